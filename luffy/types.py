@@ -222,6 +222,11 @@ class Trajectory:
     def is_truncated(self) -> bool:
         return self.finish_reason is not FinishReason.STOP
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the environment failed, so that the row has no reward."""
+        return self.finish_reason is FinishReason.ENVIRONMENT_ERROR
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -232,6 +237,9 @@ class Group:
     replaced: tuple[Trajectory, ...] = ()
     """Sampled rows that are not trained on: rollouts that traces, hinted rows or branches off a trace replaced, which
     count in the policy's metrics, and hinted rows and branches that were not chosen."""
+    failed: tuple[Trajectory, ...] = ()
+    """Rows whose environment failed, demonstrations included. They have no reward, so they are counted, but neither
+    compared with the others nor trained on."""
 
     @property
     def rewards(self) -> Sequence[float]:
@@ -239,9 +247,19 @@ class Group:
 
     @property
     def rollouts(self) -> Sequence[Trajectory]:
-        """The rows that the policy sampled for this step from the bare prompt."""
-        own = [row for row in self.trajectories if not row.is_off_policy and row.hint is None]
-        return [*own, *(row for row in self.replaced if not row.is_off_policy and row.hint is None)]
+        """The rows that the policy sampled for this step from the bare prompt, failed ones left out."""
+        return _own((*self.trajectories, *self.replaced))
+
+    @property
+    def failed_rollouts(self) -> Sequence[Trajectory]:
+        """The failed rows that the policy sampled for this step from the bare prompt."""
+        return _own(self.failed)
+
+    @property
+    def is_learnable(self) -> bool:
+        """Whether the step may train on the group. Where every rollout failed, nothing is known of the prompt, and the
+        remaining rows have nothing to be compared with."""
+        return bool(self.trajectories) and not (self.failed_rollouts and not self.rollouts)
 
     @property
     def hinted(self) -> Sequence[Trajectory]:
@@ -266,9 +284,13 @@ class Group:
 
     @property
     def accuracy(self) -> float:
-        """Share of correct rollouts; 0 without a rollout."""
+        """Share of correct rollouts, failed ones left out; 0 without a rollout."""
         rollouts = self.rollouts
         return sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
+
+
+def _own(rows: Sequence[Trajectory]) -> list[Trajectory]:
+    return [row for row in rows if not row.is_off_policy and row.hint is None]
 
 
 @dataclass(slots=True)

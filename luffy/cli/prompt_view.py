@@ -8,7 +8,7 @@ from statistics import fmean
 from luffy.cli.sample_view import JOURNAL, columns_in, origin_of
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.workspace.records import RunRecord
-from luffy.types import Source
+from luffy.types import FinishReason, Source
 
 HISTORY_HEADER = ("step", "rows", "source", "reward", "tokens", "cut", "outcomes")
 _COLUMNS = ["uid", "source", "reward", "outcome", "finish_reason", "displaced", "hint_level"]
@@ -56,6 +56,8 @@ def _lines(file: Path, uid: str) -> Iterator[list[str]]:
     in_place = "a demonstration" if all(row.get("hint_level") is None for row in found) else "one with a hint"
     for row in found:
         left_out = f", replaced by {in_place}" if row.get("hint_level") is None else ", not needed"
+        if row["finish_reason"] == FinishReason.ENVIRONMENT_ERROR:
+            left_out = ", crashed"
         name = origin_of(row["source"], row.get("hint_level")) + (left_out if row["displaced"] else "")
         kinds.setdefault(name, []).append(row)
     for name, rows in kinds.items():

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from luffy.config.objective import GroupConfig
 from luffy.environments.episodes import EpisodePlayer
@@ -25,7 +25,8 @@ class GroupCollector:
 
     A group has rollouts, then off-policy rows, then the replayed row, which is not graded again. Off-policy rows are
     whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole trace is used once per
-    group, so a prompt with too few traces gets more rollouts instead; prefixes may all come from one trace.
+    group, so a prompt with too few traces gets more rollouts instead; prefixes may all come from one trace. Rows whose
+    environment failed are kept apart (`Group.failed`), so a group may have fewer rows than planned.
 
     For `decode`, `player` and `stops` see `RowSampler`; `hints` come with `group.hint`, `anchors` with `group.anchor`.
     """
@@ -60,10 +61,12 @@ class GroupCollector:
         `step` counts from 1. `earlier` holds the prompt uids of the step's earlier rounds: a prompt that repeats within
         a step is sampled with new seeds.
         """
-        visits, sample = _visits(tasks, step, earlier), partial(self._sampler.sample, engine, tasks)
+        visits, sample = _visits(tasks, step, earlier), _SoundRows(self._sampler, engine, tasks)
         rows = sample([self._plan(visit) for visit in visits])
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
-        return groups if self._fallback is None else self._fallback.apply(visits, groups, sample)
+        if self._fallback is not None:
+            groups = self._fallback.apply(visits, groups, sample)
+        return [replace(group, failed=tuple(failed)) for group, failed in zip(groups, sample.failed, strict=True)]
 
     def grading_s(self) -> float:
         """Seconds spent on grading since the last call."""
@@ -114,6 +117,26 @@ class GroupCollector:
         while wanted and trace.source and trace.source[wanted - 1] is Source.ENVIRONMENT:
             wanted -= 1  # the prefix ends with a turn of the assistant, which the live environment answers itself
         return wanted
+
+
+@dataclass(slots=True)
+class _SoundRows:
+    """Samples and grades the rows planned for each task, and keeps those apart whose environment failed."""
+
+    sampler: RowSampler
+    engine: RolloutEngine
+    tasks: Sequence[RolloutTask]
+    failed: list[list[Trajectory]] = field(init=False)
+    """For each task, of all calls."""
+
+    def __post_init__(self) -> None:
+        self.failed = [[] for _ in self.tasks]
+
+    def __call__(self, plans: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
+        rows = self.sampler.sample(self.engine, self.tasks, plans)
+        for failed, found in zip(self.failed, rows, strict=True):
+            failed += [row for row in found if row.has_failed]
+        return [[row for row in found if not row.has_failed] for found in rows]
 
 
 def _visits(tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str]) -> list[Visit]:

@@ -38,7 +38,7 @@ class TraceFallback:
     def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
         plans = [
             [_whole(visit.task, trace) for trace in self.traces(visit.task, visit.step)]
-            if group.accuracy <= self.accuracy_at_most
+            if _fails(group, self.accuracy_at_most)
             else []
             for visit, group in zip(visits, groups, strict=True)
         ]
@@ -55,7 +55,7 @@ class HintFallback:
     def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
         config = self.prompts.config
         plans = [
-            self._rows(visit) if self.prompts.are_due(visit.step) and group.accuracy <= config.accuracy_at_most else []
+            self._rows(visit) if self.prompts.are_due(visit.step) and _fails(group, config.accuracy_at_most) else []
             for visit, group in zip(visits, groups, strict=True)
         ]
         if not any(plans):
@@ -91,7 +91,7 @@ class AnchorFallback:
     def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
         bound = self.anchors.config.accuracy_at_most
         searches = [
-            self.anchors.search(visit.task, visit.step) if group.accuracy <= bound else None
+            self.anchors.search(visit.task, visit.step) if _fails(group, bound) else None
             for visit, group in zip(visits, groups, strict=True)
         ]
         while any(search is not None and search.num_pieces is not None for search in searches):
@@ -115,6 +115,11 @@ class AnchorFallback:
             for index in range(size)
         )
         return [Row(visit.task.prompt_ids, seed, search.trace, given) for seed in seeds]
+
+
+def _fails(group: Group, accuracy_at_most: float) -> bool:
+    """Whether the rollouts call for the fallback. Where the environment failed in all of them, nothing is known."""
+    return bool(group.rollouts) and group.accuracy <= accuracy_at_most
 
 
 def _whole(task: RolloutTask, trace: Demonstration) -> Row:

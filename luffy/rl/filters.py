@@ -19,12 +19,14 @@ def has_zero_variance(group: Group) -> bool:
 def kept_groups(groups: Sequence[Group], group_filter: GroupFilter | None, wanted: int) -> list[Group]:
     """The groups to train on, in order; possibly none.
 
-    No filter keeps all groups, `drop_zero_variance` drops the zero-variance ones, and `dynamic_sampling` then keeps the
-    first `wanted` of the rest (DAPO, arXiv 2503.14476, section 3.2).
+    Groups that are not learnable (`Group.is_learnable`) are left out. No filter keeps all others, `drop_zero_variance`
+    drops the zero-variance ones, and `dynamic_sampling` then keeps the first `wanted` of the rest (DAPO, arXiv
+    2503.14476, section 3.2).
     """
+    learnable = [group for group in groups if group.is_learnable]
     if group_filter is None:
-        return list(groups)
-    varied = [group for group in groups if not has_zero_variance(group)]
+        return learnable
+    varied = [group for group in learnable if not has_zero_variance(group)]
     return varied[:wanted] if isinstance(group_filter, DynamicSampling) else varied
 
 

@@ -92,5 +92,5 @@ class Generation:
 
 
 def _num_sampled(groups: Sequence[Group]) -> int:
-    rows = (row for group in groups for row in (*group.trajectories, *group.replaced))
+    rows = (row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed))
     return sum(source in SAMPLED for row in rows for source in row.source)

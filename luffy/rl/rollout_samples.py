@@ -1,6 +1,6 @@
 """A few rows of an RL step as text, for the log of samples."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from luffy.config.objective import AdvantageConfig, GroupAdvantage
 from luffy.environments.transcript import transcript
@@ -21,15 +21,19 @@ def sample_rollouts(
 ) -> list[SampleRollout]:
     """One row of each of the first `count` groups: the first row, but the last row, often a trace, of the last group.
 
-    Groups whose uids are in `confidential` are left out.
+    Failed rows, which have no advantage, are shown where a group has no others. Groups whose uids are in `confidential`
+    are left out.
     """
     groups = [group for group in groups if group.uid not in confidential]
-    advantages = iter(_advantages(groups, config))
-    pairs = [[(row, next(advantages)) for row in group.trajectories] for group in groups]
+    advantages: Iterator[float | None] = iter(_advantages(groups, config))
+    pairs: list[list[tuple[Trajectory, float | None]]] = [
+        [(row, next(advantages)) for row in group.trajectories] for group in groups
+    ]
     chosen = list(zip(groups, pairs, strict=True))[:count]
     samples = []
     for index, (group, rows) in enumerate(chosen):
-        row, advantage = rows[-1] if index == len(chosen) - 1 else rows[0]
+        shown = rows or [(row, None) for row in group.failed]
+        row, advantage = shown[-1] if index == len(chosen) - 1 else shown[0]
         samples.append(_sample(group.uid, row, advantage, decode_prompt, decode_response))
     return samples
 

@@ -71,22 +71,25 @@ class RolloutJournal:
 
 
 def _group(rows: Sequence[dict]) -> Group:
+    learned = [_trajectory(row) for row in rows if not row["displaced"]]
+    others = [_trajectory(row) for row in rows if row["displaced"]]
     return Group(
         rows[0]["uid"],
-        tuple(_trajectory(row) for row in rows if not row["displaced"]),
-        tuple(_trajectory(row) for row in rows if row["displaced"]),
+        tuple(row for row in learned if not row.has_failed),
+        tuple(row for row in others if not row.has_failed),
+        tuple(row for row in (*learned, *others) if row.has_failed),
     )
 
 
 def _rows(index: int, group: Group) -> list[dict[str, object]]:
     return [
         _row(index, group.uid, trajectory, displaced)
-        for displaced, trajectories in enumerate((group.trajectories, group.replaced))
+        for displaced, trajectories in ((False, group.trajectories), (True, (*group.replaced, *group.failed)))
         for trajectory in trajectories
     ]
 
 
-def _row(group: int, uid: str, trajectory: Trajectory, displaced: int) -> dict[str, object]:
+def _row(group: int, uid: str, trajectory: Trajectory, displaced: bool) -> dict[str, object]:
     return {
         "uid": uid,
         "prompt_ids": trajectory.prompt_ids,
@@ -99,7 +102,7 @@ def _row(group: int, uid: str, trajectory: Trajectory, displaced: int) -> dict[s
         "finish_reason": trajectory.finish_reason.value,
         "measures": list(trajectory.measures.items()),
         "group": group,
-        "displaced": bool(displaced),
+        "displaced": displaced,
         "hint_level": trajectory.hint.level if trajectory.hint else None,
         "hint": trajectory.hint.text if trajectory.hint else None,
         "context_starts": trajectory.context_starts or None,

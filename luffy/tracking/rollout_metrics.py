@@ -10,15 +10,18 @@ from luffy.types import PART_MEASURE, SAMPLED, Group, Outcome, Source, Trajector
 def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[str, float]:
     """Metrics of one RL step in the namespaces `batch/`, `rollout/` and `reward/`.
 
-    `rollout/num_drawn` and `rollout/tokens_drawn` count everything sampled: also replaced rollouts, continuations of
-    prefixes, and groups that are dropped later.
+    `rollout/num_drawn` and `rollout/tokens_drawn` count everything sampled: also replaced and failed rollouts,
+    continuations of prefixes, and groups that are dropped later. Failed rows have no reward: they count in the shares
+    of outcomes (`reward/crashed_share`), and in no mean.
     Accuracy is that of rollouts, rows sampled from the prompt alone. In a step without rollouts, where every row is
     off-policy, it is that of the rows that end in sampled tokens. Metrics of traces, of prefix-conditioned rows and
     (without `replays`) of replayed rows are left out when there are none; all others are 0 then.
     """
     rows = [row for group in groups for row in group.trajectories]
-    judged = [_judged_rows(group, not any(each.rollouts for each in groups)) for group in groups]
-    metrics = _policy_metrics([row for found in judged for row in found])
+    all_off_policy = not any(each.rollouts or each.failed_rollouts for each in groups)
+    judged = [_judged_rows(group, all_off_policy) for group in groups]
+    failed = [row for group in groups for row in (group.failed if all_off_policy else group.failed_rollouts)]
+    metrics = _policy_metrics([row for found in judged for row in found], failed)
     metrics |= {
         "batch/solve_none": _mean(not any(row.is_correct for row in found) for found in judged if found),
         "batch/solve_all": _mean(all(row.is_correct for row in found) for found in judged if found),
@@ -27,7 +30,7 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
             source is not Source.ON_POLICY for row in rows for source in row.source if source is not Source.ENVIRONMENT
         ),
     }
-    drawn = [row for group in groups for row in (*group.trajectories, *group.replaced)]
+    drawn = [row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed)]
     sampled = [sum(source in SAMPLED for source in row.source) for row in drawn]
     metrics |= {"rollout/num_drawn": float(sum(map(bool, sampled))), "rollout/tokens_drawn": float(sum(sampled))}
     if replays:
@@ -71,7 +74,7 @@ def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) ->
     } | shares
 
 
-def _policy_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
+def _policy_metrics(rows: Sequence[Trajectory], failed: Sequence[Trajectory]) -> dict[str, float]:
     reward = _mean(row.reward for row in rows)
     metrics = {
         "reward/mean": reward,
@@ -84,7 +87,8 @@ def _policy_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
         f"rollout/{name}_mean": _mean(row.measures[name] for row in rows if name in row.measures) for name in names
     }
     metrics |= _part_metrics(rows)
-    return metrics | {f"reward/{outcome}_share": _mean(row.outcome is outcome for row in rows) for outcome in Outcome}
+    graded = [*rows, *failed]
+    return metrics | {f"reward/{outcome}_share": _mean(row.outcome is outcome for row in graded) for outcome in Outcome}
 
 
 def _part_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:

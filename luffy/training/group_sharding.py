@@ -60,8 +60,10 @@ def row_advantages(groups: Sequence[Group], config: AdvantageConfig) -> Tensor:
         RowRewards(
             reward_B=torch.tensor([row.reward for row in rows], dtype=torch.float64),
             length_B=torch.tensor([row.num_learnable for row in rows]),
-            group_B=torch.tensor([index for index, group in enumerate(groups) for _ in group.trajectories]),
-            is_off_policy_B=torch.tensor([row.is_off_policy for row in rows]),
+            group_B=torch.tensor(
+                [index for index, group in enumerate(groups) for _ in group.trajectories], dtype=torch.long
+            ),
+            is_off_policy_B=torch.tensor([row.is_off_policy for row in rows], dtype=torch.bool),
         ),
         config,
     )

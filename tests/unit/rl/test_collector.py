@@ -1,5 +1,6 @@
 """Groups: rollouts first, then guided rows, then a replayed row; everything but the last is graded."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring
 from luffy.config.grading import AnyGrader, GradingConfig, JudgeGrader, MathGrader
-from luffy.config.objective import GroupConfig
+from luffy.config.objective import GroupConfig, GroupMeanAdvantage
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
@@ -20,12 +21,14 @@ from luffy.errors import EnvironmentFault, LostError
 from luffy.grading import Grade, Problem
 from luffy.grading.pool import GraderPool
 from luffy.rl.collector import GroupCollector
+from luffy.rl.filters import kept_groups
 from luffy.rl.group_measures import with_group_measures
 from luffy.rl.row_sampler import RowSampler
 from luffy.rl.rows import Row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
+from luffy.training.group_sharding import one_shard
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Trajectory
 
 SCORER = EpisodeScorer(EpisodeScoring(), ("calls",))
@@ -331,9 +334,74 @@ def test_a_failed_episode_is_a_crash_and_not_a_wrong_answer(tokenizer: PreTraine
         config = GroupConfig(size=2, off_policy=0)
         collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
         (group,) = collector.collect(engine, [task], 1)
-    assert [(row.outcome, row.reward, row.finish_reason) for row in group.trajectories] == [
-        (Outcome.CRASHED, 0.0, FinishReason.ENVIRONMENT_ERROR)
+    assert [(row.outcome, row.finish_reason) for row in group.failed] == [
+        (Outcome.CRASHED, FinishReason.ENVIRONMENT_ERROR)
     ] * 2
+    assert not group.trajectories and not group.is_learnable and kept_groups([group], None, 1) == []
+
+
+class OneCrashes(Asking):
+    """The first of all episodes crashes."""
+
+    episodes = itertools.count()
+
+    def __init__(self) -> None:
+        self._crashes = next(OneCrashes.episodes) == 0
+
+    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+        if self._crashes:
+            raise RuntimeError("a server is down")
+        return None
+
+
+def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """With a penalty in the reward, its reward of 0 would have been the best one of the wrong rows."""
+    task, _ = _conversation_task(tokenizer)
+    OneCrashes.episodes = itertools.count()
+    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "calls": -0.5}), ("calls",))
+    player = EpisodePlayer(OneCrashes, ConversationEncoder(tokenizer), EpisodeLimits(max_failed_share=0.25), scorer)
+    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"\boxed{8}"])[0]))
+    with GraderPool(1, PATIENCE_S) as grader:
+        params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
+        collector = GroupCollector(
+            grader, partial(decode, tokenizer), params, GroupConfig(size=4, off_policy=1), 0, 10, player
+        )
+        (group,) = collector.collect(engine, [task], 1)
+    assert [row.reward for row in group.trajectories] == [-0.5, -0.5, 0.5]
+    assert [row.outcome for row in group.failed] == [Outcome.CRASHED]
+    config = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
+    shard = one_shard([group], config)
+    assert shard.rows == group.trajectories, "the failed row is in no update, and in no denominator"
+    assert shard.advantages == pytest.approx([-1 / 3, -1 / 3, 2 / 3])
+
+
+class CrashesOnTheTrace(Asking):
+    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+        if conversation[-1].content == r"\boxed{8}":
+            raise RuntimeError("the tool of this demonstration is gone")
+        return await super().respond(conversation)
+
+
+def test_a_demonstration_whose_replay_fails_has_no_reward_and_leaves_its_group(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    task, trace = _conversation_task(tokenizer)
+    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
+    player = EpisodePlayer(
+        CrashesOnTheTrace, ConversationEncoder(tokenizer), EpisodeLimits(max_failed_share=0.25), scorer
+    )
+    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"\boxed{7}"])[0]))
+    with GraderPool(1, PATIENCE_S) as grader:
+        params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
+        collector = GroupCollector(
+            grader, partial(decode, tokenizer), params, GroupConfig(size=4, off_policy=1), 0, 10, player
+        )
+        (group,) = collector.collect(engine, [task], 1)
+    assert len(group.trajectories) == len(group.rollouts) == 3
+    assert [row.response_ids for row in group.failed] == [trace.token_ids]
+    assert not group.failed_rollouts and group.is_learnable
 
 
 def test_a_rubric_rewards_rollouts_and_demonstrations_alike(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -36,6 +36,7 @@ from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.batching import collate
 from luffy.training.dealing import has_demonstration, has_hinted_row, has_prefix_row
+from luffy.training.group_sharding import row_advantages
 from luffy.training.sharding import Shard
 from luffy.training.trainer import Trainer, TrainerRank
 from luffy.types import SAMPLED, FinishReason, Group, Hint, Message, Source, Trajectory
@@ -64,11 +65,13 @@ KINDS: dict[str, Callable[[Group], bool]] = {
 class Script:
     """An engine whose response depends on the request alone: of every four prompts one is never solved, one always.
 
-    A hint, or some tokens of a trace to continue, make all of them equally hard.
+    A hint, or some tokens of a trace to continue, make all of them equally hard. A share of the responses ends as
+    episodes do whose environment failed.
     """
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, failing: float = 0.0) -> None:
         self._version = version
+        self._failing = failing
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         return [self._response(request) for request in requests]
@@ -81,8 +84,9 @@ class Script:
         is_helped = is_hinted or len(request.prefix_ids) > 2
         is_right = rng.random() < (0.4 if is_helped else (0.0, 0.3, 0.7, 1.0)[request.prompt_ids[0] % 4])
         ids = (*[9] * rng.randrange(6), RIGHT if is_right else WRONG, STOP)
+        reason = FinishReason.ENVIRONMENT_ERROR if rng.random() < self._failing else FinishReason.STOP
         return Completion(
-            ids, (HINTED_LOGP if is_hinted else BARE_LOGP,) * len(ids), FinishReason.STOP, (self._version,) * len(ids)
+            ids, (HINTED_LOGP if is_hinted else BARE_LOGP,) * len(ids), reason, (self._version,) * len(ids)
         )
 
 
@@ -142,12 +146,13 @@ class RecordedRanks:
 class ScriptedCluster:
     """A cluster whose engine is the script and whose ranks are a record."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, failing: float) -> None:
         self.trainer = trainer
-        self.engine = Script(version=0)
+        self.engine = Script(0, failing)
+        self._failing = failing
 
     def publish(self, version: int) -> None:
-        self.engine = Script(version)
+        self.engine = Script(version, self._failing)
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -215,14 +220,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ru
         yield cache(lambda method: _run(grader, tmp_path_factory.mktemp("journal"), method))
 
 
-def _run(grader: GraderPool, folder: Path, method: str, *overrides: str, num_steps: int = STEPS) -> Run:
+def _run(
+    grader: GraderPool, folder: Path, method: str, *overrides: str, num_steps: int = STEPS, failing: float = 0.0
+) -> Run:
     settings, sent, journal = _settings(method, *overrides, steps=num_steps), Sent(), RolloutJournal(folder)
     params = SamplingParams(1.0, 64, (STOP,))
     group = settings.objective.group
     hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, num_steps)
     anchors = None if group.anchor is None else Anchors(group.anchor, _decode, settings.seed)
     collector = GroupCollector(grader, _decode, params, group, settings.seed, num_steps, hints=hints, anchors=anchors)
-    cluster = ScriptedCluster(Trainer(settings, RecordedRanks(sent, 2)))
+    cluster = ScriptedCluster(Trainer(settings, RecordedRanks(sent, 2)), failing)
     with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
         kept = [list(runner.run(step).groups) for step in range(1, num_steps + 1)]
     assert [method for method, _ in sent].count(TrainerRank.learn) == num_steps, "every step learns from some groups"
@@ -289,6 +296,30 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
         assert all(len(step.groups) > PROMPTS for step in found.steps)
     assert bool(found.sft_steps) == (objective.interleaved_sft is not None)
     assert all(rows for shards in found.sft_steps for shard in shards for rows in shard.updates)
+
+
+@pytest.mark.parametrize("method", ["luffy", "dapo", "exgrpo", "prefix_rft", "relift"])
+@pytest.mark.parametrize("failing", [0.2, 0.9])
+def test_rows_whose_environment_failed_are_in_no_update_and_in_no_baseline(
+    method: str, failing: float, tmp_path: Path
+) -> None:
+    with GraderPool(1, PATIENCE_S) as grader:
+        found = _run(grader, tmp_path, method, failing=failing)
+    config, lost = found.settings.objective.advantage, 0
+    for step, num_updates in itertools.product(found.steps, UPDATES):
+        assert all(len(g.trajectories) + len(g.failed) >= found.settings.objective.group.size for g in step.groups)
+        rows = [row for update in step.updates(num_updates, 2) for row in update]
+        assert Counter(row.trajectory for row in rows) == Counter(r for g in step.kept for r in g.trajectories)
+        assert not any(row.trajectory.has_failed for row in rows)
+        for index, group in enumerate(step.kept):
+            assert group.rollouts or not group.failed_rollouts, "nothing is known of the prompt"
+            alone = row_advantages([Group(group.uid, group.trajectories)], config).tolist()
+            advantages = Counter((row.trajectory, row.advantage) for row in rows if row.group == index)
+            assert advantages == Counter(zip(group.trajectories, alone, strict=True))
+        assert all(row.has_failed for group in step.groups for row in group.failed)
+        lost += sum(not group.is_learnable for group in step.groups)
+    assert any(group.failed for step in found.steps for group in step.kept)
+    assert lost or failing < 0.5
 
 
 def test_guidance_gives_traces_where_earlier_steps_failed(tmp_path: Path) -> None:

@@ -24,6 +24,13 @@ def test_a_row_of_each_group_and_none_of_a_confidential_prompt() -> None:
     assert [(sample.uid, sample.prompt, sample.response) for sample in samples] == [("a", "1", "2"), ("b", "1", "2")]
 
 
+def test_a_group_whose_rows_all_failed_shows_one_of_them() -> None:
+    failed = replace(group("a").trajectories[0], reward=0.0, finish_reason=FinishReason.ENVIRONMENT_ERROR)
+    advantage = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
+    samples = sample_rollouts([Group("a", (), failed=(failed,))], advantage, 1, spelled, spelled)
+    assert [(sample.uid, sample.advantage) for sample in samples] == [("a", None)]
+
+
 def test_a_sample_says_which_hint_it_was_sampled_with() -> None:
     (bare, other) = group("a").trajectories
     hinted = replace(bare, source=(Source.HINTED,), hint=Hint(2, "first step"))

@@ -37,6 +37,19 @@ def test_one_group_is_read_alone_and_replaced_rows_stay_apart(tmp_path: Path) ->
     assert journal.read_group(5, 0) is None
 
 
+def test_rows_whose_environment_failed_stay_apart(tmp_path: Path) -> None:
+    rows, _ = trajectories("luffy", num_groups=1)
+    failed = [replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR) for row in rows[2:4]]
+    groups = [
+        Group("a", tuple(rows[:1]), replaced=tuple(rows[1:2]), failed=tuple(failed)),
+        Group("b", (), failed=tuple(failed[:1])),
+    ]
+    journal = RolloutJournal(tmp_path)
+    journal.commit(1, groups)
+    assert repr(journal.read(1)) == repr(groups)
+    assert repr(journal.read_group(1, 1)) == repr(groups[1])
+
+
 def test_hints_come_back_with_their_rows_and_a_journal_without_hints_is_read(tmp_path: Path) -> None:
     rows, _ = trajectories("guide", num_groups=1)
     hinted = [replace(row, hint=Hint(level, "first\nsecond")) for level, row in enumerate(rows[:2], start=1)]

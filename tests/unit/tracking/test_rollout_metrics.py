@@ -28,6 +28,16 @@ def test_demonstrations_do_not_count_as_the_policy_s_success() -> None:
     assert metrics["batch/off_reward"] == 1.0
 
 
+def test_failed_rows_are_counted_and_have_no_reward() -> None:
+    crashed = replace(_row(0.0), outcome=Outcome.CRASHED, finish_reason=FinishReason.ENVIRONMENT_ERROR)
+    groups = [Group("a", (_row(1.0), _row(1.0)), failed=(crashed, crashed)), Group("b", (), failed=(crashed,) * 4)]
+    metrics = rollout_metrics(groups)
+    assert (metrics["reward/mean"], metrics["batch/solve_all"], metrics["batch/solve_none"]) == (1.0, 1.0, 0.0)
+    assert (metrics["reward/correct_share"], metrics["reward/crashed_share"]) == (0.25, 0.75)
+    assert (metrics["rollout/num_drawn"], metrics["rollout/truncated_share"]) == (8.0, 0.0)
+    assert rollout_metrics(groups[1:])["reward/crashed_share"] == 1.0
+
+
 def test_lengths_and_shares() -> None:
     metrics = rollout_metrics(
         [Group("a", (_row(1.0, length=4, cut=True), _row(0.0, length=2), _row(1.0, 6, off=True)))]
