@@ -50,8 +50,8 @@ class Episode:
     prompt_ids: tuple[int, ...]
     """The prompt, with the messages that `Environment.reset` added."""
     segments: tuple[Segment, ...]
-    """After the given tokens; the last one is a completion. Empty where the policy had no turn. A context is among
-    them only with `history: branching`."""
+    """After the given tokens; the last one is a completion. Empty where the policy had no turn: nothing was left to
+    continue, or a bound ended the episode before. A context is among them only with `history: branching`."""
     finish_reason: FinishReason
     measures: Mapping[str, float]
     """`EpisodeEnd.measures`."""
@@ -87,9 +87,15 @@ class _Play:
         return self.prompt_ids if self.context_ids is None else self.context_ids
 
     @property
+    def num_in_context(self) -> int:
+        """Tokens of `begins_with` that count towards the limit of the response: those after the data's own prompt. What
+        `Environment.reset` added is among them, so that no sequence is longer than prompt and limit together."""
+        return len(self.begins_with) - len(self.live.start.prompt_ids)
+
+    @property
     def length(self) -> int:
-        """Tokens of the present context minus those of the prompt; the limit of the response applies to this number."""
-        return len(self.begins_with) - len(self.prompt_ids) + len(self.ids)
+        """Tokens of the present context that the limit of the response applies to."""
+        return self.num_in_context + len(self.ids)
 
 
 class EpisodePlayer:
@@ -153,8 +159,9 @@ class EpisodePlayer:
     async def _open(self, play: _Play, limit: int) -> FinishReason | None:
         """Reset the environment and replay the given turns; returns why no turn of the policy follows, if so."""
         live = play.live
-        if await live.reset():
-            play.prompt_ids = self._encoder.prompt(live.conversation)
+        opening = await live.reset()
+        if opening and not self._open_with(play, opening, limit):
+            return FinishReason.LENGTH
         play.num_opening = len(live.conversation)
         for turn, is_followed in _complete_turns(live.start, self._encoder):
             messages = await live.respond(self._encoder.reply(turn))
@@ -162,9 +169,22 @@ class EpisodePlayer:
                 live.observe(messages or ())
             elif messages is None:
                 return FinishReason.STOP
+            elif live.start.is_whole or live.num_turns >= self.limits.max_turns:
+                return FinishReason.TURNS
             elif not self._observe(play, messages, limit):
                 return FinishReason.LENGTH
-        return None
+        return FinishReason.TURNS if live.num_turns >= self.limits.max_turns else None
+
+    def _open_with(self, play: _Play, opening: Sequence[Message], limit: int) -> bool:
+        """Append the messages of `reset` to the prompt; False, and nothing appended, where they leave no room for a
+        turn."""
+        prompt_ids = self._encoder.prompt([*play.live.conversation, *opening])
+        num_added = len(prompt_ids) - len(play.live.start.prompt_ids)
+        if num_added + len(play.ids) >= limit and not play.live.start.is_whole:
+            return False
+        play.live.observe(opening)
+        play.prompt_ids = prompt_ids
+        return True
 
     async def _take_turns(self, play: _Play, index: int, sampler: TurnSampler) -> FinishReason:
         for turn in itertools.count():
@@ -192,7 +212,7 @@ class EpisodePlayer:
             play.live.start.turn_seed(turn),
             tuple(play.ids),
             self.limits.max_turn_tokens,
-            response_in_prompt=len(play.begins_with) - len(play.prompt_ids),
+            response_in_prompt=play.num_in_context,
         )
 
     def _observe(self, play: _Play, messages: Sequence[Message], limit: int) -> bool:
@@ -200,7 +220,7 @@ class EpisodePlayer:
         if self._encoder.history == "branching":
             return self._branch(play, messages, limit)
         ids = self._encoder.between(messages, self.limits.max_observation_tokens)
-        if len(play.ids) + len(ids) >= limit:
+        if play.length + len(ids) >= limit:
             return False
         play.live.observe(messages)
         play.segments.append(Observation(ids))
@@ -216,7 +236,7 @@ class EpisodePlayer:
         opening = play.live.conversation[: play.num_opening]
         seen = (*play.begins_with, *play.ids)
         ids, is_new = self._encoder.continued(seen, opening, turns, self.limits.max_observation_tokens)
-        if len(ids) + (0 if is_new else len(seen)) - len(play.prompt_ids) >= limit:
+        if len(ids) + (0 if is_new else len(seen)) - len(play.live.start.prompt_ids) >= limit:
             return False
         play.live.observe(messages)
         if is_new:
@@ -229,14 +249,17 @@ class EpisodePlayer:
 
 
 def _complete_turns(start: EpisodeStart, encoder: ConversationEncoder) -> list[tuple[tuple[int, ...], bool]]:
-    """The given turns that end with the stop token, and whether given tokens follow them."""
+    """The given turns that end with the stop token, or with a whole recorded episode, and whether given tokens follow
+    them."""
     turns = []
     place = 0
     for source, run in itertools.groupby(start.given_source):
         end = place + len(list(run))
         ids = start.given_ids[place:end]
-        if source is not Source.ENVIRONMENT and encoder.is_stopped(ids):
-            turns.append((ids, end < len(start.given_ids)))
+        is_followed = end < len(start.given_ids)
+        is_complete = encoder.is_stopped(ids) or (start.is_whole and not is_followed)
+        if source is not Source.ENVIRONMENT and is_complete:
+            turns.append((ids, is_followed))
         place = end
     return turns
 

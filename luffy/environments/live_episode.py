@@ -41,6 +41,8 @@ class EpisodeStart:
     """Start of the response. Its turns are replayed, so that the environment is in the state after them."""
     given_source: tuple[Source, ...] = ()
     """Source of each of `given_ids`: an author or the environment."""
+    is_whole: bool = False
+    """Whether the given tokens are a whole recorded episode, which is played again and not continued."""
 
     def turn_seed(self, turn: int) -> int:
         """Seed of a turn, from 0. The first has the row's own, so that an episode of one turn is a plain rollout."""
@@ -85,11 +87,9 @@ class LiveEpisode:
             fault = f"{type(failure.__cause__).__name__}: {failure.__cause__}"[:_LONGEST_FAULT]
             return EpisodeEnd(FinishReason.ENVIRONMENT_ERROR, {TURNS: float(self.num_turns)}, fault)
 
-    async def reset(self) -> bool:
-        """Begin the episode; returns whether the environment added messages to the prompt."""
-        opening = await called(self._environment.reset(self.start.problem))
-        self.conversation += opening
-        return bool(opening)
+    async def reset(self) -> Sequence[Message]:
+        """Begin the episode; returns the messages that the environment adds to the prompt, for `observe`."""
+        return await called(self._environment.reset(self.start.problem))
 
     async def respond(self, turn: Message) -> Sequence[Message] | None:
         """The environment's answer to the policy's next turn; None when the episode is over."""

@@ -126,7 +126,7 @@ class TextEpisodePlayer:
 
     async def _turns(self, play: _TextPlay, chat: Chat) -> FinishReason:
         live, limits, limit = play.live, self.limits, chat.max_response_tokens
-        await live.reset()
+        live.observe(await live.reset())
         for turn in itertools.count():
             room = limit - play.num_tokens
             allowed = min(limits.max_turn_tokens or room, room)

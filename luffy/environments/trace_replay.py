@@ -58,7 +58,7 @@ async def _replayed(make: EnvironmentFactory, prompt: Prompt, trace: Trace, max_
     start = EpisodeStart(problem_of(prompt), prompt.ground_truth, prompt.messages, (), seed=0)
     live = LiveEpisode(start, make, _NO_MEASURES)
     try:
-        await live.reset()
+        live.observe(await live.reset())
         for turn, recorded in _answered(trace.turns):
             answers = await live.respond(turn)
             if recorded and not _are_equal(answers or (), recorded, max_tokens):

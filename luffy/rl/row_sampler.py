@@ -101,5 +101,12 @@ class RowSampler:
 
 def _start(task: RolloutTask, row: Row) -> EpisodeStart:
     return EpisodeStart(
-        task.problem, task.ground_truth, task.messages, row.prompt_ids, row.seed, row.given_ids, row.given_source
+        task.problem,
+        task.ground_truth,
+        task.messages,
+        row.prompt_ids,
+        row.seed,
+        row.given_ids,
+        row.given_source,
+        is_whole=row.is_whole_trace,
     )

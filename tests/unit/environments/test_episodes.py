@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.environment import EpisodeLimits, EpisodeScoring
+from luffy.config.environment import EpisodeLimits, EpisodeScoring, History
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
@@ -246,6 +246,60 @@ def test_a_recorded_start_is_replayed_into_the_environment(tokenizer: PreTrained
     assert episode.segments[0] == Observation(live)
     assert engine.calls[0][0].prefix_ids == recorded.token_ids + live
     assert episode.measures["turns"] == 3
+
+
+class Opening(Echo):
+    """Speaks first."""
+
+    async def reset(self, problem: Problem) -> Sequence[Message]:
+        return [Message("user", "go on higher lower")]
+
+
+@pytest.mark.parametrize("history", ["exact", "branching"])
+@pytest.mark.parametrize("max_tokens", range(20, 80, 6))
+def test_what_reset_adds_counts_towards_the_limit_of_the_response(
+    tokenizer: PreTrainedTokenizerBase, history: History, max_tokens: int
+) -> None:
+    """An engine's context has room for the data's longest prompt and a whole response, and for nothing else."""
+    encoder, engine = ConversationEncoder(tokenizer, history), Scripted(tokenizer, ["turn 0", "turn 1", "turn 2"])
+    params = SamplingParams(1.0, max_tokens, stop_token_ids(tokenizer))
+    bare = encoder.prompt(PROMPT)
+    player = EpisodePlayer(lambda: Opening(2), encoder, EpisodeLimits(), SCORER)
+    (episode,) = player.play([EpisodeStart(Problem(), "7", PROMPT, bare, seed=3)], engine, params)
+    requests = [request for call in engine.calls for request in call]
+    check_lengths(requests, params, len(bare) + max_tokens)
+    row = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG))
+    assert all(branch.num_tokens <= len(bare) + max_tokens for branch in row.branches())
+    opened = encoder.prompt([*PROMPT, Message("user", "go on higher lower")])
+    if len(opened) - len(bare) >= max_tokens:
+        assert (episode.finish_reason, episode.segments, engine.calls) == (FinishReason.LENGTH, (), [])
+        assert episode.prompt_ids == bare
+    else:
+        assert requests[0].prompt_ids == episode.prompt_ids == opened
+
+
+def _recorded(tokenizer: PreTrainedTokenizerBase, *, is_whole: bool) -> EpisodeStart:
+    """Two turns with an answer between them."""
+    encoder = ConversationEncoder(tokenizer)
+    recorded = encoder.trace([Message("assistant", "turn 0"), Message("user", "go on"), Message("assistant", "turn 1")])
+    ids, source = recorded.token_ids, recorded.source
+    return EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, ids, source, is_whole=is_whole)
+
+
+def test_a_whole_trace_that_does_not_end_its_episode_is_not_continued(tokenizer: PreTrainedTokenizerBase) -> None:
+    """What the policy would write after it is no part of the demonstration, nor is its reward."""
+    environment = Echo(num_answers=9)
+    episode, engine = _play(tokenizer, environment, ["-", "-", "turn 2"], _recorded(tokenizer, is_whole=True))
+    assert (episode.finish_reason, episode.segments, engine.calls) == (FinishReason.TURNS, (), [])
+    assert episode.measures == {"answers": 2.0, "turns": 2.0}
+
+
+def test_given_turns_count_towards_the_limit_of_turns(tokenizer: PreTrainedTokenizerBase) -> None:
+    start = _recorded(tokenizer, is_whole=False)
+    episode, engine = _play(tokenizer, Echo(9), ["-", "-", "turn 2", "turn 3"], start, max_turns=3)
+    assert (episode.finish_reason, len(engine.calls)) == (FinishReason.TURNS, 1)
+    episode, engine = _play(tokenizer, Echo(9), ["-", "-", "turn 2"], start, max_turns=2)
+    assert (episode.finish_reason, episode.segments, engine.calls) == (FinishReason.TURNS, (), [])
 
 
 def test_a_turn_that_was_begun_is_finished_and_read_as_one(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -413,6 +413,27 @@ def test_a_rubric_rewards_rollouts_and_demonstrations_alike(tokenizer: PreTraine
     assert group.trajectories[3].response_ids == trace.token_ids
 
 
+def test_a_demonstration_is_rewarded_for_its_own_turns_alone(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The environment would go on after the trace; the policy does not finish it."""
+
+    class Endless(Asking):
+        async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+            return [Message("user", "7")]
+
+    task, _ = _conversation_task(tokenizer)
+    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 2.0, "turns": -0.25}), ("calls",))
+    player = EpisodePlayer(Endless, ConversationEncoder(tokenizer), EpisodeLimits(max_turns=4), scorer)
+    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"\boxed{8}"])[0]))
+    with GraderPool(1, PATIENCE_S) as grader:
+        params = SamplingParams(1.0, 200, stop_token_ids(tokenizer))
+        config = GroupConfig(size=2, off_policy=1)
+        collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
+        (group,) = collector.collect(engine, [task], 1)
+    assert [row.measures["turns"] for row in group.trajectories] == [4.0, 2.0]
+    assert group.trajectories[1].reward == 2.0 - 0.5
+    assert len(engine.requests) == 4, "all of the rollout"
+
+
 def test_a_measure_of_the_group_compares_rollouts_and_demonstration(tokenizer: PreTrainedTokenizerBase) -> None:
     task, _ = _conversation_task(tokenizer)
     scoring = EpisodeScoring(
