@@ -27,8 +27,9 @@ from luffy.types import Message
 class Environment(Protocol):
     """One episode. An object is used for a single episode, so it may keep the episode's state in its attributes.
 
-    An exception from `reset` or `respond` is a bug of the environment: it ends the episode as `crashed`. What a tool
-    does wrong is not an exception but a message to the policy.
+    An exception from a method, or a result of another type, is a bug of the environment: it ends the episode as
+    `crashed`. What a tool does wrong is not an exception but a message to the policy. Messages may also be mappings
+    with `role` and `content`; characters that cannot be written (NUL, lone surrogates) are replaced.
     """
 
     async def reset(self, problem: Problem) -> Sequence[Message]:
@@ -44,7 +45,7 @@ class Environment(Protocol):
         ...
 
     def counts(self) -> Mapping[str, float]:
-        """Numbers of the episode so far, by name (`tool_calls`, `tool_errors`), for metrics and samples."""
+        """Finite numbers of the episode so far, by name (`tool_calls`, `tool_errors`), for metrics and samples."""
         ...
 
     async def close(self) -> None:

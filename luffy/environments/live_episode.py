@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from luffy.config.environment import EpisodeLimits
-from luffy.environments.environment import EnvironmentFactory, ScoringEnvironment
+from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment
+from luffy.environments.received import received_counts, received_messages
 from luffy.environments.rubric import TURNS, EpisodeScorer, EpisodeView
 from luffy.errors import EnvironmentFault, UserError
 from luffy.grading import Problem
@@ -67,7 +68,8 @@ class LiveEpisode:
         self.start = start
         self.conversation: list[Message] = list(start.messages)
         self.num_turns = 0
-        self._environment = make()
+        self._make = make
+        self._environment: Environment | None = None
         self._scorer = scorer
 
     @property
@@ -89,12 +91,12 @@ class LiveEpisode:
 
     async def reset(self) -> Sequence[Message]:
         """Begin the episode; returns the messages that the environment adds to the prompt, for `observe`."""
-        return await called(self._environment.reset(self.start.problem))
+        return await called(self._opening())
 
     async def respond(self, turn: Message) -> Sequence[Message] | None:
         """The environment's answer to the policy's next turn; None when the episode is over."""
         self.take(turn)
-        return await called(self._environment.respond(tuple(self.conversation)))
+        return await called(self._answer())
 
     def take(self, turn: Message) -> None:
         """Append a turn of the policy that gets no answer."""
@@ -105,6 +107,19 @@ class LiveEpisode:
         """Append messages of the environment."""
         self.conversation += messages
 
+    async def _opening(self) -> list[Message]:
+        self._environment = self._make()
+        return received_messages("reset", await self._environment.reset(self.start.problem))
+
+    async def _answer(self) -> list[Message] | None:
+        found = await self._begun.respond(tuple(self.conversation))
+        return None if found is None else received_messages("respond", found)
+
+    @property
+    def _begun(self) -> Environment:
+        assert self._environment is not None, "reset comes first"
+        return self._environment
+
     async def _measured(self) -> dict[str, float]:
         """All counts and measures of an episode that has ended."""
         if isinstance(self._environment, ScoringEnvironment):
@@ -113,10 +128,12 @@ class LiveEpisode:
         return counts | await called(self._scorer.measure(self._view(counts)))
 
     async def _counts(self) -> Mapping[str, float]:
-        return self._environment.counts()
+        return received_counts(self._begun.counts())
 
     async def close(self) -> None:
         """Free the environment's resources; failures are logged."""
+        if self._environment is None:
+            return
         try:
             await called(self._environment.close())
         except FailedEpisode as failure:  # the episode itself has ended without a failure

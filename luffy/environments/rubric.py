@@ -2,12 +2,11 @@
 
 import asyncio
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 
 from luffy.config.environment import ANSWER, EpisodeScoring, JudgeMeasure
+from luffy.environments.received import finite_number
 from luffy.errors import ConfigError
 from luffy.grading.extract import final_reply
 from luffy.grading.judge import Judges
@@ -101,7 +100,10 @@ class EpisodeScorer:
     async def measure(self, view: EpisodeView) -> dict[str, float]:
         """All measures of an episode. Passes on exceptions of the functions; raises TypeError for a result that is not
         a number, and NoVerdict for a judge that gives no verdict."""
-        found = {name: _number(name, await _result(function, view)) for name, function in self._measures.items()}
+        found = {
+            name: finite_number(f"measure {name}", await _result(function, view))
+            for name, function in self._measures.items()
+        }
         return found | {name: await self._judgement(name, kind, view) for name, kind in self._judged.items()}
 
     async def measure_group(self, view: GroupView) -> list[dict[str, float]]:
@@ -113,7 +115,7 @@ class EpisodeScorer:
             if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != size:
                 raise TypeError(f"measure {name} returned {found!r:.80} for a group of {size} episodes")
             for values, value in zip(measures, found, strict=True):
-                values[name] = _number(name, value)
+                values[name] = finite_number(f"measure {name}", value)
         return measures
 
     def reward(self, answer: float, measures: Mapping[str, float]) -> float:
@@ -160,12 +162,6 @@ async def _result(function: _Function, view: EpisodeView | GroupView) -> object:
         return await function(**arguments)
     # A function that computes for long must not hold up the other episodes.
     return await asyncio.to_thread(function, **arguments)
-
-
-def _number(name: str, found: object) -> float:
-    if not isinstance(found, Real) or not math.isfinite(found):
-        raise TypeError(f"measure {name} returned {found!r:.80}, which is no finite number")
-    return float(found)
 
 
 def _plain(value: object) -> object:

@@ -6,13 +6,13 @@ why: the policy can try again.
 
 import inspect
 import logging
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from luffy.config.environment import ToolsEnvironment
 from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, FoundCall
 from luffy.environments.episode_state import EpisodeState
+from luffy.environments.received import writable
 from luffy.environments.tool_functions import Tool, WrongArguments
 from luffy.environments.tool_runner import FailedCall, ToolFault, ToolRunner
 from luffy.errors import LuffyError
@@ -21,8 +21,6 @@ from luffy.types import Message
 
 logger = logging.getLogger(__name__)
 
-_UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
-"""Characters that a tokenizer or a file may not take."""
 _WITHOUT_A_TOOL = (ToolFault.BROKEN_CALL, ToolFault.UNKNOWN_TOOL, ToolFault.NOT_RUN)
 _MAX_NAME = 80
 
@@ -111,7 +109,7 @@ class ToolEpisode:
             self._num_cut += 1
             half = limit // 2
             text = f"{text[:half]}\n... [{len(text) - 2 * half} characters left out] ...\n{text[len(text) - half :]}"
-        return _UNWRITABLE.sub("\ufffd", text)
+        return writable(text)
 
 
 def _name_of(closing: object) -> str:

@@ -21,6 +21,7 @@ from luffy.environments.environment import Environment, ScoringEnvironment
 from luffy.environments.episode_traces import trace_turns
 from luffy.environments.episodes import Context, Episode
 from luffy.environments.live_episode import EpisodeStart
+from luffy.environments.received import received_messages
 from luffy.environments.text_episodes import TextEpisode
 from luffy.grading import Problem
 from luffy.rollout.engine import Completion
@@ -120,11 +121,12 @@ class RecordedEnvironment:
 
     async def reset(self, problem: Problem) -> Sequence[Message]:
         """Begin the episode."""
-        return self._chat.observed(await self._inner.reset(problem)) or ()
+        return self._chat.observed(received_messages("reset", await self._inner.reset(problem))) or ()
 
     async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
         """The recorded answer to the newest turn, or the live one; the live environment sees every turn."""
-        return self._chat.observed(await self._inner.respond(conversation))
+        found = await self._inner.respond(conversation)
+        return self._chat.observed(None if found is None else received_messages("respond", found))
 
     def counts(self) -> Mapping[str, float]:
         """Counts of the live environment."""

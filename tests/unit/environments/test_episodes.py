@@ -4,7 +4,9 @@ import asyncio
 import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -328,6 +330,77 @@ def test_a_bug_ends_its_own_episode_and_the_run_above_a_share(tokenizer: PreTrai
     left = iter([Failing(), Failing(), Echo(), Echo()])
     with pytest.raises(EnvironmentFault, match="failed in 2 of 4 episodes"):
         player.play([START] * 4, engine, params)
+
+
+class Answering(Echo):
+    """Returns what it is told to, once."""
+
+    def __init__(self, answer: object = None, opening: object = (), counts: object = None) -> None:
+        super().__init__()
+        self._answer, self._opening, self._found = answer, opening, {} if counts is None else counts
+
+    async def reset(self, problem: Problem) -> Any:
+        return self._opening
+
+    async def respond(self, conversation: Sequence[Message]) -> Any:
+        self.left -= 1
+        return self._answer if self.left >= 0 else None
+
+    def counts(self) -> Any:
+        return self._found
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        (Answering(opening=None), "reset returned None, and has to return a list of messages"),
+        (Answering(answer="go on"), "respond returned 'go on', and has to return a list of messages"),
+        (Answering(answer={"role": "user", "content": "go on"}), "and has to return a list of messages"),
+        (Answering(answer=[7]), "respond returned 7 among its messages"),
+        (Answering(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
+        (Answering(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
+        (Answering(answer=[Message("assistant", "turn 1")]), "role assistant, which is the policy's own"),
+        (Answering(counts=[1.0]), "counts returned [1.0], and has to return numbers by name"),
+        (Answering(counts={"score": float("nan")}), "count score is nan, which is no finite number"),
+        (Answering(counts={"score": None}), "count score is None, which is no finite number"),
+    ],
+)
+def test_what_an_environment_may_not_return_ends_its_own_episode(
+    tokenizer: PreTrainedTokenizerBase, environment: Answering, reason: str
+) -> None:
+    left = iter([environment, Echo()])
+    limits = EpisodeLimits(max_failed_share=0.5)
+    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), limits, SCORER)
+    params = SamplingParams(1.0, 99, stop_token_ids(tokenizer))
+    bad, good = player.play([START] * 2, Scripted(tokenizer, ["turn 0", "turn 1"]), params)
+    assert (bad.finish_reason, good.finish_reason) == (FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP)
+    assert bad.fault.startswith("TypeError: ") and reason in bad.fault
+    assert environment.is_closed
+
+
+def test_mappings_are_messages_and_numbers_of_numpy_are_numbers(tokenizer: PreTrainedTokenizerBase) -> None:
+    environment = Answering(
+        answer=[{"role": "user", "content": "go\x00on \ud83d"}],
+        counts={"half": np.float32(0.5), "one": np.int64(1), "yes": np.bool_(True)},
+    )
+    episode, _ = _play(tokenizer, environment, ["turn 0", "turn 1"])
+    assert episode.completion[1] == Message("user", "go\ufffdon \ufffd")
+    assert episode.measures == {"half": 0.5, "one": 1.0, "yes": 1.0, "turns": 2.0}
+    assert {type(value) for value in episode.measures.values()} == {float}
+
+
+def test_an_environment_that_cannot_be_made_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase) -> None:
+    class NoPort(Echo):
+        def __init__(self) -> None:
+            raise OSError("no port is free")
+
+    left = iter([NoPort, Echo])
+    limits = EpisodeLimits(max_failed_share=0.5)
+    player = EpisodePlayer(lambda: next(left)(), ConversationEncoder(tokenizer), limits, SCORER)
+    params = SamplingParams(1.0, 99, stop_token_ids(tokenizer))
+    bad, good = player.play([START] * 2, Scripted(tokenizer, ["turn 0", "turn 1"]), params)
+    assert (bad.fault, bad.measures) == ("OSError: no port is free", {"turns": 0.0})
+    assert good.finish_reason is FinishReason.STOP
 
 
 class Refusing(Echo):
