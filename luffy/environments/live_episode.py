@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from luffy.config.environment import EpisodeLimits
 from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment
 from luffy.environments.received import received_counts, received_messages
 from luffy.environments.rubric import TURNS, EpisodeScorer, EpisodeView
@@ -163,13 +162,3 @@ async def called(method: Awaitable[_Result]) -> _Result:
         raise
     except Exception as error:  # an environment may raise anything, which ends its own episode alone
         raise FailedEpisode from error
-
-
-def refuse_failures(reasons: Sequence[FinishReason], limits: EpisodeLimits) -> None:
-    """Raise EnvironmentFault when more than `max_failed_share` of the episodes failed."""
-    failed = reasons.count(FinishReason.ENVIRONMENT_ERROR)
-    if failed > limits.max_failed_share * len(reasons):
-        raise EnvironmentFault(
-            f"the environment failed in {failed} of {len(reasons)} episodes (the log has its exceptions); "
-            f"allowed is a share of {limits.max_failed_share:g} (environment.limits.max_failed_share)"
-        )

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from luffy.config.environment import EpisodeLimits
 from luffy.environments.environment import Environment, EnvironmentFactory
-from luffy.environments.live_episode import EpisodeStart, LiveEpisode, refuse_failures
+from luffy.environments.live_episode import EpisodeStart, LiveEpisode
 from luffy.environments.parsers import after_thinking
 from luffy.environments.rubric import EpisodeScorer
 from luffy.errors import LuffyError
@@ -100,9 +100,7 @@ class TextEpisodePlayer:
 
     def play(self, starts: Sequence[EpisodeStart], endpoint: TextEndpoint, params: SamplingParams) -> list[TextEpisode]:
         """One episode per start, in order; raises what `EpisodePlayer.play` and `TextEndpoint.generate` raise."""
-        episodes = asyncio.run(self._play_all(starts, _EndpointChat(endpoint, params)))
-        refuse_failures([episode.finish_reason for episode in episodes], self.limits)
-        return episodes
+        return asyncio.run(self._play_all(starts, _EndpointChat(endpoint, params)))
 
     async def _play_all(self, starts: Sequence[EpisodeStart], chat: _EndpointChat) -> list[TextEpisode]:
         # All of them end before a failure is raised: a response on its way is paid for.

@@ -6,8 +6,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from luffy.confidential import may_show_prompt
+from luffy.config.environment import EpisodeLimits
 from luffy.config.evaluation import EvaluationConfig
 from luffy.data.prompt_templates import stops_of
+from luffy.environments.failed_share import FailedShare
 from luffy.errors import DataError
 from luffy.evaluation.model_clients import ModelClient
 from luffy.evaluation.requests import EvaluationRequest, Response, SampleRequest, Suite, batching_order, positions
@@ -59,7 +61,9 @@ class Evaluator:
 
     `batch_size` responses are generated at a time, and graded while the next batch is generated; math responses get a
     second grade, too, unless `second_grade` is false. `calls_at_once` is the number of batches that the model can
-    generate at the same time; the batches themselves, and the order of all results, do not depend on it.
+    generate at the same time; the batches themselves, and the order of all results, do not depend on it. With `limits`,
+    those of an environment, EnvironmentFault is raised when the environment fails in too many episodes of a suite; the
+    batch with which it does is not kept.
 
     After a request to end (`luffy.stop_request`) no further batch is generated, and StoppedOnRequest is raised once
     those under way are graded; an evaluation that `is_whole` goes on to its end, since it is part of a training step.
@@ -76,6 +80,7 @@ class Evaluator:
         calls_at_once: int = 1,
         second_grade: bool = True,
         is_whole: bool = False,
+        limits: EpisodeLimits | None = None,
     ) -> None:
         self._client = client
         self._grader = grader
@@ -85,6 +90,9 @@ class Evaluator:
         self._calls_at_once = calls_at_once
         self._second_grade = second_grade
         self._is_whole = is_whole
+        self._limits = limits
+        self._failures: dict[tuple[str, str], FailedShare] = {}
+        """By suite and decoding."""
 
     def evaluate(self, cells: Iterable[tuple[Suite, str]], progress: Progress) -> Iterator[list[SampleRecord]]:
         """For each suite and decoding, all graded responses, problem by problem."""
@@ -123,6 +131,8 @@ class Evaluator:
     def _resume(self, log: SampleLog, suite: Suite, decoding: str) -> _Cell:
         cell = self._begin(suite, decoding)
         kept = log.resume([sample.key for sample in cell.left], self._batch_size)
+        if kept and self._limits is not None:
+            self._count_failures(cell.request, [record.has_failed for record in log.read(range(kept))])
         return _Cell(cell.request, cell.order, cell.left[kept:], log)
 
     def _graded(self, cells: Iterable[_Cell]) -> Iterator[tuple[_Batch, list[SampleRecord]]]:
@@ -181,7 +191,14 @@ class Evaluator:
     def _grade(self, batch: _Batch, responses: Iterable[Response]) -> list[SampleRecord]:
         if not batch.samples:
             return []
-        return _graded(self._grader, batch.cell.request, batch.samples, list(responses), second=self._second_grade)
+        request, found = batch.cell.request, list(responses)
+        self._count_failures(request, [response.has_failed for response in found])
+        return _graded(self._grader, request, batch.samples, found, second=self._second_grade)
+
+    def _count_failures(self, request: EvaluationRequest, failed: Sequence[bool]) -> None:
+        if self._limits is not None:
+            share = self._failures.setdefault((request.suite, request.decoding), FailedShare(self._limits))
+            share.add(failed)
 
 
 def grade_sampled(

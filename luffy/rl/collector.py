@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from luffy.config.objective import GroupConfig
 from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.failed_share import refuse_failures
 from luffy.grading import Grader
 from luffy.rl.anchors import Anchors
 from luffy.rl.fallbacks import AnchorFallback, Fallback, HintFallback, TraceFallback
@@ -17,7 +18,7 @@ from luffy.rl.tasks import Demonstration, RolloutTask, Visit
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.seeds import derive_seed
-from luffy.types import Group, Source, Trajectory
+from luffy.types import FinishReason, Group, Source, Trajectory
 
 
 class GroupCollector:
@@ -47,6 +48,7 @@ class GroupCollector:
         assert (hints is None) == (group.hint is None), "hints come with their section"
         assert (anchors is None) == (group.anchor is None), "anchors come with their section"
         self._sampler = RowSampler(grader, decode, params, player, stops)
+        self._limits = None if player is None else player.limits
         self._group = group
         self._seed = seed
         self._total_steps = total_steps
@@ -59,13 +61,16 @@ class GroupCollector:
         """One group per task, in order.
 
         `step` counts from 1. `earlier` holds the prompt uids of the step's earlier rounds: a prompt that repeats within
-        a step is sampled with new seeds.
+        a step is sampled with new seeds. Raises EnvironmentFault when the environment failed in more than
+        `max_failed_share` of all episodes played here.
         """
         visits, sample = _visits(tasks, step, earlier), _SoundRows(self._sampler, engine, tasks)
         rows = sample([self._plan(visit) for visit in visits])
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
         if self._fallback is not None:
             groups = self._fallback.apply(visits, groups, sample)
+        if self._limits is not None:
+            refuse_failures(sample.episodes, self._limits)
         return [replace(group, failed=tuple(failed)) for group, failed in zip(groups, sample.failed, strict=True)]
 
     def grading_s(self) -> float:
@@ -128,14 +133,18 @@ class _SoundRows:
     tasks: Sequence[RolloutTask]
     failed: list[list[Trajectory]] = field(init=False)
     """For each task, of all calls."""
+    episodes: list[FinishReason] = field(default_factory=list)
+    """The end of every row that was played, of all calls."""
 
     def __post_init__(self) -> None:
         self.failed = [[] for _ in self.tasks]
 
     def __call__(self, plans: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         rows = self.sampler.sample(self.engine, self.tasks, plans)
-        for failed, found in zip(self.failed, rows, strict=True):
+        for failed, plan, found in zip(self.failed, plans, rows, strict=True):
             failed += [row for row in found if row.has_failed]
+            pairs = zip(plan, found, strict=True)
+            self.episodes += [row.finish_reason for planned, row in pairs if self.sampler.is_played(planned)]
         return [[row for row in found if not row.has_failed] for found in rows]
 
 

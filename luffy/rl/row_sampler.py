@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from luffy.environments.episodes import EpisodePlayer
-from luffy.environments.live_episode import EpisodeStart, refuse_failures
+from luffy.environments.live_episode import EpisodeStart
 from luffy.grading import Grade, Grader, GradeRequest, require_verdicts
 from luffy.rl.busy_time import BusyTime
 from luffy.rl.group_measures import GradedRows, with_group_measures
@@ -56,11 +56,11 @@ class RowSampler:
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], plans: Sequence[Sequence[Row]]
     ) -> list[list[Row]]:
         """The planned rows with what the policy sampled."""
-        planned = [(task, row) for task, plan in zip(tasks, plans, strict=True) for row in plan if self._is_played(row)]
+        planned = [(task, row) for task, plan in zip(tasks, plans, strict=True) for row in plan if self.is_played(row)]
         finished = iter(self._continued(engine, planned))
-        return [[next(finished) if self._is_played(row) else row for row in plan] for plan in plans]
+        return [[next(finished) if self.is_played(row) else row for row in plan] for plan in plans]
 
-    def _is_played(self, row: Row) -> bool:
+    def is_played(self, row: Row) -> bool:
         """Whether the row has to be sampled or, for a whole trace, played again to measure it."""
         return not row.is_whole_trace or (self._player is not None and self._player.scorer.needs_demonstrations)
 
@@ -86,7 +86,6 @@ class RowSampler:
         graded: list[GradedRows] = [[(row, next(each)) for row in found] for found in rows]
         if self._player is not None and self._player.scorer.measures_groups:
             graded = with_group_measures(self._player.scorer, tasks, graded)
-            refuse_failures([row.finish_reason for found in graded for row, _ in found], self._player.limits)
         return [[self._trajectory(row, grade) for row, grade in found] for found in graded]
 
     def _request(self, task: RolloutTask, row: Row) -> GradeRequest:

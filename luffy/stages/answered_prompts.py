@@ -155,6 +155,7 @@ def _answer(
                 generator.batch_size,
                 calls_at_once=generator.calls_at_once,
                 second_grade=False,
+                limits=None if plan.environment is None else plan.environment.limits,
             )
             at_once = max(generator.batch_size // plan.num_samples, 1)
             batches = [

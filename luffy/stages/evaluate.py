@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from luffy.config.environment import EpisodeLimits
 from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
@@ -183,6 +184,7 @@ def open_evaluator(
                 settings.seed,
                 generator.batch_size,
                 calls_at_once=generator.calls_at_once,
+                limits=_limits(settings),
             )
             yield evaluator, generator.engine
     finally:
@@ -207,9 +209,15 @@ def _open_endpoint(
         generator = open_endpoint(model, templates, context.execution, answers)
         with closing(generator.endpoint), open_grader(settings, context) as grader:
             client = open_text_client(settings.environment, generator.endpoint, judges)
-            evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
+            evaluator = Evaluator(
+                client, grader, settings.evaluation, settings.seed, generator.batch_size, limits=_limits(settings)
+            )
             yield evaluator, generator.endpoint
     answers.remove()
+
+
+def _limits(settings: EvaluateSettings) -> EpisodeLimits | None:
+    return None if settings.environment is None else settings.environment.limits
 
 
 @contextmanager

@@ -210,12 +210,15 @@ def _evaluators(
     batch_size: int,
 ) -> Callable[[RolloutEngine], Evaluator]:
     """A function that makes an evaluator for an engine; responses are sampled and graded as in an evaluation."""
+    limits = None if player is None else player.limits
 
     def evaluator(engine: RolloutEngine) -> Evaluator:
         client: ModelClient = TokenModelClient(engine, tokenizer)
         if player is not None:
             client = EpisodeClient(engine, tokenizer, player)
-        return Evaluator(client, graders, settings.protocol, seed, batch_size, second_grade=False, is_whole=True)
+        return Evaluator(
+            client, graders, settings.protocol, seed, batch_size, second_grade=False, is_whole=True, limits=limits
+        )
 
     return evaluator
 

@@ -14,6 +14,7 @@ from luffy.data.row_filters import with_instructions
 from luffy.data.same_tokenizer import is_same_tokenizer
 from luffy.data.templates import decode, encode_traces, prompt_opener, render_prompts, stop_token_ids
 from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.failed_share import FailedShare
 from luffy.environments.live_episode import EpisodeStart
 from luffy.grading import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
@@ -121,6 +122,7 @@ class FolderTeacher:
         self._batch_size = batch_size
         self._scope = scope
         self._player = player
+        self._failures = None if player is None else FailedShare(player.limits)
 
     def ask(self, questions: Sequence[Question]) -> list[str]:
         """Generate in batches of consecutive questions."""
@@ -159,7 +161,9 @@ class FolderTeacher:
     def _answers(self, starts: Sequence[EpisodeStart]) -> list[TeacherAnswer]:
         params = self._desk.params(stop_token_ids(self._tokenizer))
         if self._player is not None:
+            assert self._failures is not None, "counted where episodes are played"
             episodes = self._player.play(starts, self._engine, params)
+            self._failures.add([episode.finish_reason is FinishReason.ENVIRONMENT_ERROR for episode in episodes])
             return [token_episode_answer(*each) for each in zip(starts, episodes, strict=True)]
         requests = [RolloutRequest(start.prompt_ids, start.seed) for start in starts]
         completions = self._engine.generate(requests, params)

@@ -18,6 +18,7 @@ from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import Episode, EpisodePlayer, Observation
+from luffy.environments.failed_share import FailedShare
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
@@ -317,19 +318,26 @@ class Failing(Echo):
         raise RuntimeError("a bug")
 
 
-def test_a_bug_ends_its_own_episode_and_the_run_above_a_share(tokenizer: PreTrainedTokenizerBase) -> None:
-    made = [Failing(), Echo(), Echo(), Echo()]
+def test_a_bug_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase) -> None:
+    """However few others there are: how many may fail is counted over the step or the suite."""
+    made = [Failing(), Echo()]
     left = iter(made)
     encoder, params = ConversationEncoder(tokenizer), SamplingParams(1.0, 99, stop_token_ids(tokenizer))
-    engine = Scripted(tokenizer, ["turn 0", "turn 1"])
-    player = EpisodePlayer(lambda: next(left), encoder, EpisodeLimits(max_failed_share=0.25), SCORER)
-    episodes = player.play([START] * 4, engine, params)
-    reasons = [episode.finish_reason for episode in episodes]
-    assert reasons == [FinishReason.ENVIRONMENT_ERROR, *[FinishReason.STOP] * 3]
+    player = EpisodePlayer(lambda: next(left), encoder, EpisodeLimits(max_failed_share=0.0), SCORER)
+    episodes = player.play([START] * 2, Scripted(tokenizer, ["turn 0", "turn 1"]), params)
+    assert [episode.finish_reason for episode in episodes] == [FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP]
     assert all(environment.is_closed for environment in made)
-    left = iter([Failing(), Failing(), Echo(), Echo()])
-    with pytest.raises(EnvironmentFault, match="failed in 2 of 4 episodes"):
-        player.play([START] * 4, engine, params)
+
+
+def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_ends_the_stage() -> None:
+    share = FailedShare(EpisodeLimits(max_failed_share=0.1))
+    share.add([True, False])
+    share.add([True] * 2 + [False] * 28)
+    share.add([True] * 3 + [False] * 25)
+    with pytest.raises(EnvironmentFault, match=r"failed in 7 of 61 episodes .* a share of 0\.1"):
+        share.add([True])
+    with pytest.raises(EnvironmentFault, match="failed in 1 of 1 episodes"):
+        FailedShare(EpisodeLimits(max_failed_share=0.0)).add([True])
 
 
 class Answering(Echo):

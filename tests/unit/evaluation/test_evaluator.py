@@ -10,10 +10,11 @@ import pytest
 from patience import PATIENCE_S
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
+from luffy.config.environment import EpisodeLimits
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig, SuiteProtocol
 from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
 from luffy.data.templates import render_prompts
-from luffy.errors import ClusterError, DataError
+from luffy.errors import ClusterError, DataError, EnvironmentFault
 from luffy.evaluation.evaluator import Evaluator
 from luffy.evaluation.model_clients import TokenModelClient
 from luffy.evaluation.requests import Response, SampleRequest, Suite
@@ -220,6 +221,31 @@ def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_a
         (records,) = map(list, evaluator.evaluate_into(cells, lambda batch: None))
     assert (counts, len(engine.requests)) == ([10], 26)
     assert records == evaluate(by_seed, "sampled")
+
+
+class OneFailsInEachCall(TokenModelClient):
+    def generate(
+        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
+    ) -> list[Response]:
+        first, *others = super().generate(samples, protocol, max_response_tokens)
+        return [replace(first, finish_reason=FinishReason.ENVIRONMENT_ERROR), *others]
+
+
+def test_failures_of_the_environment_are_counted_over_the_suite_and_not_over_a_call(tmp_path: Path) -> None:
+    """One in four is too much, but a single one is not; with the environment mended, the evaluation goes on."""
+    suite, log, limits = Suite("sums", problems(12)), tmp_path / "log.jsonl", EpisodeLimits(max_failed_share=0.1)
+    counts: list[int] = []
+    with GraderPool(1, PATIENCE_S) as grader:
+        client = OneFailsInEachCall(ScriptedEngine(TOKENIZER, by_seed), TOKENIZER)
+        for _ in range(2):  # a resumed evaluation knows of the failures before it
+            evaluator = Evaluator(client, grader, CONFIG, 7, 4, limits=limits)
+            with pytest.raises(EnvironmentFault, match="failed in 4 of 16 episodes"):
+                next(evaluator.evaluate_into([(SampleLog(log), suite, "sampled")], lambda batch: None))
+        mended = TokenModelClient(ScriptedEngine(TOKENIZER, by_seed), TOKENIZER)
+        cells = [(SampleLog(log, counts.append), suite, "sampled")]
+        evaluator = Evaluator(mended, grader, CONFIG, 7, 4, limits=limits)
+        (records,) = map(list, evaluator.evaluate_into(cells, lambda batch: None))
+        assert (counts, [record.outcome for record in records].count("crashed")) == ([12], 3)
 
 
 class Together(ScriptedEngine):

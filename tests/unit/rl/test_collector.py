@@ -377,6 +377,29 @@ def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(
     assert shard.advantages == pytest.approx([-1 / 3, -1 / 3, 2 / 3])
 
 
+@pytest.mark.parametrize("group", [{"off_policy": 1}, {"off_policy": 1, "off_policy_when_accuracy_at_most": 0.0}])
+def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(
+    tokenizer: PreTrainedTokenizerBase, group: dict[str, object]
+) -> None:
+    """The fallback plays a single trace, whose failure is one of nine and not one of one."""
+    task, _ = _conversation_task(tokenizer)
+    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
+    config = GroupConfig.model_validate({"size": 8} | group)
+    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"3 + 4 = \boxed{8}"])[0]))
+    params = SamplingParams(1.0, 99, stop_token_ids(tokenizer))
+    for allowed, raises in ((0.12, len(group) == 1), (0.13, False)):
+        limits = EpisodeLimits(max_failed_share=allowed)
+        player = EpisodePlayer(CrashesOnTheTrace, ConversationEncoder(tokenizer), limits, scorer)
+        with GraderPool(1, PATIENCE_S) as grader:
+            collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
+            if raises:
+                with pytest.raises(EnvironmentFault, match="failed in 1 of 8 episodes"):
+                    collector.collect(engine, [task], 1)
+            else:
+                (found,) = collector.collect(engine, [task], 1)
+                assert len(found.failed) == 1
+
+
 class CrashesOnTheTrace(Asking):
     async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
         if conversation[-1].content == r"\boxed{8}":
