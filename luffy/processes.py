@@ -24,7 +24,7 @@ import psutil
 
 MARK_VARIABLE = "LUFFY_STAGE_RUN"
 TITLE_VARIABLE = "SPT_NOENV"
-"""Where it is set, `setproctitle` writes a title over the command line only, not over the environment behind it.
+"""Where it is set, `setproctitle` writes a title over the command line only, and leaves the environment as it is.
 
 vLLM's workers and Ray's processes give themselves titles. /proc would then no longer show their mark.
 """
