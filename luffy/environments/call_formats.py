@@ -107,6 +107,7 @@ class HermesCalls:
 
     _OPENING = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}|<tool_call>")
     _CLOSING = re.compile(r"\s*</tool_call>")
+    _END = re.compile(f"{THINK_CLOSE}|</tool_call>")
 
     def instructions(self, tools: Tools) -> str:
         signatures = "".join(f"{_json(tool.schema)}\n" for tool in tools.values())
@@ -129,13 +130,21 @@ class HermesCalls:
         return [Message("user", "\n".join(parts))]
 
     def _read(self, turn: str, opening: re.Match[str]) -> _Reading:
-        call, end = _read_json_call(turn, opening.end(), "arguments", resume=opening.end())
+        call, end = _read_json_call(turn, opening.end(), "arguments", resume=self._end_of_broken(turn, opening.end()))
         if isinstance(call, BrokenCall):
             return call, end
         closing = self._CLOSING.match(turn, end)
         if closing is None:
             return BrokenCall("</tool_call> has to follow the JSON object"), end
         return call, closing.end()
+
+    def _end_of_broken(self, turn: str, start: int) -> int:
+        """Where a call that is not JSON ends: what it quotes is no call. Reasoning that the prompt opened may mention
+        the tag, so its end is never passed over."""
+        end = self._END.search(turn, start)
+        if end is None:
+            return len(turn)
+        return end.start() if end.group() == THINK_CLOSE else end.end()
 
 
 class Llama3Calls:
