@@ -40,6 +40,15 @@ def table_of(section):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
 
 
+OTHER_BASE = {
+    "own steps": "centre",
+    "another notation": "style-equations",
+    "every step twice": "style-checked",
+    "two traces a prompt": "style-both",
+    "own steps, 96 steps": "budget-long",
+}
+
+
 @pytest.fixture(scope="module")
 def study():
     return load_study(str(FOLDER / "design.yaml"))
@@ -50,7 +59,10 @@ def results(study):
     return read_study_results(result_files(study.path, study.config.name))
 
 
-def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(study, results):
+@pytest.mark.parametrize("design", ["design.yaml", "styles_and_length.yaml"])
+def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(design):
+    study = load_study(str(FOLDER / design))
+    results = read_study_results(result_files(study.path, study.config.name))
     findings, name = find_effects(study, results), study.config.name
     made = {".html": study_html(findings, results), ".results.md": study_markdown(findings, results)}
     made[".svg"] = study_figure(findings)
@@ -88,17 +100,25 @@ def test_the_effects_on_a_second_machine_are_those_of_its_committed_results(stud
         assert row[1:] == expected, arm
 
 
-def test_the_accuracies_on_a_third_machine_are_those_of_its_committed_results(study):
-    results = read_study_results(result_files(study.path, "third_machine"))
-    header, _, *rows = table_of("The other four cells, on a third machine")
-    assert header[1:] == [f"`{arm}`" for arm in ("base", *ARMS)]
-    assert [row[0] for row in rows] == list(THIRD_MACHINE)
+@pytest.mark.parametrize(
+    ("results_of", "section", "cells"),
+    [
+        ("third_machine", "The other four cells, on a third machine", THIRD_MACHINE),
+        ("styles_and_length", "The styles and a longer budget, from another base", OTHER_BASE),
+    ],
+)
+def test_accuracies_from_other_bases_are_those_of_their_committed_results(study, results_of, section, cells):
+    results = read_study_results(result_files(study.path, results_of))
+    header, _, *rows = table_of(section)
+    arms = [text.strip("`").replace("base", "") for text in header[1:]]
+    assert set(arms) >= set(ARMS)
+    assert [row[0] for row in rows] == list(cells)
     for label, *written in rows:
-        for arm, accuracy in zip(("", *ARMS), written, strict=True):
+        for arm, accuracy in zip(arms, written, strict=True):
             outcomes = [
                 row.correct
                 for row in results.outcomes
-                if (row.cell, row.arm) == (THIRD_MACHINE[label], arm)
+                if (row.cell, row.arm) == (cells[label], arm)
                 and row.role != "tried"
                 and (row.suite, row.decoding) == ("in_distribution", "greedy")
             ]
