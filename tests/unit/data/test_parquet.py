@@ -87,9 +87,9 @@ def test_a_broken_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 
 
 def test_a_wrong_row_is_named(tmp_path: Path) -> None:
-    rows = [{**_row(prompt("u")), "ability": ability} for ability in ("math", None)]
+    rows = [{**_row(prompt("u")), "ability": ability} for ability in ("math", "")]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "p.parquet")
-    with pytest.raises(DataError, match=r"p\.parquet, row 2, field ability: is missing"):
+    with pytest.raises(DataError, match=r"p\.parquet, row 2, field ability: is empty"):
         read_prompts(tmp_path / "p.parquet")
 
 

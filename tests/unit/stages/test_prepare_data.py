@@ -96,7 +96,7 @@ def test_rejected_and_malformed_rows_are_accounted_for(tmp_path: Path) -> None:
         row("1 + 1", "2", "\\boxed{2}"),
         row("1 + 2", "3", "\\boxed{4}"),
         row("1 + 3", "4", "\\boxed{4}" + "1234567890" * 10),
-        {**row("1 + 4", "5", "\\boxed{5}"), "reward_model": {"ground_truth": 5}},
+        {**row("1 + 4", "5", "\\boxed{5}"), "reward_model": {"ground_truth": [5]}},
     ]
     prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
     card = json.loads((tmp_path / "out" / "card.json").read_text())["sources"]["train"]
