@@ -42,6 +42,7 @@ class LineAppender:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._file = path.open("ab", buffering=0)
         self._is_torn = _ends_in_torn_line(path)
 

@@ -46,7 +46,7 @@ class ChangingFinder(MetaPathFinder):
 
         def progress(events: Any, step: int, total: int, **metrics: float) -> None:
             tell(events, step, total, **metrics)
-            self.after_step(Path(events._file.name).parent.parent.name, step, total)
+            self.after_step(events._file.path.parent.parent.name, step, total)
 
         writer.progress = progress
 
