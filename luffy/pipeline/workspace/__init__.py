@@ -109,10 +109,13 @@ class Workspace:
 def find_workspace(chosen: Path | str | None = None) -> Workspace:
     """The workspace: `chosen`, else the environment's LUFFY_WORKSPACE, else ./workspace.
 
-    Raises WorkspaceError where a file is in its place.
+    Raises WorkspaceError where a file is in its place, or where one may not even look.
     """
     root = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace").expanduser().resolve()
-    there = next(path for path in (root, *root.parents) if path.exists())
+    try:
+        there = next(path for path in (root, *root.parents) if path.exists())
+    except OSError as error:
+        raise _unwritable(root, error.strerror) from None
     if not there.is_dir():
         raise _unwritable(root, f"{there} is not a folder")
     return Workspace(root)

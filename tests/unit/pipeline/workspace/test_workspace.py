@@ -50,6 +50,11 @@ def test_a_file_in_the_place_of_the_workspace_is_told_by_every_command(tmp_path,
         find_workspace(tmp_path / "file" / below)
 
 
+def test_a_place_that_the_system_refuses_to_look_at_is_the_users_mistake(tmp_path):
+    with pytest.raises(WorkspaceError, match=r"cannot be written \(File name too long\); give another"):
+        find_workspace(tmp_path / ("w" * 300))
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs a user other than root, who may write everywhere")
 def test_a_read_only_folder_is_the_users_mistake(tmp_path):
     tmp_path.chmod(0o500)
