@@ -1,0 +1,160 @@
+"""One GPU: time, MFU and peak memory of a policy update in bfloat16, by layout, next to the estimate of `luffy plan`.
+
+Run: python tests/benchmarks/gpu_update.py [SHAPE ...]     (0.5B, 1.5B, 7B-lora; `tiny` also runs on a CPU)
+
+Random weights of a real shape. All layouts of a shape update on the same rows: prompts of 256 tokens, responses of
+uneven lengths up to 1,792, in two micro-batches or more. Tokens are those of the rows, without padding. MFU counts what
+the model has to compute (`luffy.pipeline.machine.flops`), so padding and recomputation lower it. The time is that of
+the fastest of three updates, after two that are not timed. The estimate is that of the trainer's GPU, without its
+allowance for the CUDA context, which torch's peak does not include.
+"""
+
+import gc
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from luffy.config import load_experiment
+from luffy.config.model import LoRAConfig
+from luffy.objectives.step import objective_at
+from luffy.pipeline.machine.architecture import from_model_config
+from luffy.pipeline.machine.gpu_memory import GIB
+from luffy.pipeline.machine.memory import estimate_memory
+from luffy.pipeline.machine.peak_flops import peak_flops
+from luffy.training.adapter import Adapter
+from luffy.training.batching import collate
+from luffy.training.distributed import device, init_process_group
+from luffy.training.policy import Policy
+from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
+
+EXPERIMENT = Path(__file__).resolve().parents[2] / "exp_configs" / "luffy_qwen2.5_math_1.5b.yaml"
+PROMPT_TOKENS, RESPONSE_TOKENS = 256, 1792
+SHAPES = {
+    "tiny": Qwen2Config(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True),
+    "0.5B": Qwen2Config(vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+                        num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
+    "1.5B": Qwen2Config(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+                        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
+    "7B-lora": Qwen2Config(vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28,
+                           num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False),
+}  # fmt: skip
+PACKED, CHECKPOINTING = "execution.packing=true", "execution.gradient_checkpointing=true"
+TOKENS = "execution.micro_batch_tokens={}".format
+LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "tiny": {"padded": (TOKENS(4096),), "packed": (TOKENS(4096), PACKED)},
+    "0.5B": {
+        "padded": (TOKENS(16_384),),
+        "packed": (TOKENS(16_384), PACKED),
+        "packed, compiled": (TOKENS(16_384), PACKED, "execution.compile=true"),
+        "packed, flex": (TOKENS(16_384), PACKED, "execution.attention=flex"),
+        "packed, checkpointing": (TOKENS(16_384), PACKED, CHECKPOINTING),
+        "packed, checkpointing, ZeRO 3": (TOKENS(16_384), PACKED, CHECKPOINTING, "execution.zero_stage=3"),
+        "packed, optimizer offloaded": (TOKENS(16_384), PACKED, "execution.offload_optimizer=true"),
+    },
+    "1.5B": {
+        "padded": (TOKENS(8192),),
+        "packed": (TOKENS(8192), PACKED),
+        "packed, compiled": (TOKENS(8192), PACKED, "execution.compile=true"),
+        "packed, checkpointing": (TOKENS(8192), PACKED, CHECKPOINTING),
+        "packed, checkpointing, 32,768 tokens": (TOKENS(32_768), PACKED, CHECKPOINTING),
+    },
+    "7B-lora": {"packed, checkpointing": (TOKENS(16_384), PACKED, CHECKPOINTING)},
+}
+LORA = LoRAConfig(rank=32, alpha=64)
+
+
+def batch(config: Qwen2Config, num_rows: int) -> TrainBatch:
+    """Rows of random tokens with on-policy responses between an eighth of the limit and the limit."""
+    random = torch.Generator().manual_seed(0)
+    lengths = torch.randint(RESPONSE_TOKENS // 8, RESPONSE_TOKENS + 1, (num_rows,), generator=random).tolist()
+    rows = [
+        Trajectory(
+            prompt_ids=(1,) * PROMPT_TOKENS,
+            response_ids=tuple(torch.randint(1, config.vocab_size, (length,), generator=random).tolist()),
+            source=(Source.ON_POLICY,) * length,
+            logp_behavior=(-12.0,) * length,
+            weight_version=(0,) * length,
+            reward=float(number % 2),
+            outcome=Outcome.CORRECT if number % 2 else Outcome.WRONG,
+            finish_reason=FinishReason.STOP,
+        )
+        for number, length in enumerate(lengths)
+    ]
+    made = collate(rows, torch.tensor([row.reward - 0.5 for row in rows]), 0)
+    return replace(made, logp_old_BT=made.logp_behavior_BT.nan_to_num())
+
+
+def measure(shape: str, layout: tuple[str, ...], num_rows: int) -> dict[str, float]:
+    """Seconds of an update, its tokens and operations, and GiB of memory: estimated, and torch's peak."""
+    lora = shape.endswith("lora")
+    config = load_experiment(
+        EXPERIMENT,
+        [
+            *("chain=rl", "method=on_policy", "execution.ray.placement=disaggregated", "execution.ray.trainer_ranks=1"),
+            *("execution.ray.engines=1", "execution.zero_stage=1", "execution.offload_optimizer=false"),
+            *("execution.packing=false", "execution.gradient_checkpointing=false"),
+            *((f"model.lora={{rank: {LORA.rank}, alpha: {LORA.alpha}}}",) if lora else ()),
+            *layout,
+        ],
+    )
+    assert config.rl is not None and config.objective is not None
+    known = from_model_config(SHAPES[shape].to_dict())
+    assert known is not None
+    trainer = next(gpu for gpu in estimate_memory(known, config, None) if gpu.name == "trainer GPU")
+
+    with torch.device(device()):
+        model = Qwen2ForCausalLM._from_config(SHAPES[shape], dtype=torch.bfloat16)
+    adapter = Adapter(model, LORA, seed=0) if lora else None
+    policy = Policy(model, config.rl.optimizer, config.execution, "bfloat16", config.rl.temperature, adapter)
+    assert policy.flops is not None
+    objective = objective_at(config.objective.terms, 1, 10, config.rl.max_response_tokens, {})
+    rows = batch(SHAPES[shape], num_rows)
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        policy.update(rows, objective, config.rl.optimizer.lr)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - began)
+    lengths = rows.row_lengths
+    return {
+        "seconds": min(took[2:]),
+        "tokens": float(sum(lengths)),
+        "flops": policy.flops.training(lengths, rows.num_scored),
+        "estimate": trainer.total_gib - trainer.gib("process"),
+        "peak": torch.cuda.max_memory_allocated() / GIB if torch.cuda.is_available() else 0.0,
+    }
+
+
+def main() -> None:
+    """One line for each layout of each shape, as soon as it is measured."""
+    init_process_group()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    peak = peak_flops(gpu)
+    for shape in sys.argv[1:] or [name for name in SHAPES if name != "tiny"]:
+        num_rows = 8 if shape == "tiny" else 64 if shape == "0.5B" else 32
+        print(f"{shape}, {num_rows} rows, {gpu}, torch {torch.__version__}")
+        for name, layout in LAYOUTS[shape].items():
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            try:
+                found = measure(shape, layout, num_rows)
+            except Exception as error:  # one layout that fails leaves the others
+                print(f"  {name}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+                continue
+            speed = f"{found['seconds']:.2f} s an update, {found['tokens'] / found['seconds']:,.0f} tokens/s"
+            mfu = f", MFU {found['flops'] / found['seconds'] / peak:.1%}" if peak else ""
+            ratio = f" (ratio {found['estimate'] / found['peak']:.2f})" if found["peak"] else ""
+            memory = f"peak {found['peak']:.2f} GiB, estimate {found['estimate']:.2f}{ratio}"
+            print(f"  {name}: {speed}{mfu}; {memory}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
