@@ -231,13 +231,14 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, server
 
 
 def test_a_longer_rl_run_continues_and_equals_one_of_that_length_from_the_start(workspace, server):
-    result = run(workspace, SMOKE, "rl.steps=8", **server)
+    longer = ("rl.steps=8", "stages=[prepare_data, base, sft, rl]")
+    result = run(workspace, SMOKE, *longer, **server)
     assert re.search(r"rl: continue \w{16} from step 6: rl.steps 6 -> 8", result.stdout)
     continued = stage(workspace, "rl")
     found = learned(continued)
     for directory in (workspace / "stages" / "rl").iterdir():
         shutil.rmtree(directory)
-    run(workspace, SMOKE, "rl.steps=8", **server)
+    run(workspace, SMOKE, *longer, **server)
     assert learned(continued) == found
 
 
