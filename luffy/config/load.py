@@ -7,7 +7,6 @@ element of a list (`objective.terms.off_policy.coefficient=0.5`), whichever laye
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,21 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.key_paths import child, key_paths
 from luffy.config.layers import Layer, Override, parse_overrides, split_overrides
 from luffy.config.recipes import resolve_recipes
-from luffy.config.shipped import PresetKind, available_presets, experiment_file, named_file, nearest, preset_file
+from luffy.config.shipped import (
+    PresetKind,
+    available_presets,
+    experiment_file,
+    folder_of_origin,
+    named_file,
+    nearest,
+    preset_file,
+)
 from luffy.config.template_files import resolve_template_files
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath, Value, read_yaml
 from luffy.errors import ConfigError
 
 _COMMAND_LINE = "command line"
-_FILE_OF_ORIGIN = re.compile(r"(.+?\.ya?ml):\d+(?::|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | N
         return Layer()
     names = available_presets(kind)
     if name.endswith((".yaml", ".yml")):
-        start = _folder_of(where)
+        start = folder_of_origin(where)
         file = next((folder / name for folder in (start, experiment.parent) if (folder / name).is_file()), None)
         if file is None:
             raise ConfigError(
@@ -163,9 +169,3 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | N
             f"there are {', '.join(names)} (or give the path of a .yaml file)"
         )
     return _read_with_extends(file, ())
-
-
-def _folder_of(where: str | None) -> Path:
-    """Where a relative path starts that was given at `where`: in the file's folder, else in the working directory."""
-    file = _FILE_OF_ORIGIN.match(where or "")
-    return Path(file[1]).parent if file else Path()

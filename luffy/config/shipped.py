@@ -4,6 +4,7 @@ They are in `exp_configs/` and `data/` of the checkout. `luffy/shipped/` links t
 """
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ PresetKind = Literal["chains", "methods"]
 SHIPPED = Path(__file__).resolve().parents[1] / "shipped"
 EXPERIMENTS = (SHIPPED / "exp_configs").resolve()
 DATA = (SHIPPED / "data").resolve()
+_FILE_OF_ORIGIN = re.compile(r"(.+?\.ya?ml):\d+(?::|$)")
 _RECIPE_FOLDERS = ("recipes", "benchmarks")
 _SAMPLES = "data/samples/"
 
@@ -38,19 +40,30 @@ def experiment_file(text: Path | str) -> Path:
     )
 
 
-def named_file(text: str, beside: Path, where: str) -> Path:
-    """The file that the YAML file `beside` names: a path from its folder, or a shipped experiment's name.
+def folder_of_origin(where: str | None, otherwise: Path = Path()) -> Path:
+    """Where a relative path starts that was given at `where`, such as `FILE.yaml:3: key`: in the file's folder.
 
-    Raises ConfigError, beginning with `where`, if there is neither.
+    `otherwise`, by default the working directory, where that is no place in a file.
     """
-    path, shipped = beside.parent / text, EXPERIMENTS / f"{text}.yaml"
+    found = _FILE_OF_ORIGIN.match(where or "")
+    return Path(found[1]).parent if found else otherwise
+
+
+def named_file(text: str, beside: Path, where: str) -> Path:
+    """The file that is named at `where`: a path from the folder of the file there, or a shipped experiment's name.
+
+    A path that was given elsewhere, on the command line, starts beside `beside`. Raises ConfigError, beginning with
+    `where`, if there is neither.
+    """
+    folder = folder_of_origin(where, beside.parent)
+    path, shipped = folder / text, EXPERIMENTS / f"{text}.yaml"
     if path.is_file():
         return path
     if len(Path(text).parts) == 1 and shipped.is_file():
         return shipped
     names = experiment_names()
     raise ConfigError(
-        f"{where}: {text}: no such file;{nearest(Path(text).stem, names)} give a path from {beside.parent.resolve()}, "
+        f"{where}: {text}: no such file;{nearest(Path(text).stem, names)} give a path from {folder.resolve()}, "
         f"or a shipped name: {', '.join(names)}"
     )
 

@@ -182,6 +182,14 @@ def test_a_shipped_experiment_is_named_and_a_missing_one_has_its_line(load, tmp_
     )
 
 
+def test_the_experiment_of_an_extended_comparison_is_found_from_the_file_that_names_it(load, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "base.yaml").write_text(f"extends: {SMOKE}\nname: base\n")
+    (shared / "all.yaml").write_text(HEAD.replace(str(SMOKE), "base.yaml") + STEPS + ARMS)
+    assert load("extends: shared/all.yaml\nseeds: [7]\n").config.seeds == (7,)
+
+
 def test_the_command_line_overrides_the_comparison(load):
     comparison = load(HEAD + STEPS + ARMS, "seeds=[5]", "arms.luffy.overrides=[rl.optimizer.lr=3e-4]")
     assert [run.seed for run in comparison.runs] == [5, 5, 5]
