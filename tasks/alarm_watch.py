@@ -77,7 +77,9 @@ class AlarmWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._execution = config.execution
-        self._bound = gap_bound(config.execution.max_logp_gap, config.rl.max_staleness) if config.rl else None
+        self._bound = (
+            gap_bound(config.execution.max_logp_gap, config.rl.max_staleness, config.model.dtype) if config.rl else None
+        )
         self._run = run
         self._free = free
         self._clock = clock

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from luffy.cli.console import size_words
-from luffy.rl.logp_gap import SUSPICIOUS_GAP
+from luffy.config.model import DType
+from luffy.rl.logp_gap import suspicious_gap
 
 AlarmKind = Literal["logp-gap", "zero-reward", "disk"]
 _GAP = "rollout/logp_gap_mean"
@@ -27,9 +28,9 @@ def event_of(kind: AlarmKind) -> str:
     return f"luffy.stage.{kind}"
 
 
-def gap_bound(max_logp_gap: float | None, max_staleness: int) -> float | None:
+def gap_bound(max_logp_gap: float | None, max_staleness: int, dtype: DType) -> float | None:
     """The gap in nats above which there is an alarm: the lowest bound that RL itself checks; None if it has none."""
-    bounds = [max_logp_gap, SUSPICIOUS_GAP if max_staleness == 0 else None]
+    bounds = (max_logp_gap, suspicious_gap(dtype, max_staleness))
     return min((bound for bound in bounds if bound is not None), default=None)
 
 

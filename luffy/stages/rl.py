@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from luffy.config.settings import RLSettings
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
-from luffy.rl.logp_gap import check_logp_gap
+from luffy.rl.logp_gap import LogpGapCheck, suspicious_gap
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.rl_components import Wrapping, open_components
@@ -33,6 +33,7 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
     hours = GpuHours(context.out)
     start = max(complete_checkpoints(context.out), default=0)
     _warn_of_uncorrected_staleness(settings, context)
+    logp_gap = LogpGapCheck(context.execution.max_logp_gap, suspicious_gap(settings.dtype, rl.max_staleness))
     with ExitStack() as stack:
         parts = open_components(settings, context, stack, wrapping)
         if start:
@@ -51,7 +52,7 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
             budget.count(outcome.metrics)
             measured = parts.held_out.measure(step, last=budget.is_over)
             tracker.log(step, outcome.metrics | measured | hours.metrics(parts.trainer.num_gpus))
-            check_logp_gap(outcome.metrics, context.execution.max_logp_gap, rl.max_staleness)
+            logp_gap.check(outcome.metrics)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
             is_last = step == rl.steps or end_of_training(parts.held_out, budget) is not None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import deepspeed
 import torch
+from deepspeed.runtime import bf16_optimizer
 from deepspeed.utils import set_z3_leaf_modules
 from torch import Tensor, nn
 
@@ -17,6 +18,8 @@ from luffy.training.distributed import init_deepspeed_comm, init_process_group
 from luffy.training.policy_model import LogProbHead
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+# Its optimizer for bfloat16 prints ten lines of memory use into the log of every stage.
+bf16_optimizer.see_memory_usage = lambda message, force=False: None
 _REDUCE_BUCKET = 500_000_000
 """Elements per gradient all-reduce: DeepSpeed's default."""
 

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from luffy.config import load_experiment
-from luffy.rl.logp_gap import SUSPICIOUS_GAP
 from luffy.tasks.alarm_watch import AlarmWatch, NewMetrics
 from luffy.tasks.alarms import RewardHistory, disk_alarm, gap_alarm, gap_bound
 from luffy.tracking.metrics import MetricsWriter
@@ -40,11 +39,18 @@ def test_a_reward_has_fallen_to_0_only_if_it_was_above_and_stays_there(rewards, 
 
 
 @pytest.mark.parametrize(
-    ("setting", "staleness", "bound"),
-    [(None, 0, SUSPICIOUS_GAP), (None, 1, None), (0.2, 1, 0.2), (0.2, 0, SUSPICIOUS_GAP), (0.001, 0, 0.001)],
+    ("setting", "staleness", "dtype", "bound"),
+    [
+        (None, 0, "float32", 0.01),
+        (None, 0, "bfloat16", 0.1),
+        (None, 1, "float32", None),
+        (0.2, 1, "float32", 0.2),
+        (0.2, 0, "float32", 0.01),
+        (0.001, 0, "bfloat16", 0.001),
+    ],
 )
-def test_the_bound_of_the_gap_is_the_lowest_that_rl_itself_checks(setting, staleness, bound):
-    assert gap_bound(setting, staleness) == bound
+def test_the_bound_of_the_gap_is_the_lowest_that_rl_itself_checks(setting, staleness, dtype, bound):
+    assert gap_bound(setting, staleness, dtype) == bound
 
 
 def test_a_gap_alarms_only_above_its_bound():
