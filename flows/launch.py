@@ -17,6 +17,7 @@ from types import FrameType
 from luffy.cli.console import show_error
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LuffyError, UserError
 from luffy.flows.prefect_session import ApiServer, prefect_api, set_environment
+from luffy.library_loading import without_collections
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
@@ -51,7 +52,9 @@ def launch(
         server = prefect_api()
         warm = _warm_server(workspace, plans)
         module, _, name = flow.partition(":")
-        call_flow(getattr(importlib.import_module(module), name), parameters, server, warm)
+        with without_collections():
+            program = importlib.import_module(module)
+        call_flow(getattr(program, name), parameters, server, warm)
     except KeyboardInterrupt:
         from luffy.tasks.cancellation import was_cancelled  # late: it imports Prefect
 

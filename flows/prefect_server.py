@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from luffy.flows.own_pages import Application, OwnPages, ServerNames
+from luffy.library_loading import without_collections
 
 if TYPE_CHECKING:
     from prefect.server.database.configurations import AioSqliteConfiguration
@@ -24,9 +25,10 @@ NAMES_VARIABLE = "LUFFY_SERVER_NAMES"
 
 def create_app() -> Application:
     """The application; Prefect's settings come from the environment."""
-    begin_sqlite_transactions_at_once()
-    load_changed_automations_in_the_loop()
-    from prefect.server.api.server import create_app as create_prefect_app
+    with without_collections():
+        begin_sqlite_transactions_at_once()
+        load_changed_automations_in_the_loop()
+        from prefect.server.api.server import create_app as create_prefect_app
 
     return OwnPages(create_prefect_app(), ServerNames.of(os.environ.get(NAMES_VARIABLE, "").split(",")))
 

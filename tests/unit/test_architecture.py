@@ -20,6 +20,7 @@ LAYERS = (
         "stop_request",
         "http_client",
         "import_paths",
+        "library_loading",
         "markdown_text",
     },
     {"objectives", "grading", "hosted", "pipeline", "sandbox", "tracking"},
