@@ -9,7 +9,7 @@ from contextlib import contextmanager
 def without_collections() -> Iterator[None]:
     """For a program's imports: what is loaded within the block stays, and later collections do not walk over it either.
 
-    Loading Prefect's server takes a fifth less CPU time so (5.2 s instead of 6.8).
+    Prefect's server then takes about a sixth less CPU time to load (`tests/benchmarks/library_loading.py`).
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -112,6 +112,8 @@ def measure(shape: str, layout: tuple[str, ...], num_rows: int) -> dict[str, flo
     adapter = Adapter(model, LORA, seed=0) if lora else None
     policy = Policy(model, config.rl.optimizer, config.execution, "bfloat16", config.rl.temperature, adapter)
     assert policy.flops is not None
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()  # making random weights is no part of an update
     objective = objective_at(config.objective.terms, 1, 10, config.rl.max_response_tokens, {})
     rows = batch(SHAPES[shape], num_rows)
     took = []
@@ -143,7 +145,6 @@ def main() -> None:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
             try:
                 found = measure(shape, layout, num_rows)
             except Exception as error:  # one layout that fails leaves the others

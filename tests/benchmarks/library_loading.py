@@ -1,0 +1,44 @@
+"""CPU seconds of loading Prefect's server and a flow, with garbage collection and without, in turn.
+
+Run: python tests/benchmarks/library_loading.py [rounds]
+
+Each import is a process of its own; the table shows the fastest of the rounds (3).
+"""
+
+import subprocess
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+MODULES = ("prefect.server.api.server", "luffy.flows.full_pipeline")
+CODE = """
+import importlib, sys, time
+from contextlib import nullcontext
+from luffy.library_loading import without_collections
+began = time.process_time()
+with without_collections() if sys.argv[2] == "without" else nullcontext():
+    importlib.import_module(sys.argv[1])
+print(time.process_time() - began)
+"""
+
+
+def seconds(module: str, how: str) -> float:
+    """Of the CPU, for one import in a new process."""
+    command = [sys.executable, "-c", CODE, module, how]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(said.splitlines()[-1])
+
+
+def main() -> None:
+    """Print one line a module."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    table = Table("module", "with collections", "without")
+    for module in MODULES:
+        took = [(seconds(module, "with"), seconds(module, "without")) for _ in range(rounds)]
+        table.add_row(module, *(f"{min(column):.2f} s" for column in zip(*took, strict=True)))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
