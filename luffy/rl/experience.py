@@ -56,14 +56,15 @@ class Experience:
         self._sources = sources
         objective = settings.objective
         self._by_uid = {task.uid: task for task in sources.tasks}
+        ahead = settings.rl.max_staleness
         self._replay = (
             None
             if objective.replay is None
-            else ReplayBuffer(objective.replay, settings.seed, sources.journal.read_group)
+            else ReplayBuffer(objective.replay, settings.seed, sources.journal.read_group, ahead)
         )
         self._sampler = open_sampler(settings, sources.tasks)
         guidance = objective.group.guidance
-        self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, settings.rl.max_staleness)
+        self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, ahead)
         self._failed = None if objective.interleaved_sft is None else FailedPrompts(objective.interleaved_sft.take)
 
     def plan(self, step: int) -> StepPlan:
@@ -179,8 +180,7 @@ class Experience:
         config = self._settings.objective.replay
         if self._replay is None or config is None:
             return []
-        uids = self._replay.sample(step, round(config.share * self._wanted))
-        stored = {uid: self._replay.candidates(uid) for uid in uids}
+        stored = self._replay.sample(step, round(config.share * self._wanted))
         return [replace(self._by_uid[uid], replayed=self._choose(rows, config)) for uid, rows in stored.items()]
 
     def _choose(self, candidates: Sequence[Trajectory], config: ReplayConfig) -> Trajectory:

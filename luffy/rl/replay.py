@@ -30,14 +30,52 @@ class _Success:
     digest: str
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _PromptRecord:
     """One prompt in the buffer."""
 
     share_correct: float
     """Share of correct rollouts in its last group."""
-    successes: list[_Success] = field(default_factory=list)
+    successes: tuple[_Success, ...]
     """Oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StepRecord:
+    """What one step showed."""
+
+    share_correct: float
+    """Share of correct rollouts in all its groups."""
+    prompts: tuple[tuple[str, _PromptRecord], ...]
+    """Each of its groups with rollouts, in order: the uid and what the group itself showed."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """The content of the buffer after some step."""
+
+    started: bool = False
+    retired: set[str] = field(default_factory=set)
+    prompts: dict[str, _PromptRecord] = field(default_factory=dict)
+
+    def copy(self) -> "_Memory":
+        return _Memory(self.started, set(self.retired), dict(self.prompts))
+
+    def enter(self, step: _StepRecord, config: ReplayConfig) -> None:
+        """Add what the next step showed."""
+        if not self.started:
+            self.started = step.share_correct > config.start_accuracy
+            return
+        for uid, seen in step.prompts:
+            if uid in self.retired:
+                continue
+            if seen.share_correct == 1.0 and config.retire_solved:
+                self.retired.add(uid)
+                self.prompts.pop(uid, None)
+            elif uid in self.prompts or seen.successes:
+                earlier = self.prompts[uid].successes if uid in self.prompts else ()
+                successes = _newest_different([*earlier, *seen.successes])
+                self.prompts[uid] = _PromptRecord(seen.share_correct, successes)
 
 
 class ReplayBuffer:
@@ -49,36 +87,38 @@ class ReplayBuffer:
     correct is removed for good. Replayed rows do not count as rollouts (in the paper's code they do, so a replayed
     prompt never seems to fail).
 
-    Recording starts after the first step whose accuracy is above `config.start_accuracy`, as in the paper's code. The
-    content of the buffer is a pure function of the observed groups. With `rl.max_staleness`, a step is planned before
-    the steps just ahead of it are observed; planned anew by a resumed run, it may know them. The buffer stores
-    locations, not rows: the responses stay in the rollout journal, and `read` loads them when they are replayed.
+    Recording starts after the first step whose accuracy is above `config.start_accuracy`, as in the paper's code. With
+    `ahead` (`rl.max_staleness`) k, step s is planned after training on step s - 1 - k, so it sees the buffer after that
+    step. A resumed run may know later steps, but ignores them and so replays the same prompts. The content is a pure
+    function of the observed groups. The buffer stores locations, not rows: the responses stay in the rollout journal,
+    and `read` loads them when they are replayed.
     """
 
-    def __init__(self, config: ReplayConfig, seed: int, read: ReadGroup) -> None:
+    def __init__(self, config: ReplayConfig, seed: int, read: ReadGroup, ahead: int = 0) -> None:
         self._config = config
         self._seed = seed
         self._read = read
-        self._started = False
-        self._experience: dict[str, _PromptRecord] = {}
-        self._retired: set[str] = set()
+        self._ahead = ahead
+        self._settled = _Memory()
+        """After the last observed step minus `ahead`."""
+        self._recent: dict[int, _StepRecord] = {}
+        """The observed steps after that."""
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Record all groups of a step, before filtering, in order; groups without rollouts are ignored."""
-        if not self._started:
-            self._started = _accuracy(groups) > self._config.start_accuracy
-            return
-        for index, group in enumerate(groups):
-            if group.rollouts and group.uid not in self._retired:
-                self._record(group, step, index)
+        self._recent[step] = _record(step, groups)
+        for earlier in [s for s in self._recent if s <= step - self._ahead]:
+            self._settled.enter(self._recent.pop(earlier), self._config)
 
-    def sample(self, step: int, count: int) -> list[str]:
-        """Sample up to `count` distinct prompts for `step`; a pure function of the observed groups.
+    def sample(self, step: int, count: int) -> dict[str, list[Trajectory]]:
+        """Up to `count` prompts for `step`, each with its stored successes, oldest first.
 
         First a bucket (all prompts with the same accuracy) is sampled in proportion to the normal density at its
-        accuracy, whatever its size, and then one of its prompts uniformly.
+        accuracy, whatever its size, and then one of its prompts uniformly. A pure function of the observed groups.
+        Raises CheckpointError when the journal has lost a success.
         """
-        buckets = self._buckets()
+        known = self._as_known_to(step).prompts
+        buckets = _buckets(known)
         chosen: list[str] = []
         while buckets and len(chosen) < count:
             place = len(chosen)
@@ -87,51 +127,35 @@ class ReplayBuffer:
             chosen.append(buckets[share].pop(index))
             if not buckets[share]:
                 del buckets[share]
-        return chosen
-
-    def candidates(self, uid: str) -> list[Trajectory]:
-        """The stored successes of a prompt, oldest first.
-
-        Raises CheckpointError when the journal has lost one of them.
-        """
-        return [self._row(success) for success in self._experience[uid].successes]
+        return {uid: [self._row(success) for success in known[uid].successes] for uid in chosen}
 
     def state(self) -> dict[str, object]:
         """The buffer as plain JSON values."""
         return {
-            "started": self._started,
-            "retired": sorted(self._retired),
-            "experience": {
-                uid: {"share_correct": known.share_correct, "successes": [list(astuple(s)) for s in known.successes]}
-                for uid, known in self._experience.items()
-            },
+            "started": self._settled.started,
+            "retired": sorted(self._settled.retired),
+            "prompts": {uid: astuple(record) for uid, record in self._settled.prompts.items()},
+            "recent": {str(step): astuple(record) for step, record in self._recent.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Replace the buffer with that of a checkpoint."""
-        self._started = state["started"]
-        self._retired = set(state["retired"])
-        self._experience = {
-            uid: _PromptRecord(known["share_correct"], [_Success(*success) for success in known["successes"]])
-            for uid, known in state["experience"].items()
+        prompts = {uid: _read_record(record) for uid, record in state["prompts"].items()}
+        self._settled = _Memory(state["started"], set(state["retired"]), prompts)
+        self._recent = {
+            int(step): _StepRecord(share, tuple((uid, _read_record(record)) for uid, record in prompts))
+            for step, (share, prompts) in state["recent"].items()
         }
 
-    def _record(self, group: Group, step: int, index: int) -> None:
-        if group.accuracy == 1.0 and self._config.retire_solved:
-            self._retired.add(group.uid)
-            self._experience.pop(group.uid, None)
-            return
-        known = self._experience.get(group.uid)
-        successes = [
-            _Success(step, index, place, _digest(row))
-            for place, row in enumerate(group.trajectories)
-            if row.is_correct and not row.is_off_policy
-        ]
-        if known is None and successes:
-            known = self._experience[group.uid] = _PromptRecord(group.accuracy)
-        if known is not None:
-            known.share_correct = group.accuracy
-            known.successes = _newest_different([*known.successes, *successes])
+    def _as_known_to(self, step: int) -> _Memory:
+        """The buffer that the plan of `step` sees."""
+        visible = [record for earlier, record in sorted(self._recent.items()) if earlier <= step - 1 - self._ahead]
+        if not visible:
+            return self._settled
+        known = self._settled.copy()
+        for record in visible:
+            known.enter(record, self._config)
+        return known
 
     def _row(self, success: _Success) -> Trajectory:
         group = self._read(success.step, success.group)
@@ -143,13 +167,6 @@ class ReplayBuffer:
         row = group.trajectories[success.row]
         assert not any(map(math.isnan, row.logp_behavior)), "a rollout of the policy without its log-probabilities"
         return row
-
-    def _buckets(self) -> dict[float, list[str]]:
-        buckets: dict[float, list[str]] = {}
-        for uid, known in sorted(self._experience.items()):
-            if known.share_correct > 0:
-                buckets.setdefault(known.share_correct, []).append(uid)
-        return dict(sorted(buckets.items()))
 
     def _share(self, shares: Sequence[float], number: float) -> float:
         """The share whose interval of the cumulative distribution contains `number`."""
@@ -164,16 +181,44 @@ class ReplayBuffer:
         return shares[-1]
 
 
-def _accuracy(groups: Sequence[Group]) -> float:
+def _record(step: int, groups: Sequence[Group]) -> _StepRecord:
     rollouts = [row for group in groups for row in group.rollouts]
-    return sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
+    share = sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
+    prompts = [
+        (group.uid, _PromptRecord(group.accuracy, _successes(step, index, group)))
+        for index, group in enumerate(groups)
+        if group.rollouts
+    ]
+    return _StepRecord(share, tuple(prompts))
 
 
-def _newest_different(successes: Sequence[_Success]) -> list[_Success]:
+def _successes(step: int, index: int, group: Group) -> tuple[_Success, ...]:
+    return tuple(
+        _Success(step, index, place, _digest(row))
+        for place, row in enumerate(group.trajectories)
+        if row.is_correct and not row.is_off_policy
+    )
+
+
+def _buckets(prompts: Mapping[str, _PromptRecord]) -> dict[float, list[str]]:
+    """The uids of the prompts that can be replayed, by accuracy; both in ascending order."""
+    buckets: dict[float, list[str]] = {}
+    for uid, record in sorted(prompts.items()):
+        if record.share_correct > 0:
+            buckets.setdefault(record.share_correct, []).append(uid)
+    return dict(sorted(buckets.items()))
+
+
+def _newest_different(successes: Sequence[_Success]) -> tuple[_Success, ...]:
     """The newest distinct responses, oldest first; of equal ones the last, with its log-probabilities."""
     latest = {success.digest: success for success in successes}
     order = list(dict.fromkeys(success.digest for success in reversed(successes)))[:MAX_SUCCESSES]
-    return [latest[digest] for digest in reversed(order)]
+    return tuple(latest[digest] for digest in reversed(order))
+
+
+def _read_record(value: Sequence[Any]) -> _PromptRecord:
+    share, successes = value
+    return _PromptRecord(share, tuple(_Success(*success) for success in successes))
 
 
 def _digest(row: Trajectory) -> str:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -29,9 +29,9 @@ def _group(uid: str, correct: int, size: int = 8, token: int = 10) -> Group:
 class Journalled(ReplayBuffer):
     """A buffer that finds what it has observed."""
 
-    def __init__(self, config: ReplayConfig = ANY_STEP) -> None:
+    def __init__(self, config: ReplayConfig = ANY_STEP, ahead: int = 0) -> None:
         self.steps: dict[int, Sequence[Group]] = {}
-        super().__init__(config, 5, lambda step, index: self.steps[step][index])
+        super().__init__(config, 5, lambda step, index: self.steps[step][index], ahead)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         self.steps[step] = groups
@@ -55,23 +55,22 @@ def test_recording_begins_with_the_step_after_the_first_that_is_good_enough() ->
     buffer = Journalled(ReplayConfig(start_accuracy=0.5))
     buffer.observe(2, [_group("early", 4)])
     buffer.observe(3, [_group("trigger", 5)])
-    assert buffer.sample(1, 1) == []
+    assert buffer.sample(4, 1) == {}
     buffer.observe(4, [_group("a", 1)])
     buffer.observe(5, [_group("b", 2)])
-    assert sorted(buffer.sample(3, 9)) == ["a", "b"]
+    assert sorted(buffer.sample(6, 9)) == ["a", "b"]
 
 
 def test_only_right_rollouts_are_kept_and_neither_traces_nor_replayed_rows_count() -> None:
     trace, replayed = _row(True, 90, source=Source.OFF_POLICY), _row(True, 91, source=Source.REPLAY)
     buffer = _buffer(Group("a", (_row(True, 20), _row(False, 21), trace, replayed)), Group("b", (trace, replayed)))
-    assert [row.response_ids for row in buffer.candidates("a")] == [(20,)]
-    assert buffer.sample(1, 9) == ["a"]
+    assert {uid: [row.response_ids for row in rows] for uid, rows in buffer.sample(2, 9).items()} == {"a": [(20,)]}
 
 
 def test_the_newest_successes_are_kept_and_equal_ones_once_as_last_drawn() -> None:
     buffer = _buffer(_group("a", 6, token=10), _group("a", 4, token=20))
     buffer.observe(5, [Group("a", (_row(True, 12, logp=-0.125), _row(False, 99)))])
-    kept = buffer.candidates("a")
+    kept = buffer.sample(6, 1)["a"]
     assert len(kept) == MAX_SUCCESSES
     assert [row.response_ids[0] for row in kept] == [13, 14, 15, 20, 21, 22, 23, 12]
     assert kept[-1].logp_behavior == (-0.125,)
@@ -80,17 +79,16 @@ def test_the_newest_successes_are_kept_and_equal_ones_once_as_last_drawn() -> No
 def test_a_prompt_that_fails_waits_with_its_successes_until_it_is_solved_again() -> None:
     buffer = _buffer(_group("a", 2))
     buffer.observe(6, [_group("a", 0)])
-    assert buffer.sample(1, 1) == []
+    assert buffer.sample(7, 1) == {}
     buffer.observe(7, [_group("a", 1, token=30)])
-    assert buffer.sample(2, 1) == ["a"]
-    assert [row.response_ids[0] for row in buffer.candidates("a")] == [10, 11, 30]
+    assert [row.response_ids[0] for row in buffer.sample(8, 1)["a"]] == [10, 11, 30]
 
 
 @pytest.mark.parametrize(("retire", "drawn"), [(True, []), (False, ["a"])])
 def test_a_solved_prompt_leaves_for_good_where_that_is_asked_for(retire: bool, drawn: list[str]) -> None:
     buffer = _buffer(_group("a", 8), config=ReplayConfig(start_accuracy=0.0, retire_solved=retire))
     buffer.observe(8, [_group("a", 4)])
-    assert buffer.sample(1, 1) == drawn
+    assert list(buffer.sample(9, 1)) == drawn
 
 
 def test_buckets_are_drawn_by_the_normal_density_and_prompts_evenly_inside() -> None:
@@ -105,7 +103,7 @@ def test_buckets_are_drawn_by_the_normal_density_and_prompts_evenly_inside() -> 
 
 def test_a_lone_bucket_far_from_the_mean_is_still_drawn() -> None:
     config = ReplayConfig(start_accuracy=0.0, bucket_mean=0.99, bucket_std=1e-4)
-    assert _buffer(_group("a", 1), config=config).sample(1, 2) == ["a"]
+    assert list(_buffer(_group("a", 1), config=config).sample(2, 2)) == ["a"]
 
 
 _corrects = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=30)
@@ -118,13 +116,13 @@ def test_draws_are_different_replayable_prompts_and_the_same_again(
     groups = [_group(f"p{prompt}", correct) for prompt, correct in corrects]
     buffer = _buffer(*groups)
     drawn = buffer.sample(step, count)
-    assert len(set(drawn)) == len(drawn) <= count
-    assert all(buffer.candidates(uid) for uid in drawn)
+    assert all(drawn.values())
     last = {group.uid: group.accuracy for group in groups}
     solved = {group.uid for group in groups if group.accuracy == 1.0}
     replayable = [uid for uid, accuracy in last.items() if accuracy > 0 and uid not in solved]
     assert len(drawn) == min(count, len(replayable))
-    assert drawn == _buffer(*groups).sample(step, count) == buffer.sample(step, count)
+    again = [each.sample(step, count) for each in (_buffer(*groups), buffer)]
+    assert [list(each.items()) for each in again] == [list(drawn.items())] * 2
 
 
 _logps = st.floats(max_value=0.0, allow_nan=False, allow_infinity=False)
@@ -142,11 +140,47 @@ def test_the_state_comes_back_exactly_from_json(corrects: list[tuple[int, int]],
     again.steps[1] = groups
     again.restore(json.loads(json.dumps(buffer.state())))
     assert again.state() == buffer.state()
-    assert again.candidates("q") == [own]
+    assert again.sample(7, 99)["q"] == [own]
     assert again.sample(7, 5) == buffer.sample(7, 5)
     for each in (buffer, again):
         each.observe(2, [_group("p0", 3, token=50)])
     assert again.state() == buffer.state()
+
+
+@given(st.lists(_corrects, min_size=2, max_size=8), st.integers(0, 3), st.data())
+def test_a_resumed_run_ahead_of_its_trainer_replays_the_same(
+    corrects: list[list[tuple[int, int]]], ahead: int, data: st.DataObject
+) -> None:
+    steps = [
+        [_group(f"p{prompt}", correct, token=10 * step) for prompt, correct in groups]
+        for step, groups in enumerate(corrects, start=1)
+    ]
+    undisturbed, resumed, lagging = Journalled(ahead=ahead), Journalled(ahead=ahead), Journalled()
+    states: list[str] = []
+    drawn = _drawn(undisturbed, 1, ahead, steps, lambda: states.append(json.dumps(undisturbed.state())))
+    killed_after = data.draw(st.integers(1, len(steps) - 1))
+    resumed.steps = undisturbed.steps
+    resumed.restore(json.loads(states[killed_after - 1]))
+    again = _drawn(resumed, killed_after + 1, ahead, steps)
+    assert again == {step: drawn[step] for step in again}
+    for step, groups in enumerate(steps[: max(killed_after - ahead, 0)], start=1):
+        lagging.observe(step, groups)
+    next_step = killed_after + 1
+    assert drawn[next_step] == list(lagging.sample(next_step, 3).items()), "it sees the steps trained on when planned"
+
+
+def _drawn(
+    buffer: Journalled, first: int, ahead: int, steps: Sequence[Sequence[Group]], then: Callable[[], object] = bool
+) -> dict[int, list[tuple[str, list[Trajectory]]]]:
+    """What each step draws; all steps up to `ahead` further ones are planned before a step is trained on."""
+    drawn: dict[int, list[tuple[str, list[Trajectory]]]] = {}
+    for step in range(first, len(steps) + 1):
+        for planned in range(step, step + ahead + 1):
+            if planned not in drawn:
+                drawn[planned] = list(buffer.sample(planned, 3).items())
+        buffer.observe(step, steps[step - 1])
+        then()
+    return drawn
 
 
 def test_a_step_that_the_journal_has_lost_is_said_in_one_line() -> None:
@@ -154,9 +188,9 @@ def test_a_step_that_the_journal_has_lost_is_said_in_one_line() -> None:
     for step in (0, 1):
         buffer.observe(step, [_group("a", 2)])
     with pytest.raises(CheckpointError, match="lost step 1"):
-        buffer.candidates("a")
+        buffer.sample(2, 1)
 
 
 def test_an_own_rollout_without_log_probabilities_is_a_programmer_s_mistake() -> None:
     with pytest.raises(AssertionError, match="without its log-probabilities"):
-        _buffer(Group("a", (_row(True, logp=float("nan")), _row(False)))).candidates("a")
+        _buffer(Group("a", (_row(True, logp=float("nan")), _row(False)))).sample(2, 1)
