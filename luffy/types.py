@@ -315,7 +315,7 @@ class TrainBatch:
     logp_behavior_BT: Tensor
     """Log-probabilities under the policy that sampled the token; NaN where unknown."""
     logp_ref_BT: Tensor
-    """Log-probabilities under the frozen policy that the stage started from; 0 where no term needs them."""
+    """Log-probabilities under the reference of `kl` terms; 0 where no term needs them."""
     logp_teacher_BT: Tensor
     """Log-probabilities under the teacher of `rl.teacher`; 0 where no term needs them."""
     value_old_BT: Tensor

@@ -101,7 +101,7 @@ class RayEngine:
                 self._restart(place)
 
     def ask(self, method: str, *arguments: object) -> None:
-        """Call a method of every engine. One that has died is replaced, without repeating the call."""
+        """Call a method of every engine. One that has died is replaced, and the replacement called once."""
         asked = [(member, getattr(member.handle, method).remote(*arguments)) for member in self.members]
         for place, (member, reference) in enumerate(asked):
             try:
@@ -109,6 +109,9 @@ class RayEngine:
             except MemberDied as death:
                 logger.warning("%s", death)
                 self.restart(place, member)
+                fresh = self.members[place]
+                again: Any = getattr(fresh.handle, method).remote(*arguments)
+                self._supervisor.answers([fresh], [again], self._timeout_s)
 
     def close(self) -> None:
         """Nothing to free: the actors end with the cluster."""

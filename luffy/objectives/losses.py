@@ -52,7 +52,7 @@ class TokenBatch:
     logp_behavior_BT: Tensor
     """Log-probabilities under the policy that sampled the tokens, constant; NaN where unknown."""
     logp_ref_BT: Tensor
-    """Log-probabilities under the frozen reference, constant."""
+    """Log-probabilities under the reference of `kl` terms, constant."""
     logp_teacher_BT: Tensor
     """Log-probabilities under the teacher of `rl.teacher`, constant."""
     advantage_BT: Tensor

@@ -53,7 +53,8 @@ def _linear(value: LinearValue, progress: float) -> float:
     done = min(progress / value.over, 1.0)
     if value.levels is not None:
         # The first level is `start`, the last is reached with the last of `levels` equal windows.
-        done = min(math.floor(done * value.levels), value.levels - 1) / max(value.levels - 1, 1)
+        level = math.floor(round(done * value.levels, 6))  # 2 / 25 / 0.8 x 10 is 1, not 0.9999999999999999
+        done = min(level, value.levels - 1) / (value.levels - 1)
     return value.start + (value.end - value.start) * done
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from luffy.config.objective import ReplayConfig
 from luffy.errors import CheckpointError
 from luffy.rl.random_numbers import uniform
-from luffy.types import Group, Trajectory
+from luffy.types import SAMPLED, Group, Trajectory
 
 MAX_SUCCESSES = 8
 """Successes kept per prompt (the newest). The paper's code has no limit, but each costs a forward pass whenever the
@@ -134,8 +134,11 @@ class ReplayBuffer:
         return {
             "started": self._settled.started,
             "retired": sorted(self._settled.retired),
-            "prompts": {uid: astuple(record) for uid, record in self._settled.prompts.items()},
-            "recent": {str(step): astuple(record) for step, record in self._recent.items()},
+            "prompts": {uid: _written(record) for uid, record in self._settled.prompts.items()},
+            "recent": {
+                str(step): [record.share_correct, [[uid, _written(seen)] for uid, seen in record.prompts]]
+                for step, record in self._recent.items()
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -165,7 +168,8 @@ class ReplayBuffer:
                 "delete the checkpoints to restart the stage"
             )
         row = group.trajectories[success.row]
-        assert not any(map(math.isnan, row.logp_behavior)), "a rollout of the policy without its log-probabilities"
+        own = (logp for logp, source in zip(row.logp_behavior, row.source, strict=True) if source in SAMPLED)
+        assert not any(map(math.isnan, own)), "a rollout of the policy without its log-probabilities"
         return row
 
     def _share(self, shares: Sequence[float], number: float) -> float:
@@ -214,6 +218,10 @@ def _newest_different(successes: Sequence[_Success]) -> tuple[_Success, ...]:
     latest = {success.digest: success for success in successes}
     order = list(dict.fromkeys(success.digest for success in reversed(successes)))[:MAX_SUCCESSES]
     return tuple(latest[digest] for digest in reversed(order))
+
+
+def _written(record: _PromptRecord) -> list[object]:
+    return [record.share_correct, [list(astuple(success)) for success in record.successes]]
 
 
 def _read_record(value: Sequence[Any]) -> _PromptRecord:

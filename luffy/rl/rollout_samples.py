@@ -24,12 +24,11 @@ def sample_rollouts(
     Failed rows, which have no advantage, are shown where a group has no others. Groups whose uids are in `confidential`
     are left out.
     """
-    groups = [group for group in groups if group.uid not in confidential]
     advantages: Iterator[float | None] = iter(_advantages(groups, config))
-    pairs: list[list[tuple[Trajectory, float | None]]] = [
-        [(row, next(advantages)) for row in group.trajectories] for group in groups
+    pairs: list[tuple[Group, list[tuple[Trajectory, float | None]]]] = [
+        (group, [(row, next(advantages)) for row in group.trajectories]) for group in groups
     ]
-    chosen = list(zip(groups, pairs, strict=True))[:count]
+    chosen = [(group, rows) for group, rows in pairs if group.uid not in confidential][:count]
     samples = []
     for index, (group, rows) in enumerate(chosen):
         shown = rows or [(row, None) for row in group.failed]

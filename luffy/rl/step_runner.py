@@ -78,7 +78,7 @@ class StepRunner:
             metrics["batch/optimizer_steps"] += 1
         self._trainer.finish_step(step)
         metrics |= learned_metrics(kept, demonstrations, passes)
-        speed = _speed(groups, metrics, time.perf_counter() - began, passes)
+        speed = _speed(groups, kept, metrics, time.perf_counter() - began, passes)
         return StepOutcome(kept or groups, metrics | speed)
 
     def save(self, step: int, *, is_extra: bool = False) -> None:
@@ -116,14 +116,19 @@ class StepRunner:
         )
 
 
-def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float, passes: int) -> dict[str, float]:
-    """Throughput of the step and of its training part, which counts every pass, and the share of time that the trainer
-    waited."""
-    rows = [row for group in groups for row in group.trajectories]
-    tokens = sum(row.num_tokens for row in rows)
+def _speed(
+    groups: Sequence[Group], kept: Sequence[Group], metrics: Mapping[str, float], seconds: float, passes: int
+) -> dict[str, float]:
+    """Throughput of the step and of its training part, which counts the groups trained on, once for each pass; and the
+    share of time that the trainer waited."""
+    idle_s = metrics["perf/trainer_idle_s"]
     return {
         "perf/step_s": seconds,
-        "perf/tokens_per_s": tokens / seconds,
-        "perf/trainer_idle_share": metrics["perf/trainer_idle_s"] / seconds,
-        "perf/train_tokens_per_s": passes * tokens / (seconds - metrics["perf/trainer_idle_s"]),
+        "perf/tokens_per_s": _num_tokens(groups) / seconds,
+        "perf/trainer_idle_share": idle_s / seconds,
+        "perf/train_tokens_per_s": passes * _num_tokens(kept) / (seconds - idle_s),
     }
+
+
+def _num_tokens(groups: Sequence[Group]) -> int:
+    return sum(row.num_tokens for group in groups for row in group.trajectories)

@@ -1,18 +1,16 @@
 """The prompts that a policy is shown as its own teacher: the problem with its trace (`rl.teacher.kind: self`)."""
 
-import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from luffy.config.prompt_slots import fill_slots
 from luffy.config.rl_teacher import SelfTeacher
 from luffy.data.templates import render_prompts
 from luffy.errors import DataError
 from luffy.types import Group, Message, Prompt
-
-_FIELDS = re.compile(r"\{(problem|trace)\}")
 
 
 class TeacherPrompts:
@@ -52,5 +50,5 @@ class TeacherPrompts:
 
 def _with_trace(prompt: Prompt, template: str) -> tuple[Message, ...]:
     *before, last = prompt.messages
-    texts = {"problem": last.content, "trace": prompt.traces[0].text}
-    return (*before, Message(last.role, _FIELDS.sub(lambda found: texts[found[1]], template)))
+    text = fill_slots(template, {"problem": last.content, "trace": prompt.traces[0].text})
+    return (*before, Message(last.role, text))

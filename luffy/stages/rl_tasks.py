@@ -32,13 +32,14 @@ def prompts_file(settings: RLSettings, data: Path) -> Path:
 
 
 def read_tasks(settings: RLSettings, data: Path, tokenizer: PreTrainedTokenizerBase) -> list[RolloutTask]:
-    """All prompts with their traces and, where known, pass rates; DataError where they are too few."""
+    """All prompts with their traces and, where known, pass rates; DataError where prompts or traces are too few."""
     prompts = read_prompts(prompts_file(settings, data))
     rates = read_pass_rates(data / RATES_FILE)
     tokenized = tokenize_tasks(tokenizer, prompts, history_of(settings.environment))
     tasks = [replace(task, pass_rate=rates.get(task.uid)) for task in tokenized]
     if not tasks:
         raise DataError(_NONE_LEFT[settings.prompts])
+    _check_traces(settings, tasks)
     _check_buffer_fills(settings, tasks)
     _check_step_fills(settings, tasks)
     return tasks
@@ -73,6 +74,17 @@ def _check_step_fills(settings: RLSettings, tasks: Sequence[RolloutTask]) -> Non
             f"rl.prompts_per_step is {settings.rl.prompts_per_step} but only {len(tasks)} {which} are left; lower it "
             "or add prompts"
         )
+
+
+def _check_traces(settings: RLSettings, tasks: Sequence[RolloutTask]) -> None:
+    group = settings.objective.group
+    uses = {"off_policy": group.off_policy, "hint": group.hint, "anchor": group.anchor}
+    for name in (name for name, setting in uses.items() if setting):
+        if not any(task.demonstrations for task in tasks):
+            raise DataError(
+                f"objective.group.{name} uses traces, and no training prompt has one: only rollouts would be learned "
+                "from; take data with traces, add the section synthesize, or use a method without traces (on_policy)"
+            )
 
 
 def _check_buffer_fills(settings: RLSettings, tasks: Sequence[RolloutTask]) -> None:

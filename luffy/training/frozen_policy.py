@@ -1,4 +1,4 @@
-"""The policy that a stage starts from, frozen: the reference of KL terms.
+"""Frozen models that score tokens: the reference of KL terms, and teachers.
 
 Shape legend: `B` rows, `T` tokens.
 """

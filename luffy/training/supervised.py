@@ -90,13 +90,14 @@ class SupervisedRank:
         """Raise DataError when an example of `longest` tokens is longer than the model's context."""
         check_fits(self._policy.causal_lm, longest, "the longest example")
 
-    def take_step(self, shard: Shard, step: int, width: int) -> dict[str, float]:
-        """Optimizer step `step` (from 1) on this rank's rows; `width` is the longest row of any rank, in tokens."""
+    def take_step(self, shard: Shard, step: int) -> dict[str, float]:
+        """Optimizer step `step` (from 1) on this rank's rows."""
         plan = self._plan
         # For models with dropout: a different mask on each rank.
         torch.manual_seed(derive_seed(plan.seed, "train", step, dist.get_rank()))
         lr = plan.optimizer.lr * schedule_multiplier(plan.optimizer.schedule, step - 1, plan.steps)
-        objective = objective_at(plan.terms, step, plan.steps, width)
+        # Without `mode: constant` (`SupervisedObjectiveConfig`), nothing is divided by a length of responses.
+        objective = objective_at(plan.terms, step, plan.steps, max_response_tokens=1)
         batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id, episodes=shard.episodes)
         times = PartTimes()
         with times.part("update"):
@@ -185,9 +186,8 @@ class SupervisedTrainer:
     def _take_step(self, examples: Sequence[Trajectory], step: int) -> dict[str, float]:
         began, plan = time.perf_counter(), self._plan
         rows = [examples[i] for i in batch_indices(len(examples), plan.batch_size, step - 1, plan.seed)]
-        width = max(row.num_tokens for row in rows)
         shards = shard_rows(rows, self._ranks.num_ranks)
-        metrics = self._ranks.call(SupervisedRank.take_step, [(shard, step, width) for shard in shards])[0]
+        metrics = self._ranks.call(SupervisedRank.take_step, [(shard, step) for shard in shards])[0]
         seconds = time.perf_counter() - began
         return metrics | {
             "batch/num_rows": float(len(rows)),

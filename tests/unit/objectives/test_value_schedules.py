@@ -38,6 +38,12 @@ def test_linear_in_levels_takes_equal_steps() -> None:
     assert stairs == pytest.approx([1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0])
 
 
+def test_a_level_begins_with_the_first_step_of_its_window() -> None:
+    """A tenth of 80 % of 25 moves is two of them."""
+    curve = _curve(LINEAR | {"over": 0.8, "levels": 10}, total=26)
+    assert curve == pytest.approx([1 - min(move // 2, 9) / 9 for move in range(26)])
+
+
 def test_luffys_linear_max_is_ten_windows_from_the_maximum_to_a_tenth_of_it() -> None:
     """Window i of ten draws from U(0, max (10 - i) / 10), of equal length."""
     curve = _curve({"kind": "linear", "start": 0.8, "end": 0.08, "levels": 10}, total=1001)

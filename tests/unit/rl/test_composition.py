@@ -6,11 +6,12 @@ script, and in place of a model stands a record of what each rank would have lea
 
 import dataclasses
 import itertools
+import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -131,14 +132,18 @@ Sent = list[tuple[Callable[..., Any], list[Shard]]]
 
 @dataclass(frozen=True)
 class RecordedRanks:
-    """Stands for the trainer's ranks: keeps the shards that they are sent."""
+    """Stands for the trainer's ranks: keeps the shards that they are sent, and the state for their checkpoints."""
 
     sent: Sent
     num_ranks: int
+    saved: list[Mapping[str, object]] = field(default_factory=list)
 
     def call(self, method: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if method is TrainerRank.entropies:
             return [[float(len(row.response_ids)) for row in rows] for (rows,) in arguments]
+        if method is TrainerRank.save:
+            self.saved.append(arguments[0][1])
+            return [None for _ in arguments]
         self.sent.append((method, [shard for shard, _ in arguments]))
         return [{} for _ in arguments]
 
@@ -195,6 +200,7 @@ class Step:
 
     groups: list[Group]
     kept: list[Group]
+    metrics: dict[str, float]
     shards: dict[tuple[int, int], list[Shard]]
     """By updates and ranks: what each rank learns."""
 
@@ -212,6 +218,8 @@ class Run:
     steps: list[Step]
     sft_steps: list[list[Shard]]
     """What each rank learns in the SFT steps between them."""
+    state: Mapping[str, object]
+    """What the checkpoint of the last step holds for later steps."""
 
 
 @pytest.fixture(scope="module")
@@ -229,15 +237,23 @@ def _run(
     hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, num_steps)
     anchors = None if group.anchor is None else Anchors(group.anchor, _decode, settings.seed)
     collector = GroupCollector(grader, _decode, params, group, settings.seed, num_steps, hints=hints, anchors=anchors)
-    cluster = ScriptedCluster(Trainer(settings, RecordedRanks(sent, 2)), failing)
+    ranks = RecordedRanks(sent, 2)
+    cluster = ScriptedCluster(Trainer(settings, ranks), failing)
     with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
-        kept = [list(runner.run(step).groups) for step in range(1, num_steps + 1)]
+        outcomes = [runner.run(step) for step in range(1, num_steps + 1)]
+        runner.save(num_steps)
     assert [method for method, _ in sent].count(TrainerRank.learn) == num_steps, "every step learns from some groups"
     steps = [
-        Step(journal.read(step) or [], groups, {case: _learned(settings, groups, step, *case) for case in CUTS})
-        for step, groups in enumerate(kept, start=1)
+        Step(
+            journal.read(step) or [],
+            list(outcome.groups),
+            outcome.metrics,
+            {case: _learned(settings, outcome.groups, step, *case) for case in CUTS},
+        )
+        for step, outcome in enumerate(outcomes, start=1)
     ]
-    return Run(settings, steps, [shards for method, shards in sent if method is TrainerRank.sft_step])
+    sft_steps = [shards for method, shards in sent if method is TrainerRank.sft_step]
+    return Run(settings, steps, sft_steps, ranks.saved[-1])
 
 
 CASES = pytest.mark.parametrize("method", METHODS)
@@ -271,6 +287,24 @@ def test_every_group_and_every_update_holds_a_sampled_token(method: str, run: Ca
         assert all(any(map(_is_sampled, group.trajectories)) for group in step.groups)
         for rows in step.updates(num_updates, 1):
             assert any(_is_sampled(row.trajectory) for row in rows)
+
+
+@CASES
+def test_the_state_for_later_steps_is_what_a_checkpoint_can_hold(method: str, run: Callable[[str], Run]) -> None:
+    state = run(method).state
+    assert json.loads(json.dumps(state)) == state
+
+
+def test_the_speed_of_training_counts_the_rows_trained_on(run: Callable[[str], Run]) -> None:
+    """Of a step with dynamic sampling, which drops groups."""
+    for step in run("dapo").steps:
+        seconds = step.metrics["perf/step_s"] - step.metrics["perf/trainer_idle_s"]
+        trained, sampled = (
+            sum(row.num_tokens for group in groups for row in group.trajectories) for groups in (step.kept, step.groups)
+        )
+        assert step.metrics["perf/train_tokens_per_s"] * seconds == pytest.approx(trained)
+        assert step.metrics["perf/tokens_per_s"] * step.metrics["perf/step_s"] == pytest.approx(sampled)
+        assert trained < sampled
 
 
 def _is_sampled(row: Trajectory) -> bool:

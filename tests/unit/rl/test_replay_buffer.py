@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -138,7 +139,7 @@ def test_the_state_comes_back_exactly_from_json(corrects: list[tuple[int, int]],
     buffer = _buffer(*groups)
     again = Journalled()
     again.steps[1] = groups
-    again.restore(json.loads(json.dumps(buffer.state())))
+    again.restore(json.loads(_saved(buffer)))
     assert again.state() == buffer.state()
     assert again.sample(7, 99)["q"] == [own]
     assert again.sample(7, 5) == buffer.sample(7, 5)
@@ -157,7 +158,7 @@ def test_a_resumed_run_ahead_of_its_trainer_replays_the_same(
     ]
     undisturbed, resumed, lagging = Journalled(ahead=ahead), Journalled(ahead=ahead), Journalled()
     states: list[str] = []
-    drawn = _drawn(undisturbed, 1, ahead, steps, lambda: states.append(json.dumps(undisturbed.state())))
+    drawn = _drawn(undisturbed, 1, ahead, steps, lambda: states.append(_saved(undisturbed)))
     killed_after = data.draw(st.integers(1, len(steps) - 1))
     resumed.steps = undisturbed.steps
     resumed.restore(json.loads(states[killed_after - 1]))
@@ -167,6 +168,13 @@ def test_a_resumed_run_ahead_of_its_trainer_replays_the_same(
         lagging.observe(step, groups)
     next_step = killed_after + 1
     assert drawn[next_step] == list(lagging.sample(next_step, 3).items()), "it sees the steps trained on when planned"
+
+
+def _saved(buffer: ReplayBuffer) -> str:
+    """The state as a checkpoint holds it, which takes nothing that JSON would change."""
+    written = json.dumps(buffer.state())
+    assert json.loads(written) == buffer.state()
+    return written
 
 
 def _drawn(
@@ -181,6 +189,15 @@ def _drawn(
         buffer.observe(step, steps[step - 1])
         then()
     return drawn
+
+
+def test_an_episode_is_replayed_although_its_environment_has_no_log_probabilities() -> None:
+    sources = (Source.ON_POLICY, Source.ENVIRONMENT, Source.ON_POLICY)
+    episode = replace(
+        _row(True), response_ids=(2, 3, 4), source=sources, logp_behavior=(-0.5, math.nan, -0.25),
+        weight_version=(3, -1, 3),
+    )  # fmt: skip
+    assert _buffer(Group("a", (episode, _row(False)))).sample(2, 1) == {"a": [episode]}
 
 
 def test_a_step_that_the_journal_has_lost_is_said_in_one_line() -> None:

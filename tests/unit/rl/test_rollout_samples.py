@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from luffy.config.objective.advantage import GroupMeanAdvantage
+from luffy.config.objective.advantage import GlobalBatchAdvantage, GroupMeanAdvantage
 from luffy.rl.rollout_samples import sample_rollouts
+from luffy.training.group_sharding import row_advantages
 from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory
 
 
@@ -22,6 +23,14 @@ def test_a_row_of_each_group_and_none_of_a_confidential_prompt() -> None:
     advantage = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
     samples = sample_rollouts(groups, advantage, 2, spelled, spelled, {"secret"})
     assert [(sample.uid, sample.prompt, sample.response) for sample in samples] == [("a", "1", "2"), ("b", "1", "2")]
+
+
+def test_an_advantage_over_the_batch_counts_confidential_prompts_too() -> None:
+    right, _ = group("a").trajectories
+    groups = [Group("a", (right, right)), Group("secret", (replace(right, reward=0.0),) * 2)]
+    advantage = GlobalBatchAdvantage(kind="global_batch", population="joint", group_baseline=False)
+    (shown,) = sample_rollouts(groups, advantage, 2, spelled, spelled, {"secret"})
+    assert shown.advantage == row_advantages(groups, advantage)[0] > 0
 
 
 def test_a_group_whose_rows_all_failed_shows_one_of_them() -> None:

@@ -24,7 +24,7 @@ def settings_of(stage: str, *overrides: str):
 
 
 def rl_on(folder: Path, complement: int, *overrides: str) -> None:
-    """Start RL on 6 training prompts and a complement of that many."""
+    """Start RL on 6 training prompts without traces and a complement of that many."""
     for name, count in (("train", 6), ("rl_complement", complement)):
         write_prompts(folder / f"{name}.parquet", problems(count))
     tiny_tokenizer().save_pretrained(folder / "model")
@@ -54,6 +54,12 @@ def test_rl_reads_the_prompts_that_data_rl_names(
 ) -> None:
     with pytest.raises(DataError, match=line):
         rl_on(tmp_path, complement, *overrides)
+
+
+@pytest.mark.parametrize(("method", "setting"), [("luffy", "off_policy"), ("guide", "hint"), ("bread", "anchor")])
+def test_a_method_with_traces_is_refused_where_no_prompt_has_one(tmp_path: Path, method: str, setting: str) -> None:
+    with pytest.raises(DataError, match=rf"objective\.group\.{setting} uses traces, and no training prompt has one"):
+        rl_on(tmp_path, 0, "chain=rl", f"method={method}")
 
 
 def test_the_prompts_are_part_of_rls_identity_and_of_no_other() -> None:
