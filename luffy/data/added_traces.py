@@ -15,7 +15,7 @@ from pathlib import Path
 
 from luffy.config.data import DataConfig
 from luffy.data.parquet import iterate_prompts, write_prompts
-from luffy.data.splits import write_luffy
+from luffy.data.splits import EMPTY_COMPLEMENT, write_luffy
 from luffy.errors import DataError
 from luffy.files import link_or_copy
 from luffy.seeds import derive_seed
@@ -59,7 +59,7 @@ def add_traces(
     """Write the training data in `folder` with the traces that `added` gives each uid to `out`.
 
     With `rewrites` they take the place of those that the prompt came with, which stay only where there are none.
-    DataError if SFT requires more examples than there are.
+    DataError if SFT requires more examples than there are, or RL learns from the complement and it is empty.
     """
 
     traces, with_logprobs, origins = Counter[str](), Counter[str](), Counter[str]()
@@ -88,7 +88,8 @@ def add_traces(
     others = (prompt for prompt in rows() if prompt.uid not in chosen)
     lost = (prompt for prompt in prompts_without_their_traces(folder) if not added(prompt.uid))
     bare = (dataclasses.replace(prompt, traces=()) for prompt in itertools.chain(others, lost))
-    write_prompts(out / COMPLEMENT, bare)
+    if not write_prompts(out / COMPLEMENT, bare) and data.rl == "complement":
+        raise DataError(EMPTY_COMPLEMENT)
     files = [TRAIN, SFT, COMPLEMENT]
     if (folder / VALIDATION).is_file():
         link_or_copy(str(folder / VALIDATION), str(out / VALIDATION))

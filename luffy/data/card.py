@@ -44,9 +44,9 @@ class SourceCard:
     trace_outcomes: Mapping[str, int]
     """Traces by outcome of grading, rejected ones included."""
     trace_authors: Mapping[str, int]
-    """Traces that passed the rules of rows, by author."""
+    """Traces that passed the rules for single rows, by author."""
     data_sources: Mapping[str, int]
-    """Rows that passed the rules of rows, by their `data_source`."""
+    """Rows that passed the rules for single rows, by their `data_source`."""
     folded: int = 0
     """Rows that were joined to an earlier row with the same problem, which got the traces of training rows."""
     repeats: Mapping[str, int] = field(default_factory=dict)

@@ -1,7 +1,10 @@
 """Access to the values of a row by column name."""
 
 import ast
+import io
+import itertools
 import math
+import tokenize
 from collections.abc import Mapping
 
 
@@ -23,13 +26,23 @@ def as_text(value: object) -> object:
 
 
 def as_list(value: object) -> list[object] | None:
-    """Return a list, which may be written as text (`['2', '3']`); None for anything else."""
+    """Return a list, which may be written as text (`['2', '3']`); None for anything else.
+
+    NumPy's `['2' '3']`, which pandas writes to CSV, is none: to Python it is one text, `23`.
+    """
     found = _literal(value) if isinstance(value, str) else value
     return list(found) if isinstance(found, list | tuple) else None
 
 
 def _literal(text: str) -> object:
     try:
-        return ast.literal_eval(text)
+        found = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
+    return None if _holds_adjacent_texts(text) else found
+
+
+def _holds_adjacent_texts(literal: str) -> bool:
+    tokens = tokenize.generate_tokens(io.StringIO(literal).readline)
+    types = [token.type for token in tokens if token.type != tokenize.NL]
+    return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(types)

@@ -6,11 +6,11 @@
     (hit,) = index.find([text])     # Hit("math500", 17, 0.93) or None
 
 Two rules. A prompt that equals a problem, case and spacing aside, is that problem; so is one that asks its question
-with other options or in another order. A text holds a problem when at least
-`overlap` of the problem's runs of `ngram` words occur in it (GPT-3, arXiv 2005.14165, took one run of 13; competition
-problems share whole sentences such as "where m and n are relatively prime positive integers"). For a problem
-shorter than two runs all of them have to occur, since changing a number leaves most of them; one shorter than a run is
-found by the first rule only. A multiple-choice question is looked for with and without its options.
+with other options, or with the same ones in another order. A text holds a problem when at least `overlap` of the
+problem's runs of `ngram` words occur in it (GPT-3, arXiv 2005.14165, took one run of 13; competition problems share
+whole sentences such as "where m and n are relatively prime positive integers"). For a problem shorter than two runs all
+of them have to occur, since changing a number leaves most of them; one shorter than a run is found by the first rule
+only. A multiple-choice question is looked for with and without its options.
 """
 
 from collections.abc import Iterable, Sequence

@@ -9,6 +9,7 @@ templates that rewrite earlier turns (Qwen3's drops their reasoning) are refused
 rendered again before each turn (`rewritten`).
 """
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +28,7 @@ from luffy.types import Message, Prompt, Source, Trace
 _REPLY = Message("assistant", "LUFFYREPLY")
 _ASKED = Message("user", "LUFFYASKED")
 _THOUGHT = "<think>\nLUFFYTHOUGHT\n</think>\n\nLUFFYANSWER"
-_AWKWARD = 'a "quoted"\n<word>'
+_AWKWARD = ' a "quoted"\n<word> '
 """A content that reveals how a template changes contents."""
 _MASK = "\ue000"
 """Takes the place of special tokens in contents while the chat template is rendered."""
@@ -240,12 +241,12 @@ class ConversationEncoder:
         return after
 
     def _writes(self, roles: Sequence[str], slots: Sequence[str], index: int) -> Callable[[str], str]:
-        """How the template writes the content of message `index`: as it is, without outer spaces, or escaped."""
+        """How the template writes the content of message `index`: as it is, without outer spaces, escaped, or both."""
         text = self._after_reply(roles, slots)
         found = self._after_reply(roles, [*slots[:index], _AWKWARD, *slots[index + 1 :]])
-        for write in (_as_it_is, _escaped):
-            if text.replace(slots[index], write(_AWKWARD)) == found:
-                return write
+        for trim, write in itertools.product(_TRIMS, _WRITES):
+            if text.replace(slots[index], write(trim(_AWKWARD))) == found:
+                return lambda content: write(trim(content))
         raise DataError(
             f"{self._tokenizer.name_or_path}: the chat template changes the text of {roles[index]} messages, so it "
             "cannot be extended turn by turn; choose another model.chat_template"
@@ -280,3 +281,8 @@ def _as_it_is(content: str) -> str:
 def _escaped(content: str) -> str:
     """Escaped as in a JSON string, which is how Llama 3.1 writes the results of tools."""
     return json.dumps(content, ensure_ascii=False)[1:-1]
+
+
+_TRIMS: tuple[Callable[[str], str], ...] = (_as_it_is, str.strip, str.lstrip, str.rstrip)
+_WRITES: tuple[Callable[[str], str], ...] = (_as_it_is, _escaped)
+"""What templates do to the contents of messages: one of each."""

@@ -16,7 +16,8 @@ from luffy.config.kept_answers import KeepAnswers
 from luffy.data.words import Hashes, run_hashes, word_hashes, words
 from luffy.types import Message, Origin, Outcome, Trace
 
-_UNDECODED = "\ufffd"
+UNDECODED = "\ufffd"
+"""What stands for undecodable bytes."""
 _RUN = 3
 """Words in a row that are compared."""
 
@@ -46,7 +47,7 @@ class GradedAnswer:
 
     @property
     def may_be_kept(self) -> bool:
-        is_text = bool(self.text.strip()) and _UNDECODED not in self.text
+        is_text = bool(self.text.strip()) and UNDECODED not in self.text
         return self.outcome is Outcome.CORRECT and self.is_complete and is_text
 
     def trace(self) -> Trace:

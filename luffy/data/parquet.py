@@ -36,6 +36,9 @@ _MAX_DICTIONARY_BYTES = 32 << 20
 _MAX_UNFOLDED_BYTES, _MAX_UNFOLDED = 64 << 20, 1000
 """A column larger than this, and this many times as large as in the file, is a decompression bomb."""
 _BUFFER_BYTES = 1 << 20
+_NO_VALUE = (ValueError, OverflowError, KeyError)
+"""Raised for values that Python does not have: undecodable text, dates after the year 9999, unknown time zones, maps
+with a key twice."""
 Item = TypeVar("Item")
 
 _OWN_COLUMNS = tuple(name for name in COLUMNS if name != "target")  # it only repeats the first trace
@@ -66,12 +69,21 @@ def iterate_prompts(path: Path) -> Iterator[Prompt]:
 
 
 def read_rows(path: Path, columns: Sequence[str], required: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
-    """Yield the rows of any parquet file, in memory a few at a time; one with undecodable text as a `RowError`.
+    """Yield the rows of any parquet file, a few in memory at a time.
 
-    Only `present_columns` are read. Raises DataError where the file is missing, is not parquet, is truncated or lacks
-    one of the `required` columns.
+    A row with a value that Python does not have, such as undecodable text, is a `RowError`. Only `present_columns` are
+    read. Raises DataError where the file is missing, is not parquet, is truncated or lacks one of the `required`
+    columns.
     """
     return _rows(path, _open(path, required), columns)
+
+
+def decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
+    """Yield the rows of a batch; one with a value that Python does not have as a `RowError`."""
+    try:
+        yield from batch.to_pylist(maps_as_pydicts="strict")
+    except _NO_VALUE:
+        yield from (_decoded_row(batch, index) for index in range(batch.num_rows))
 
 
 def chunked(prompts: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
@@ -127,7 +139,7 @@ def _rows(path: Path, file: pq.ParquetFile, wanted: Sequence[str]) -> Iterator[M
         try:
             for index, rows_at_once in enumerate(_sizes(path, file.metadata, columns)):
                 for batch in file.iter_batches(batch_size=rows_at_once, row_groups=[index], columns=columns):
-                    yield from _decoded(batch)
+                    yield from decoded(batch)
                     count += batch.num_rows
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot be read after row {count} ({_first_line(error)})") from None
@@ -148,30 +160,31 @@ def _rows_at_once(path: Path, group: pq.RowGroupMetaData, columns: Sequence[str]
     for part in wanted:
         size, stored = part.total_uncompressed_size, max(part.total_compressed_size, 1)
         distinct = part.data_page_offset - part.dictionary_page_offset if part.has_dictionary_page else 0
-        if (size > _MAX_UNFOLDED_BYTES and size > _MAX_UNFOLDED * stored) or distinct > _MAX_DICTIONARY_BYTES:
+        if size > _MAX_UNFOLDED_BYTES and size > _MAX_UNFOLDED * stored:
             raise DataError(
-                f"{path}: column {part.path_in_schema} expands from {stored} to {size} bytes or more, like a "
-                "decompression bomb, and is not read; if it is yours, write it again without dictionaries, or as JSON "
-                "Lines"
+                f"{path}: column {part.path_in_schema} expands from {stored} to {size} bytes, like a decompression "
+                "bomb, and is not read; if you trust the file, write it again without compression and without "
+                "dictionaries, or as JSON Lines"
+            )
+        if distinct > _MAX_DICTIONARY_BYTES:
+            raise DataError(
+                f"{path}: column {part.path_in_schema} has a dictionary of {distinct} bytes, of which at most "
+                f"{_MAX_DICTIONARY_BYTES} are read, since any number of rows may repeat its values; write the file "
+                "again without dictionaries, or as JSON Lines"
             )
         largest = max(largest, distinct, size // max(group.num_rows, 1))
     return min(_READ_ROWS, max(1, _READ_BYTES // max(largest, 1)))
-
-
-def _decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        yield from (_decoded_row(batch, index) for index in range(batch.num_rows))
 
 
 def _decoded_row(batch: pa.RecordBatch, index: int) -> Mapping[str, object] | RowError:
     row: dict[str, object] = {}
     for name in batch.schema.names:
         try:
-            row[name] = batch.column(name)[index].as_py()
+            row[name] = batch.column(name)[index].as_py(maps_as_pydicts="strict")
         except UnicodeDecodeError as error:
             return RowError(name, f"is not UTF-8 text (byte {error.start})")
+        except _NO_VALUE as error:
+            return RowError(name, f"cannot be read: {error}")
     return row
 
 

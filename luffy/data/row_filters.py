@@ -1,7 +1,7 @@
 """Filters for rows and traces. Nothing is dropped without being counted."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -59,6 +59,41 @@ class Rejection(StrEnum):
     """The environment does not answer its turns as recorded."""
     TRACE_REPLAY_CRASHED = "trace_replay_crashed"
     """The environment failed while its turns were played again."""
+    TRACE_UNDECODED = "trace_undecoded"
+    """A teacher's answer has undecodable bytes (U+FFFD): SFT would teach the policy to write that character."""
+
+
+_REMEDIES = {
+    "use problems that are not in data.suites or data.decontamination.benchmarks": (
+        Rejection.IN_SUITE,
+        Rejection.HOLDS_BENCHMARK_PROBLEM,
+        Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM,
+    ),
+    "raise data.max_prompt_tokens": (Rejection.PROMPT_TOO_LONG,),
+    "raise data.max_trace_tokens": (Rejection.TRACE_TOO_LONG,),
+    "change data.filters.languages": (Rejection.OTHER_LANGUAGE, Rejection.TRACE_OTHER_LANGUAGE),
+    "change data.filters.difficulty or its boundary": (Rejection.OTHER_DIFFICULTY,),
+    "give traces that close their reasoning, or a model.chat_template that does not open it": (
+        Rejection.TRACE_INCOMPLETE,
+    ),
+    "check the reference answers and grading.kind, or set data.require_verified_traces: false": (
+        Rejection.TRACE_WRONG,
+        Rejection.TRACE_NO_ANSWER,
+        Rejection.TRACE_UNPARSABLE,
+        Rejection.TRACE_TIMED_OUT,
+        Rejection.TRACE_CRASHED,
+    ),
+    "check the environment, or set data.replay_traces: keep": (
+        Rejection.TRACE_REPLAY_DIFFERS,
+        Rejection.TRACE_REPLAY_CRASHED,
+    ),
+}
+
+
+def remedies(reasons: Collection[str]) -> list[str]:
+    """What a user can do about rows that are rejected for these reasons."""
+    found = [remedy for remedy, remedied in _REMEDIES.items() if not set(remedied).isdisjoint(reasons)]
+    return found or ["change the source"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, 
 several demonstrations per prompt, each with its author, verdict and log-probabilities, and for those that a model wrote
 what is known of the model (`model`, `decoding`, `num_tokens`, and `origin` where data was rewritten). A trace of many
 turns has them as messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single
-reply, for readers that expect one demonstration. `reward_model.style` is `rule` for rows that the experiment's grader
-grades, and so are a null and verl's longer forms of it (`rule-lighteval/MATH_v2`); any other word names the grader of
-the row (`luffy.config.grading`). `extra_info` is written as JSON text, since
-its keys are arbitrary; a struct (as in LUFFY's files) can be read, too.
+reply, for readers that expect one demonstration.
+
+`reward_model.style` is `rule` for rows that the experiment's grader grades; a null and verl's longer forms
+(`rule-lighteval/MATH_v2`) mean the same. Any other word names the grader of the row (`luffy.config.grading`).
+`extra_info` is written as JSON text, since its keys are arbitrary; a struct (as in LUFFY's files) can be read, too.
 """
 
 import difflib
@@ -88,7 +89,7 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
     # LUFFY's own training file has an empty data source.
     data_source = checked_text(row.get("data_source"), "data_source", may_be_empty=True)
     messages = checked_messages(row.get("prompt"), "prompt")
-    uid = row.get("uid")
+    uid = as_text(row.get("uid"))
     return Prompt(
         uid=prompt_uid(data_source, messages) if uid is None else checked_text(uid, "uid"),
         data_source=data_source,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 
 from luffy.config.data import DataConfig
 from luffy.data.near_duplicates import near_duplicate_clusters
@@ -31,7 +32,7 @@ class PassedRows:
     num_traces: npt.NDArray[np.int32]
     trace_tokens: npt.NDArray[np.int32]
     """Lengths of all traces, row by row."""
-    uids: npt.NDArray[np.str_]
+    uids: npt.NDArray[np.object_]
     problems: npt.NDArray[np.uint64]
     """Hashes of the problems; empty when repeats are allowed. The same holds for `answers` (with the grader's name) and
     `traces`."""
@@ -39,7 +40,9 @@ class PassedRows:
     traces: npt.NDArray[np.uint64]
     """Hashes of all traces, row by row."""
     sketches: npt.NDArray[np.uint16]
-    """MinHash signatures of the problems; empty when near duplicates are not looked for."""
+    """MinHash signatures of the problems; empty when near duplicates are not filtered."""
+    complement_sketches: npt.NDArray[np.uint16]
+    """Those of the prompts that lost their traces, which are no rows here."""
     all_verified: Mask
     any_verified: Mask
     """Rows with a trace that was graded correct."""
@@ -63,12 +66,16 @@ class PassedRows:
 
 def read_passed_rows(folder: Path) -> PassedRows:
     """Return the records in the shards under `folder` of the rows that passed."""
-    shards = [np.load(path.with_suffix(".npz")) for path in finished_shards(folder)]
-    if not shards:
+    finished = finished_shards(folder)
+    if not finished:
         raise DataError(f"{folder}: holds no finished shard; start the stage again")
-    names = [part.name for part in fields(PassedRows) if part.name != "shard_rows"]
+    shards = [np.load(path.with_suffix(".npz")) for path in finished]
+    names = [part.name for part in fields(PassedRows) if part.name not in ("shard_rows", "uids")]
     joined = {name: np.concatenate([shard[name] for shard in shards]) for name in names}
-    return PassedRows(shard_rows=tuple(len(shard["prompt_tokens"]) for shard in shards), **joined)
+    # Not an array of text, in which every uid takes as much memory as the longest and loses trailing zero bytes.
+    columns = [pq.read_table(path.with_suffix(".parquet"), columns=["uid"])["uid"] for path in finished]
+    uids = np.array([uid for column in columns for uid in column.to_pylist()], dtype=np.object_)
+    return PassedRows(shard_rows=tuple(len(shard["prompt_tokens"]) for shard in shards), uids=uids, **joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,18 @@ def select(rows: PassedRows, rules: Rules) -> Selection:
         selection.owners[orphans] = numbers[orphans]
         _reject(selection, orphans, Rejection.NEAR_DUPLICATE)
     return selection
+
+
+def near_duplicates_in_complement(rows: PassedRows, kept: Mask, threshold: float | None) -> frozenset[int]:
+    """Return which prompts that lost their traces nearly repeat a `kept` row or an earlier one of their own.
+
+    They are numbered from 0 in the order of the shards. Without a threshold there are none.
+    """
+    if threshold is None:
+        return frozenset()
+    first = near_duplicate_clusters(np.concatenate([rows.sketches[kept], rows.complement_sketches]), threshold)
+    repeated = first != np.arange(len(first))
+    return frozenset(np.flatnonzero(repeated[int(kept.sum()) :]).tolist())
 
 
 def merged(rows: PassedRows, selection: Selection) -> PassedRows:

@@ -1,13 +1,12 @@
 """Filtering a source of any size: it is cut into shards, which any number of processes filter in any order.
 
-    judge_source(source, job, folder, num_workers=8, grader=grader)
+    filter_source(source, job, folder, num_workers=8, grader=grader)
 
-A shard is about a thousand short rows or a few MB of text, independent of the number of processes. Its files in
-`folder`:
+A shard is 16,384 short rows or 8 MB of text, independent of the number of processes. Its files in `folder`:
 
     00007.parquet               the rows that passed, in `luffy.data.schema.SCHEMA`
     00007.complement.parquet    prompts that keep all rules but lost their traces
-    00007.npz                   lengths, keys of problems, answers and traces, and sketches of the rows that passed
+    00007.npz                   lengths, keys of problems, answers and traces of the rows that passed, and sketches
     00007.json                  the statistics, written last: a shard that has them is finished
     inputs.txt                  what the shards were made from
 
@@ -35,7 +34,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.confidential import may_show_prompt
 from luffy.config.grading import GradingConfig
 from luffy.data.contamination import BenchmarkIndex
-from luffy.data.near_duplicates import NUM_HASHES, signature
+from luffy.data.near_duplicates import NUM_HASHES, Signatures, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
 from luffy.data.prompt_identity import problem_key, problem_text
 from luffy.data.row_filters import FilteredRow, RowFilter, Rules, with_instructions, with_system_prompt
@@ -107,7 +106,7 @@ class ShardStatistics:
         return self
 
 
-def judge_source(source: TraceSource, job: FilterJob, folder: Path, num_workers: int, grader: GraderPool) -> int:
+def filter_source(source: TraceSource, job: FilterJob, folder: Path, num_workers: int, grader: GraderPool) -> int:
     """Filter all rows of `source` into shards under `folder`; return the number of shards.
 
     Short generated sources, single shards and `num_workers` 1 are processed in this process with `grader`. Shards that
@@ -165,32 +164,29 @@ class ShardWorker:
         complement = [row.prompt for row in judged if row.lost_its_traces]
         if complement:
             write_prompts(_file(folder, index, "complement.parquet"), complement)
-        self._write_arrays(_file(folder, index, "npz"), passed)
+        self._write_arrays(_file(folder, index, "npz"), passed, complement)
         statistics = _statistics(rows, judged, self._job.samples)
         write_atomic(
             _file(folder, index, "json"),
             json.dumps({part.name: getattr(statistics, part.name) for part in fields(statistics)}),
         )
 
-    def _write_arrays(self, path: Path, passed: Sequence[FilteredRow]) -> None:
-        rules = self._job.rules
-        compared = passed if rules.repeats != "allow" else []
+    def _write_arrays(self, path: Path, passed: Sequence[FilteredRow], complement: Sequence[Prompt]) -> None:
+        compared = passed if self._job.rules.repeats != "allow" else []
         problems = [digest(problem_key(row.prompt.messages)) for row in compared]
         answers = [digest(f"{row.prompt.grader}:{row.prompt.ground_truth}") for row in compared]
         traces = [digest(trace.text) for row in compared for trace in row.prompt.traces]
-        sketched = rules.near_duplicates is not None
-        sketches = [signature(problem_text(row.prompt.messages)) for row in passed] if sketched else []
         with replacing(path) as file:
             np.savez(
                 file,
                 prompt_tokens=np.array([row.prompt_tokens for row in passed], dtype=np.int32),
                 num_traces=np.array([len(row.trace_tokens) for row in passed], dtype=np.int32),
                 trace_tokens=np.array([tokens for row in passed for tokens in row.trace_tokens], dtype=np.int32),
-                uids=np.array([row.prompt.uid for row in passed], dtype=np.str_),
                 problems=np.array(problems, dtype=np.uint64),
                 answers=np.array(answers, dtype=np.uint64),
                 traces=np.array(traces, dtype=np.uint64),
-                sketches=np.array(sketches, dtype=np.uint16).reshape(-1, NUM_HASHES),
+                sketches=self._sketches([row.prompt for row in passed]),
+                complement_sketches=self._sketches(complement),
                 all_verified=np.array(
                     [all(trace.verified for trace in row.prompt.traces) for row in passed], dtype=np.bool_
                 ),
@@ -199,11 +195,18 @@ class ShardWorker:
                 ),
             )
 
+    def _sketches(self, prompts: Sequence[Prompt]) -> Signatures:
+        """The problems' signatures; none where near duplicates are not filtered."""
+        sketched = prompts if self._job.rules.near_duplicates is not None else []
+        found = [signature(problem_text(prompt.messages)) for prompt in sketched]
+        return np.array(found, dtype=np.uint16).reshape(-1, NUM_HASHES)
+
 
 def _drop_shards_of_other_inputs(folder: Path, inputs: str) -> None:
     """Delete shards made from other inputs: a dataset may have changed since the stage was interrupted."""
     record = folder / _INPUTS
     if folder.is_dir() and not (record.is_file() and record.read_text(encoding="utf-8") == inputs):
+        record.unlink(missing_ok=True)  # first: a kill may leave some of the other files
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(record, inputs)

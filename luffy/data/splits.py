@@ -49,17 +49,26 @@ def write_correct(path: Path, folder: Path, kept: Mask) -> int:
     return write_prompts(path, filter(lambda prompt: prompt.traces, map(_correct_only, _prompts(folder, kept))))
 
 
-def write_complement(path: Path, folder: Path, kept: Mask, taken: Collection[str], problems: Iterable[int]) -> int:
+def write_complement(
+    path: Path,
+    folder: Path,
+    kept: Mask,
+    taken: Collection[str],
+    problems: Iterable[int],
+    near_duplicates: Collection[int],
+) -> int:
     """Write the prompts that `kept` selects and those that lost their traces, all without traces; returns how many.
 
     Each uid occurs at most once, and never if another split has `taken` it. Among the prompts that lost their traces,
-    each problem (`luffy.data.shards.digest`) occurs at most once, and never if it is in `problems` (all splits).
+    each problem (`luffy.data.shards.digest`) occurs at most once, and never if it is in `problems` (all splits); those
+    with the numbers `near_duplicates` are left out.
     """
     seen, known = set(taken), set(problems)
 
     def other_problems(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-        for prompt in prompts:
-            if (problem := digest(problem_key(prompt.messages))) not in known:
+        for number, prompt in enumerate(prompts):
+            problem = digest(problem_key(prompt.messages))
+            if problem not in known and number not in near_duplicates:
                 known.add(problem)
                 yield prompt
 
@@ -95,10 +104,10 @@ def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema = SCHEMA) -
 def _shards(folder: Path, kept: Mask) -> Iterator[tuple[Path, Mask]]:
     """Each shard's file with the mask of its kept rows."""
     start = 0
-    for account in finished_shards(folder):
-        file = account.with_suffix(MERGED)
+    for finished in finished_shards(folder):
+        file = finished.with_suffix(MERGED)
         if not file.is_file():
-            file = account.with_suffix(".parquet")
+            file = finished.with_suffix(".parquet")
         end = start + pq.read_metadata(file).num_rows
         yield file, kept[start:end]
         start = end
@@ -111,8 +120,8 @@ def _prompts(folder: Path, kept: Mask) -> Iterator[Prompt]:
 
 
 def _lost_their_traces(folder: Path) -> Iterator[Prompt]:
-    for account in finished_shards(folder):
-        file = account.with_suffix(".complement.parquet")
+    for finished in finished_shards(folder):
+        file = finished.with_suffix(".complement.parquet")
         if file.is_file():
             yield from iterate_prompts(file)
 

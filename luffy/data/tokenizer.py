@@ -10,15 +10,17 @@ from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
 from luffy.config.model import GGUF, locate
 from luffy.config.shipped import template_file
-from luffy.data.templates import PLAIN_TEMPLATE, stop_token_ids
+from luffy.data.templates import PLAIN_TEMPLATE, prompt_texts, stop_token_ids
 from luffy.errors import DataError
-from luffy.types import Prompt
+from luffy.types import Message, Prompt
 
 PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eos|>"
 WHOLE_TOKENS = ("<think>", "</think>", "\\boxed{")
 """Single tokens wherever they occur, so that a policy opens or closes its reasoning and its box with one token."""
 MAX_VOCABULARY = 512
 """Vocabulary limit of an embedded policy: 256 bytes, the tokens above, and frequent pieces of the data."""
+POLICY_SETTING = "model.path"
+_QUESTION = Message("user", "LUFFYASKED")
 
 
 def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:
@@ -72,11 +74,13 @@ def _without_whole_tokens(texts: Iterable[str]) -> Iterator[str]:
         yield from cut.split(text)
 
 
-def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTokenizerBase:
+def adapt_tokenizer(
+    model_path: str, chat_template: str | None, setting: str = POLICY_SETTING
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a `ModelConfig.source`, with the chat template `chat_template` (name or file) if given.
 
-    DataError where the model has no tokenizer, or no chat template and none is given. A missing pad token becomes the
-    stop token: padding is always masked.
+    DataError where the model has no tokenizer, or no chat template that writes a question. A missing pad token becomes
+    the stop token: padding is always masked. Messages name `setting`, where the model is configured.
     """
     from transformers import AutoTokenizer  # loads torch, which a tokenizer built from the data can do without
 
@@ -89,18 +93,23 @@ def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTok
         else:
             tokenizer = AutoTokenizer.from_pretrained(here, trust_remote_code=False)
     except ImportError as error:
-        raise DataError(f"model.path: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
+        raise DataError(f"{setting}: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
     except Exception as error:  # noqa: BLE001 - a file that is no tokenizer raises anything in transformers and tokenizers
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        raise DataError(f"model.path: no tokenizer at {model_path!r}: {reason}") from None
+        raise DataError(f"{setting}: no tokenizer at {model_path!r}: {reason}") from None
     if chat_template is not None:
         tokenizer.chat_template = _read_template(template_file(chat_template))
+    remedy = "choose another model"
+    if setting == POLICY_SETTING:
+        remedy = "give model.chat_template (`none` where evaluation.template formats the prompt)"
     if tokenizer.chat_template is None:
-        raise DataError(
-            f"model.path: the tokenizer of {model_path!r} has no chat template; give "
-            "model.chat_template (`none` where evaluation.template formats the prompt)"
-        )
+        raise DataError(f"{setting}: the tokenizer of {model_path!r} has no chat template; {remedy}")
     stop_token_ids(tokenizer)
+    if _QUESTION.content not in prompt_texts(tokenizer, [[_QUESTION]])[0]:
+        raise DataError(
+            f"{setting}: the chat template of {model_path!r} leaves out the user's message (does it want a list of "
+            f"parts in place of a text?); {remedy}"
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -33,7 +33,7 @@ from luffy.data.conversations import ConversationEncoder
 from luffy.data.golds import FAILS, TEXT_ALONE, GoldCheck, check_golds
 from luffy.data.merging import write_merged
 from luffy.data.parquet import iterate_prompts
-from luffy.data.row_filters import Rules
+from luffy.data.row_filters import Rules, remedies
 from luffy.data.selection import (
     Mask,
     PassedRows,
@@ -42,16 +42,17 @@ from luffy.data.selection import (
     hold_out,
     keep_difficulty,
     merged,
+    near_duplicates_in_complement,
     read_passed_rows,
     select,
 )
-from luffy.data.shards import FilterJob, ShardStatistics, finished_shards, judge_source, read_statistics
+from luffy.data.shards import FilterJob, ShardStatistics, filter_source, finished_shards, read_statistics
 from luffy.data.sources import Row, TraceSource, open_source
 from luffy.data.sources.local_files import sha256_of
 from luffy.data.splits import EMPTY_COMPLEMENT, write_complement, write_correct, write_luffy, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
 from luffy.data.verify_traces import TraceReplayer
-from luffy.environments.players import open_scored
+from luffy.environments.players import check_template, open_scored
 from luffy.environments.registry import instructions_by_source
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import DataError
@@ -92,7 +93,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     judge_cache = out / JUDGE_CACHE
     with GraderPool.configured(context.execution.grader_workers, settings.grading, judge_cache) as grader:
         for name, source in sources.items():
-            task = FilterJob(
+            job = FilterJob(
                 name=name,
                 tokenizer=tokenizer,
                 rules=_rules(name, settings),
@@ -106,8 +107,8 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
                 replayer=_replayer(name, settings),
             )
             workers = context.execution.data_workers or len(os.sched_getaffinity(0))
-            judge_source(source, task, out / _SHARDS / name, workers, grader)
-            prepared.append(_finished(name, source, task.rules, settings, out, grader))
+            filter_source(source, job, out / _SHARDS / name, workers, grader)
+            prepared.append(_finished(name, source, job.rules, settings, out, grader))
             steps.done()
     files = [file for each in prepared for file in each.files]
     _write_quarantine(out / "quarantine.jsonl", prepared, data.rejected_samples)
@@ -202,7 +203,7 @@ def _checked_environment(settings: PrepareDataSettings, tokenizer: PreTrainedTok
     if settings.environment is None:
         return {}
     open_scored(settings.environment)
-    ConversationEncoder(tokenizer, history_of(settings.environment))
+    check_template(settings.environment, ConversationEncoder(tokenizer, history_of(settings.environment)))
     return instructions_by_source(settings.environment)
 
 
@@ -309,7 +310,8 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
     needs_care = data.sft.correct_only and not rows.all_verified[sft].all()
     (write_correct if needs_care else write_rows)(out / "sft.parquet", folder, sft)
     taken, problems = rows.uids[sft | held_out].tolist(), rows.problems[kept].tolist()
-    left_to_rl = write_complement(out / "rl_complement.parquet", folder, training & ~sft, taken, problems)
+    near = near_duplicates_in_complement(rows, kept, data.filters.near_duplicates)
+    left_to_rl = write_complement(out / "rl_complement.parquet", folder, training & ~sft, taken, problems, near)
     if data.rl == "complement" and not left_to_rl:
         raise DataError(EMPTY_COMPLEMENT)
     files = ["train.parquet", "sft.parquet", "rl_complement.parquet"]
@@ -325,12 +327,13 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
 def _refuse_empty(name: str, statistics: ShardStatistics, selection: Selection) -> None:
     if selection.kept.any():
         return
-    counts = sorted((statistics.rejected + selection.rejected).items(), key=lambda item: (-item[1], item[0]))
+    rejected = statistics.rejected + selection.rejected
+    counts = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
     quarantined = f"; {len(statistics.quarantined)} malformed" if statistics.quarantined else ""
     raise DataError(
         f"data.{name}: no row is left of {statistics.rows_in}: rejected {reasons}{quarantined}; "
-        "change the source or its limits (data.max_prompt_tokens, data.max_trace_tokens, data.require_verified_traces)"
+        f"{'; '.join(remedies(rejected))}"
     )
 
 

@@ -211,7 +211,7 @@ def _folder_teacher(desk: Desk, asked: Sequence[Prompt], work: _Work) -> FolderT
     config, context = desk.config, work.context
     assert config.path is not None
     folder = model_folder(config.path)
-    tokenizer = adapt_tokenizer(str(folder), None)
+    tokenizer = adapt_tokenizer(str(folder), None, f"synthesize.teachers.{desk.name}.path")
     longest = max(prompt_lengths(tokenizer, [desk.messages(prompt) for prompt in asked])) + config.max_response_tokens
     room = context_length(read_shape(folder))
     if room is not None and longest > room:
@@ -261,7 +261,7 @@ def _card(
     asked = {uid for turn in turns for uid in turn.verdicts}
     in_vain = asked - taught
     return SynthesisCard(
-        prompts=sum(1 for _ in _all_prompts(data, work.settings.data)),
+        prompts=sum(1 for _ in _all_prompts(data)),
         asked_about=len(prompts),
         given=len(taught),
         without=tuple(prompt.uid for prompt in prompts if prompt.uid in in_vain),
@@ -286,20 +286,16 @@ def _prompts(data: Path, settings: SynthesizeSettings) -> Iterator[Prompt]:
     """The prompts to ask, without their traces, which would take most of the memory; with `rewrite`, each keeps its
     first correct trace."""
     wants_all, rewrites = settings.synthesize.prompts == "all", settings.synthesize.rewrite is not None
-    for prompt in _all_prompts(data, settings.data):
+    for prompt in _all_prompts(data):
         if wants_all or not prompt.traces:
             right = tuple(trace for trace in prompt.traces if trace.verified and not trace.turns)
             yield replace(prompt, traces=right[:1] if rewrites else ())
 
 
-def _all_prompts(data: Path, config: DataConfig) -> Iterator[Prompt]:
-    """The training rows, and the prompts that lost their traces.
-
-    The latter have not been searched for near duplicates, so they are left out where near duplicates are filtered.
-    """
+def _all_prompts(data: Path) -> Iterator[Prompt]:
+    """The training rows, and the prompts that lost their traces."""
     yield from iterate_prompts(data / TRAIN)
-    if config.filters.near_duplicates is None:
-        yield from prompts_without_their_traces(data)
+    yield from prompts_without_their_traces(data)
 
 
 def _benchmarks(config: DataConfig, data: Path, seed: int) -> BenchmarkIndex:

@@ -27,8 +27,9 @@ from luffy.types import FinishReason, Message
 _HALF_ANSWERS = 3
 """Attempts to get a complete answer, where the endpoint returns incomplete ones."""
 _FAILED_IN_A_ROW, _UNANSWERED_IN_A_ROW = 8, 64
-"""Failures, and questions without an answer for any reason, that are the endpoint's fault when no answer comes between
-them. Rejections are no sign of trouble where prompts are too long, and one where the account is empty."""
+"""So many failures, or questions without an answer for any reason, with no answer in between, count as a fault of the
+endpoint. The second limit is higher: an endpoint rejects single prompts that are too long, and all prompts when the
+account is empty."""
 _TOKENS_OF_TURN = 32
 """Bound for the tokens that a chat template puts around a message."""
 
@@ -50,8 +51,8 @@ class EndpointTeacher:
         """Since the last answer; not in the log yet."""
         self._player = player
         self._crashed: dict[str, TeacherAnswer] = {}
-        """Not in the log until too many of them would have ended the stage: with the environment corrected, the same
-        turns are played again."""
+        """Episodes in which the environment failed. `ask` logs them at its end unless there are too many: then the
+        stage ends, and with the environment corrected it plays the same turns again."""
         self._fault: LuffyError | None = None
 
     def ask(self, questions: Sequence[Question]) -> list[str]:

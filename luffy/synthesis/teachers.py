@@ -175,7 +175,7 @@ class FolderTeacher:
         is_complete = completion.finish_reason is FinishReason.STOP
         logprobs = None
         if self._has_policy_tokens and is_complete and encode_traces(self._policy, [text])[0] == list(ids):
-            logprobs = completion.logprobs
+            logprobs = tuple(min(value, 0.0) for value in completion.logprobs)  # rounding may leave 1e-9 above
         status = AnswerStatus.COMPLETE if is_complete else AnswerStatus.TRUNCATED
         return TeacherAnswer(text, status, len(request.prompt_ids), len(ids), logprobs)
 

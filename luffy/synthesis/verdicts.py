@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from luffy.data.kept_answers import GradedAnswer
+from luffy.data.kept_answers import UNDECODED, GradedAnswer
 from luffy.data.row_filters import FilteredRow, Rejection, RowFilter
 from luffy.data.templates import with_opened_thinking
 from luffy.grading import GradeRequest, GraderPool, problem_of, require_verdicts
@@ -79,7 +79,7 @@ class AnswerAssessor:
                 continue
             row = next(graded)
             is_correct = row.outcomes[0] is Outcome.CORRECT
-            rejection = _rejection(row) if is_correct else None
+            rejection = _rejection(row, answer) if is_correct else None
             verdicts.append(Verdict(uid, key, row.outcomes[0].value, rejection, text_hash))
         return verdicts
 
@@ -125,8 +125,10 @@ def _with_trace(prompt: Prompt, answer: TeacherAnswer) -> Prompt:
     return dataclasses.replace(prompt, traces=(trace,))
 
 
-def _rejection(row: FilteredRow) -> Rejection | None:
-    """Why the row's only trace is not usable."""
+def _rejection(row: FilteredRow, answer: TeacherAnswer) -> Rejection | None:
+    """Why the answer, which is the row's only trace, is not usable."""
+    if UNDECODED in answer.text:
+        return Rejection.TRACE_UNDECODED
     if row.rejected_traces:
         return row.rejected_traces[0][1]
     return row.reason

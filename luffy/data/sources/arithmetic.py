@@ -183,18 +183,18 @@ class ArithmeticPrompts:
         rng = np.random.Generator(np.random.PCG64(_entropy(self._seed, self._purpose)))
         quotas = _quotas(source)
         _check_space(source, self._purpose, quotas)
-        drawn: list[tuple[Chain, bool]] = []
+        sampled: list[tuple[Chain, bool]] = []
         for length, quota in sorted(quotas.items()):
-            chains = _draw(source, length, quota, rng)
+            chains = _sample_chains(source, length, quota, rng)
             stepwise = rng.permutation(quota) < round(_stepwise_share(source, length) * quota)
-            drawn += zip(chains.tolist(), stepwise.tolist(), strict=True)
-        order = rng.permutation(len(drawn)).tolist()
-        for index, teaching in zip(order, self._teachings(len(drawn)), strict=True):
-            chain, is_stepwise = drawn[index]
+            sampled += zip(chains.tolist(), stepwise.tolist(), strict=True)
+        order = rng.permutation(len(sampled)).tolist()
+        for index, teaching in zip(order, self._teachings(len(sampled)), strict=True):
+            chain, is_stepwise = sampled[index]
             prompt = _prompt(chain, is_stepwise, self._by_calculator)
             yield prompt if teaching == _PLAINLY else replace(prompt, traces=self._traces(chain, is_stepwise, teaching))
 
-    def _teachings(self, count: int) -> "list[Teaching | None]":
+    def _teachings(self, count: int) -> list[Teaching | None]:
         """How the teacher answers each prompt; None: not at all. Sampled separately, so that prompts stay the same."""
         source = self._source
         if not {"traced_share", "wrong_share", "styles"} & source.model_dump().keys():
@@ -208,7 +208,7 @@ class ArithmeticPrompts:
             found[index] = Teaching(place[index], shift[index] if is_wrong else 0, source.styles)
         return found
 
-    def _traces(self, chain: Chain, stepwise: bool, teaching: "Teaching | None") -> tuple[Trace, ...]:
+    def _traces(self, chain: Chain, stepwise: bool, teaching: Teaching | None) -> tuple[Trace, ...]:
         """The traces of a teacher that errs, or writes in other styles; none where it does not answer."""
         if teaching is None:
             return ()
@@ -280,26 +280,26 @@ def _weights(source: ArithmeticSource) -> tuple[npt.NDArray[np.uint8], npt.NDArr
     return np.array(codes, dtype=np.uint8), weights / weights.sum()
 
 
-def _draw(source: ArithmeticSource, length: int, quota: int, rng: np.random.Generator) -> Chains:
+def _sample_chains(source: ArithmeticSource, length: int, quota: int, rng: np.random.Generator) -> Chains:
     if not source.unique:
-        return _sample(source, length, quota, rng)
+        return _sample_repeating(source, length, quota, rng)
     if MODULUS * len(_weights(source)[0]) ** length <= _MAX_ENUMERATED:
-        return _choose(source, length, quota, rng)
+        return _sample_enumerated(source, length, quota, rng)
     distinct = np.zeros((0, length + 1), dtype=np.uint8)
     while len(distinct) < quota:
-        more = _sample(source, length, quota + 64, rng)
+        more = _sample_repeating(source, length, quota + 64, rng)
         distinct = _without_repeats(np.concatenate([distinct, more]))
     return distinct[:quota]
 
 
-def _sample(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
+def _sample_repeating(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
     """Sample with replacement."""
     codes, weights = _weights(source)
     starts = rng.integers(0, MODULUS, size=(count, 1), dtype=np.uint8)
     return np.concatenate([starts, rng.choice(codes, size=(count, length), p=weights)], axis=1)
 
 
-def _choose(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
+def _sample_enumerated(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
     """Sample without replacement from the enumerated space: the `count` earliest of exponential clocks
     (Efraimidis-Spirakis)."""
     codes, weights = _weights(source)

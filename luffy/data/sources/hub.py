@@ -6,11 +6,13 @@ Rows are memory-mapped from the cache of `datasets`. Once fetched, they are avai
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from luffy.config.data import HubSource
+from luffy.data.parquet import decoded
 from luffy.data.schema import present_columns
 from luffy.data.sources.local_files import NumberedRow, columns_to_read, prompts_of, sha256_of
 from luffy.data.sources.trace_source import Row
@@ -52,8 +54,8 @@ class HubPrompts:
         name = f"{self._source.path} ({self._source.split})"
         columns = self._dataset.select_columns(self._columns)
         number = 0
-        for batch in columns.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-            for row in batch.to_pylist():
+        for table in columns.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
+            for row in itertools.chain.from_iterable(map(decoded, table.to_batches())):
                 number += 1
                 yield name, number, row
 

@@ -1,6 +1,6 @@
 """Several sources as one; each prompt keeps its `data_source` and records the part that it came from.
 
-What the weights mean for a step is decided where prompts are drawn (`luffy.rl.prompt_sampling`).
+What the weights mean for a step is decided where prompts are sampled (`luffy.rl.prompt_sampling`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,8 +48,8 @@ class MixedIn:
 
 
 def mixed_in(extra_info: Mapping[str, object]) -> MixedIn | None:
-    """The part recorded in a prompt's `extra_info`; None: its source is no mixture."""
+    """The part recorded in a prompt's `extra_info`; None: its source is no mixture, whatever else has that key."""
     found = extra_info.get(MIXTURE)
-    if not isinstance(found, Mapping):
+    if not isinstance(found, Mapping) or found.keys() != {_PART, _WEIGHTS}:
         return None
     return MixedIn(str(found[_PART]), found[_WEIGHTS])

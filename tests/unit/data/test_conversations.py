@@ -29,9 +29,12 @@ ESCAPING = (
     "{{ m.content }}{% endif %}<|eos|>{% endfor %}{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
 )
 """Writes results of tools as JSON, as Llama 3.1's template does."""
+TRIMMING = ESCAPING.replace("{{ m.content }}", "{{ m.content | trim }}")
+"""Leaves out the spaces around a content, as Llama 3's and Gemma's templates do."""
 TEMPLATES = {
     "plain": PLAIN_TEMPLATE,
     "escaping": ESCAPING,
+    "trimming": TRIMMING,
     **{name: template_file(name).read_text() for name in ("luffy", "qwen", "r1_zero")},
 }
 CONTENTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=40)
@@ -96,6 +99,14 @@ def test_results_that_the_template_escapes_are_escaped() -> None:
     tokenizer = _tokenizer(ESCAPING)
     ids = ConversationEncoder(tokenizer).between([Message("tool", 'a "b"\nc')])
     assert decode(tokenizer, ids) == '<|bos|>tool\n"a \\"b\\"\\nc"<|eos|><|bos|>assistant\n'
+
+
+def test_a_template_may_trim_contents_and_escape_them() -> None:
+    tokenizer = _tokenizer(TRIMMING.replace("| tojson", "| trim | tojson"))
+    written = decode(
+        tokenizer, ConversationEncoder(tokenizer).between([Message("user", " 7\n"), Message("tool", ' "\n')])
+    )
+    assert written == '<|bos|>user\n7<|eos|><|bos|>tool\n"\\""<|eos|><|bos|>assistant\n'
 
 
 def test_a_template_that_drops_earlier_reasoning_is_refused_unless_the_turns_are_kept() -> None:

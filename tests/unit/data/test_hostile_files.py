@@ -10,6 +10,7 @@ import pytest
 from luffy.config.data import FileSource
 from luffy.data import parquet
 from luffy.data.parquet import read_prompts, read_rows, write_prompts
+from luffy.data.schema import RowError
 from luffy.data.sources import open_source
 from luffy.errors import DataError
 from luffy.evaluation import sample_files
@@ -30,7 +31,7 @@ def test_a_parquet_bomb_is_refused_before_it_unfolds(tmp_path: Path, compression
     assert path.stat().st_size < 1 << 20
     before = pa.total_allocated_bytes()
     with pytest.raises(
-        DataError, match=r"bomb\.parquet: column prompt expands from \d+ to \d+ bytes .* bomb"
+        DataError, match=r"bomb\.parquet: column prompt expands from \d+ to \d+ bytes, .* bomb"
     ) as caught:
         rows_of(path)
     assert "\n" not in str(caught.value) and pa.total_allocated_bytes() - before < 16 << 20
@@ -40,8 +41,22 @@ def test_distinct_values_that_each_row_repeats_are_refused(tmp_path: Path, monke
     monkeypatch.setattr(parquet, "_MAX_DICTIONARY_BYTES", 1000)
     text = "".join(map(chr, range(0x4E00, 0x4E00 + 2000)))
     pq.write_table(pa.table({"prompt": [text] * 50}), tmp_path / "p.parquet", compression="none")
-    with pytest.raises(DataError, match="column prompt expands"):
+    with pytest.raises(
+        DataError, match=r"column prompt has a dictionary of \d+ bytes, .* without dictionaries"
+    ) as caught:
         rows_of(tmp_path / "p.parquet")
+    assert "bomb" not in str(caught.value)
+    pq.write_table(pa.table({"prompt": [text] * 50}), tmp_path / "p.parquet", use_dictionary=False)
+    assert len(rows_of(tmp_path / "p.parquet")) == 50
+
+
+@pytest.mark.parametrize("type_", [pa.timestamp("us"), pa.date32(), pa.timestamp("us", tz="Mars/Phobos")])
+def test_a_value_that_python_does_not_have_is_one_bad_row(tmp_path: Path, type_: pa.DataType) -> None:
+    dates = pa.array([None, 2**60 if type_ == pa.timestamp("us") else 10**7], type_)
+    pq.write_table(pa.table({"prompt": ["a", "b"], "turns": dates}), tmp_path / "p.parquet")
+    good, bad = rows_of(tmp_path / "p.parquet")
+    assert good == {"prompt": "a", "turns": None}
+    assert isinstance(bad, RowError) and (bad.field, bad.reason[:14]) == ("turns", "cannot be read")
 
 
 @pytest.mark.parametrize("limit", [1, 4000, 1 << 20])
@@ -53,8 +68,8 @@ def test_large_nested_texts_are_read_a_few_rows_at_a_time_unchanged(
     pq.write_table(pa.Table.from_pylist(rows, WIDE), tmp_path / "p.parquet", row_group_size=25)
     monkeypatch.setattr(parquet, "_READ_BYTES", limit)
     seen: list[int] = []
-    decoded = parquet._decoded
-    monkeypatch.setattr(parquet, "_decoded", lambda batch: (seen.append(batch.num_rows), decoded(batch))[1])
+    decoded = parquet.decoded
+    monkeypatch.setattr(parquet, "decoded", lambda batch: (seen.append(batch.num_rows), decoded(batch))[1])
     assert rows_of(tmp_path / "p.parquet") == rows
     assert max(seen) == {1: 1, 1 << 20: 25}.get(limit, max(seen)) and sum(seen) == 60
 

@@ -64,6 +64,19 @@ def test_parquet_with_undecodable_text_loses_only_that_row(tmp_path: Path) -> No
     assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "data_source")]
 
 
+def test_maps_are_read_as_mappings(tmp_path: Path) -> None:
+    """Spark and DuckDB write them where others write structs."""
+    of_text = pa.map_(pa.string(), pa.string())
+    table = pa.Table.from_pylist([row(0), row(1)])
+    table = table.append_column("extra_info", pa.array([[("split", "test")], [("a", "b"), ("a", "c")]], of_text))
+    messages = [[[("role", "user"), ("content", f"{number}?")]] for number in range(2)]
+    table = table.set_column(table.column_names.index("prompt"), "prompt", pa.array(messages, pa.list_(of_text)))
+    pq.write_table(table, tmp_path / "d.parquet")
+    loaded = load(tmp_path / "d.parquet")
+    assert [(prompt.messages[0].content, prompt.extra_info) for prompt in loaded.prompts] == [("0?", {"split": "test"})]
+    assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "extra_info")]
+
+
 def test_the_same_rows_give_the_same_prompts_in_both_formats(tmp_path: Path) -> None:
     rows = [row(number) for number in range(5)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")

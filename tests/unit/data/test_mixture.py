@@ -40,6 +40,7 @@ def test_every_prompt_keeps_its_data_source_and_knows_its_part() -> None:
     alone = load_source(source.parts["stories"].source, "train", seed=1)
     assert [prompt.data_source for prompt in alone.prompts] == [prompt.data_source for prompt in loaded.prompts[7:]]
     assert mixed_in(alone.prompts[0].extra_info) is None
+    assert mixed_in({"mixture": {"name": "a user's own key"}}) is None
 
 
 def test_a_part_may_be_a_recipe() -> None:

@@ -73,6 +73,17 @@ def test_a_local_folder_is_read_by_datasets(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("offline")
+def test_a_date_that_python_does_not_have_is_one_bad_row_of_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    days = pa.array([None, 2**60], pa.timestamp("us"))
+    table = pa.table({"q": ["1+1", "2+1"], "a": ["2", "3"], "t": [[], []], "day": days})
+    pq.write_table(table, tmp_path / "d" / "train-00000-of-00001.parquet")
+    loaded = load_source(hub(tmp_path / "d", fields={**FIELDS, "extra": ("day",)}), "t", 0)
+    assert [prompt.ground_truth for prompt in loaded.prompts] == ["2"]
+    assert [(row.row, row.field) for row in loaded.quarantined] == [(2, "day")]
+
+
+@pytest.mark.usefixtures("offline")
 def test_luffys_columns_need_no_fields(tmp_path: Path) -> None:
     row = {
         "data_source": "",

@@ -65,6 +65,12 @@ def test_verls_files_are_read_as_they_are(style: str | None) -> None:
     assert row["reward_model"] == {"style": "rule", "ground_truth": "34"}
 
 
+@pytest.mark.parametrize(("uid", "read"), [(7, "7"), (7.0, "7"), (float("nan"), None), (None, None), ("x", "x")])
+def test_a_uid_may_be_a_number_or_missing(uid: object, read: str | None) -> None:
+    prompt = prompt_from_row({**ROW, "uid": uid})
+    assert prompt.uid == (read or prompt_uid("math", prompt.messages))
+
+
 def test_a_grader_may_have_a_name_that_begins_with_rule() -> None:
     assert prompt_from_row({**ROW, "reward_model": {"style": "rule_2", "ground_truth": "2"}}).grader == "rule_2"
 

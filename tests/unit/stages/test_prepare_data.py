@@ -117,6 +117,16 @@ def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
+def test_nothing_left_says_what_would_help(tmp_path: Path) -> None:
+    asked = file_source(tmp_path / "d.jsonl", [row(f"What is 1 + {n}?", str(n + 1), "\\boxed{9}") for n in range(3)])
+    with pytest.raises(
+        DataError, match=r"rejected 3 in_evaluation_suite; use problems that are not in data\.suites or [^;]*$"
+    ):
+        prepare(tmp_path / "a", train=asked, suites={"same": asked})
+    with pytest.raises(DataError, match=r"rejected 3 trace_wrong; check the reference answers [^;]*_traces: false$"):
+        prepare(tmp_path / "b", train=asked)
+
+
 def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.rl: the complement is empty, .* lower data\.sft\.unique_train_exampl"):
         prepare(tmp_path / "all", rl="complement")

@@ -22,6 +22,7 @@ from luffy.types import Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
+SPLITS = ("train", "sft", "rl_complement")
 SMALL = {"kind": "arithmetic", "num_prompts": 4, "num_operations": [2]}
 
 
@@ -126,6 +127,16 @@ def test_a_uid_that_a_file_gives_to_two_problems_is_no_repeat_of_either(tmp_path
     assert (card["rejected"], card["folded"]) == ({"duplicate_uid": 1}, 0)
 
 
+def test_uids_are_compared_to_their_last_character(tmp_path: Path) -> None:
+    uids = ["x", "x\0", "x\0\0", "x" * 5000]
+    rows = [row(f"Problem {uid!r}?", boxed("a"), uid=uid) for uid in uids]
+    view = {"unique_train_examples": 2}
+    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows), sft=view)["train"]
+    found = {name: {p.uid for p in read_prompts(tmp_path / "out" / f"{name}.parquet")} for name in SPLITS}
+    assert (card["rejected"], found["train"]) == ({}, set(uids))
+    assert found["sft"] | found["rl_complement"] == set(uids) and not found["sft"] & found["rl_complement"]
+
+
 def test_a_near_duplicate_of_a_rejected_row_stays(tmp_path: Path) -> None:
     long = " ".join(f"w{n}" for n in range(60))
     rows = [row("First?", boxed("a"), uid="x"), row(long + " end", boxed("b"), uid="x"), row(long, boxed("c"))]
@@ -142,6 +153,19 @@ def test_a_repeat_of_a_near_duplicate_goes_with_it(tmp_path: Path) -> None:
     card = prepare(tmp_path / "out", train=source, filters={"near_duplicates": 0.8})["train"]
     assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {long: [boxed("a"), boxed("b")]}
     assert (card["rejected"], card["folded"]) == ({"near_duplicate": 2}, 1)
+
+
+def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tmp_path: Path) -> None:
+    long = [" ".join(f"{letter}{n}" for n in range(60)) for letter in "abcd"]
+    rows = [row(text, boxed("right")) for text in long[:3]]
+    rows += [row(text + end, boxed("wrong", "5")) for text in long for end in (" end", " ends")]
+    source = written(tmp_path / "d.jsonl", rows)
+    common = {"train": source, "validation_prompts": 1, "sft": {"unique_train_examples": 1}}
+    prepare(tmp_path / "out", filters={"near_duplicates": 0.8}, **common)
+    (left,) = set(texts(read_prompts(tmp_path / "out" / "rl_complement.parquet"))) - {*long}
+    assert left == long[3] + " end"
+    prepare(tmp_path / "all", **common)
+    assert len(read_prompts(tmp_path / "all" / "rl_complement.parquet")) == 9
 
 
 @pytest.mark.usefixtures("small_shards")

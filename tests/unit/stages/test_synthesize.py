@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -24,6 +25,7 @@ from luffy.data.parquet import read_prompts, write_prompts
 from luffy.errors import ConfigError, DataError, LostError
 from luffy.pipeline.machine.events import EventWriter
 from luffy.pipeline.machine.resources import find_resources
+from luffy.rollout.engine import Completion
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext, StageResult
 from luffy.stages.rl_tasks import tokenize_tasks
@@ -178,6 +180,22 @@ def test_rules_for_traces_hold_for_answers(tmp_path: Path, inputs: dict[str, Pat
     assert [uid for uid, authors in traces_in(tmp_path / "o").items() if "r1" in authors] == ["p5", "p6"]
 
 
+def test_an_answer_with_undecodable_bytes_is_no_trace_and_the_prompt_is_asked_again(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    def garbled(path: str, body: dict) -> Reply:
+        return completion(f"caf\ufffd \\boxed{{{number_in(body) + 1}}}")
+
+    teachers = {"small": teacher(), "big": teacher(endpoint={"name": "org/huge"})}
+    with served(by_prompt({1: garbled})) as small, served(right) as big:
+        servers = {"small": small.url, "big": big.url}
+        run(settings(teachers, cascade=True), context_in(tmp_path / "o", inputs, servers))
+    assert [number_in(body) for _, body in small.asked].count(1) == 2
+    assert [number_in(body) for _, body in big.asked] == [1]
+    assert traces_in(tmp_path / "o")["p1"] == ["big"]
+    assert card_in(tmp_path / "o").teachers["small"].rejected == {"trace_undecoded": 2}
+
+
 def test_a_teacher_that_fails_stalls_and_hurries_loses_nothing_and_is_asked_once_for_each_answer(
     tmp_path: Path, inputs: dict[str, Path]
 ) -> None:
@@ -276,6 +294,13 @@ def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_pol
 
     def start(answer: Callable[[str, int], str]) -> ScriptedEngine:
         engine = ScriptedEngine(tiny_tokenizer(), answer)
+        complete = engine._complete
+
+        def rounded(*asked: Any) -> Completion:
+            completion = complete(*asked)
+            return dataclasses.replace(completion, logprobs=(1e-9,) * len(completion.token_ids))
+
+        monkeypatch.setattr(engine, "_complete", rounded)
         monkeypatch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
         return engine
 
@@ -302,6 +327,18 @@ def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_pol
     assert card.with_logprobs == card.traces > 0
     (trace, *_) = [trace for p in read_prompts(tmp_path / "out" / "train.parquet") for trace in p.traces][1:]
     assert trace.logprobs == (0.0,) * trace.num_tokens
+
+
+def test_a_teacher_without_a_chat_template_is_refused_by_its_own_name(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    (tmp_path / "teacher" / "config.json").write_text("{}")
+    config = settings({"own": {"path": str(tmp_path / "teacher"), "max_response_tokens": 20}})
+    with pytest.raises(
+        DataError, match=r"^synthesize\.teachers\.own\.path: .* no chat template; choose another model$"
+    ):
+        run(config, context_in(tmp_path / "o", inputs, {}))
 
 
 def traced_by_experts(inputs: dict[str, Path]) -> dict[str, Prompt]:
@@ -466,6 +503,14 @@ def test_a_synthesis_without_prompts_to_ask_is_refused(tmp_path: Path, inputs: d
     write_prompts(inputs["data"] / "rl_complement.parquet", [])
     with pytest.raises(DataError, match=r"no training prompt lacks a trace; set synthesize\.prompts: all"):
         run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": "http://127.0.0.1:9"}))
+
+
+def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    """Unlike in prepare_data, every prompt has a trace now."""
+    with served(right) as endpoint, pytest.raises(DataError, match=r"data\.rl: the complement is empty"):
+        run(settings({"r1": teacher()}, {"rl": "complement"}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
 
 
 def test_sft_cannot_ask_for_more_examples_than_there_are(tmp_path: Path, inputs: dict[str, Path]) -> None:
