@@ -55,6 +55,7 @@ _MOST_READ = 1000
 _MOST_DIGITS = 1000
 """Digits of a whole number."""
 _SPACE = re.compile(r"\s*")
+_XML_NAME = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,6 @@ class HermesCalls:
 
     _OPENING = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}|<tool_call>")
     _CLOSING = re.compile(r"\s*</tool_call>")
-    _END = re.compile(f"{THINK_CLOSE}|</tool_call>")
 
     def instructions(self, tools: Tools) -> str:
         signatures = "".join(f"{_json(tool.schema)}\n" for tool in tools.values())
@@ -130,21 +130,14 @@ class HermesCalls:
         return [Message("user", "\n".join(parts))]
 
     def _read(self, turn: str, opening: re.Match[str]) -> _Reading:
-        call, end = _read_json_call(turn, opening.end(), "arguments", resume=self._end_of_broken(turn, opening.end()))
+        resume = _end_of_broken(turn, opening.end(), "</tool_call>")
+        call, end = _read_json_call(turn, opening.end(), "arguments", resume)
         if isinstance(call, BrokenCall):
             return call, end
         closing = self._CLOSING.match(turn, end)
         if closing is None:
             return BrokenCall("</tool_call> has to follow the JSON object"), end
         return call, closing.end()
-
-    def _end_of_broken(self, turn: str, start: int) -> int:
-        """Where a call that is not JSON ends: what it quotes is no call. Reasoning that the prompt opened may mention
-        the tag, so its end is never passed over."""
-        end = self._END.search(turn, start)
-        if end is None:
-            return len(turn)
-        return end.start() if end.group() == THINK_CLOSE else end.end()
 
 
 class Llama3Calls:
@@ -186,7 +179,7 @@ class XmlCalls:
     it. Other values are JSON. An element with another name than a tool's is text and no call.
     """
 
-    _NEXT = re.compile(r"\s*<(/?)(\w+)>")
+    _NEXT = re.compile(rf"\s*<(/?)({_XML_NAME.pattern})>")
 
     def instructions(self, tools: Tools) -> str:
         for tool in tools.values():
@@ -220,24 +213,32 @@ class XmlCalls:
 
     def _read(self, turn: str, opening: re.Match[str], tools: Tools) -> _Reading:
         name = opening.group()[1:-1]
+        try:
+            arguments, end = self._arguments(turn, opening.end(), name, tools[name])
+        except _NotACall as fault:
+            return BrokenCall(str(fault)), _end_of_broken(turn, opening.end(), f"</{name}>")
+        return ToolCall(name, arguments), end
+
+    def _arguments(self, turn: str, position: int, name: str, tool: DescribedTool) -> tuple[dict[str, object], int]:
+        """The arguments that begin at `position`, and where the call ends; _NotACall where they cannot be read."""
         arguments: dict[str, object] = {}
-        position = opening.end()
         while element := self._NEXT.match(turn, position):
             closes, key = element.groups()
             if closes and key == name:
-                return ToolCall(name, arguments), element.end()
+                return arguments, element.end()
             end = turn.find(f"</{key}>", element.end())
             if closes or end < 0:
                 break
             if key in arguments:
-                return BrokenCall(f"<{name}> has the argument <{key}> twice"), opening.end()
+                raise _NotACall(f"<{name}> has the argument <{key}> twice")
             try:
-                arguments[key] = _xml_value(turn[element.end() : end], tools[name].parameters.get(key))
+                arguments[key] = _xml_value(turn[element.end() : end], tool.parameters.get(key))
             except _NotJson as fault:
-                return BrokenCall(f"<{key}> is not JSON: {fault}"), opening.end()
+                raise _NotACall(f"<{key}> is not JSON: {fault}") from None
             position = end + len(f"</{key}>")
-        reason = f"<{name}> may hold nothing but closed elements, one for each argument, and ends with </{name}>"
-        return BrokenCall(reason), opening.end()
+        raise _NotACall(
+            f"<{name}> may hold nothing but closed elements, one for each argument, and ends with </{name}>"
+        )
 
 
 CALL_FORMATS: Mapping[CallFormat, CallSyntax] = {"hermes": HermesCalls(), "llama3": Llama3Calls(), "xml": XmlCalls()}
@@ -261,6 +262,21 @@ def _found(turn: str, opening: re.Pattern[str], read: Callable[[str, re.Match[st
             found.append(call)
             num_read += 1
     return found
+
+
+def _end_of_broken(turn: str, start: int, closing: str) -> int:
+    """Where a call that cannot be read ends: what it quotes is no call.
+
+    Reasoning that the prompt opened may mention the tag, so its end is never passed over.
+    """
+    end = re.compile(f"{THINK_CLOSE}|{closing}").search(turn, start)
+    if end is None:
+        return len(turn)
+    return end.start() if end.group() == THINK_CLOSE else end.end()
+
+
+class _NotACall(Exception):
+    """A call cannot be read; the message says why, in words for the policy."""
 
 
 class _NotJson(Exception):
@@ -360,7 +376,12 @@ def _xml_text(value: object) -> str:
 
 
 def _check_readable_as_xml(tool: DescribedTool) -> None:
-    """Raise ConfigError for a parameter whose values may be text or another type, which XML cannot distinguish."""
+    """Raise ConfigError for a name that is no tag, and for values that may be text or another type."""
+    for name in (tool.name, *tool.parameters):
+        if not _XML_NAME.fullmatch(name):
+            raise ConfigError(
+                f"environment.calls: xml cannot write the name {name!r} of the tool {tool.name}; choose hermes"
+            )
     if tool.name in ("result", "think"):
         raise ConfigError(f"environment.tools: with calls: xml no tool can be called {tool.name}; rename the function")
     for name, parameter in tool.parameters.items():

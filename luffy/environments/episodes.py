@@ -32,7 +32,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The whole conversation before a turn as the chat template writes it by then: all that the turn sees.
+    """The whole conversation before a turn, as the chat template writes it at that point: all that the turn sees.
 
     It holds the environment's newest messages, and does not begin with the tokens before it.
     """

@@ -7,7 +7,7 @@ from luffy.errors import EnvironmentFault
 from luffy.types import FinishReason
 
 FEWEST_EPISODES = 32
-"""A running count is compared as if it had at least so many episodes: one failure among the first few says little."""
+"""A running count is treated as at least this many episodes: one failure among the first few says little."""
 
 
 def refuse_failures(reasons: Sequence[FinishReason], limits: EpisodeLimits) -> None:
@@ -26,8 +26,8 @@ class FailedShare:
     def add(self, failed: Sequence[bool]) -> None:
         """Count a batch, given for each episode whether its environment failed.
 
-        Raises EnvironmentFault when more than the allowed share of all episodes so far failed. What an earlier batch
-        was allowed, a later one never makes too much, so with the environment mended a resumed stage can go on.
+        Raises EnvironmentFault when more than the allowed share of all episodes so far failed. A batch without
+        failures never raises, so a resumed stage can continue once the environment is repaired.
         """
         self._failed += sum(failed)
         self._episodes += len(failed)

@@ -7,10 +7,11 @@
 A player decides how the policy writes a turn: as token ids (`episodes.py`), or as text (`text_episodes.py`).
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment
 from luffy.environments.received import received_counts, received_messages
@@ -112,7 +113,11 @@ class LiveEpisode:
 
     async def _answer(self) -> list[Message] | None:
         found = await self._begun.respond(tuple(self.conversation))
-        return None if found is None else received_messages("respond", found)
+        if found is None:
+            return None
+        if not (messages := received_messages("respond", found)):
+            raise TypeError("respond returned no message; None says that the episode is over")
+        return messages
 
     @property
     def _begun(self) -> Environment:
@@ -160,5 +165,9 @@ async def called(method: Awaitable[_Result]) -> _Result:
         return await method
     except (UserError, EnvironmentFault):  # what the environment needs is missing, for the other episodes, too
         raise
-    except Exception as error:  # an environment may raise anything, which ends its own episode alone
+    except asyncio.CancelledError as error:
+        if cast(asyncio.Task[object], asyncio.current_task()).cancelling():
+            raise
+        raise FailedEpisode from error  # of a task of the environment's own
+    except (Exception, SystemExit) as error:  # an environment may raise anything, which ends its own episode alone
         raise FailedEpisode from error

@@ -15,10 +15,11 @@ from luffy.config.environment import (
     FiveLettersEnvironment,
     GuessNumberEnvironment,
     MixtureEnvironment,
+    SingleEnvironment,
     ToolsEnvironment,
     VerifiersEnvironment,
 )
-from luffy.environments.call_formats import CALL_FORMATS
+from luffy.environments.call_formats import CALL_FORMATS, CallSyntax
 from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.five_letters import FiveLettersGame
 from luffy.environments.guess_number import GuessingGame
@@ -54,6 +55,13 @@ def instructions_by_source(config: EnvironmentConfig) -> dict[str | None, str]:
         return {None: _instructions(config)}
     found = {name: _instructions(part.environment) for name, part in config.parts.items()}
     return {source: found[name] for source, name in config.sources.items()}
+
+
+def syntax_of_results(config: SingleEnvironment) -> CallSyntax | None:
+    """How the environment writes the results of tools; None where it has no tools of its own."""
+    if isinstance(config, VerifiersEnvironment) and not shared_process(config).description.tools:
+        return None
+    return CALL_FORMATS[config.calls] if isinstance(config, ToolsEnvironment | VerifiersEnvironment) else None
 
 
 @singledispatch
@@ -119,6 +127,7 @@ def _refused_at_load(config: CustomEnvironment, make: EnvironmentFactory) -> Env
 @_factory.register
 def _verifiers(config: VerifiersEnvironment) -> EnvironmentFactory:
     tools = hosted_tools(shared_process(config).description, config.calls)
+    CALL_FORMATS[config.calls].instructions(tools)  # refuses tools that cannot be called in this format
     return lambda: VerifiersEpisode(shared_process(config), CALL_FORMATS[config.calls], tools)
 
 

@@ -21,7 +21,7 @@ TURNS = "turns"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeView:
-    """Input of a measure, whose parameters are named like these fields."""
+    """Input of a measure, whose parameters are named like these fields; `**kwargs` takes all others."""
 
     prompt: Sequence[Message]
     completion: Sequence[Message]
@@ -37,7 +37,7 @@ class EpisodeView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """Input of a group measure, whose parameters are named like these fields; sequences have an entry per episode."""
+    """Input of a group measure, as `EpisodeView` is of a measure; sequences have an entry per episode."""
 
     prompt: Sequence[Message]
     completions: Sequence[Sequence[Message]]
@@ -87,6 +87,7 @@ class EpisodeScorer:
         self._judges = judges
         self._weights = config.weights
         self._of_parts = frozenset(of_parts)
+        self._weighted_counts = self._weights.keys() & (set(counted) - self._of_parts)
         self.measures_groups = bool(self._group_measures)
         self.needs_demonstrations = scores_itself or self.measures_groups or not config.is_answer_alone
         """Whether demonstrations are played, too, since their reward depends on more than their answer."""
@@ -99,7 +100,9 @@ class EpisodeScorer:
 
     async def measure(self, view: EpisodeView) -> dict[str, float]:
         """All measures of an episode. Passes on exceptions of the functions; raises TypeError for a result that is not
-        a number, and NoVerdict for a judge that gives no verdict."""
+        a number and for a weighted count that is missing, NoVerdict for a judge that gives no verdict."""
+        if missing := sorted(self._weighted_counts - view.counts.keys()):
+            raise TypeError(f"counts returned no {missing[0]}, which {_WHERE}.weights names")
         found = {
             name: finite_number(f"measure {name}", await _result(function, view))
             for name, function in self._measures.items()
@@ -150,13 +153,21 @@ def _loaded(name: str, path: str, allowed: Sequence[str]) -> _Function:
     function = imported_setting(path, where)
     if not callable(function):
         raise ConfigError(f"{where}: {path} is not a function")
-    if unknown := sorted(set(inspect.signature(function).parameters) - set(allowed)):
+    if unknown := sorted(_named(function) - set(allowed)):
         raise ConfigError(f"{where}: {path} asks for {unknown[0]}; a measure may take {', '.join(allowed)}")
     return function
 
 
+def _named(function: _Function) -> set[str]:
+    """Names of the parameters, without `**kwargs`."""
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+
+
 async def _result(function: _Function, view: EpisodeView | GroupView) -> object:
-    wanted = inspect.signature(function).parameters
+    named = _named(function)
+    takes_all = len(named) < len(inspect.signature(function).parameters)
+    wanted = view.__dataclass_fields__ if takes_all else named
     arguments = {parameter: _plain(getattr(view, parameter)) for parameter in wanted}
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)

@@ -152,7 +152,7 @@ def tool_of(function: object, name: str | None = None, where: str = "tool") -> T
             parameters[parameter.name] = _parameter(parameter, hints, texts.get(parameter.name), where)
     if strangers := [text for text in texts if text not in parameters and text != state_parameter]:
         raise ConfigError(f"{where}: the docstring describes `{strangers[0]}`, which is no parameter")
-    is_async = inspect.iscoroutinefunction(original)
+    is_async = any(map(inspect.iscoroutinefunction, (function, original)))  # a decorator may change this
     return Tool(name or original.__name__, description, parameters, function, is_async, state_parameter)
 
 

@@ -81,9 +81,9 @@ class ToolRunner:
         A LuffyError of the function is not shown to the policy but raised: something that the tool depends on failed.
         """
         if is_async:
-            task = asyncio.ensure_future(_awaited(function, arguments))
+            task = asyncio.ensure_future(_awaited(name, function, arguments))
             return await self._result(task, _Hanging(name, lambda: not task.done()), timeout_s)
-        delivered, thread = _started(function, arguments)
+        delivered, thread = _started(name, function, arguments)
         return await self._result(delivered, _Hanging(name, thread.is_alive), timeout_s)
 
     async def _result(self, outcome: asyncio.Future[_Outcome], call: _Hanging, timeout_s: float | None) -> str:
@@ -113,7 +113,7 @@ class ToolRunner:
 
 
 def _started(
-    function: Callable[..., object], arguments: Mapping[str, object]
+    name: str, function: Callable[..., object], arguments: Mapping[str, object]
 ) -> tuple[asyncio.Future[_Outcome], threading.Thread]:
     """Run a function in a thread that the interpreter does not wait for at its end."""
     loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ def _started(
 
     def work() -> None:
         try:
-            outcome: _Outcome = _as_text(function(**arguments))
+            outcome: _Outcome = _as_text(name, function(**arguments))
         except BaseException as error:  # noqa: BLE001 - whatever ends the function, the episode has to be told
             outcome = _raised(error)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -136,20 +136,20 @@ def _started(
     return delivered, thread
 
 
-async def _awaited(function: Callable[..., object], arguments: Mapping[str, object]) -> _Outcome:
+async def _awaited(name: str, function: Callable[..., object], arguments: Mapping[str, object]) -> _Outcome:
     try:
-        return _as_text(await cast(Awaitable[object], function(**arguments)))
+        return _as_text(name, await cast(Awaitable[object], function(**arguments)))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool may raise anything; it must not end the loop
         return _raised(error)
 
 
-def _as_text(value: object) -> str:
+def _as_text(name: str, value: object) -> str:
     if isinstance(value, str):
         return str(value)
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()
-        raise UserError("a function that returns an awaitable has to be defined with `async def`")
+        raise UserError(f"{name} returns an awaitable, so it has to be defined with `async def`")
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):

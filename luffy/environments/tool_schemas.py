@@ -53,7 +53,8 @@ def json_types(schema: Mapping[str, object]) -> set[str]:
         return set().union(*(json_types(alternative) for alternative in alternatives))
     if isinstance(values := schema.get("enum"), list):
         return {_SCALARS[type(value)] for value in values}
-    return {str(schema["type"])}
+    named = schema["type"]
+    return {str(name) for name in named} if isinstance(named, list) else {str(named)}
 
 
 def _described(arguments: Sequence[object]) -> Schema:

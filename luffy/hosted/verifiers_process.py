@@ -70,8 +70,8 @@ class VerifiersProcess:
         self._numbers = itertools.count()
         self._episodes = itertools.count()
         self._lock = threading.Lock()
-        self._writing = threading.Lock()
         self._ending = threading.Lock()
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._waiting: dict[int, Future[object]] = {}
         self._lost: LuffyError | None = None
         self._start()
@@ -115,8 +115,7 @@ class VerifiersProcess:
 
     def close(self) -> None:
         """End the process, after the environment's own teardown; may be called again."""
-        with contextlib.suppress(OSError):
-            cast(Any, self._process.stdin).close()
+        self._requests.put(None)
         self._reader.join(_CLOSE_S)
         self._kill()
         self._reader.join()
@@ -130,6 +129,15 @@ class VerifiersProcess:
         if isinstance(found, OSError):
             raise ConfigError(f"environment.python: {self._package.python} cannot be started ({found.strerror})")
         self._process = found
+        threading.Thread(target=self._write, name="verifiers requests", daemon=True).start()
+
+    def _write(self) -> None:
+        """Pass requests on until None ends the input; in a thread, since a process that hangs does not read them."""
+        pipe = cast(Any, self._process.stdin)
+        with contextlib.suppress(OSError), pipe:  # it has died: the reader says so
+            while (request := self._requests.get()) is not None:
+                pipe.write(request)
+                pipe.flush()
 
     def _run(self, started: "queue.Queue[subprocess.Popen[bytes] | OSError]") -> None:
         parent = os.getpid()
@@ -167,10 +175,11 @@ class VerifiersProcess:
             waiting.set_exception(ConfigError(f"environment: {self._where} cannot be used: {reply['refused']}"))
 
     def _lose(self, error: LuffyError) -> None:
-        """Raise `error` to all who wait, and to all who ask later."""
+        """Fail all pending calls and all later ones with `error`."""
         with self._lock:
             self._lost = self._lost or error
             waiting, self._waiting = list(self._waiting.values()), {}
+        self._requests.put(None)
         for reply in waiting:
             if reply.set_running_or_notify_cancel():
                 reply.set_exception(self._lost)
@@ -182,9 +191,7 @@ class VerifiersProcess:
                 raise self._lost
             self._waiting[number] = reply
         line = json.dumps({"id": number, "op": op, **request}) + "\n"
-        with self._writing, contextlib.suppress(OSError, ValueError):  # it has died or is closed: the reader says so
-            cast(Any, self._process.stdin).write(line.encode())
-            cast(Any, self._process.stdin).flush()
+        self._requests.put(line.encode())
         return number, reply
 
     def _kill(self) -> None:

@@ -5,6 +5,10 @@ def words(completion):
     return len(" ".join(turn["content"] for turn in completion if turn["role"] == "assistant").split())
 
 
+def as_in_verifiers(completion, **kwargs):
+    return len(completion) * kwargs["info"]["level"]
+
+
 async def is_right(completion, answer):
     return completion[-1]["content"] == answer
 

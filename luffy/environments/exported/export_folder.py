@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from luffy import __version__
-from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment
+from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment, single_environments
 from luffy.config.grading import GradingConfig
 from luffy.config.strict import StrictModel
 from luffy.errors import ConfigError, DataError
@@ -79,8 +79,9 @@ class ExportedProblems:
 
 def check_exportable(environment: EnvironmentConfig | None) -> None:
     """Raise ConfigError for an environment that cannot be a task set."""
-    if isinstance(environment, VerifiersEnvironment):
-        raise ConfigError(f"environment: {environment.environment} is one of verifiers already; use it there")
+    for single in single_environments(environment):
+        if isinstance(single, VerifiersEnvironment):
+            raise ConfigError(f"environment: {single.environment} is one of verifiers already; use it there")
     if environment is not None and environment.scoring.group_measures:
         raise ConfigError(
             "environment.scoring.group_measures: verifiers scores each episode by itself; remove them for the export"

@@ -36,13 +36,15 @@ def load_classic(vf: Any, environment: str, arguments: dict[str, Any]) -> "Class
     """The environment, with reward functions that report what they raise; Unusable if it cannot be used."""
     try:
         env = vf.load_environment(environment, **arguments)
-    except Exception as error:  # a package may raise anything while it loads
+        for leaf in leaves(env):
+            _check(leaf, vf)
+        for rubric in rubrics(env.rubric):
+            _wrap(rubric, columns(env))
+        return ClassicEnvironment(env)
+    except Unusable:
+        raise
+    except Exception as error:  # a package may raise anything while it loads, and so may its data
         raise Unusable(line_of(error.__cause__ or error)) from error
-    for leaf in leaves(env):
-        _check(leaf, vf)
-    for rubric in rubrics(env.rubric):
-        _wrap(rubric, columns(env))
-    return ClassicEnvironment(env)
 
 
 def leaves(env: Any) -> list[Any]:

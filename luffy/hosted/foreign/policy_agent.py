@@ -17,7 +17,7 @@ class Seat(Protocol):
     """An episode that has the policy's turns."""
 
     is_ended: bool
-    """Whether a turn was requested after the last one."""
+    """Whether a turn was requested after the policy's last one."""
 
     async def next_turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Turn | None:
         """The policy's turn in the conversation `messages`; None if there is no other."""
@@ -25,7 +25,7 @@ class Seat(Protocol):
 
 
 def install_policy(seats: Mapping[str, Seat]) -> None:
-    """Give verifiers the harness and the client; `seats` has the episodes by the name that their model has."""
+    """Give verifiers the harness and the client; `seats` has the episodes by the names of their models."""
     harness = _harness_class(seats)
     plugin = sys.modules[HARNESS] = types.ModuleType(HARNESS)
     vars(plugin).update({harness.__name__: harness, "__all__": [harness.__name__]})

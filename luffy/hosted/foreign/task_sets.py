@@ -24,7 +24,7 @@ _EVAL, _SELECT = "eval", "select"
 """Keys of the arguments that are not in the environment's own configuration."""
 _LOCAL = {"type": "subprocess"}
 """Where task and tools run unless the arguments say otherwise; verifiers' own default is a remote service."""
-_STAND_IN = "policy"
+_MODEL = "policy"
 
 
 def load_task_set(environment: str, arguments: dict[str, Any]) -> "TaskSetEnvironment":
@@ -91,7 +91,7 @@ class TaskEpisode:
         """`name`: name of the episode's model. `tools`: tools that every task has; None: not known yet."""
         self.tools = tools
         self.is_ended = False
-        """Whether a turn was asked for that there will not be."""
+        """Whether a turn was requested after the policy's last one."""
         self._env = env
         self._task = task
         self._name = name
@@ -186,7 +186,7 @@ class TaskSetEnvironment:
         self._env = env
         self._splits = splits
         self._episodes = episodes
-        """Those that run, by the name that their model has."""
+        """Running episodes by the names of their models."""
         self._numbers = itertools.count()
         self._tools: list[dict[str, Any]] | None = None
         self._stack = contextlib.AsyncExitStack()
@@ -229,7 +229,7 @@ class TaskSetEnvironment:
         await self._stack.aclose()
 
     def _new(self, task: Any) -> TaskEpisode:
-        name = f"{_STAND_IN}/{next(self._numbers)}"
+        name = f"{_MODEL}/{next(self._numbers)}"
         episode = self._episodes[name] = TaskEpisode(self._env, task, name, self._tools)
         episode.running.add_done_callback(lambda _: self._episodes.pop(name))
         return episode

@@ -131,6 +131,13 @@ class OwnModel(vf.SingleTurnEnv):
         return None
 
 
+class WithoutData(vf.SingleTurnEnv):
+    """Loads its tasks only when they are first needed."""
+
+    def get_dataset(self):
+        raise ConnectionError("the hub is out of reach")
+
+
 class Rewriting(Game):
     async def rollout(self, task, client, model, sampling_args=None):
         await self.get_model_response({"trajectory": []}, [{"role": "user", "content": "another prompt"}])
@@ -169,6 +176,7 @@ def load_environment(which="sums", **options):
         "judge": lambda: sums((needs_judge,)),
         "completion": lambda: sums(message_type="completion"),
         "own_model": lambda: OwnModel(dataset=[asked("1", "1")], rubric=vf.Rubric([is_right])),
+        "without_data": lambda: WithoutData(dataset=[], rubric=vf.Rubric([is_right])),
         "rewriting": lambda: Rewriting([asked("Count.", "3")], vf.Rubric([num_turns])),
         "simulated": lambda: Simulated([asked("Count.", "3")], vf.Rubric([num_turns])),
         "sleeping": lambda: Sleeping([asked("Count.", "9")], vf.Rubric([num_turns])),

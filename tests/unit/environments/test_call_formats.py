@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic.sample_tools import every_type, nothing, text_or_number, weather
 
-from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, ToolCall
+from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, CallSyntax, ToolCall
 from luffy.environments.tool_functions import tool_of
 from luffy.errors import ConfigError
 from luffy.types import Message
@@ -119,6 +119,11 @@ def test_xml_refuses_parameters_that_it_cannot_tell_apart():
         XML.instructions({"text_or_number": tool_of(text_or_number)})
 
 
+def test_xml_refuses_names_that_are_no_tags():
+    with pytest.raises(ConfigError, match="xml cannot write the name 'get-weather'"):
+        XML.instructions({"get-weather": tool_of(weather, "get-weather")})
+
+
 @pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
 def test_an_answer_has_no_calls(name):
     for answer in ("The answer is 42.", "", 'It is {"value": 3}.', "a < b > c", "<b>20</b> degrees", "\\boxed{3}"):
@@ -216,8 +221,25 @@ def test_a_call_that_an_unreadable_call_quotes_is_not_made(rest: str) -> None:
     assert isinstance(found, BrokenCall)
 
 
-def test_a_tag_in_reasoning_that_the_prompt_opened_does_not_hide_the_call_after_it() -> None:
-    assert HERMES.parse(f"I may write <tool_call> now.</think>\n{HERMES.render([CALL])}", TOOLS) == [CALL]
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "<every_type>\nf('{quoted}')\n</every_type>",
+        "<every_type><text>f('{quoted}')",
+        "<every_type><count>three</count><text>{quoted}</text></every_type>",
+        "<every_type><text>a</text><text>{quoted}</text></every_type>",
+    ],
+)
+def test_an_element_inside_an_unreadable_one_is_no_call(broken: str) -> None:
+    (found,) = XML.parse(broken.format(quoted=XML.render([CALL])), TOOLS)
+    assert isinstance(found, BrokenCall)
+
+
+@pytest.mark.parametrize(("syntax", "tag"), [(HERMES, "<tool_call>"), (XML, "<nothing>")])
+def test_a_tag_in_reasoning_that_the_prompt_opened_does_not_hide_the_call_after_it(
+    syntax: CallSyntax, tag: str
+) -> None:
+    assert syntax.parse(f"I may write {tag} now.</think>\n{syntax.render([CALL])}", TOOLS) == [CALL]
 
 
 def test_a_tool_cannot_end_its_own_result():

@@ -314,13 +314,18 @@ def test_a_turn_that_was_begun_is_finished_and_read_as_one(tokenizer: PreTrained
 
 
 class Failing(Echo):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
     async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
-        raise RuntimeError("a bug")
+        raise self._error
 
 
-def test_a_bug_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit("usage: ..."), asyncio.CancelledError()])
+def test_a_bug_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase, error: BaseException) -> None:
     """However few others there are: how many may fail is counted over the step or the suite."""
-    made = [Failing(), Echo()]
+    made = [Failing(error), Echo()]
     left = iter(made)
     encoder, params = ConversationEncoder(tokenizer), SamplingParams(1.0, 99, stop_token_ids(tokenizer))
     player = EpisodePlayer(lambda: next(left), encoder, EpisodeLimits(max_failed_share=0.0), SCORER)
@@ -364,6 +369,7 @@ class Answering(Echo):
         (Answering(opening=None), "reset returned None, and has to return a list of messages"),
         (Answering(answer="go on"), "respond returned 'go on', and has to return a list of messages"),
         (Answering(answer={"role": "user", "content": "go on"}), "and has to return a list of messages"),
+        (Answering(answer=[]), "respond returned no message; None says that the episode is over"),
         (Answering(answer=[7]), "respond returned 7 among its messages"),
         (Answering(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
         (Answering(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
@@ -384,6 +390,14 @@ def test_what_an_environment_may_not_return_ends_its_own_episode(
     assert (bad.finish_reason, good.finish_reason) == (FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP)
     assert bad.fault.startswith("TypeError: ") and reason in bad.fault
     assert environment.is_closed
+
+
+def test_a_weighted_count_that_is_gone_at_the_end_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase) -> None:
+    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "bonus": 0.1}), ("bonus",))
+    player = EpisodePlayer(lambda: Echo(0), ConversationEncoder(tokenizer), EpisodeLimits(), scorer)
+    params = SamplingParams(1.0, 99, stop_token_ids(tokenizer))
+    (episode,) = player.play([START], Scripted(tokenizer, ["turn 0"]), params)
+    assert episode.fault == "TypeError: counts returned no bonus, which environment.scoring.weights names"
 
 
 def test_mappings_are_messages_and_numbers_of_numpy_are_numbers(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -30,8 +30,8 @@ def scorer(weights: dict[str, float] | None = None, **measures: str) -> EpisodeS
 
 
 def test_measures_see_what_they_ask_for_whether_asynchronous_or_not() -> None:
-    found = asyncio.run(scorer(length="words", right="is_right").measure(VIEW))
-    assert found == {"length": 4.0, "right": 1.0}
+    found = asyncio.run(scorer(length="words", right="is_right", turns_by_level="as_in_verifiers").measure(VIEW))
+    assert found == {"length": 4.0, "right": 1.0, "turns_by_level": 3.0}
 
 
 def test_the_reward_is_the_weighted_sum_of_answer_counts_and_measures() -> None:

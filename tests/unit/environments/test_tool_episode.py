@@ -186,7 +186,7 @@ def test_a_fault_of_what_a_tool_depends_on_is_no_answer_to_the_policy():
 
 
 def test_a_function_that_forgot_async_is_a_fault_and_no_answer():
-    with pytest.raises(LuffyError, match="has to be defined with `async def`"):
+    with pytest.raises(LuffyError, match="half_asynchronous returns an awaitable, so it has to be defined with `async"):
         play(opened("half_asynchronous"), call("half_asynchronous"))
 
 

@@ -145,6 +145,14 @@ def test_an_asynchronous_function_is_known_as_one():
     assert not load("echo").is_async
 
 
+def test_a_decorator_may_make_a_function_asynchronous():
+    @functools.wraps(sample_tools.echo)
+    async def retried(*args, **kwargs):
+        return sample_tools.echo(*args, **kwargs)
+
+    assert tool_of(retried).is_async
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -15,14 +15,16 @@ from luffy.data.conversations import ConversationEncoder
 from luffy.data.sources import open_source
 from luffy.data.templates import encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
+from luffy.environments.call_formats import ToolCall, XmlCalls
 from luffy.environments.episodes import Episode, EpisodePlayer
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.players import open_scored
 from luffy.environments.registry import instructions_of, open_environment
+from luffy.environments.verifiers_episode import hosted_tools
 from luffy.errors import ConfigError, DataError, EnvironmentFault
 from luffy.grading import GradeRequest, Problem, problem_of
 from luffy.grading.kinds import steps
-from luffy.hosted.verifiers_process import shared_process
+from luffy.hosted.verifiers_process import HostedDescription, shared_process
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import FinishReason, Message, Outcome, Prompt
 
@@ -106,6 +108,15 @@ def test_tools_are_described_called_and_answered_in_the_policys_format() -> None
     assert "Expecting value" in answers[1][0].content
     assert answers[2] is None
     assert scores == {"reward": 1.0, "is_right": 1.0, "num_calls": 2.0}
+
+
+def test_a_parameter_may_list_its_types() -> None:
+    parameters = {"properties": {"query": {"type": ["string", "null"]}}}
+    search = {"type": "function", "function": {"name": "search", "parameters": parameters}}
+    tools = hosted_tools(HostedDescription("0.4.0", "Env", [search], [], {}), "xml")
+    assert XmlCalls().parse("<search><query>cities</query></search>", tools) == [
+        ToolCall("search", {"query": "cities"})
+    ]
 
 
 def test_a_prompt_of_another_source_is_refused() -> None:

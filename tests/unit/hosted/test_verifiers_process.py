@@ -129,6 +129,7 @@ def test_a_reward_function_that_fails_is_no_silent_zero(opened, which, words):
         ("completion", "completes text"),
         ("own_model", "calls its model itself"),
         ("unknown", "KeyError: 'unknown'"),
+        ("without_data", "ConnectionError: the hub is out of reach"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(opened, which, words):
@@ -199,6 +200,16 @@ def test_a_process_that_hangs_is_killed(opened, monkeypatch):
     episode, _ = begin(process)
     with pytest.raises(EnvironmentFault, match="hangs as a whole"):
         respond(process, episode, "hang")
+
+
+def test_a_process_that_reads_no_more_requests_is_killed(opened, monkeypatch):
+    """The request is longer than a pipe holds."""
+    monkeypatch.setattr("luffy.hosted.verifiers_process._ALIVE_S", 0.5)
+    process = opened("sleeping", timeout_s=1.0)
+    episode, _ = begin(process)
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(EnvironmentFault, match="hangs as a whole"):
+        respond(process, episode, "x" * 10**6)
 
 
 def test_the_process_ends_with_the_one_that_started_it(tmp_path):
