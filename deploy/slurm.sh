@@ -14,19 +14,18 @@
 set -u
 
 EX_TEMPFAIL=75 # luffy/errors.py: the same command goes on
-asked=no
 
 luffy run "$@" &
 run=$!
 
 trap 'asked=yes; kill -TERM "$run"' TERM
 
-wait "$run"
-code=$?
-if [ "$asked" = yes ]; then # the signal ended the first wait, not the run
+while true; do
+  asked=no
   wait "$run"
   code=$?
-fi
+  [ "$asked" = yes ] || break # a signal has ended the wait, not the run
+done
 
 if [ "$code" -eq "$EX_TEMPFAIL" ] && [ -n "${SLURM_JOB_ID:-}" ]; then
   scontrol requeue "$SLURM_JOB_ID"

@@ -72,7 +72,7 @@ def _copy(database: Path, copy: Path) -> None:
             f"{size >> 20} MiB; free space (luffy gc lists what to delete)"
         )
     # By SQLite, which takes along what is still in the write-ahead log; under another name until it is whole.
-    partial = copy.with_name(f".{copy.name}")
+    partial = copy.with_name(f".{_DATABASE}.partial")
     partial.unlink(missing_ok=True)
     with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(partial)) as target:
         source.backup(target)

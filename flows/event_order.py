@@ -17,7 +17,7 @@ _STARTED = datetime.now(UTC)
 
 
 class CausalOrdering(memory.CausalOrdering):
-    """Prefect's, for which every event that this server found in its database has been seen."""
+    """Prefect's order, in which events that were in the database when this server started count as seen."""
 
     async def wait_for_leader(self, event: ReceivedEvent) -> None:
         try:

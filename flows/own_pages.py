@@ -1,7 +1,7 @@
 """The check that a request from a browser comes from the server's own pages.
 
 A browser sends requests for every page that its user visits, to servers on this machine too, and Prefect's server
-checks neither which page has opened a WebSocket nor by which name it was called. Two headers tell, and no page can
+checks neither which page has opened a WebSocket nor by which name it was called. Two headers tell this, and no page can
 change them:
 
 - `Host`: a foreign page that had its own name point to this machine (DNS rebinding) calls the server by that name.

@@ -133,7 +133,7 @@ class ApiServer:
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """End the server; what it holds is in its database already."""
+        """End the server; its data is in its database already."""
         self._starting.close()
         end(self._process, _STOP_TIMEOUT_S)
 

@@ -63,7 +63,7 @@ _ENVIRONMENT = {
 _ENDED = "the server that ran it was ended; start the run again, and its stages resume"
 _POOL_TIMEOUT_S = 300.0
 _GRACE_S = 35.0
-"""For runs under way when the server ends: the default of `execution.grace_s`, and for their own clean-up."""
+"""Time that runs under way have when the server ends: the default of `execution.grace_s`, and their clean-up."""
 _POLL_S = 0.5
 
 
@@ -163,7 +163,12 @@ def _the_only_one(workspace: Workspace) -> StageLock:
 @contextmanager
 def _pointer(url: str) -> Iterator[None]:
     """`prefect.toml` for as long as there is a server; a flow that finds it without one uses an embedded server."""
-    write_atomic(_POINTER, f'{_POINTER_HEAD}[api]\nurl = "{url}"\n')
+    try:
+        write_atomic(_POINTER, f'{_POINTER_HEAD}[api]\nurl = "{url}"\n')
+    except OSError as error:
+        raise UserError(
+            f"{_POINTER}: cannot be written ({error.strerror}); start luffy serve in a folder that you may write to"
+        ) from None
     try:
         yield
     finally:
@@ -243,8 +248,8 @@ def _close(api: ApiClient, runs: set[str]) -> None:
     """End the runs as crashed (or cancelled), which frees their slots."""
     for run in runs:
         with suppress(httpx.HTTPError):  # one that was deleted meanwhile
-            is_cancelled = api.ask("GET", f"flow_runs/{run}").json()["state_type"] == "CANCELLING"
-            ended = "CANCELLED" if is_cancelled else "CRASHED"
+            found = api.ask("GET", f"flow_runs/{run}").raise_for_status().json()
+            ended = "CANCELLED" if found["state_type"] == "CANCELLING" else "CRASHED"
             state = {"type": ended, "name": ended.capitalize(), "message": _ENDED}
             api.ask("POST", f"flow_runs/{run}/set_state", {"state": state, "force": True})
 

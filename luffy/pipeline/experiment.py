@@ -24,7 +24,7 @@ from luffy.pipeline.chain.plan import StagePlan, plan_graph, plan_stage
 from luffy.pipeline.machine.events import Event
 from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus, pause
 from luffy.pipeline.machine.supervise import stage_command, supervise
-from luffy.pipeline.workspace import Workspace, link, write_run
+from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, link, write_run
 from luffy.pipeline.workspace.claims import claiming
 from luffy.pipeline.workspace.lock import StageLock
 from luffy.pipeline.workspace.process_start import machine, pid_namespace, process_start
@@ -137,7 +137,7 @@ class ExperimentRun:
         self,
         experiment: Experiment,
         directory: Path,
-        command: Callable[[str, Path], list[str]] = stage_command,
+        command: Callable[[str, Path, Path], list[str]] = stage_command,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.experiment = experiment
@@ -147,6 +147,7 @@ class ExperimentRun:
         self._stages: dict[str, dict[str, str]] = {}
         self._recording = threading.Lock()
         self._started = _now()
+        self._working_directory = str(Path.cwd())
 
     def execute(self, name: str, observer: StageObserver, turn: Turn = no_turn) -> Manifest:
         """Make the stage `name`, or reuse it; returns its manifest. Raises StageFailed or WorkspaceError.
@@ -174,8 +175,7 @@ class ExperimentRun:
 
     def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn) -> None:
         check_space(plan, self.experiment.config.execution.checkpoint)
-        plan.directory.mkdir(parents=True, exist_ok=True)
-        write_job(plan.directory / JOB_FILE, self.experiment.job(plan))
+        self._write_jobs(plan)
 
         def waiting(what: str) -> None:
             observer.event(plan, Event("waiting", time.time(), os.getpid(), text=what))
@@ -197,7 +197,7 @@ class ExperimentRun:
         for attempt in range(execution.retries + 1):
             try:
                 supervise(
-                    self._command(plan.node.stage, plan.directory),
+                    self._command(plan.node.stage, plan.directory, self._job_file(plan)),
                     plan.directory,
                     on_event=lambda event: observer.event(plan, event),
                     on_line=lambda text: observer.line(plan, text),
@@ -226,6 +226,20 @@ class ExperimentRun:
             }
             write_run(self.directory, self._record("running"))
 
+    def _write_jobs(self, plan: StagePlan) -> None:
+        """Write the job for the stage program, and for garbage collection, which keeps what an unfinished stage needs.
+
+        The program reads the run's own file: another run of the stage, with other execution settings, may replace the
+        one in the stage's directory before the program starts, or starts again.
+        """
+        job = self.experiment.job(plan)
+        for file in (self._job_file(plan), plan.directory / JOB_FILE):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_job(file, job)
+
+    def _job_file(self, plan: StagePlan) -> Path:
+        return self.directory / JOBS_FOLDER / f"{plan.node.name}.yaml"
+
     def _record(self, state: RunState) -> dict[str, object]:
         nodes = self.experiment.nodes
         return {
@@ -236,6 +250,7 @@ class ExperimentRun:
             "pid_namespace": pid_namespace(),
             "host": socket.gethostname(),
             "machine": machine(),
+            "working_directory": self._working_directory,
             "started": self._started,
             "updated": _now(),
             "stages": {node.name: self._stages[node.name] for node in nodes if node.name in self._stages},

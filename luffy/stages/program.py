@@ -46,6 +46,7 @@ from luffy.pipeline.chain.manifest import (
     consumed_digests,
     delete_scratch,
     finished_manifest,
+    read_manifest,
     write_manifest,
 )
 from luffy.pipeline.chain.provenance import hardware, package_versions
@@ -191,7 +192,7 @@ def _run_locked(
     started = _now()
     if edited:
         events.message(f"{', '.join(edited)} was edited since the plan: this result will not be reused")
-    extends = Path(job.extends) if job.extends and not condition.step else None
+    extends = _shorter_run(job) if not condition.step else None
     context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, extends)
     # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
@@ -229,6 +230,12 @@ def _manifest(
         code_changed=edited,
         scratch=result.scratch,
     )
+
+
+def _shorter_run(job: StageJob) -> Path | None:
+    """The shorter run to continue; None without one, also if it was deleted since the plan."""
+    found = Path(job.extends) if job.extends else None
+    return found if found is not None and read_manifest(found) is not None else None
 
 
 def _edited_modules(job: StageJob) -> dict[str, str]:

@@ -15,6 +15,13 @@ echo "$@" > "$SEEN/started"
 while [ "$CODE" = "" ]; do read -r -t 0.02 _ < "$SEEN/never"; done
 exit "$CODE"
 """
+SLOW_RUN = """#!/usr/bin/env bash
+asked=0
+trap 'asked=$((asked + 1)); touch "$SEEN/asked$asked"' TERM
+echo "$@" > "$SEEN/started"
+while [ ! -e "$SEEN/saved" ]; do read -r -t 0.02 _ < "$SEEN/never"; done
+exit 75
+"""
 SCONTROL = """#!/usr/bin/env bash
 echo "$@" > "$SEEN/requeued"
 """
@@ -44,6 +51,18 @@ def test_a_job_that_is_asked_to_end_passes_it_on_and_goes_back_into_the_queue(jo
     process.terminate()
     assert process.wait(PATIENCE_S) == 75
     assert (tmp_path / "started").read_text() == "run smoke rl.steps=8\n"
+    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+
+
+def test_a_job_that_is_asked_twice_waits_for_its_run_all_the_same(job, tmp_path):
+    (tmp_path / "luffy").write_text(SLOW_RUN)
+    process = job("")
+    wait_until((tmp_path / "started").exists)
+    for asked in ("asked1", "asked2"):
+        process.terminate()
+        wait_until((tmp_path / asked).exists)
+    (tmp_path / "saved").touch()
+    assert process.wait(PATIENCE_S) == 75
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"
 
 

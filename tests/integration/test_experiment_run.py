@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
-from toy_run import Recorder, toy_run
+from toy_run import Recorder, toy_experiment, toy_run
+
+from luffy.pipeline.chain.job import JOB_FILE, write_job
 
 DRIVER = Path(__file__).with_name("toy_run.py")
 NODES = ("prepare_data", "base", "evaluate_base")
@@ -74,6 +76,22 @@ def test_a_longer_run_gets_its_own_directory(tmp_path):
     found = {path.read_bytes() for path in (tmp_path / "stages" / "rl").glob("*/manifest.json")}
     assert len(found) == 2
     assert before in found
+
+
+@pytest.mark.slow
+def test_another_run_of_the_stage_does_not_change_the_execution_settings_of_the_one_at_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOY_FAULT", "killed")
+    retried = ("execution.retries=1", "execution.retry_delay_s=0.1")
+    other = toy_experiment(tmp_path, *retried, "execution.num_threads=2")
+
+    class Meddling(Recorder):
+        def event(self, plan, event):
+            if event.kind == "message":  # the stage was killed, and starts again
+                write_job(plan.directory / JOB_FILE, other.job(plan))
+
+    manifest = toy_run(tmp_path, *retried, "execution.num_threads=1").execute("prepare_data", Meddling())
+    assert manifest.resumed_from == 2
+    assert manifest.execution.num_threads == 1
 
 
 @pytest.mark.slow

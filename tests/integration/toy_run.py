@@ -10,9 +10,8 @@ from luffy.pipeline.workspace import Workspace
 HERE = Path(__file__).parent
 
 
-def toy_command(stage: str, directory: Path) -> list[str]:
-    program = [sys.executable, str(HERE / "toy_stage.py"), stage]
-    return [*program, "--config", str(directory / "config.yaml"), "--out", str(directory)]
+def toy_command(stage: str, directory: Path, job: Path) -> list[str]:
+    return [sys.executable, str(HERE / "toy_stage.py"), stage, "--config", str(job), "--out", str(directory)]
 
 
 def toy_experiment(root: Path, *overrides: str):

@@ -110,18 +110,22 @@ def _is_local(path: str) -> bool:
 
 
 def _content(field: str, path: Path) -> str:
-    if "*" in str(path):
-        files = expand_pattern(str(path))
-        return hashlib.sha256("".join(f"{file.name}\0{hash_file(file)}\n" for file in files).encode()).hexdigest()
-    if path.is_dir():
-        lines = [f"{file.relative_to(path)}\0{_mark(file)}\n" for file in sorted(path.rglob("*")) if file.is_file()]
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
     try:
-        return hash_file(path)
+        return _hash(path)
     except FileNotFoundError:
         raise DataError(f"{field}: {path}: no such file; relative paths start at {Path.cwd()}") from None
     except OSError as error:
         raise DataError(f"{field}: {path}: cannot be read ({error.strerror})") from None
+
+
+def _hash(path: Path) -> str:
+    if "*" in str(path):
+        lines = [f"{file.name}\0{hash_file(file)}\n" for file in expand_pattern(str(path))]
+    elif path.is_dir():
+        lines = [f"{file.relative_to(path)}\0{_mark(file)}\n" for file in sorted(path.rglob("*")) if file.is_file()]
+    else:
+        return hash_file(path)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _mark(file: Path) -> str:

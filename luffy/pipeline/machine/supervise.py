@@ -1,7 +1,7 @@
 """Running a stage program as a child process that never outlives its supervisor.
 
 The child has its own session and writes to files (`log.txt`, `events.jsonl`), so that it can shut down cleanly without
-the supervisor. It gets SIGTERM when the supervisor dies, by any signal, and also checks for that itself.
+the supervisor. It gets SIGTERM when the supervisor dies, whatever the cause, and also checks for that itself.
 
 With a warm server in use the child is forked from that server, which the kernel kills with the supervisor.
 """
@@ -22,6 +22,7 @@ from typing import IO, Protocol
 
 from luffy.config import STAGE_KINDS
 from luffy.errors import EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
+from luffy.pipeline.chain.job import JOB_FILE
 from luffy.pipeline.chain.reuse import LOG_FILE
 from luffy.pipeline.machine.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.machine.warm_start import WarmServer, current_warm_server
@@ -54,10 +55,10 @@ class _Child:
     """The warm server, which carries the mark but must not be killed."""
 
 
-def stage_command(stage: str, directory: Path) -> list[str]:
-    """The command line of a stage program whose job is written in `directory`."""
+def stage_command(stage: str, directory: Path, job: Path | None = None) -> list[str]:
+    """The command line of a stage program that works in `directory`; `job`: its job, by default the one there."""
     program = [sys.executable, "-m", STAGE_KINDS[stage].program]
-    return [*program, "--config", str(directory / "config.yaml"), "--out", str(directory)]
+    return [*program, "--config", str(job or directory / JOB_FILE), "--out", str(directory)]
 
 
 def supervise(

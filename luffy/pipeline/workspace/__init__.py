@@ -1,7 +1,7 @@
 """The layout of a workspace: stages by key, runs by name.
 
 <root>/stages/<stage>/<key>/         one directory per result
-<root>/runs/<experiment>-<n>/        run.json, links to the stages it used
+<root>/runs/<experiment>-<n>/        run.json, links to the stages it used, the jobs of those that it started
 <root>/prefect/                      the database of the embedded Prefect server
 <root>/warm_server.log               log of the process that stages are forked from
 """
@@ -22,6 +22,8 @@ from luffy.pipeline.workspace.lock_reach import check_locks
 
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
+JOBS_FOLDER = "jobs"
+"""Folder of a run with the job of each stage that it started, by node."""
 MIN_FREE_BYTES = 32 << 20
 """Free space required for the records, logs and Prefect's database of a run."""
 TRASH_PREFIX = ".trash-"
@@ -67,13 +69,16 @@ class Workspace:
         return (path for path in found if path.is_dir() and not is_discarded(path))
 
     def prepare(self) -> None:
-        """Create the root; raises WorkspaceError if it is not writable, has no locks, or the disk is full."""
+        """Create the folders; raises WorkspaceError if they are not writable, have no locks, or the disk is full."""
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            for folder in (self.stages, self.runs):
+                folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
                 probe.write(b"x" * 4096)
                 probe.flush()
                 os.fsync(probe.fileno())
+        except FileExistsError as error:  # a file, or a link to nothing
+            raise _unwritable(self.root, f"{error.filename} is not a folder") from None
         except OSError as error:
             raise _unwritable(self.root, error.strerror) from None
         check_locks(self.root)
@@ -87,10 +92,11 @@ class Workspace:
     def new_run(self, experiment: str, record: dict[str, object]) -> Path:
         """A new directory `runs/<experiment>-<n>/` with `record` in its run.json; `n` is the first that was free."""
         number = 1 + max(self.run_numbers(experiment), default=0)
+        self.runs.mkdir(parents=True, exist_ok=True)
         while True:
             directory = self.runs / f"{experiment}-{number}"
             try:
-                directory.mkdir(parents=True)
+                directory.mkdir()
                 break
             except FileExistsError:
                 number += 1  # another run has just taken it
@@ -99,23 +105,28 @@ class Workspace:
 
     def run_numbers(self, experiment: str) -> Iterator[int]:
         """The numbers of the runs of `experiment`, in no order."""
-        prefix = f"{experiment}-"
-        for directory in self.runs.glob(f"{prefix}*"):
-            number = directory.name.removeprefix(prefix)
-            if number.isdecimal():
+        for directory in self.runs.iterdir() if self.runs.is_dir() else ():
+            name, _, number = directory.name.rpartition("-")
+            if name == experiment and number.isdecimal():
                 yield int(number)
 
 
 def find_workspace(chosen: Path | str | None = None) -> Workspace:
     """The workspace: `chosen`, else the environment's LUFFY_WORKSPACE, else ./workspace.
 
-    Raises WorkspaceError where a file is in its place, or where one may not even look.
+    Raises WorkspaceError where a file is in its place, where one may not even look, or where no path is meant.
     """
-    root = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace").expanduser().resolve()
+    given = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace")
     try:
+        root = given.expanduser().resolve()
         there = next(path for path in (root, *root.parents) if path.exists())
+        str(root).encode()
     except OSError as error:
-        raise _unwritable(root, error.strerror) from None
+        raise _unwritable(given, error.strerror) from None
+    except RuntimeError as error:  # links in a circle, or the home folder of a user who does not exist
+        raise _unwritable(given, str(error).rstrip(".")) from None
+    except UnicodeEncodeError:
+        raise _unwritable(given, "its name is not UTF-8, as the records of runs are") from None
     if not there.is_dir():
         raise _unwritable(root, f"{there} is not a folder")
     return Workspace(root)

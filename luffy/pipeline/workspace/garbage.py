@@ -18,7 +18,7 @@ from luffy.pipeline.chain.job import JOB_FILE
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.chain.partial_writes import is_temporary, partial_writes
 from luffy.pipeline.chain.reuse import LOG_FILE
-from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
+from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, Workspace, is_discarded
 from luffy.pipeline.workspace.lease import LEASE_FOLDER
 from luffy.pipeline.workspace.lock import LOCK_FILE, holder_of
 from luffy.pipeline.workspace.needs import Needs, find_needs, stage_directories
@@ -163,7 +163,7 @@ def _begun_runs(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Iter
             if is_old and all(map(is_temporary, directory.iterdir())):
                 yield Garbage("run", directory, "killed before it began", _modified(directory))
         elif not record.is_live:
-            for folder in (directory, directory / "stages"):
+            for folder in (directory, directory / "stages", directory / JOBS_FOLDER):
                 for path in _temporaries(folder):
                     yield Garbage("part", path, "a file that was being written", _modified(path))
 

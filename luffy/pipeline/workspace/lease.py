@@ -1,10 +1,10 @@
 """The lease of a stage's directory, which keeps other machines out where they may not see its lock.
 
-Leases are numbered files in a folder, and the highest number is the valid one. Whoever wants the next lease creates the
-next file, which the file system lets only one process do, and which no earlier holder writes. The holder renews its own
-file until it ends. Another machine takes over once the file says that its holder has ended, or once it has watched the
-file for a while without seeing a renewal: it compares the file with its earlier contents, not with a clock. A holder
-that finds a higher number, or that has not renewed its own lease for that long, has to end at once.
+Leases are numbered files in a folder, and the highest number is the valid one. To take a lease, a process creates the
+next file: the file system lets only one process succeed, and no earlier holder writes to that file. The holder renews
+its file until it ends. Another machine takes over once the file says that its holder has ended, or once it has watched
+the file for a while without seeing a renewal: it compares the file with its earlier contents, not with a clock. A
+holder that finds a higher number, or that has not renewed its own lease for that long, has to end at once.
 """
 
 import contextlib

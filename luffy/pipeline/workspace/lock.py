@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -41,8 +41,7 @@ class StageLock:
                     f"{self._path.parent}: was deleted while this process waited for its lock; start again"
                 )
             on_failure.pop_all()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, _own_name().encode(), 0)
+        _write_name(descriptor, _own_name())
         self._descriptor = descriptor
         return self
 
@@ -50,7 +49,7 @@ class StageLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
+            _write_name(self._descriptor, "")
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -117,6 +116,13 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 def _own_name() -> str:
     return f"pid {os.getpid()} on {socket.gethostname()}"
+
+
+def _write_name(descriptor: int, name: str) -> None:
+    """Put the holder's name into the file, for those who wait; a full disk costs the name, never the lock."""
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, name.encode(), 0)
 
 
 def _name_in(descriptor: int) -> str:

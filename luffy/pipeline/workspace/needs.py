@@ -49,10 +49,12 @@ def find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> Needs:
                 notes.append(
                     f"{record.name} is under way, and what it will reuse is not known ({reason}): no result is deleted"
                 )
+        elif record.condition == "unreadable" and holder_of(record.directory) is not None:
+            notes.append(f"{record.name} is under way, and its record cannot be read: no result is deleted")
     live = planned | {entry.directory for record in kept if record.is_live for entry in record.stages.values()}
     used = {entry.directory for record in kept for entry in record.stages.values()}
     held = {directory for directory in by_key.values() if holder_of(directory) is not None}
-    named = {path for record in kept for path in _named_paths(record.config, workspace)}
+    named = {path for record in kept for path in _named_paths(record.config, record.working_directory, workspace)}
     unfinished = {path: job for path in used | held if (job := _unfinished(path)) is not None}
     roots = used | held | live | {_child_of(workspace.stages, path, 2) for path in named}
     roots |= {in_workspace_of(path, job.extends) for path, job in unfinished.items() if job.extends}
@@ -108,17 +110,17 @@ def _unfinished(directory: Path) -> StageJob | None:
         return None  # from another version; this one would make the stage from scratch
 
 
-def _named_paths(values: Json | Mapping[str, Json], workspace: Workspace) -> Iterator[Path]:
-    """The paths in the workspace that texts of a configuration name."""
+def _named_paths(values: Json | Mapping[str, Json], start: str, workspace: Workspace) -> Iterator[Path]:
+    """The paths in the workspace that texts of a configuration name; relative ones begin at `start`."""
     if isinstance(values, Mapping):
         for below in values.values():
-            yield from _named_paths(below, workspace)
+            yield from _named_paths(below, start, workspace)
     elif isinstance(values, list):
         for below in values:
-            yield from _named_paths(below, workspace)
+            yield from _named_paths(below, start, workspace)
     elif isinstance(values, str) and os.sep in values and "\0" not in values:
         try:
-            path = Path.cwd() / Path(values).expanduser()
+            path = Path.cwd() / start / Path(values).expanduser()
         except RuntimeError:  # text that looks like the home folder of a user who does not exist (`~~~md/x`)
             return
         # Both the given path, perhaps a link in a run's directory, and its target.

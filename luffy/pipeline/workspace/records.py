@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -66,6 +67,8 @@ class RunRecord:
     """`pid_namespace` of its process; empty in records of earlier versions."""
     machine: str = ""
     """`machine` of its process; empty in records of earlier versions, and where it is unknown."""
+    working_directory: str = ""
+    """Where the relative paths of its configuration start; empty in records of earlier versions."""
 
     @property
     def name(self) -> str:
@@ -170,6 +173,7 @@ def read_run(directory: Path) -> RunRecord:
             values.get("process_start", ""),
             values.get("pid_namespace", ""),
             values.get("machine", ""),
+            values.get("working_directory", ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return RunRecord(directory, "unreadable", stages=dict(_linked(directory)))
@@ -180,7 +184,10 @@ def find_run(workspace: Workspace, text: str) -> RunRecord:
 
     Raises DataError with similar names if there is none.
     """
-    for directory in (Path(text).expanduser(), workspace.runs / text):
+    places = [workspace.runs / text]
+    with suppress(RuntimeError):  # the home folder of a user who does not exist
+        places.insert(0, Path(text).expanduser())
+    for directory in places:
         if (directory / RUN_FILE).is_file():
             return read_run(directory.resolve())
     newest = max(workspace.run_numbers(text), default=None) if Path(text).name == text else None

@@ -91,9 +91,9 @@ def usable(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (*_FULL, *_READ_ONLY, *_FORBIDDEN):
             raise
+        remedy = "free space (luffy gc lists what to delete), or " if error.errno in _FULL else ""
         raise WorkspaceError(
-            f"workspace: {error.filename or path}: {error.strerror}; free space (luffy gc lists what to delete) "
-            "or give another with --workspace"
+            f"workspace: {error.filename or path}: {error.strerror}; {remedy}give another with --workspace"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,17 @@ def test_a_copy_that_was_put_back_is_copied_again_before_the_next_update(home):
         database.execute("UPDATE alembic_version SET version_num = 'old'")
         back_up_before_upgrade(home)
     assert len(copies(home)) == 1
+
+
+def test_what_a_killed_copy_left_goes_with_the_next_one(home, monkeypatch):
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", lambda self, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            back_up_before_upgrade(home)
+    assert list(home.glob(".prefect.db*"))
+    back_up_before_upgrade(home)
+    assert len(copies(home)) == 1
+    assert not list(home.glob(".prefect.db*"))
 
 
 def test_a_damaged_database_is_one_line(home):

@@ -79,3 +79,12 @@ def test_edited_code_that_resumes_a_clean_attempt_marks_what_it_leaves(experimen
     assert experiment.plan_node("prepare_data").action == "resume"
     assert attempt(experiment, monkeypatch, EDITED, killed=True) == [1]
     assert attempt(experiment, monkeypatch, PLANNED) == [0]
+
+
+def test_a_shorter_run_that_was_deleted_since_the_plan_is_not_continued(experiment, monkeypatch) -> None:
+    plan = experiment.plan_node("prepare_data")
+    job = experiment.job(plan).model_copy(update={"extends": str(plan.directory.with_name("deleted"))})
+    write_job(plan.directory / JOB_FILE, job)
+    assert attempt(experiment, monkeypatch, PLANNED) == [0]
+    manifest = read_manifest(plan.directory)
+    assert manifest is not None and manifest.extended is None

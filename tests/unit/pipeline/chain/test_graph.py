@@ -11,7 +11,8 @@ CHAINS = {
 
 
 def graph(smoke_path, chain):
-    return build_graph(load_experiment(smoke_path, [f"chain={chain}", "method=luffy"]))
+    method = ["method=luffy"] if "rl" in CHAINS[chain] else []
+    return build_graph(load_experiment(smoke_path, [f"chain={chain}", *method]))
 
 
 @pytest.mark.parametrize("chain", CHAINS)

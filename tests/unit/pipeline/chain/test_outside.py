@@ -99,3 +99,10 @@ def test_the_weights_of_a_teacher_are_identity_of_rl_alone(opened, tmp_path):
     after = opened(*chosen)
     assert before.identities["rl"].key != after.identities["rl"].key
     assert before.identities["base"].key == after.identities["base"].key
+
+
+@pytest.mark.parametrize("path", ["", "/*.json", "/memory.json"])
+def test_a_file_that_cannot_be_read_is_the_users_mistake_wherever_it_is(opened, tmp_path, path):
+    (tmp_path / "memory.json").symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match=r"data\.corpus\.path: .*: cannot be read \(Input/output error\)"):
+        opened(f"data.corpus={{kind: file, path: '{tmp_path}{path}'}}")

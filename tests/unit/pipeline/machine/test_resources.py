@@ -270,7 +270,7 @@ UNTRAINED = ["chain=rl", "method=luffy", "base=null", "data.corpus=null", "model
         (3, 0, [], None),
         (30, 0, ["rl.engine=vllm"], None),
         (3, 2, ["rl.engine=vllm"], "this machine has 2: RL fails if torch sees one"),
-        (30, 0, ["chain=sft"], None),
+        (30, 0, ["chain=sft", "method=sft"], None),
     ],
 )
 def test_an_engine_that_is_slow_or_will_refuse_is_advised_against(driver, tmp_path, layers, gpus, overrides, advised):

@@ -131,6 +131,15 @@ def test_an_unreadable_record_keeps_the_results_linked_beside_it(workspace, open
     assert found(workspace, Retention(keep_runs=0)) == {}
 
 
+def test_a_live_run_whose_record_cannot_be_read_keeps_all_results(workspace, opened, finish_all):
+    finish_all(opened())
+    directory = workspace.new_run("smoke", {})
+    (directory / "run.json").write_text("{")
+    with StageLock(directory):
+        assert found(workspace) == {}
+    assert directories(opened(), "prepare_data", "rl") <= set(found(workspace))
+
+
 @pytest.mark.parametrize("held_before", [True, False])
 def test_a_stage_in_use_by_another_process_stays(workspace, opened, finish_all, held_before):
     finish_all(opened())
@@ -468,6 +477,17 @@ def test_results_named_by_path_in_a_kept_configuration_stay(workspace, opened, f
     assert source in going and not going & directories(opened(), "prepare_data", "base", "sft", "rl")
 
 
+def test_a_relative_path_of_a_configuration_starts_where_its_run_began(workspace, opened, finish_all, monkeypatch):
+    finish_all(opened())
+    rows = opened().plan_node("rl").directory / "metrics.jsonl"
+    run_of(opened())
+    monkeypatch.chdir(workspace.root.parent)
+    other = opened(f"data.corpus={{kind: file, path: {rows.relative_to(workspace.root.parent)}}}")
+    ExperimentRun(other, workspace.new_run("other", {})).close("finished")
+    monkeypatch.chdir("/")
+    assert directories(opened(), "rl").isdisjoint(found(workspace, Retention(names=("smoke-1",))))
+
+
 def test_a_text_of_a_configuration_that_only_looks_like_a_path_names_nothing(workspace, opened, finish_all):
     finish_all(opened())
     run_of(opened())
@@ -554,6 +574,9 @@ def test_runs_are_found_by_name_path_and_experiment(workspace, two):
     assert find_run(workspace, "smoke-1").name == "smoke-1"
     with pytest.raises(DataError, match=r"smoek: no such run in workspace .*; there are smoke-2, smoke-1"):
         find_run(workspace, "smoek")
+    for odd in ("**", "[", "~nobody-of-that-name"):
+        with pytest.raises(DataError, match="no such run in workspace"):
+            find_run(workspace, odd)
 
 
 def test_waiting_for_a_stage_that_is_then_deleted_is_an_error(tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -43,3 +44,14 @@ def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path):
     assert holder_of(tmp_path) is None
     child.kill()
     child.wait()
+
+
+def test_a_full_disk_costs_the_name_of_the_holder_and_never_the_lock(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "ftruncate", full)
+    monkeypatch.setattr(os, "pwrite", full)
+    with StageLock(tmp_path):
+        assert holder_of(tmp_path) == "another process"
+    assert holder_of(tmp_path) is None

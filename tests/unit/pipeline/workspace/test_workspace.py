@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ import pytest
 
 from luffy.errors import WorkspaceError
 from luffy.pipeline.workspace import find_workspace, link
+from luffy.pipeline.workspace.space import usable
 
 
 def test_the_argument_wins_over_the_environment_over_the_default(tmp_path, monkeypatch):
@@ -53,6 +55,36 @@ def test_a_file_in_the_place_of_the_workspace_is_told_by_every_command(tmp_path,
 def test_a_place_that_the_system_refuses_to_look_at_is_the_users_mistake(tmp_path):
     with pytest.raises(WorkspaceError, match=r"cannot be written \(File name too long\); give another"):
         find_workspace(tmp_path / ("w" * 300))
+
+
+@pytest.mark.parametrize(
+    ("root", "reason"),
+    [
+        ("~nobody-of-that-name/w", "Could not determine home directory"),
+        ("circle", "Symlink loop from .*"),
+        (os.fsdecode(b"/tmp/\xff"), "its name is not UTF-8, as the records of runs are"),
+    ],
+)
+def test_a_name_that_means_no_folder_is_the_users_mistake(tmp_path, monkeypatch, root, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(WorkspaceError, match=rf"^workspace .*: cannot be written \({reason}\); give another"):
+        find_workspace(root)
+
+
+@pytest.mark.parametrize("folder", ["runs", "stages"])
+def test_a_link_to_a_disk_that_is_away_is_the_users_mistake(workspace, folder):
+    workspace.root.mkdir()
+    (workspace.root / folder).symlink_to("/disk-that-is-away/luffy")
+    with pytest.raises(WorkspaceError, match=rf"cannot be written \(.*/{folder} is not a folder\)"):
+        workspace.prepare()
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.EACCES, "give another"), (errno.ENOSPC, "free space")])
+def test_only_a_full_disk_is_to_be_emptied(number, remedy):
+    words = os.strerror(number)
+    with pytest.raises(WorkspaceError, match=f"^workspace: /x: {words}; {remedy}"), usable(Path("/y")):
+        raise OSError(number, words, "/x")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs a user other than root, who may write everywhere")
