@@ -14,7 +14,7 @@ from luffy.pipeline.workspace import Workspace
 
 def run_bench(config: ExperimentConfig, workspace: Workspace, options: BenchOptions, *, layouts: bool) -> bool:
     """Returns whether every stage was measured that can be."""
-    check(config, workspace)
+    check([config], workspace)
     say(f"{config.name} on {this_machine()}")
     complete = True
     with stage_display(["prepare_data", "base"]) as display, open_bench(config, workspace, options, display) as opened:

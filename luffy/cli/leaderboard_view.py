@@ -22,7 +22,7 @@ def write_leaderboard(workspace: Workspace) -> Board:
     Raises DataError when the workspace has no finished evaluation.
     """
     if not workspace.root.is_dir():
-        raise DataError(f"workspace {workspace.root}: no such folder")
+        raise DataError(f"workspace {workspace.root}: no such folder; give another with --workspace")
     entries, left_out = read_entries(workspace)
     if not entries:
         reasons = "".join(f"; {item.directory.name}: {item.reason}" for item in left_out)

@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_error(lack)
         return EXIT_USER_ERROR
     except TyperException as error:
-        show_error(" ".join(f"{error.format_message()} (luffy --help)".split()))
+        context = getattr(error, "ctx", None)  # of the command, once that is known
+        where = context.command_path if context is not None else _NAME
+        show_error(" ".join(f"{error.format_message()} ({where} --help)".split()))
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

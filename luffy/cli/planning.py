@@ -32,7 +32,7 @@ def show_plan(
 
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
-    show_resources(config, estimate=True, sweep_steps=sweep_steps)
+    show_resources([config], estimate=True, sweep_steps=sweep_steps)
     plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps)
     console = terminal()
     if config.cluster == "ray":
@@ -75,11 +75,12 @@ def grid_plans(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> S
     return [plan for _, plan in _plans_of_runs(grid.runs, workspace, verify)]
 
 
-def check(config: ExperimentConfig, workspace: Workspace, *, sweep_steps: tuple[int, ...] = ()) -> None:
+def check(configs: Sequence[ExperimentConfig], workspace: Workspace, *, sweep_steps: tuple[int, ...] = ()) -> None:
     """Raise UserError if a file is missing or the machines are too small, before anything starts."""
-    show_resources(config, estimate=False, sweep_steps=sweep_steps)
-    # Finds missing files. Code is not hashed here: the flow computes the keys.
-    open_experiment(config, workspace, fingerprint=lambda stage: {}, sweep_steps=sweep_steps)
+    show_resources(configs, estimate=False, sweep_steps=sweep_steps)
+    for config in configs:
+        # Finds missing files. Code is not hashed here: the flow computes the keys.
+        open_experiment(config, workspace, fingerprint=lambda stage: {}, sweep_steps=sweep_steps)
 
 
 def arm_configs(comparison: Comparison) -> list[ExperimentConfig]:
@@ -87,29 +88,28 @@ def arm_configs(comparison: Comparison) -> list[ExperimentConfig]:
     return [comparison.runs_of(name)[0].config for name in comparison.config.arms]
 
 
-def show_resources(config: ExperimentConfig, *, estimate: bool, sweep_steps: tuple[int, ...] = ()) -> None:
-    """Print notes on the machines that a run needs, with or without the `estimate` of each GPU's memory.
+def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, sweep_steps: tuple[int, ...] = ()) -> None:
+    """Print notes on the machines that the runs need, with or without the `estimate` of each GPU's memory, each once.
 
     With `sweep_steps` only the sweep is checked, since its RL run is finished. Raises ConfigError, one line for each
     problem, if the machines do not suffice.
     """
-    resources = find_resources(config, ("sweep",) if sweep_steps else None)
+    found = [find_resources(config, ("sweep",) if sweep_steps else None) for config in configs]
     console = terminal()
-    for gpu in resources.gpus if estimate else ():
+    for gpu in dict.fromkeys(gpu for each in found for gpu in each.gpus) if estimate else ():
         console.print(memory_table(gpu))
         console.print()
-    for note in resources.notes:
+    for note in dict.fromkeys(note for each in found for note in each.notes):
         say(note)
-    if resources.complaints:
-        raise ConfigError("\n".join(resources.complaints))
+    if complaints := dict.fromkeys(complaint for each in found for complaint in each.complaints):
+        raise ConfigError("\n".join(complaints))
 
 
 def _show_runs(
-    configs: Iterable[ExperimentConfig], plans: Iterable[tuple[str, StagePlan]], workspace: Workspace
+    configs: Sequence[ExperimentConfig], plans: Iterable[tuple[str, StagePlan]], workspace: Workspace
 ) -> None:
-    """Print the memory estimate of each of `configs`, then `plans`, each with the title of its run."""
-    for config in configs:
-        show_resources(config, estimate=True)
+    """Print the memory estimates of `configs`, then `plans`, each with the title of its run."""
+    show_resources(configs, estimate=True)
     say(f"workspace {workspace.root}")
     rows = [(title, plan.node.name, plan.identity.key, plan.headline, plan.reason) for title, plan in plans]
     wide_terminal().print(text_table(_RUNS_HEADER, rows))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.pages.headline import CURVE_METRICS
 from luffy.pages.panels import Panel, panel_plots, rl_panels, supervised_panels
@@ -48,8 +49,14 @@ def plot(points: Sequence[tuple[float, float]]) -> str:
 
 
 def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
-    """Write an SVG per training stage to `folder`, with the panels of the report; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write an SVG per training stage to `folder`, with the panels of the report; returns the files.
+
+    Raises ConfigError where the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--svg {folder}: cannot be made ({error.strerror}); give another folder") from None
     files = []
     for node, rows in _curves(record).items():
         if plots := panel_plots(_panels(record, node), rows):

@@ -27,6 +27,8 @@ EFFECTS_HEADER = ("cell", "arm", "committed", "again")
 def fresh_workspace(study: Study, root: Path) -> Workspace:
     """A workspace at `root` that holds nothing but earlier attempts to reproduce this study; else UserError."""
     mark, own = root / _MARK, json.dumps({"study": study.config.name})
+    if root.exists() and not root.is_dir():
+        raise UserError(f"{root}: is a file; give a folder by --workspace")
     if root.exists() and any(root.iterdir()) and not (mark.is_file() and mark.read_text(encoding="utf-8") == own):
         raise UserError(f"{root}: is not empty, so results there would be reused; give another folder by --workspace")
     root.mkdir(parents=True, exist_ok=True)

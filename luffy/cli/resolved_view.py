@@ -31,9 +31,9 @@ class _Writer:
             name = flow_yaml(key)
             if not self._defaults and self._resolved.origin_of(here) is None:
                 continue
-            if isinstance(value, dict) and value:
-                yield f"{name}:"
-                yield from (f"  {line}" for line in self.mapping(value, here))
+            if isinstance(value, dict):
+                lines = [f"  {line}" for line in self.mapping(value, here)]
+                yield from [f"{name}:", *lines] if lines else [self._commented(f"{name}: {{}}", here)]
             elif isinstance(value, list) and any(isinstance(element, dict) for element in value):
                 yield f"{name}:"
                 yield from (f"  {line}" for line in self._elements(value, here))

@@ -49,7 +49,7 @@ def read_range(text: str) -> RewardRange:
         last = (float(high) if high else float("inf")) if dots else first
     except ValueError:
         raise ConfigError(f"--reward {text}: give a number or a range, e.g. 1 or 0..0.5") from None
-    if first > last or not text.strip("."):
+    if not first <= last or not text.strip("."):  # nan is in no order
         raise ConfigError(f"--reward {text}: the range is empty; give it as LOW..HIGH")
     return RewardRange(first, last)
 

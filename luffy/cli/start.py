@@ -34,6 +34,6 @@ def start_experiment(
     if options.dry_run:
         show_plan(config, workspace, verify=verify, sweep_steps=sweep_steps)
         return EXIT_OK
-    check(config, workspace, sweep_steps=sweep_steps)
+    check([config], workspace, sweep_steps=sweep_steps)
     plans = partial(plans_of, config, workspace, verify=verify, sweep_steps=sweep_steps)
     return launch(flow, {**parameters, "verify": verify}, workspace, plans, debug=options.debug)

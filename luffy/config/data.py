@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -20,6 +21,11 @@ Operation = Literal["add", "subtract", "reverse", "multiply"]
 StepStyle = Literal["labelled", "equations", "checked"]
 """How a trace writes its steps: ` a:+8 =55`, as the base's text does; `47+8=55`; or each labelled step twice."""
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+def _off_as_text(value: object) -> object:
+    """YAML 1.1 reads `off` without quotes as false."""
+    return "off" if value is False else value
 
 
 class ArithmeticSource(StrictModel):
@@ -443,7 +449,7 @@ class DataConfig(StrictModel):
     """A trace longer than this, stop token included, is rejected and counted."""
     require_verified_traces: bool = True
     """Reject traces whose answer is not graded correct."""
-    replay_traces: Literal["off", "keep", "reject"] = "off"
+    replay_traces: Annotated[Literal["off", "keep", "reject"], BeforeValidator(_off_as_text)] = "off"
     """Play training traces of many turns again in the `environment`, to check that it still answers as recorded. `keep`
     counts the results on the data card, and `reject` also removes the traces with other answers."""
     system_prompt: str | None = None

@@ -6,19 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
+from pydantic_core import ErrorDetails
 
 from luffy.config.data import DataConfig
 from luffy.config.environment import without_groups
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.model import EndpointModel, ModelConfig
+from luffy.config.model import GGUF, EndpointModel, ModelConfig
+from luffy.config.shipped import template_file, template_names
 from luffy.errors import ConfigError
 
 _MODEL = "model"
 ENDPOINT_PREFIX = "api:"
 """Prefix of the name of a model served by an API."""
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _NO_PROTOCOL = "evaluation: missing; {} must define the evaluation protocol"
 
 
@@ -88,7 +90,13 @@ def evaluation_of(
             return _of_endpoint(config, model.removeprefix(ENDPOINT_PREFIX), chat_template, urls, request or {})
         return _of_folder(config, model, chat_template, urls, request or {})
     except ValidationError as error:
-        raise ConfigError("; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())) from None
+        raise ConfigError("; ".join(map(_complaint, error.errors()))) from None
+
+
+def _complaint(found: ErrorDetails) -> str:
+    """What is wrong, after the option that gave it."""
+    message = found["msg"].removeprefix("Value error, ")
+    return f"--url {found['input']}: {message}" if found["loc"][:1] == ("urls",) else message
 
 
 def _of_folder(
@@ -101,6 +109,11 @@ def _of_folder(
     for option, given in (("--url", urls), ("--request", request)):
         if given:
             raise ConfigError(f"{option} has no effect on a model folder; remove it, or give --model api:NAME")
+    if chat_template is not None and not template_file(chat_template).is_file():
+        raise ConfigError(
+            f"--chat-template: {chat_template}: no such file; give {', '.join(template_names())} or the path of a "
+            f"Jinja file, which starts at {Path.cwd()}"
+        )
     _check_protocol(config)
     execution = config.execution
     if config.evaluation is not None and config.evaluation.engine != "openai":
@@ -181,7 +194,7 @@ def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConf
 def _model(own: ModelConfig, path: str, chat_template: str | None) -> ModelConfig:
     """The model in `path`; the experiment's own has the context that the experiment gives it."""
     model = ModelConfig(path=path, dtype=own.dtype, chat_template=chat_template)
-    if own.path is None or _folder(own.path) != path:
+    if own.path is None or (_real_folder(own.path) or own.path) != path:
         return model
     return model.model_copy(
         update={"rope_theta": own.rope_theta, "max_position_embeddings": own.max_position_embeddings}
@@ -196,14 +209,26 @@ def _check_protocol(config: ExperimentConfig) -> None:
 
 
 def _folder(model: str) -> str:
-    """A local folder by its real path, so that every way to name it is the same model; a hub id as it is."""
+    """A local folder by its real path, so that every way to name it is the same model; a hub id as it is.
+
+    Raises ConfigError for a folder or file without a model, and for what is neither there nor a hub id.
+    """
+    if (found := _real_folder(model)) is not None:
+        return found
     path = Path(model).expanduser()
-    if not path.is_dir():
-        if not path.exists() and _HUB_ID.fullmatch(model) is None:
-            raise ConfigError(f"--model: {model}: no such folder; relative paths start at {Path.cwd()}")
-        return model
-    candidates = (path, path / _MODEL)  # a stage's directory holds its model in a folder of that name
-    found = next((folder for folder in candidates if (folder / "config.json").is_file()), None)
-    if found is None:
+    if path.is_dir():
         raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder or a hub id")
-    return str(found.resolve())
+    if path.exists() and path.suffix != GGUF:
+        raise ConfigError(f"--model: {model} is a file; give a Hugging Face model folder, a {GGUF} file or a hub id")
+    if not path.exists() and _HUB_ID.fullmatch(model) is None:
+        raise ConfigError(
+            f"--model: {model}: no such folder; relative paths start at {Path.cwd()}, and a hub id is OWNER/NAME"
+        )
+    return model
+
+
+def _real_folder(model: str) -> str | None:
+    """The real path of the local folder `model`, or of the model in that stage's directory; None without one."""
+    path = Path(model).expanduser()
+    found = next((folder for folder in (path, path / _MODEL) if (folder / "config.json").is_file()), None)
+    return None if found is None else str(found.resolve())

@@ -19,9 +19,12 @@ def key_paths(value: Value, above: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def child(value: Value, key: str) -> Value:
-    """The value below `key` in a mapping, or at that index in a list; None where there is none."""
+    """The value below `key` in a mapping, or at that index in a list; None where there is none.
+
+    A key of a mapping may be a number, as in `stepwise_share: {1: 0.5}`, and is compared as text.
+    """
     if isinstance(value, dict):
-        return value.get(key)
+        return next((below for name, below in value.items() if str(name) == key), None)
     if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
         return value[int(key)]
     return None

@@ -115,6 +115,8 @@ def _parse(text: str, origin: str) -> Override:
     path = tuple(key.strip().split("."))
     if not separator or not all(path):
         raise ConfigError(f"{origin}: {text!r} is not of the form key.path=value (e.g. rl.steps=50)")
+    if path == ("extends",):
+        raise ConfigError(f"{origin}: extends cannot be overridden; give the other file in place of this one")
     try:
         return Override(path, parse_scalar(value), origin)
     except YAMLError:

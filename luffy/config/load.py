@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.file_kind import refuse_other_kind
 from luffy.config.key_paths import child, key_paths
 from luffy.config.layers import Layer, Override, parse_overrides, split_overrides
 from luffy.config.recipes import resolve_recipes
@@ -48,7 +49,7 @@ class ResolvedExperiment:
         values: Value = dict(self.given)
         known = None
         for depth, key in enumerate(path, start=1):
-            if isinstance(values, dict) and key not in values:
+            if isinstance(values, dict) and key not in map(str, values):
                 return None
             values = child(values, key)
             known = self.origins.get(path[:depth], known)
@@ -70,8 +71,10 @@ def resolve_experiment(
     path: Path | str, overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
 ) -> ResolvedExperiment:
     """The same, with the origin of every value."""
-    path = experiment_file(path)
-    return _resolve(_read_with_extends(path, ()), parse_overrides(overrides, given_at), path)
+    file = experiment_file(path)
+    own = _read_with_extends(file, ())
+    refuse_other_kind(own.values, path, "experiment")
+    return _resolve(own, parse_overrides(overrides, given_at), file)
 
 
 def experiment_of_values(values: dict[str, Value], *, given_at: str) -> ExperimentConfig:
@@ -100,6 +103,8 @@ def _resolve(own: Layer, overrides: Sequence[Override], path: Path) -> ResolvedE
         raise ConfigError(
             explain(error, ExperimentConfig, merged.origins, default_where=str(path), values=merged.values)
         ) from None
+    if named.preset_name("method") is not None:
+        _refuse_unused_method(config, method, named.origins["method",])
     return ResolvedExperiment(config, merged.values, merged.origins)
 
 
@@ -116,6 +121,15 @@ def _presets(own: Layer, command_line: Layer, path: Path) -> tuple[Layer, Layer]
     if top.preset_name("method") is None and chain.preset_name("method") is not None:
         method = _preset("methods", chain.preset_name("method"), path)
     return chain, method
+
+
+def _refuse_unused_method(config: ExperimentConfig, method: Layer, where: str) -> None:
+    """A method that an override chooses for RL, in a chain without RL; a file may inherit one and change its chain."""
+    if "rl" not in config.stages and method.values.keys() <= {"chain", "objective", "rl"}:
+        raise ConfigError(
+            f"{where}: method: {config.method} has no effect without the stage rl, and the stages are "
+            f"{', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
+        )
 
 
 def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Value], dict[KeyPath, str]]:

@@ -142,7 +142,7 @@ class ModelConfig(StrictModel):
         overrides = ("rope_theta", "max_position_embeddings", "chat_template")
         inert = [name for name in overrides if getattr(self, name) is not None]
         if self.path is None and self.package is None and inert:
-            raise ValueError(f"{', '.join(inert)} adapt a model folder and have no effect without path; remove them")
+            raise ValueError(f"{inert[0]} has no effect without path or package, whose model it adapts; remove it")
         if self.endpoint is not None and self.lora is not None:
             raise ValueError("lora has no effect on a model served by an endpoint, which is only evaluated; remove it")
         return self

@@ -69,7 +69,10 @@ def _file(asked: Mapping, where: str, field: str) -> Path:
             f"{where}: {field}: a recipe needs exactly one of name (a shipped one) and path (a YAML file)"
         )
     if path is not None:
-        return Path(str(path))
+        file = Path(str(path))
+        if not file.is_file():
+            raise ConfigError(f"{where}: {field}.path: {path}: no such file; relative paths start at {Path.cwd()}")
+        return file
     found = recipe_file(str(name))
     if found is None:
         close = difflib.get_close_matches(str(name), recipe_names(), n=3, cutoff=0.5)

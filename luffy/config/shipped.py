@@ -33,6 +33,8 @@ def experiment_file(text: Path | str) -> Path:
     shipped = EXPERIMENTS / f"{text}.yaml"
     if len(path.parts) == 1 and shipped.is_file():
         return shipped
+    if "=" in str(text):
+        raise ConfigError(f"{text}: no such file; the experiment comes first, then its overrides: CONFIG {text}")
     names = experiment_names()
     raise ConfigError(
         f"{text}: no such file;{nearest(str(text), names)} give the path of a YAML file, or a shipped name: "
@@ -83,6 +85,11 @@ def preset_file(kind: PresetKind, name: str) -> Path | None:
     """The file of a shipped preset, if there is one of that name."""
     file = EXPERIMENTS / kind / f"{name}.yaml"
     return file if file.is_file() else None
+
+
+def template_names() -> list[str]:
+    """Names of the shipped chat templates."""
+    return sorted(file.stem for file in (DATA / "templates").glob("*.jinja"))
 
 
 def template_file(chat_template: str) -> Path:

@@ -8,28 +8,36 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from luffy.config.experiment import ExperimentConfig
 from luffy.config.key_paths import child, dotted
-from luffy.config.yaml_source import KeyPath, Value
+from luffy.config.yaml_source import KeyPath, Value, flow_yaml
 
 _PLAIN = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
     "float_type": "must be a number",
     "string_type": "must be text",
+    "string_too_short": "must not be empty",
     "bool_type": "must be true or false",
     "tuple_type": "must be a list",
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
     "missing": "is missing; add it",
 }
-_FORMS = (
-    (":", "must be package.module:name"),
-    ("^[a-z0-9]", "may have small letters, digits and . _ - only, a letter or digit first"),
-    ("^[a-z]", "may have small letters, digits and _ only, a letter first"),
-)
-"""Parts of patterns of text, and what they ask for."""
-_NAMED_KEY = re.compile(r"[a-z_][\w.-]*(?=: )")
-"""How the message of a check over several sections begins: with the key that is wrong."""
+_FORMS = {
+    r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "must be package.module:name",
+    r"^(auto|[^\s:/]+:\d+)$": "must be HOST:PORT or auto",
+    r"^https?://": "must begin with http:// or https://",
+}
+"""Patterns of text, and what they ask for."""
+_NAMES = re.compile(r"\^\[(?P<first>[^]]+)]\[(?P<others>[^]]+)]\*\$")
+"""A pattern of names: which characters may come first, and which after it."""
+_BRANCH = "constrained-"
+"""How pydantic calls a branch of a union that is a number or text with limits."""
+_NAMED_KEY = re.compile(r"[a-z_][\w.-]*(?=:? )")
+"""How most messages of checks over several sections begin: with the key that is wrong."""
 
 
 def explain(
@@ -49,7 +57,10 @@ def explain(
         if finding["type"] == "too_short" and _has_deeper(finding["loc"], findings):
             continue  # pydantic counts valid members only
         path = _key_path(finding["loc"], root)
-        where = _where(path or _named_key(finding), origins, default_where)
+        place = path or _named_key(finding)
+        if finding["type"] == "union_tag_invalid":
+            place = (*place, "kind")
+        where = _where(place, origins, default_where)
         lines.append(f"{where}: {_describe(path, dotted(path, values), finding, root, _at(values, path))}")
     return "\n".join(dict.fromkeys(lines))
 
@@ -73,27 +84,40 @@ def _at(values: Value, path: KeyPath) -> Value:
 def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[BaseModel], given: Value) -> str:
     kind, found = finding["type"], finding["input"]
     if kind == "extra_forbidden":
-        return f"{name}: unknown key{_nearest(path, root)}"
+        return f"{name}: unknown key{_nearest(path, root, finding['loc'])}"
     if kind == "union_tag_invalid":
         key = name if isinstance(given, str) else f"{name}.kind"  # a kind may stand for a mapping of it alone
         return f"{key}: {_unknown_kind(finding['ctx'])}"
     if kind == "union_tag_not_found":
         return f"{name}.kind: {_PLAIN['missing']}"
     if kind == "missing":
-        return f"{name}: {_PLAIN[kind]}"
+        preset = ", or chain: NAME, which takes those of a preset" if path == ("stages",) else ""
+        return f"{name}: {_PLAIN[kind]}{preset}"
     if kind == "too_short":
         return f"{name}: needs at least {finding['ctx']['min_length']}, found {finding['ctx']['actual_length']}"
     message = _PLAIN.get(kind) or _form(finding) or finding["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"{name}: {message}" if name else message
     message = message[0].lower() + message[1:]
+    message = message.replace("input should be", "must be", 1)
     return f"{name}: {message}, found {_short(found)}{_nearest_value(finding)}"
 
 
 def _form(finding: Mapping[str, Any]) -> str | None:
     """What a text should look like; None for a finding of another type."""
-    pattern = finding["ctx"]["pattern"] if finding["type"] == "string_pattern_mismatch" else ""
-    return next((words for part, words in _FORMS if part in pattern), None)
+    if finding["type"] != "string_pattern_mismatch":
+        return None
+    pattern = finding["ctx"]["pattern"]
+    names = _NAMES.fullmatch(pattern)
+    return _FORMS.get(pattern) if names is None else _form_of_names(names["first"], names["others"])
+
+
+def _form_of_names(first: str, others: str) -> str:
+    """`may have small letters, digits and _ only, a letter first`, from the two character classes."""
+    letters = "letters" if "A-Z" in others else "small letters"
+    signs = " ".join(re.sub("A-Z|a-z|0-9", "", others))
+    starts = ["a letter", *(["digit"] if "0-9" in first else []), *(["_"] if "_" in first else [])]
+    return f"may have {letters}, digits and {signs} only, {' or '.join(starts)} first"
 
 
 def _nearest_value(finding: Mapping[str, Any]) -> str:
@@ -112,7 +136,7 @@ def _unknown_kind(context: Mapping[str, Any]) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = flow_yaml(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -123,15 +147,30 @@ def _where(path: KeyPath, origins: Mapping[KeyPath, str], default: str) -> str:
     return default
 
 
-def _nearest(path: KeyPath, root: type[BaseModel]) -> str:
+def _nearest(path: KeyPath, root: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """What is allowed in place of the unknown key at `path`; its `location` also names the kind of its section."""
     models = _models_at(path[:-1], root)
+    chosen = [model for model in models if location[-2:-1] and location[-2] in _tags(model)]
+    if chosen and (kinds := [tag for model in models if path[-1] in model.model_fields for tag in _tags(model)]):
+        return f" of kind {location[-2]}; only kind {' or '.join(map(str, kinds))} has it"
     allowed = sorted(
-        {name for model in models for name in model.model_fields} | ({"extends"} if len(path) == 1 else set())
+        {name for model in chosen or models for name in model.model_fields}
+        | ({"extends"} if len(path) == 1 and path[0] != "extends" else set())
     )
     close = difflib.get_close_matches(path[-1], allowed, n=1, cutoff=0.65)
     if close:
         return f"; did you mean {close[0]!r}?"
+    if len(path) == 1 and path[0] in ExperimentConfig.model_fields and "overrides" in allowed:
+        return _place_in_many_runs(path[0], allowed)
     return f"; allowed here: {', '.join(allowed)}" if allowed else ""
+
+
+def _place_in_many_runs(name: str, allowed: Sequence[str]) -> str:
+    """Where a comparison, grid or study with the keys `allowed` takes the experiment's field `name`."""
+    if "arms" in allowed and name in ("chain", "method"):
+        return f"; each arm has its own: arms.NAME.{name}"
+    override = f"{name}.FIELD=VALUE" if _models_at((name,), ExperimentConfig) else f"{name}=VALUE"
+    return f"; fields of the experiment go into the list overrides: [{override}]"
 
 
 def _key_path(location: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath:
@@ -143,7 +182,7 @@ def _key_path(location: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath
             annotations = [tagged]
             continue
         below = [step for annotation in annotations for step in _step(annotation, part)]
-        if below:
+        if below and not str(part).startswith(_BRANCH):
             path.append(str(part))
             annotations = below
         elif _is_branch(annotations, part):
@@ -171,7 +210,7 @@ def _is_branch(annotations: list[Any], part: int | str) -> bool:
     if isinstance(part, int):
         return False
     tags = {tag for annotation in annotations for member in _members(annotation) for tag in _tags(member)}
-    return part in tags or part in {"int", "float", "str"} or part.startswith("constrained-") or "[" in part
+    return part in tags or part in {"int", "float", "str"} or part.startswith(_BRANCH) or "[" in part
 
 
 def _models_at(path: KeyPath, root: type[BaseModel]) -> list[type[BaseModel]]:

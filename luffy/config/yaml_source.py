@@ -136,7 +136,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of an experiment's YAML") from None
+        raise ConfigError(f"{path}: no such file; give the path of a YAML file") from None
     except (IsADirectoryError, PermissionError) as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from None
     except UnicodeDecodeError as error:

@@ -6,6 +6,7 @@ the settings. Only the times are kept, not the results.
 
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -67,13 +68,14 @@ class BenchOptions:
 
 @contextmanager
 def scratch_folder(workspace: Workspace) -> Iterator[Path]:
-    """A folder in the workspace that is deleted at the end; removes those that killed benches have left."""
-    folder = bench_folder(workspace)
+    """A folder in the workspace that is deleted at the end; removes those that benches killed on this machine left."""
+    folder, here = bench_folder(workspace), f"@{socket.gethostname()}"
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{_SCRATCH}*"):
-        if not psutil.pid_exists(int(left.name.removeprefix(_SCRATCH).partition("-")[0])):
+    for left in folder.glob(f"{_SCRATCH}*{here}-*"):
+        owner = left.name.removeprefix(_SCRATCH).rpartition("-")[0]
+        if owner.endswith(here) and not psutil.pid_exists(int(owner.removesuffix(here))):
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-", dir=folder) as name:
+    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}{here}-", dir=folder) as name:
         yield Path(name)
 
 
@@ -113,7 +115,9 @@ class Bench:
         steps, inputs = 2 * self._options.steps + 1, {"data": self._inputs.data}
         if isinstance(settings, SFTSettings):
             inputs |= {"model": self._inputs.base, "held_out": self._inputs.data}
-            shorter = {"steps": steps, "epochs": None} | ({} if self._inputs.own_data else {"num_traces": None})
+            shorter = {"steps": steps, "epochs": None, "max_tokens": None} | (
+                {} if self._inputs.own_data else {"num_traces": None}
+            )
             changed: StageSettings = settings.model_copy(
                 update={"sft": settings.sft.model_copy(update=shorter), "validation": self._validation(settings, steps)}
             )
@@ -154,6 +158,7 @@ class Bench:
         rl = settings.rl.model_copy(
             update={
                 "steps": steps,
+                "max_tokens": None,
                 # Steps in which the critic alone learns are too few to count, and would be all that is measured.
                 "critic": settings.rl.critic and settings.rl.critic.model_copy(update={"warmup_steps": 0}),
             }

@@ -25,6 +25,8 @@ _NOT_ABOUT_SPEED = {
 """Fields of `execution` that change no step's time."""
 _NOT_TIMED = {"base": ("steps", "optimizer"), "sft": ("optimizer",), "rl": ("steps", "optimizer")}
 """Fields of a stage's own section that change no step's time."""
+_ON_CLUSTER = ("sft", "rl")
+"""Stages that run where `cluster` says."""
 _RAY_LOGS = "logs"
 """Folder in a stage's directory in which processes under Ray write."""
 
@@ -63,7 +65,7 @@ def workload_of(config: ExperimentConfig, nodes: Sequence[StageNode], node: Stag
     return Workload(
         machine,
         node.stage,
-        config.cluster,
+        config.cluster if node.stage in _ON_CLUSTER else "local",
         _timed(node.stage, identifying(node.settings)),
         _layout(config.execution),
         made["base"]["model"] if "base" in made else None,
@@ -81,7 +83,7 @@ def finished_workload(workspace: Workspace, directory: Path, manifest: Manifest)
     return Workload(
         _machine(manifest.hardware, names.split(", ") if names else []),
         manifest.stage,
-        "ray" if (directory / _RAY_LOGS).is_dir() else "local",
+        "ray" if manifest.stage in _ON_CLUSTER and (directory / _RAY_LOGS).is_dir() else "local",
         _timed(manifest.stage, dict(manifest.settings)),  # type: ignore[arg-type]  # read from JSON
         _layout(manifest.execution),
         base.settings["model"],  # type: ignore[arg-type]

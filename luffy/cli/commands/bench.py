@@ -6,9 +6,7 @@ from typer import Option
 
 from luffy.cli.options import Config, Debug, Overrides, WorkspaceFolder
 from luffy.config import load_experiment
-from luffy.config.many_runs.comparison import is_comparison
-from luffy.config.many_runs.grid_experiment import is_grid
-from luffy.errors import EXIT_FAILURE, EXIT_OK, ConfigError
+from luffy.errors import EXIT_FAILURE, EXIT_OK
 from luffy.pipeline.workspace import find_workspace
 
 
@@ -30,12 +28,6 @@ def bench(
     Prints speeds, memory, and the predicted time of every stage. Prepares data and policy first where that takes no
     download and no training; the run reuses both.
     """
-    if is_comparison(config):
-        raise ConfigError(
-            f"{config}: is a comparison of methods; bench one of them: luffy bench EXPERIMENT method=NAME"
-        )
-    if is_grid(config):
-        raise ConfigError(f"{config}: is a grid of runs; bench one of them: luffy bench EXPERIMENT KEY=VALUE")
     from luffy.cli.benching import run_bench
     from luffy.costs.bench_run import BenchOptions
 

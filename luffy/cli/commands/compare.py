@@ -40,7 +40,6 @@ def compare(
     if dry_run:
         show_comparison_plan(comparison, where, verify=verify)
         return EXIT_OK
-    for experiment in arm_configs(comparison):
-        check(experiment, where)
+    check(arm_configs(comparison), where)
     parameters = {"config_file": config, "overrides": overrides or [], "verify": verify}
     return launch(_FLOW, parameters, where, partial(comparison_plans, comparison, where, verify=verify), debug=debug)

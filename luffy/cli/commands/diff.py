@@ -19,7 +19,7 @@ from luffy.pipeline.workspace.records import RunRecord, find_run
 def diff(
     first: Annotated[str, Argument(help="a run (name or directory), or the directory of a finished evaluation")],
     second: Annotated[str, Argument(help="another one of the same kind; evaluations must share suites")],
-    show: Annotated[int, Option(metavar="N", help="list N changed problems at most")] = 20,
+    show: Annotated[int, Option(min=0, metavar="N", help="list N changed problems at most")] = 20,
     everything: Annotated[bool, Option("--all", help="list every metric of two runs")] = False,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,

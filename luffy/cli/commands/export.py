@@ -37,8 +37,9 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     Without `step` this is its final model, or the newest checkpoint of an unfinished stage. Raises DataError when there
     is nothing to write, or the folder is not empty.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise DataError(f"{folder}: is not empty; give a folder that is not there yet")
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        found = "not empty" if folder.is_dir() else "a file"
+        raise DataError(f"{folder}: is {found}; give a folder that is not there yet")
     if not (stage / "config.yaml").is_file():
         raise DataError(f"{stage}: is no stage directory; give workspace/stages/rl/KEY or workspace/runs/RUN/stages/rl")
     if step is None and (stage / MANIFEST_FILE).is_file() and (stage / _MODEL).is_dir():

@@ -47,8 +47,7 @@ def grid(
     if dry_run:
         show_grid_plan(loaded, where, verify=verify)
         return EXIT_OK
-    for experiment in loaded.experiments:
-        check(experiment, where)
+    check(loaded.experiments, where)
     parameters = {
         "config_file": config,
         "overrides": overrides or [],

@@ -5,7 +5,7 @@ from typing import Annotated
 from typer import Argument
 
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.errors import EXIT_OK
+from luffy.errors import EXIT_OK, UserError
 from luffy.pipeline.workspace import find_workspace
 
 
@@ -17,6 +17,8 @@ def leaderboard(
     """Rank every evaluated model by suite, with intervals; also as a page."""
     from luffy.cli.leaderboard_view import show_leaderboard, write_leaderboard  # plots: only when they are needed
 
+    if folder is not None and workspace is not None:
+        raise UserError("DIR and --workspace both name the workspace: give one of them")
     where = find_workspace(folder or workspace)
     show_leaderboard(write_leaderboard(where), where.root)
     return EXIT_OK

@@ -19,7 +19,7 @@ def rescore(
         Path | None, Option(metavar="DIR", help="folder to write to [rescored/GRADER below the evaluation]")
     ] = None,
     suite: Annotated[list[str] | None, Option(metavar="NAME", help="only this suite; may be repeated")] = None,
-    show: Annotated[int, Option(metavar="N", help="list N changes at most")] = 20,
+    show: Annotated[int, Option(min=0, metavar="N", help="list N changes at most")] = 20,
     debug: Debug = False,
 ) -> int:
     """Grade an evaluation's responses again by another grader."""

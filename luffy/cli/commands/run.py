@@ -3,9 +3,6 @@
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
 from luffy.cli.start import StartOptions, start_experiment
 from luffy.config import load_experiment
-from luffy.config.many_runs.comparison import is_comparison
-from luffy.config.many_runs.grid_experiment import is_grid
-from luffy.errors import ConfigError
 from luffy.pipeline.workspace import find_workspace
 
 _FLOW = "luffy.flows.full_pipeline:full_pipeline"
@@ -23,10 +20,6 @@ def run(
 
     Finished stages are reused and an interrupted one resumes: repeat the command to continue.
     """
-    if is_comparison(config):
-        raise ConfigError(f"{config}: is a comparison of methods; run it with: luffy compare {config}")
-    if is_grid(config):
-        raise ConfigError(f"{config}: is a grid of runs; run it with: luffy grid {config}")
     options = StartOptions(find_workspace(workspace), dry_run, verify, debug)
     parameters = {"config_file": config, "overrides": overrides or []}
     return start_experiment(_FLOW, load_experiment(config, overrides or ()), parameters, options)

@@ -125,8 +125,8 @@ def _indented(text: str) -> str:
 
 
 def _reward_range(text: str | None, low: float | None, high: float | None) -> RewardRange:
-    if text is None:
-        return RewardRange(float("-inf") if low is None else low, float("inf") if high is None else high)
-    if low is not None or high is not None:
+    if low is None and high is None:
+        return RewardRange() if text is None else read_range(text)
+    if text is not None:
         raise ConfigError("--reward and --reward-min or --reward-max: give one of them")
-    return read_range(text)
+    return read_range(f"{'' if low is None else low}..{'' if high is None else high}")

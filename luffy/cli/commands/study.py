@@ -55,7 +55,7 @@ def study(
     if cells is not None and (collect or page):
         raise UserError(f"--cells has no effect with {given[0]}, which is about all cells; remove it")
     loaded = load_study(design)
-    selected = loaded.selected(_names(reproduce or cells))
+    selected = loaded.selected(_names("--cells", cells) or _names("--reproduce", reproduce))
     loaded.check(selected)
     if reproduce is not None:
         return _reproduce(loaded, selected, workspace, debug=debug)
@@ -79,8 +79,7 @@ def _run(
 ) -> int:
     from luffy.cli.planning import check, plans_of
 
-    for candidate in study.comparison(cells[0]).candidates:
-        check(candidate.config, where)
+    check([each.config for each in study.comparison(cells[0]).candidates], where)
     parameters = {
         "design_file": str(study.path),
         "cells": list(cells),
@@ -114,5 +113,9 @@ def _reproduce(study: Study, cells: tuple[str, ...], workspace: str | None, *, d
     return EXIT_OK
 
 
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+def _names(option: str, text: str | None) -> list[str]:
+    """The cells that an option names; none where it is not given."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not names:
+        raise UserError(f"{option} {text!r}: names no cell; give one or more, separated by commas")
+    return names

@@ -25,6 +25,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.file_kind import file_kind, refuse_other_kind
 from luffy.config.load import read_overridden
 from luffy.config.many_runs.arm_run import ArmRun, learns_as, seeded
 from luffy.config.many_runs.comparison_arms import (
@@ -146,7 +147,7 @@ class Comparison:
 
 def is_comparison(path: Path | str) -> bool:
     """Whether the file `path`, or the shipped one of that name, is a comparison and not an experiment."""
-    return "arms" in read_overridden(experiment_file(path))[0]
+    return file_kind(read_overridden(experiment_file(path))[0]) == "comparison"
 
 
 def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparison:
@@ -154,15 +155,10 @@ def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparis
 
     Raises ConfigError with one line for each mistake of the comparison, or of the first arm that has one.
     """
-    path = experiment_file(path)
-    values, origins = read_overridden(path, overrides)
-    if values.keys().isdisjoint(("arms", "experiment")):
-        raise ConfigError(f"{path}: is no comparison: it has no arms; an experiment is run with: luffy run {path}")
-    if "arms" not in values and "grid" in values:
-        raise ConfigError(f"{path}: is no comparison but a grid, without arms; run it with: luffy grid {path}")
-    if "axes" in values:
-        raise ConfigError(f"{path}: is no comparison but a study, with axes; run it with: luffy study {path}")
-    return comparison_of_values(values, origins, path)
+    file = experiment_file(path)
+    values, origins = read_overridden(file, overrides)
+    refuse_other_kind(values, path, "comparison")
+    return comparison_of_values(values, origins, file)
 
 
 def comparison_of_values(values: dict[str, Value], origins: Mapping[KeyPath, str], path: Path) -> Comparison:

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.file_kind import file_kind
 from luffy.config.layers import parse_overrides
 from luffy.config.load import load_experiment, read_overridden
 from luffy.config.many_runs.arm_run import ArmRun, is_made_as, seeded
@@ -72,8 +73,7 @@ class GridExperiment:
 
 def is_grid(path: Path | str) -> bool:
     """Whether the file `path`, or the shipped one of that name, is a grid."""
-    values = read_overridden(experiment_file(path))[0]
-    return "grid" in values and "arms" not in values
+    return file_kind(read_overridden(experiment_file(path))[0]) == "grid"
 
 
 def load_grid(
@@ -116,6 +116,7 @@ def load_grid(
 
 def _around(path: Path, overrides: Sequence[str], over: Sequence[str], seeds: Sequence[int]) -> dict[str, JsonValue]:
     """The grid of a single experiment."""
+    config = load_experiment(path, overrides)
     if not over:
         raise ConfigError(f"{path}: is no grid; say what to try: --over 'sft.num_traces=[64, 128, 256]'")
     grid = dict[str, JsonValue]()
@@ -126,7 +127,6 @@ def _around(path: Path, overrides: Sequence[str], over: Sequence[str], seeds: Se
         if key in grid:
             raise ConfigError(f"--over: {key} is given twice; give all of its values in one list")
         grid[key] = given.value
-    config = load_experiment(path, overrides)
     return {
         "name": f"{config.name}.grid",
         "experiment": str(path.resolve()),

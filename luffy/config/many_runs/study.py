@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.file_kind import refuse_other_kind
 from luffy.config.load import read_overridden
 from luffy.config.many_runs.arm_run import ArmRun, is_made_as
 from luffy.config.many_runs.comparison import Candidate, Comparison, comparison_of_values
@@ -204,15 +205,14 @@ def load_study(path: Path | str) -> Study:
 
     Raises ConfigError with one line for each mistake of the design; those of its cells are found by `Study.check`.
     """
-    path = experiment_file(path)
-    values, origins = read_overridden(path)
-    if "axes" not in values:
-        raise ConfigError(f"{path}: is no study: it has no axes")
+    file = experiment_file(path)
+    values, origins = read_overridden(file)
+    refuse_other_kind(values, path, "study")
     try:
         config = StudyConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        raise ConfigError(explain(error, StudyConfig, origins, default_where=str(path), values=values)) from None
-    return Study(config, path, values, origins)
+        raise ConfigError(explain(error, StudyConfig, origins, default_where=str(file), values=values)) from None
+    return Study(config, file, values, origins)
 
 
 def distinct(runs: Iterable[CellRun]) -> list[CellRun]:

@@ -46,12 +46,14 @@ def test_each_value_says_where_it_comes_from(capsys):
     assert line_of(out, "confidence") == "confidence: 0.95 # default"
 
 
-def test_what_was_given_alone_is_the_same_experiment_too(capsys, tmp_path):
-    assert main(["config", "smoke", "--given"]) == 0
+@pytest.mark.parametrize("overrides", [[], ["difficulty={}", "tracking={}"]], ids=["as it is", "with empty sections"])
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_what_was_given_alone_is_the_same_experiment_too(capsys, tmp_path, path, overrides):
+    assert main(["config", str(path), *overrides, "--given"]) == 0
     printed = tmp_path / "printed.yaml"
     printed.write_text(capsys.readouterr().out)
     assert "# default" not in printed.read_text()
-    assert load_experiment(printed) == load_experiment("smoke")
+    assert load_experiment(printed) == load_experiment(path, overrides)
 
 
 def test_fields_are_listed_with_type_default_and_meaning(capsys):

@@ -44,9 +44,20 @@ def test_a_grid_is_planned_and_not_run_as_an_experiment(capsys):
     around = ["grid", "smoke", "chain=sft", "method=sft", "--over", "sft.num_traces=[4, 8]", "--seed", "1", "--dry-run"]
     assert command.main(around) == 0
     assert "smoke.grid 1 (sft.num_traces=8)" in capsys.readouterr().out
-    for name in ("run", "bench"):
-        assert command.main([name, "grid_sft_size"]) == 2
-        assert "grid_sft_size: is a grid of runs; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("grid_sft_size", "a grid of runs, not an experiment; run it with: luffy grid grid_sft_size"),
+        ("compare_tuned", "a comparison of methods, not an experiment; run it with: luffy compare compare_tuned"),
+        ("study_smoke", "a study, not an experiment; run it with: luffy study study_smoke"),
+    ],
+)
+@pytest.mark.parametrize("task", ["run", "bench", "explain", "config", "prepare"])
+def test_a_file_of_many_runs_is_not_taken_for_an_experiment(capsys, task, name, says):
+    assert command.main([task, name]) == 2
+    assert capsys.readouterr().err == f"error: {name}: is {says}\n"
 
 
 def test_overrides_may_stand_after_options(capsys):
@@ -60,10 +71,34 @@ def test_overrides_may_stand_after_options(capsys):
         (["none.yaml"], "none.yaml: no such file"),
         (["exp_configs/smoke.yaml", "rl.stepz=3"], "rl.stepz: unknown key; did you mean 'steps'?"),
         (["exp_configs/smoke.yaml", "rl.steps=many"], "rl.steps: must be a whole number, found 'many'"),
+        (["rl.steps=4", "smoke"], "the experiment comes first, then its overrides: CONFIG rl.steps=4"),
+        ([], "Missing argument 'CONFIG'. (luffy plan --help)"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
-    assert command.main(["plan", *arguments]) == 2
+def test_a_mistake_in_an_experiment_is_one_line_and_exit_code_2(capsys, arguments, message):
+    _refused_in_one_line(capsys, ["plan", *arguments], message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["leaderboard", "here", "--workspace", "there"], "DIR and --workspace both name the workspace"),
+        (["export", "workspace", "Makefile"], "Makefile: is a file; give a folder that is not there yet"),
+        (["study", "study_smoke", "--cells", ","], "--cells ',': names no cell; give one or more"),
+        (["study", "study_smoke", "--reproduce", ""], "--reproduce '': names no cell; give one or more"),
+        (["diff", "one", "other", "--show", "-1"], "'--show': Input should be greater than or equal to 0"),
+        (
+            ["rescore", "one", "--grader", "math", "--show", "-1"],
+            "'--show': Input should be greater than or equal to 0",
+        ),
+    ],
+)
+def test_a_mistake_in_an_argument_is_one_line_and_exit_code_2(capsys, arguments, message):
+    _refused_in_one_line(capsys, arguments, message)
+
+
+def _refused_in_one_line(capsys, arguments, message):
+    assert command.main(arguments) == 2
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.err.count("\n") == 1
@@ -111,6 +146,12 @@ def test_a_ray_plan_says_first_what_each_gpu_would_hold(capsys):
     assert "gradients 3.5 float32: 4 bytes per parameter / 8 ranks" in lines
     assert "total 43.2 of 79.0" in lines
     assert out.index("GPUs needed") < out.index("first run")
+
+
+def test_what_all_arms_of_a_comparison_need_is_said_once(capsys):
+    assert command.main(["plan", "compare_qwen2.5_math_7b"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("GPU in SFT (x 8), estimate in GiB") == out.count("GPUs needed") == 1
 
 
 def test_what_cannot_fit_is_shown_and_refused(capsys):

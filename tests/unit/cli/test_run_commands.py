@@ -243,8 +243,13 @@ def test_responses_of_an_evaluation_by_verdict_and_never_confidential_ones(works
         (["smoke", "--samples", "2", "--stage", "nothing"], "no such stage; there are prepare_data"),
         (["smoke", "--reward", "1"], "give --samples N, too"),
         (["smoke", "--samples", "2", "--reward", "high"], "give a number or a range"),
+        (
+            ["smoke", "--samples", "2", "--reward-min", "1", "--reward-max", "0"],
+            "--reward 1.0..0.0: the range is empty",
+        ),
         (["smoke", "--prompt", "a"], "no stage has a rollout journal"),
         (["smoke", "--prompt", "a", "--samples", "2"], "give one of them"),
+        (["smoke", "--svg", __file__], "cannot be made (File exists); give another folder"),
         (["smoke", "--samples", "0"], "Input should be greater than or equal to 1"),
     ],
 )
@@ -257,7 +262,7 @@ def test_mistakes_of_show_are_lines(workspace, capsys, arguments, message):
 def test_ranges_of_rewards():
     assert 0.5 in read_range("0..0.5") and 0.6 not in read_range("0..0.5")
     assert 7.0 in read_range("0.5..") and -1.0 in read_range("..0") and 1.0 in read_range("1")
-    for text in ("a", "1..0", ".."):
+    for text in ("a", "1..0", "..", "nan", "0..nan"):
         with pytest.raises(ConfigError, match="--reward"):
             read_range(text)
 

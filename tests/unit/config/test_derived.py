@@ -79,9 +79,12 @@ def test_a_sweep_that_cannot_be_is_refused(overrides: list[str], steps: tuple[in
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config.json; give a Hugging Face model folder"):
         evaluation_of(load_experiment(SMOKE), str(tmp_path))
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"notes.txt is a file; give a Hugging Face model folder, a .gguf file or"):
+        evaluation_of(load_experiment(SMOKE), str(tmp_path / "notes.txt"))
 
 
-@pytest.mark.parametrize("model", ["./exported", "../a", "/models/none", "~/models/none", "runs/a/model"])
+@pytest.mark.parametrize("model", ["exported", "./exported", "../a", "/models/none", "~/models/none", "runs/a/model"])
 def test_a_path_that_leads_nowhere_is_not_taken_for_a_hub_id(model: str) -> None:
     with pytest.raises(ConfigError, match=f"--model: {re.escape(model)}: no such folder; relative paths start at /"):
         evaluation_of(load_experiment(SMOKE), model)
@@ -107,3 +110,11 @@ def test_the_experiments_own_model_keeps_the_context_that_it_gives_it(folder):
     own = ModelConfig(path=str(folder / "model"), rope_theta=40000, max_position_embeddings=99)
     config = config.model_copy(update={"model": own})
     assert evaluation_of(config, str(folder / "model")).model.max_position_embeddings == 99
+    on_the_hub = config.model_copy(update={"model": own.model_copy(update={"path": "some/model"})})
+    assert evaluation_of(on_the_hub, "some/model").model.max_position_embeddings == 99
+
+
+def test_another_model_is_evaluated_where_the_experiments_own_is_missing(folder):
+    config = load_experiment(SMOKE)
+    config = config.model_copy(update={"model": ModelConfig(path="/models/none")})
+    assert evaluation_of(config, str(folder)).model.path == str(folder / "model")

@@ -66,7 +66,7 @@ def test_the_chain_of_a_served_model_can_be_written_down() -> None:
         ([EVALUATED, "evaluation.engine=transformers", "execution.server.urls=[]"], "evaluation.engine: transformers"),
         ([EVALUATED, "execution.server.urls=[]"], "execution.server.urls: missing"),
         ([EVALUATED, "model.path=some/model"], "give exactly one of path"),
-        ([EVALUATED, "model.chat_template=qwen"], "chat_template adapt a model folder and have no effect"),
+        ([EVALUATED, "model.chat_template=qwen"], "chat_template has no effect without path or package"),
         ([EVALUATED, "base={steps: 1, batch_size: 1, optimizer: {lr: 1}}"], "have no effect with model.endpoint"),
         ([EVALUATED, "model.endpoint.name=''"], "model.endpoint.name"),
         ([EVALUATED, "model.endpoint.request.stop=x"], "request.stop cannot be set here"),
@@ -74,7 +74,7 @@ def test_the_chain_of_a_served_model_can_be_written_down() -> None:
             [EVALUATED, "model.endpoint.request.temperature=null"],
             "request.temperature: null leaves the endpoint at its default of 1, but evaluation.decodings.greedy",
         ),
-        ([EVALUATED, "evaluation.decodings.sampled.num_samples=0"], "num_samples: input should be greater than 0"),
+        ([EVALUATED, "evaluation.decodings.sampled.num_samples=0"], "num_samples: must be greater than 0"),
     ],
 )
 def test_what_a_served_model_cannot_do_is_refused(overrides: list[str], message: str) -> None:
@@ -88,11 +88,16 @@ def test_what_a_served_model_cannot_do_is_refused(overrides: list[str], message:
     [
         ("api:m", {"urls": ()}, "--url: missing; say where m is served"),
         ("api:", {}, "--model: api: names no model"),
-        ("api:m", {"urls": ("one:8000",)}, "must be like http://host:8000"),
+        ("api:m", {"urls": ("one:8000",)}, "--url one:8000: must be like http://host:8000"),
         ("api:m", {"urls": ("http://a", "http://a/v1")}, "give each server once"),
         ("api:m", {"chat_template": "qwen"}, "--chat-template has no effect on a model served by an endpoint"),
         ("api:m", {"request": {"n": 4}}, "request.n cannot be set here"),
         ("some/model", {}, "--url has no effect on a model folder"),
+        (
+            "some/model",
+            {"urls": (), "chat_template": "qwem"},
+            "--chat-template: qwem: no such file; give luffy, none, ",
+        ),
         ("some/model", {"urls": (), "request": {"a": 1}}, "--request has no effect on a model folder"),
     ],
 )

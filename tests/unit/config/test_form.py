@@ -48,7 +48,7 @@ def test_an_empty_section_is_left_to_the_presets():
     [
         ({"rl": {"stepz": 1}}, "form: rl.stepz: unknown key; did you mean 'steps'?"),
         ({"method": "luffi"}, "form: no preset 'luffi' in exp_configs/methods/"),
-        ({"extends": "x.yaml"}, "form: extends: unknown key"),
+        ({"extends": "x.yaml"}, "form: extends: unknown key; allowed here: base, "),
         (
             {"evaluation": {"max_response_tokens": 32, "suites": {"longr": {"num_samples": 2}}}},
             "did you mean 'longer'?",
@@ -83,4 +83,4 @@ def test_rules_between_fields_read_as_for_a_file():
         load_experiment(SMOKE, [override])
     form = form_of_file(SMOKE)
     form["rl"]["max_staleness"] = 1
-    assert complaint(form).removeprefix("form: ") == str(caught.value).removeprefix(f"{SMOKE}: ")
+    assert complaint(form).removeprefix("form: ") == str(caught.value).removeprefix("command line: ")

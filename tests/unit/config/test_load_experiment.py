@@ -32,13 +32,13 @@ def child(tmp_path):
     [
         ("rl.stepz=3", "command line: rl.stepz: unknown key; did you mean 'steps'?"),
         ("rl.steps=1.5", "command line: rl.steps: must be a whole number, found 1.5"),
-        ("rl.steps=0", "command line: rl.steps: input should be greater than 0, found 0"),
-        ("seed=yes", "command line: seed: must be a whole number, found True"),
+        ("rl.steps=0", "command line: rl.steps: must be greater than 0, found 0"),
+        ("seed=yes", "command line: seed: must be a whole number, found true"),
         ("data.train.kind=csv", "data.train"),
         ("model.architecture.num_heads=3", "must be a multiple of 2 x num_heads"),
         ("rl", "'rl' is not of the form key.path=value"),
         ("rl.steps = x", "command line: rl.steps: must be a whole number, found 'x'"),
-        ("name=a b", "name: may have small letters, digits and . _ - only, a letter or digit first, found 'a b'"),
+        ("name=a b", "name: may have small letters, digits and _ . - only, a letter or digit first, found 'a b'"),
         ("grading={kind: mathh}", "command line: grading.kind: unknown kind 'mathh'; did you mean 'math'?"),
         ("grading={kind: {kind: mathh}}", "command line: grading.kind.kind: unknown kind 'mathh'"),
         (
@@ -51,10 +51,36 @@ def child(tmp_path):
             "command line: environment.limits.max_turns: must be a whole number",
         ),
         ("stages=[prepare_data,basee]", "or 'sweep', found 'basee'; did you mean 'base'?"),
+        ("data.train.stepwise_share=2.5", "command line: data.train.stepwise_share: must be less than or equal to 1"),
+        ("data.train.stepwise_share={a: 1}", "data.train.stepwise_share.a: must be a whole number, found 'a'"),
+        ("objective.advantage.lam=1", "objective.advantage.lam: unknown key of kind group_mean; only kind gae has it"),
+        (
+            "objective.advantage.scale_by_sd=1",
+            "objective.advantage.scale_by_sd: unknown key; did you mean 'scale_by_std'?",
+        ),
+        ("extends=smoke", "command line: extends cannot be overridden; give the other file in place of this one"),
+        ("grading={named: {x: 3}}", "command line: grading.named.x: must be a mapping, found 3"),
+        ("execution.ray.address=driver", "execution.ray.address: must be HOST:PORT or auto, found 'driver'"),
+        ("grading.kind={kind: judge, model: m, url: host}", "url: must begin with http:// or https://, found 'host'"),
+        ("model.package=a-b", "model.package: may have small letters, digits and _ only, a letter or _ first"),
+        ("rl.max_staleness=1", "command line: rl.max_staleness 1 has no effect with cluster: local"),
+        (
+            "objective.terms.off_policy.loss.kind=foo",
+            "command line: objective.terms.off_policy.loss.kind: unknown kind 'foo'; allowed here: surrogate",
+        ),
     ],
 )
 def test_a_mistake_on_the_command_line_says_what_and_where(override, message):
     assert message in complaint(SMOKE, [override])
+
+
+@pytest.mark.parametrize("overrides", [["chain=sft"], ["stages=[prepare_data, base, sft]"]])
+def test_a_method_of_rl_is_refused_on_the_command_line_where_the_chain_has_no_rl(child, overrides):
+    message = "command line: method: luffy has no effect without the stage rl, and the stages are prepare_data, base, "
+    assert complaint(SMOKE, [*overrides, "method=luffy"]).startswith(message)
+    inherited = child("method: luffy\n")
+    assert load_experiment(inherited, overrides).stages[2] == "sft"
+    assert complaint(child("chain: sft\n"), ["method=luffy"]).startswith(message)
 
 
 def test_a_method_without_an_objective_is_refused_where_it_is_given():
@@ -65,6 +91,30 @@ def test_a_method_without_an_objective_is_refused_where_it_is_given():
 def test_a_mistake_in_a_file_names_the_file_and_the_line(child):
     path = child("rl:\n  prompts_per_stop: 4\n")
     assert complaint(path) == f"{path}:3: rl.prompts_per_stop: unknown key; did you mean 'prompts_per_step'?"
+
+
+def test_an_unknown_kind_is_shown_on_its_own_line(child):
+    path = child("data:\n  train:\n    kind: arithmetik\n")
+    assert complaint(path).startswith(
+        f"{path}:4: data.train.kind: unknown kind 'arithmetik'; did you mean 'arithmetic'?"
+    )
+
+
+def test_what_a_file_leaves_to_presets_is_named(tmp_path):
+    lines = complaint(write(tmp_path / "own.yaml", "name: own\n")).splitlines()
+    assert lines[0].endswith("stages: is missing; add it, or chain: NAME, which takes those of a preset")
+
+
+def test_off_without_quotes_is_a_setting_and_not_false(child):
+    assert load_experiment(child("data: {replay_traces: off}\n")).data.replay_traces == "off"
+    assert "must be 'off', 'keep' or 'reject', found true" in complaint(SMOKE, ["data.replay_traces=on"])
+
+
+def test_a_missing_recipe_is_named_where_it_is_given(child):
+    path = child("data:\n  train: {kind: recipe, path: own_recipe.yaml}\n")
+    assert complaint(path).startswith(
+        f"{path}:3: data.train.path: own_recipe.yaml: no such file; relative paths start at"
+    )
 
 
 def test_every_mistake_gets_a_line(child):
@@ -168,7 +218,7 @@ def test_a_file_that_is_extended_and_does_not_exist_is_named_with_its_line(tmp_p
 def test_null_removes_a_suite_of_the_file_that_is_extended(child):
     assert "longer" not in load_experiment(child("data: {suites: {longer: null}}\n")).data.suites
     assert "longer" not in load_experiment(SMOKE, ["data.suites.longer=null"]).data.suites
-    assert "data.suites.longr: must be a mapping, found None" in complaint(SMOKE, ["data.suites.longr=null"])
+    assert "data.suites.longr: must be a mapping, found null" in complaint(SMOKE, ["data.suites.longr=null"])
 
 
 def test_a_suite_that_was_removed_can_be_another(child):

@@ -143,6 +143,14 @@ def test_an_evaluation_takes_as_long_as_the_last_one_of_its_policy(opened: Open)
     assert found["evaluate_rl"].seconds == pytest.approx(60.0)
 
 
+def test_cluster_ray_does_not_hide_the_times_of_stages_that_do_not_run_on_it(opened: Open) -> None:
+    for name in ("prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl"):
+        finished(opened("cluster=ray"), name, 3.0)
+    found = forecasts(opened("cluster=ray", "rl.optimizer.lr=1e-5"))
+    assert found["evaluate_rl"].seconds == pytest.approx(57.0 + 3.0)
+    assert found["rl"].seconds is None  # what is there was made without Ray
+
+
 def test_gpu_hours_are_those_of_the_gpus_that_a_stage_takes(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "detected_gpus", lambda: (Gpu("0", "uuid", 80.0),))
     measure(opened(), "rl", StageTimes(3576.0, 4.0, 0.0, None, "bench"))

@@ -168,9 +168,26 @@ def test_a_mistake_is_one_line_that_says_where(load, text, says):
 
 
 def test_an_experiment_is_no_comparison(load):
-    assert "is no comparison: it has no arms; an experiment is run with: luffy run" in complaint(
-        load, SMOKE.read_text()
-    )
+    found = complaint(load, SMOKE.read_text())
+    assert "is an experiment, not a comparison of methods; run it with: luffy run" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rl: {steps: 9}\n", "rl: unknown key; fields of the experiment go into the list overrides: [rl.FIELD=VALUE]"),
+        (
+            "cluster: ray\n",
+            "cluster: unknown key; fields of the experiment go into the list overrides: [cluster=VALUE]",
+        ),
+        ("method: luffy\n", "method: unknown key; each arm has its own: arms.NAME.method"),
+        ("seed: 1\n", "seed: unknown key; did you mean 'seeds'?"),
+        ("arms: {a.b: {chain: rl, method: luffy}}\n", "digits and _ - only, a letter or digit first, found 'a.b'"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_told_its_place(load, text, says):
+    arms = "" if text.startswith("arms") else ARMS
+    assert says in complaint(load, HEAD + STEPS + arms + text)
 
 
 def test_a_shipped_experiment_is_named_and_a_missing_one_has_its_line(load, tmp_path):

@@ -89,7 +89,8 @@ def test_a_mistake_is_one_line_that_says_where(load, change, to, says):
 
 def test_a_grid_is_no_comparison(load, tmp_path):
     load(GRID)
-    assert "is no comparison but a grid" in complaint(load_comparison, tmp_path / "grid.yaml")
+    found = complaint(load_comparison, tmp_path / "grid.yaml")
+    assert f"is a grid of runs, not a comparison of methods; run it with: luffy grid {tmp_path}" in found
 
 
 def test_seeds_without_anything_that_they_change_are_refused(load):
@@ -106,5 +107,6 @@ def test_options_of_the_command_line_are_those_of_an_experiment(load, tmp_path):
     assert "--over has no effect on" in complaint(load_grid, file, over=["rl.steps=[1]"])
     assert "--seed has no effect on" in complaint(load_grid, file, seeds=[1])
     assert "is no grid; say what to try: --over" in complaint(load_grid, SMOKE)
+    assert "is a comparison of methods, not an experiment; run it with:" in complaint(load_grid, "compare_arithmetic")
     assert "--over: rl.steps must be a list" in complaint(load_grid, SMOKE, over=["rl.steps=4"])
     assert "--over: rl.steps is given twice" in complaint(load_grid, SMOKE, over=["rl.steps=[4]", "rl.steps=[5]"])

@@ -58,6 +58,14 @@ def test_every_cell_can_tune_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "noun"), [("smoke", "an experiment"), ("compare_arithmetic", "a comparison of methods")]
+)
+def test_a_file_of_another_kind_is_no_study(name, noun):
+    with pytest.raises(ConfigError, match=f"{name}: is {noun}, not a study; run it with: luffy (run|compare) {name}"):
+        load_study(name)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("cells: [centre, budget-long]", "cells: [budget-huge]", "no cell is called 'budget-huge'"),
