@@ -64,7 +64,7 @@ class Answer:
     """The response's JSON object; empty when it was something else."""
     retry_after: str | None = None
     text: str = ""
-    """Beginning of an unsuccessful response that was not a JSON object."""
+    """What an unsuccessful response without a JSON object says: where it redirects to, or its beginning."""
 
     @property
     def ok(self) -> bool:
@@ -152,6 +152,8 @@ class HTTPClient:
         text = content.decode(errors="replace")
         found = self._without_key(text, response.is_success)
         shown = "" if response.is_success or found else self._hidden(text[:_MAX_ERROR_CHARS])
+        if response.has_redirect_location:
+            shown = f"the server redirects to {response.headers['Location']}"
         return Answer(response.status_code, found, response.headers.get("Retry-After"), shown)
 
     async def post(self, path: str, body: Mapping[str, object]) -> Mapping[str, Any]:
@@ -273,10 +275,10 @@ def missing_key(server: ServerConfig, setting: str) -> str | None:
 
 
 def retry_delay_s(attempt: int, retry_after: str | None = None) -> float:
-    """How long to wait after failed attempt number `attempt` (from 0): what the server asks for, else twice as long
-    each time."""
+    """How long to wait after failed attempt number `attempt` (from 0): what the server asks for, up to ten minutes,
+    else twice as long each time."""
     asked_s = _asked_s(retry_after)
-    delay_s = min(_FIRST_DELAY_S * 2**attempt, _LONGEST_DELAY_S) if asked_s is None else asked_s
+    delay_s = min(_FIRST_DELAY_S * 2**attempt, _LONGEST_DELAY_S) if asked_s is None else min(asked_s, _LONGEST_ASKED_S)
     return delay_s * random.uniform(1, 1 + _SPREAD)  # noqa: S311 - no result depends on it
 
 

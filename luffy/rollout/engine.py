@@ -65,7 +65,8 @@ class Completion:
     token_ids: tuple[int, ...]
     """Generated tokens, the stop token included when it was sampled."""
     logprobs: tuple[float, ...]
-    """Log-probability of each token under the distribution it was sampled from (temperature applied; greedy: 1)."""
+    """Log-probability of each token under the distribution it was sampled from (temperature and `top_p` applied); for
+    greedy tokens under the plain softmax."""
     finish_reason: FinishReason
     weight_versions: tuple[int, ...]
     """For each token, the version of the weights that sampled it: their number of RL steps."""

@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens under a model on vLLM servers; nothing is sampled.
 
-    scorer = ServedScorer.connect(config, "org/teacher", longest=8192)
+    scorer = ServedScorer.connect(config, "org/teacher", longest=8192, known=texts, setting="execution.rl_teacher")
     (logprobs,) = scorer.score([ScoreRequest(ids, first=len(prompt_ids))])    # of ids[first:]
 
 Any `vllm serve` will do. It returns the log-probabilities of the prompt (`prompt_logprobs`), which vLLM computes from
@@ -138,6 +138,8 @@ class ServedScorer:
                 f"{self._key_variable} ({self._setting}.api_key_variable), which "
                 f"{'holds a wrong one' if server.client.has_key else 'is not set'}"
             )
+        if not models.ok:
+            raise ConfigError(f"{self._setting}.urls: {url}{_MODELS}: {models.complaint}; is this a vLLM server?")
         context = self._context(url, models.body.get("data"))
         if context < longest + _MIN_SAMPLED:
             raise ConfigError(

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
-from luffy.errors import ClusterError, ConfigError, LuffyError
+from luffy.errors import ConfigError, LostError, LuffyError
 from luffy.files import write_atomic
 from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, Refused
 from luffy.rollout.engine import SamplingParams
@@ -35,10 +35,10 @@ CHAT = "/chat/completions"
 TEXT = "/completions"
 _UNAUTHORISED = (401, 403)
 _NO_SUCH_PATH = (404, 405, 501)
-_REFUSED_FOR_GOOD = 400
-_OF_THIS_REQUEST = (400, 413, 422)
+_REDIRECTED = (301, 302, 303, 307, 308)
+_BAD_REQUEST = 400
+_OF_THIS_REQUEST = (_BAD_REQUEST, 413, 422)
 """Statuses that concern a single request: its prompt is too long, or violates a policy."""
-_SERVER_ERROR = 500
 _MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
 _LONGEST_COMPLAINT = 500
 _SHORTEST_QUOTE = 12
@@ -47,13 +47,16 @@ _SEED_LIMIT = 2**31
 _FILTERED = "content_filter"
 _FINISH_REASONS = {
     "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
     "eos_token": FinishReason.STOP,
     "stop_sequence": FinishReason.STOP,
     _FILTERED: FinishReason.STOP,
     "length": FinishReason.LENGTH,
+    "model_length": FinishReason.LENGTH,
 }
+"""OpenAI's names, and those of Together (`eos`), TGI (`eos_token`, `stop_sequence`) and Mistral (`model_length`)."""
 _STOPPED_AT = ("stop_reason", "matched_stop")
-"""Fields in which vLLM and SGLang name the stop string that ended a response."""
+"""Fields in which vLLM and SGLang name the stop string that ended a response; null or an id where a token did."""
 _REASONING = ("reasoning_content", "reasoning")
 _Result = TypeVar("_Result")
 _SERVER_SETTING = "execution.server"
@@ -64,7 +67,7 @@ class RequestRejected(ConfigError):
     """The endpoint rejects this request for good, but may accept others."""
 
 
-class UnreadableAnswer(ClusterError):
+class UnreadableAnswer(LostError):
     """The endpoint's answer is not a complete completion; another attempt may return one."""
 
 
@@ -206,7 +209,7 @@ class TextEndpoint:
                     answer = await server.client.ask(path, {"model": self._model.name, _MAX_TOKENS: 1})
                 except NoAnswer as error:
                     raise ConfigError(f"{self._setting}.urls: {error}; start the server or correct the URL") from error
-                if answer.status in (*_UNAUTHORISED, *_NO_SUCH_PATH):
+                if answer.status in (*_UNAUTHORISED, *_NO_SUCH_PATH, *_REDIRECTED):
                     raise self._refusal(server.client, path, answer.status, answer.complaint)
 
     async def _generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
@@ -253,7 +256,7 @@ class TextEndpoint:
                 self._limit_name = _MAX_COMPLETION_TOKENS
                 return await self._ask(client, request, params)
             complaint = _unquoted(error.answer.complaint, request)
-            if _REFUSED_FOR_GOOD <= error.answer.status < _SERVER_ERROR and not error.answer.may_pass:
+            if not error.answer.may_pass:
                 raise self._refusal(client, request.path, error.answer.status, complaint) from None
             raise type(error)(f"{client.url}{request.path}: {complaint}; {_GOES_ON}", error.answer) from None
         except NoAnswer as error:
@@ -295,7 +298,7 @@ class TextEndpoint:
             raise UnreadableAnswer(f"{url}: unexpected finish_reason {finish_reason!r}; {_GOES_ON}")
         self._num_filtered += finish_reason == _FILTERED
         reason = _FINISH_REASONS[finish_reason]
-        if reason is FinishReason.STOP:
+        if reason is FinishReason.STOP and finish_reason != _FILTERED:
             text += _cut_off(text, choice, params.stop)
         # A lone surrogate cannot be encoded as UTF-8.
         written = text.encode(errors="replace").decode()
@@ -312,6 +315,8 @@ class TextEndpoint:
             )
         if status in _NO_SUCH_PATH:
             return ConfigError(f"{url}: {complaint}: no model {model!r} there; {_OTHERWISE[path]}")
+        if status in _REDIRECTED:
+            return ConfigError(f"{url}: {complaint}; correct {self._setting}.urls")
         kind = RequestRejected if status in _OF_THIS_REQUEST else ConfigError
         return kind(f"{url}: the model {model!r} refuses the request: {complaint}")
 
@@ -326,7 +331,7 @@ _OTHERWISE = {
 
 
 def _wants_other_name(answer: Answer) -> bool:
-    return answer.status == _REFUSED_FOR_GOOD and _MAX_COMPLETION_TOKENS in answer.complaint
+    return answer.status == _BAD_REQUEST and _MAX_COMPLETION_TOKENS in answer.complaint
 
 
 def _unquoted(complaint: str, request: TextRequest) -> str:
@@ -347,9 +352,7 @@ def _key(request: TextRequest, body: Mapping[str, object]) -> str:
 
 def _text(choice: Mapping[str, Any]) -> str:
     """The response with any reasoning, which the server returns separately, in front as models write it."""
-    if "message" not in choice:
-        return str(choice["text"])
-    message = choice["message"]
+    message = choice["message"] if "message" in choice else {"content": choice["text"]}
     content = message.get("content") or ""
     reasoning = next((message[name] for name in _REASONING if message.get(name)), "")
     if not isinstance(content, str) or not isinstance(reasoning, str):
@@ -357,7 +360,7 @@ def _text(choice: Mapping[str, Any]) -> str:
     if not reasoning:
         return content
     # Reasoning that was truncated before an answer began is not closed.
-    is_closed = bool(content) or choice["finish_reason"] != FinishReason.LENGTH
+    is_closed = bool(content) or _FINISH_REASONS.get(choice["finish_reason"]) is not FinishReason.LENGTH
     return f"<think>\n{reasoning}" + (f"\n</think>\n\n{content}" if is_closed else "")
 
 
@@ -370,12 +373,13 @@ def _is_refusal(choice: Mapping[str, Any]) -> bool:
 def _cut_off(text: str, choice: Mapping[str, Any], stops: Sequence[str]) -> str:
     """The stop string that the server removed from the end of the response; empty when there is none.
 
-    When the server does not name it, a closing tag whose element is open is assumed.
+    Where the server does not say what ended the response, a closing tag whose element is open is assumed.
     """
-    matched = next((choice[name] for name in _STOPPED_AT if choice.get(name) in stops), None)
-    if matched is not None:
-        return "" if text.endswith(matched) else str(matched)
-    return next((stop for stop in stops if _closes(stop, text)), "")
+    said = [choice[name] for name in _STOPPED_AT if name in choice]
+    if not said:
+        return next((stop for stop in stops if _closes(stop, text)), "")
+    matched = next((stop for stop in stops if stop in said), "")
+    return "" if text.endswith(matched) else matched
 
 
 def _closes(stop: str, text: str) -> bool:

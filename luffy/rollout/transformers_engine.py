@@ -26,9 +26,8 @@ _COMPACT_BELOW = 0.75
 class _DecodingRow:
     """A response in progress."""
 
-    limit: int
-    """Tokens that may be generated."""
     uniform_T: Tensor
+    """One number in [0, 1) for each token that may be sampled."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -82,7 +81,7 @@ class TransformersEngine:
         """Nothing to free: the model is the caller's, or is garbage-collected with this object."""
 
     def _generate_batch(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        rows = [_DecodingRow(limit(request, params), _uniforms(request, params)) for request in requests]
+        rows = [_DecodingRow(_uniforms(request, limit(request, params))) for request in requests]
         input_ids_BT, mask_BT = _left_pad([_context(request) for request in requests], self.model.device)
         cache = roomy_cache(self.model.config)
         running = rows
@@ -146,10 +145,10 @@ def _context(request: RolloutRequest) -> tuple[int, ...]:
     return request.prompt_ids + request.prefix_ids
 
 
-def _uniforms(request: RolloutRequest, params: SamplingParams) -> Tensor:
-    """One number in [0, 1) for each token to sample, starting at the first token after the prefix."""
+def _uniforms(request: RolloutRequest, count: int) -> Tensor:
+    """The first `count` numbers of the request's seed, whatever the count."""
     generator = torch.Generator().manual_seed(request.seed)
-    return torch.rand(params.max_response_tokens, generator=generator, dtype=torch.float64)
+    return torch.rand(count, generator=generator, dtype=torch.float64)
 
 
 def _left_pad(contexts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -205,5 +204,5 @@ def _record(row: _DecodingRow, token: int, logp: float, stop_token_ids: Sequence
     row.logprobs.append(logp)
     if token in stop_token_ids:
         row.finish_reason = FinishReason.STOP
-    elif len(row.tokens) == row.limit:
+    elif len(row.tokens) == len(row.uniform_T):
         row.finish_reason = FinishReason.LENGTH

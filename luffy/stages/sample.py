@@ -92,12 +92,12 @@ def _answer(trace: Trace) -> GradedAnswer:
         trace.text,
         trace.num_tokens,
         Outcome.CORRECT,
-        True,
-        trace.author,
-        trace.model,
-        trace.decoding,
-        trace.logprobs,
-        trace.turns,
+        is_complete=True,
+        author=trace.author,
+        model=trace.model,
+        decoding=trace.decoding,
+        logprobs=trace.logprobs,
+        turns=trace.turns,
     )
 
 

@@ -119,6 +119,11 @@ def test_servers_that_cannot_score_the_policys_tokens_are_refused(serve: Callabl
         ConfigError, match=r"OPENAI_API_KEY \(execution.rl_teacher.api_key_variable\), which is not set"
     ):
         connect(locked)
+    loading = serve(lambda path, body: refusal(503, "loading"))
+    with pytest.raises(
+        ConfigError, match=r"^execution.rl_teacher.urls: .*/v1/models: status 503: loading; is this a vLLM"
+    ):
+        connect(loading)
     locked.close()
     with pytest.raises(ConfigError, match=r"^execution.rl_teacher.urls: .* start the server or correct the URL$"):
         connect(locked)

@@ -244,6 +244,7 @@ def test_a_server_says_itself_when_to_come_again(
     fake: FakeServer, connect: Callable[..., ServerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 1e6)
+    monkeypatch.setattr(http_client, "_LONGEST_DELAY_S", 1e6)
     engine = connect(fake)
     # With `Retry-After: 0`.
     fake.replies[GENERATE] = [

@@ -15,7 +15,7 @@ from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion,
 from luffy import http_client
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
-from luffy.errors import ClusterError, ConfigError
+from luffy.errors import ClusterError, ConfigError, LostError
 from luffy.rollout import text_endpoint
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_answers import TextAnswers, TextCompletion
@@ -24,6 +24,7 @@ from luffy.types import FinishReason, Message
 
 PARAMS = SamplingParams(0.7, max_response_tokens=8, stop_token_ids=(), top_p=0.9, stop=("</answer>",))
 KEY = "sk-hunter2"
+MOVED = Reply(308, b"<html>", {"Location": "https://new/v1"})
 Answer = Callable[[str, dict], Reply | None]
 
 
@@ -151,7 +152,6 @@ def test_reasoning_stands_before_the_answer_as_models_write_it(
         ("<answer>2", {"stop_reason": "</answer>"}, "<answer>2</answer>"),
         ("<answer>2</answer>", {"matched_stop": "</answer>"}, "<answer>2</answer>"),
         ("<answer>2", {}, "<answer>2</answer>"),
-        ("<answer>2", {"matched_stop": 151645}, "<answer>2</answer>"),
         ("2", {}, "2"),
         ("<answer>2", {"finish_reason": "length"}, "<answer>2"),
     ],
@@ -161,6 +161,28 @@ def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(
 ) -> None:
     endpoint = connect(serve(lambda path, body: text_completion(said, **choice)), paths=("/completions",))
     assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == text
+
+
+@pytest.mark.parametrize(
+    "choice", [{"stop_reason": None}, {"matched_stop": 151645}, {"finish_reason": "content_filter"}]
+)
+def test_a_tag_that_the_model_left_open_is_not_closed_for_it(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], choice: dict
+) -> None:
+    endpoint = connect(serve(lambda path, body: text_completion("<answer>2", **choice)), paths=("/completions",))
+    assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == "<answer>2"
+
+
+def test_a_text_that_is_null_is_empty(serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]) -> None:
+    endpoint = connect(serve(lambda path, body: text_completion(None)), paths=("/completions",))  # type: ignore[arg-type]
+    assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == ""
+
+
+@pytest.mark.parametrize(("name", "reason"), [("eos", FinishReason.STOP), ("model_length", FinishReason.LENGTH)])
+def test_servers_have_their_own_names_for_why_a_response_ended(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], name: str, reason: FinishReason
+) -> None:
+    assert one(connect(serve(lambda path, body: completion("2", name)))).finish_reason is reason
 
 
 @pytest.mark.parametrize(
@@ -225,6 +247,7 @@ def test_a_server_that_wants_to_be_left_alone_for_a_day_is(
         (refusal(404, "no such model"), r"status 404: no such model: no model 'gpt-x' there; correct the"),
         (refusal(400, "bad temperature"), r"the model 'gpt-x' refuses the request: status 400: bad temperature$"),
         (refusal(402, "no credit"), r"refuses the request: status 402: no credit$"),
+        (MOVED, r"status 308: the server redirects to https://new/v1; correct execution.server.urls$"),
         (
             refusal(401, f"wrong key {KEY}"),
             r"wrong key \*\*\*: the API key .* OPENAI_API_KEY .*holds a rejected key$",
@@ -276,7 +299,7 @@ def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(
 def test_what_is_no_completion_is_refused(
     serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], body: object
 ) -> None:
-    with pytest.raises(ClusterError, match=r"the response has no text|unexpected finish_reason 'abort'"):
+    with pytest.raises(LostError, match=r"the response has no text|unexpected finish_reason 'abort'"):
         one(connect(serve(lambda path, asked: Reply(body=body))))
 
 
@@ -293,6 +316,9 @@ def test_an_endpoint_is_refused_before_anything_is_asked(
         ConfigError, match=r"variable UNSET_KEY \(execution.server.api_key_variable\), which is not set$"
     ):
         connect(served, api_key_variable="UNSET_KEY")
+    monkeypatch.setattr(served, "_reply", lambda *_: MOVED)
+    with pytest.raises(ConfigError, match=r"redirects to https://new/v1; correct execution.server.urls$"):
+        connect(served)
     assert served.asked == []
     served.close()
     with pytest.raises(ConfigError, match=r"urls: http://127.*: no answer \(.*; start the server or correct the URL"):

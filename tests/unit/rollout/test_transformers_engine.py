@@ -89,6 +89,15 @@ def test_a_request_may_have_a_lower_limit_of_its_own() -> None:
     assert {completion.finish_reason for completion in completions} == {FinishReason.LENGTH}
 
 
+def test_a_context_shorter_than_the_first_prompt_leaves_more_room_and_the_same_draws() -> None:
+    engine = TransformersEngine(tiny_model().eval(), 4)
+    endless = dataclasses.replace(_params(), stop_token_ids=())
+    usual, longer = (RolloutRequest((1, 2, 3), seed=5, response_in_prompt=given) for given in (0, -4))
+    (first,), (second,) = engine.generate([usual], endless), engine.generate([longer], endless)
+    assert len(second.token_ids) == 24
+    assert second.token_ids[:20] == first.token_ids
+
+
 def test_a_prefix_is_continued_and_not_returned() -> None:
     engine = TransformersEngine(tiny_model().eval(), 4)
     params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())

@@ -121,6 +121,17 @@ def test_an_endpoint_that_dies_costs_no_response_and_the_same_command_gets_the_s
     assert {body["seed"] for _, body in first.asked[:29]}.isdisjoint(again)
 
 
+def test_answers_that_a_killed_attempt_did_not_get_to_delete_are_deleted(
+    tmp_path: Path, inputs: dict[str, Path], serve: Serve
+) -> None:
+    out, served = tmp_path / "out", serve()
+    run(SETTINGS, context_in(out, inputs, served))
+    (out / "answers.jsonl").write_bytes(b"")
+    run(SETTINGS, context_in(out, inputs, served))
+    assert not (out / "answers.jsonl").exists()
+    assert len(served.asked) == 48
+
+
 def test_no_file_holds_the_key(tmp_path: Path, inputs: dict[str, Path], serve: Serve) -> None:
     run(SETTINGS, context_in(tmp_path / "out", inputs, serve()))
     with pytest.raises(ConfigError, match="status 403"):
