@@ -22,6 +22,10 @@ from luffy.grading.units import QUALIFIERS, words
 _RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
 """A ratio of two expressions; a text that ends in `:00` is a time instead."""
 
+_ORDER = re.compile("[A-Z]{3,}")
+"""Letters that name things in an order, and no product."""
+_JUNCTION = re.compile(r"\\(land|wedge|lor|vee)(?![A-Za-z])")
+
 MAX_CHARS = 1000
 """The rules do not apply to longer texts; math-verify decides alone."""
 
@@ -32,6 +36,8 @@ def alike(answer: str, gold: str) -> bool:
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
     if bases(strict_text(answer)) != bases(strict_text(gold)):
+        return False
+    if _joined_otherwise(answer, gold) or _currencies_differ(answer, gold):
         return False
     for rule in (_ratios, same_cases, same_regions, _congruences):
         verdict = rule(answer, gold)
@@ -45,13 +51,30 @@ def conflicting(answer: str, gold: str) -> bool:
     gold = last_box(gold) or gold
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    if halves_of_day_differ(answer, gold):
+    if halves_of_day_differ(answer, gold) or _currencies_differ(answer, gold):
+        return True
+    one_order, other_order = (_ORDER.fullmatch(strict_text(text)) for text in (answer, gold))
+    if one_order and other_order and one_order[0] != other_order[0]:
         return True
     said, wanted = (set(words(strict_text(text))) & QUALIFIERS for text in (answer, gold))
     if bool(said) != bool(wanted):
         return True
     one, other = statement(answer), statement(gold)
     return one is not None and other is not None and contradict(one, other)
+
+
+def _joined_otherwise(answer: str, gold: str) -> bool:
+    """Whether one text joins its parts by the sign of "and", the other by that of "or"."""
+    signs = [{name in ("land", "wedge") for name in _JUNCTION.findall(text)} for text in (answer, gold)]
+    return bool(signs[0] and signs[1]) and signs[0] != signs[1]
+
+
+def _currencies_differ(answer: str, gold: str) -> bool:
+    """Whether one text has a dollar sign, and the other gives cents."""
+    return any(
+        "\\$" in one and "\\$" not in other and not {"cent", "cents"}.isdisjoint(words(strict_text(other)))
+        for one, other in ((answer, gold), (gold, answer))
+    )
 
 
 def _statements(answer: str, gold: str) -> bool:

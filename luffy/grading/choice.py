@@ -3,8 +3,8 @@ r"""Multiple choice: the letter that a final reply chooses.
 It is looked for in this order: the last `\boxed{}`, the last `<answer>`, the last "answer: C" / "the answer is (C)", a
 reply (or last line) that is only a label. Each may hold a label, a label with its option's text, or that text; a
 capital that is a label never counts as the text of another option. Labels are digits where the reference is one. Text
-that repeats the question is ignored, two labels count as none, and a last "the answer is" without a label withdraws the
-earlier ones.
+that repeats the question is ignored, two labels or a denied one (`C is wrong`) count as none, and a last "the answer
+is" without a label withdraws the earlier ones.
 """
 
 import re
@@ -29,6 +29,8 @@ _WRAPPING = re.compile(
 _LEAD = re.compile(r"(?:(?:option|choice|answer|letter)\b\s*:?\s*)*", re.IGNORECASE)
 _COMMAND = re.compile(r"\s*\\[A-Za-z]+\s*")
 _SENTENCE_END = re.compile(r"\.\s|\n")
+_DENIED = re.compile(r"[\s)]{0,3}(?:(?:is|was) (?:not|wrong|incorrect|false)|isn['’]t|cannot)\b", re.IGNORECASE)
+"""After a label: it is not the answer."""
 _WINDOW = 400
 _REASONS = frozenset(("because", "since", "as", "due", "given", "for", "by", "with", "which", "where", "based"))
 """Words that may follow a bare label `A` or `I`; before any other word they are an article and a pronoun."""
@@ -116,6 +118,8 @@ def _label_in(text: str, labels: str, options: Sequence[str]) -> str | None:
     bare = _LEAD.sub("", bare, count=1)  # at the beginning: the pattern also matches the empty text
     found = re.match(rf"[(\[]?\s*([{labels}{labels.lower()}])[^\S\n]*([)\].:,]|(?![\w\-'’]))", bare)
     if found is None or _is_a_word(found.group(), bare[found.end() :]) or _goes_on(bare[found.end(1) :], labels):
+        return None
+    if _DENIED.match(bare, found.end(1)):
         return None
     return found.group(1).upper()
 

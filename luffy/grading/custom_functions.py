@@ -55,6 +55,8 @@ def _function(path: str) -> tuple[Function, str]:
         function = imported(path)
     except NotImported as error:
         raise UnusableFunction(str(error)) from error.__cause__
+    except SystemExit:
+        raise UnusableFunction(f"{path}: its module ends Python on import; guard its main part") from None
     if not callable(function):
         raise UnusableFunction(f"{path} is not a function")
     return function, _style(path, function)
@@ -67,7 +69,10 @@ def _style(path: str, function: Function) -> str:
             f"{path} is asynchronous, and graders are called without an event loop; give a plain function (asyncio.run "
             "inside it can call an asynchronous one)"
         )
-    named = inspect.signature(function).parameters
+    try:
+        named = inspect.signature(function).parameters
+    except ValueError:
+        raise UnusableFunction(f"{path} does not tell its parameters; call it in a function of your own") from None
     style = next((style for style, parameter in _MARKS.items() if parameter in named), None)
     if style is None:
         raise UnusableFunction(
@@ -75,6 +80,8 @@ def _style(path: str, function: Function) -> str:
             "extra_info=None) or keywords with `completion`"
         )
     for parameter in named.values():
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UnusableFunction(f"{path} takes `{parameter.name}` by position alone; a grader is called by keywords")
         if _is_required(parameter) and parameter.name not in _PROVIDED[style]:
             raise UnusableFunction(f"{path} needs `{parameter.name}`{_why_not(parameter.name, style)}")
     return style

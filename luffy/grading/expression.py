@@ -138,8 +138,9 @@ def _tokens(text: str) -> list[str]:
 
 
 def _letters(run: str, before: Sequence[str]) -> list[str]:
-    """Letters side by side are a product, unless they make a word."""
-    if len(run) > 3 or run.lower() in _WORDS or (len(run) > 1 and before[-1:] == ["_"]):
+    """Letters side by side are a product, unless they make a word or name points (`ABC`)."""
+    is_named = len(run) == 3 and run.isupper()
+    if len(run) > 3 or is_named or run.lower() in _WORDS or (len(run) > 1 and before[-1:] == ["_"]):
         raise UnreadableError(run)
     return list(run)
 

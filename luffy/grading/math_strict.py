@@ -1,14 +1,14 @@
 """`math_strict`: equality by text, by exact number, then by sympy. Runs in a worker, which may be killed.
 
-A reimplementation in the style of Dr.GRPO's grader (arXiv 2503.20783): no tolerance, no units guessed from single
-letters, brackets and order matter, sets are unordered. It does not use math-verify, only the LaTeX parser below it
-(latex2sympy2_extended).
+A reimplementation in the style of Dr.GRPO's grader (arXiv 2503.20783): no tolerance, a letter directly after a number
+is a variable and no unit, capitals differ from small letters, brackets and order matter, sets are unordered. It does
+not use math-verify, only the LaTeX parser below it (latex2sympy2_extended).
 """
 
 import re
 from collections.abc import Sequence
 
-from latex2sympy2_extended import latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from sympy import Basic, E, Eq, Expr, I, MatrixBase, N, Symbol, nan, simplify, zoo
 from sympy.core.relational import Relational
 
@@ -19,6 +19,12 @@ from luffy.types import Outcome
 Verdict = tuple[Outcome, str]
 _CONSTANTS = {Symbol("e"): E, Symbol("i"): I}
 """One-letter names that answers use only for the constants."""
+_WORDS = re.compile("[A-Za-z]{3,}(?: [A-Za-z]+)*")
+_CASE_SENSITIVE = ConversionConfig(lowercase_symbols=False)
+_DEGREES = re.compile(r"([0-9.]+)\s*\^\s*\\circ(?![a-z])")
+_FACTOR = re.compile(r"(?<![\w.])([0-9.]+)\s*\(")
+_ANGULAR = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_PRIME = re.compile(r"'|\\prime")
 _CONJUNCTION = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _RELATIVE = 1e-15
 """Relative difference, computed to 30 digits, up to which two constants count as equal."""
@@ -29,7 +35,7 @@ def strictly_equal(answer: str, gold: str) -> Verdict:
     left, right = strict_text(answer), strict_text(last_box(gold) or gold)
     if not left or not right:
         return Outcome.UNPARSABLE, "only layout"
-    if compact(left) == compact(right):
+    if compact(left) == compact(right) or (_WORDS.fullmatch(left) and left.lower() == right.lower()):
         return Outcome.CORRECT, "equal texts"
     if ("=" in left) != ("=" in right):
         left, right = without_variable(left), without_variable(right)
@@ -46,7 +52,7 @@ def bases(text: str) -> list[str]:
 def _same_units(left: str, right: str) -> tuple[str, str]:
     """Both texts without a unit that only one has or both share; unchanged if the units differ or both are lists."""
     (answer, unit), (reference, wanted) = without_unit(left), without_unit(right)
-    if "," in left and "," in right and number(answer) is None:
+    if len(elements(left)) > 1 and len(elements(right)) > 1 and number(answer) is None:
         return left, right  # the last element's unit is not that of the others
     if bool(unit) != bool(wanted) or unit == wanted:
         return answer, reference
@@ -135,18 +141,25 @@ def _symbolically(left: str, right: str) -> Verdict:
 
 
 def _read(text: str) -> Basic | None:
-    """Return `text` as a sympy expression; None if it does not parse, or is prose that would parse as a product."""
-    if any(word.isalpha() and len(word) > 3 for word in text.replace("\\", " \\").split()):
+    """Return `text` as a sympy expression; None if it does not parse, or would with a part left out or misread.
+
+    Prose would parse as a product, and primes are dropped.
+    """
+    if any(word.isalpha() and len(word) > 3 for word in text.replace("\\", " \\").split()) or _PRIME.search(text):
         return None
+    text = _FACTOR.sub(r"\1\\cdot(", text)  # the parser reads a bracketed fraction after a number as a mixed number
+    if _ANGULAR.search(text):  # and drops degrees
+        text = _DEGREES.sub(r"(\1\\cdot\\frac{\\pi}{180})", text)
     try:
-        read = latex2sympy(text)
+        read = latex2sympy(text, conversion_config=_CASE_SENSITIVE)
     except Exception:  # noqa: BLE001 - the parser raises whatever its grammar and sympy raise
         return None
     if isinstance(read, MatrixBase):
         read = read.as_immutable()
     if not isinstance(read, Basic) or read.has(nan, zoo):
         return None
-    return read.xreplace(_CONSTANTS)
+    # A sum's index is no constant.
+    return read.xreplace({name: value for name, value in _CONSTANTS.items() if name in read.free_symbols})
 
 
 def _same(left: Basic, right: Basic) -> bool:

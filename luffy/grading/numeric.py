@@ -100,6 +100,15 @@ def close(left: Value, right: Value) -> bool:
         return bool(abs(one - other) <= size * mpf(10) ** -_TOLERANCE)
 
 
+def distinct(left: Value, right: Value) -> bool:
+    """Whether two values certainly differ: by far more than their last digits, unless they are rational."""
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left != right
+    with mp.workdps(DIGITS):
+        one, other = _inexact(left), _inexact(right)
+        return bool(abs(one - other) > max(abs(one), abs(other)) * mpf(10) ** -(DIGITS // 2))
+
+
 def points(names: Sequence[str], integers: bool) -> list[dict[str, Value]]:
     """Points to compare at: positive and negative numbers of no special kind, or small integers."""
     if not names:

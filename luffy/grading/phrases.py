@@ -22,6 +22,9 @@ _FILLER = re.compile(
     r"\b(?:the|an?|all|any|every|each|is|are|must be|be|it|they|that|this|answer|values?|numbers?|player|"
     r"will|wins?|winner|[b-z])\b"
 )
+_NAME = re.compile(r"(?!\AA)\b[A-Z]\b")
+"""A single capital; an A that begins the text may be an article."""
+_LETTER = re.compile(r"(?<!')\b(?:[b-z]|a$)\b")
 _CASES = re.compile(r"(?P<label>[^=]{1,20}=)?\s*\\begin\s*\{cases\}(?P<rows>.*)\\end\s*\{cases\}\s*\.?", re.DOTALL)
 _CONDITION = re.compile(r"^(?:if|for|when|where|,|;|\s)+|(?:,|;|\.|\s)+$", re.IGNORECASE)
 _OTHERWISE = re.compile(r"otherwise|else|in all other cases|in other cases")
@@ -38,7 +41,7 @@ def same_phrases(left: str, right: str) -> bool:
     one, other = _plain(left), _plain(right)
     if _NOTHING.fullmatch(one) and _NOTHING.fullmatch(other):
         return True
-    if not (_is_prose(one) and _is_prose(other)):
+    if not (_is_prose(one) and _is_prose(other)) or not _name_alike(left, right):
         return False
     mine, yours = _content(one), _content(other)
     return mine == yours != []
@@ -52,10 +55,15 @@ def same_cases(left: str, right: str) -> bool | None:
     return matched(one, other, _same_branches)
 
 
+def halves_of_day(text: str) -> list[str]:
+    """`a` for each a.m. in `text`, `p` for each p.m."""
+    return [half.lower() for half in _AFTERNOON.findall(strict_text(text))]
+
+
 def halves_of_day_differ(left: str, right: str) -> bool:
     """Whether one text says a.m. and the other p.m."""
-    one, other = _AFTERNOON.findall(strict_text(left)), _AFTERNOON.findall(strict_text(right))
-    return bool(one and other) and [half.lower() for half in one] != [half.lower() for half in other]
+    one, other = halves_of_day(left), halves_of_day(right)
+    return bool(one and other) and one != other
 
 
 def _plain(text: str) -> str:
@@ -66,6 +74,12 @@ def _plain(text: str) -> str:
 def _is_prose(text: str) -> bool:
     """Whether `text` is words alone, and one of them has three letters or more."""
     return re.fullmatch(r"[a-z\- ]+", text) is not None and re.search("[a-z]{3}", text) is not None
+
+
+def _name_alike(left: str, right: str) -> bool:
+    """Whether two texts name the same things by single letters: point A, and the variable, which one may leave out."""
+    capitals, letters = ([pattern.findall(strict_text(text)) for text in (left, right)] for pattern in (_NAME, _LETTER))
+    return capitals[0] == capitals[1] and (letters[0] == letters[1] or not all(letters))
 
 
 def _content(text: str) -> list[str]:

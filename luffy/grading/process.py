@@ -37,13 +37,16 @@ class WorkerProcess:
 
     def wait_until_ready(self) -> None:
         """Return when the worker has loaded the user's functions; LuffyError when it cannot."""
+        why = "did not start; its last message is on stderr"
         try:
-            if self._connection.poll(STARTUP_TIMEOUT_S) and receive_ready(self._connection):
+            if not self._connection.poll(STARTUP_TIMEOUT_S):
+                why = f"did not start in {STARTUP_TIMEOUT_S:g} s; does the import of a custom grader's module end?"
+            elif receive_ready(self._connection):
                 return
         except (EOFError, OSError):
-            pass  # it died while loading; its own message is on stderr
+            pass  # it died while loading
         self.kill()
-        raise LuffyError("a grading worker did not start; its last message is on stderr")
+        raise LuffyError(f"a grading worker {why}")
 
     def begin(self, work: Verification) -> None:
         """Hand over work. A worker that has died says so in `reply`."""

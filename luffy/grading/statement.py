@@ -56,9 +56,10 @@ _FOR_ALL = re.compile(
 _COUNTED = re.compile(
     r"(?:where|for|with)?\s*(?P<names>[a-z])\s*=\s*0\s*,\s*\\pm\s*1\s*,\s*\\pm\s*2\s*,?\s*(?:\\[lc]?dots|\.\.\.)\s*$"
 )
+_ORDER = re.compile(r"[<>]|\\(?:ge|le|ne)(?![a-z])")
 _BOUNDED = re.compile(
     r"(?:where|with|for)?\s*(?:all\s+)?(?:(?P<kind>integers?)\s+)?(?P<names>[A-Za-z])\s*"
-    r"(?P<bound>(?:\\(?:ge|le|ne)(?![a-z])|[<>])\s*-?[0-9]{1,4})$"
+    rf"(?P<bound>(?:{_ORDER.pattern})\s*-?[0-9]{{1,4}})$"
 )
 _ATTAINED = re.compile(r"(?:which\s+is\s+|is\s+)?(?:attained|achieved|reached)\b.*$|with\s+equality\b.*$")
 _SEPARATORS = re.compile(r"(?<![A-Za-z\\])(?:and|or|respectively)(?![A-Za-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z])|&|;")
@@ -131,9 +132,14 @@ def _last_condition(text: str) -> tuple[str, dict[str, str]] | None:
         for pattern in (_MEMBER, _COUNTED, _FOR_ALL, _DESCRIBED, _BOUNDED, _ATTAINED):
             match = pattern.fullmatch(tail)
             rest = text[:start].rstrip(" ,;:([").strip()
-            if match is not None and rest and (pattern is not _BOUNDED or match["names"] in _letters(rest)):
+            if match is not None and rest and (pattern is not _BOUNDED or _bounds(match, rest)):
                 return rest, _domains(match)
     return None
+
+
+def _bounds(match: re.Match[str], rest: str) -> bool:
+    """Whether an inequality at the end limits a parameter of `rest`, which does not begin with an inequality itself."""
+    return match["names"] in _letters(rest) and _ORDER.search(rest.partition(",")[0]) is None
 
 
 def _starts(text: str) -> Iterator[int]:

@@ -8,6 +8,7 @@ import re
 from fractions import Fraction
 
 from luffy.grading.readable import readable
+from luffy.grading.units import is_noun
 
 _REPLACED = (
     ("\\dfrac", "\\frac"),
@@ -40,7 +41,7 @@ _DOUBLED = re.compile(r"\\\\(?=(?:left|right|[dt]?frac|sqrt|pi|text|cdot|times|i
 _PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
 _SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])(?![0-9])")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
-_UNIT = re.compile(r"(?<=[0-9}])\s*(?P<unit>[A-Za-z]{1,20}(?:\s+[a-z]+){0,2})(?:\^\{?[23]\}?)?$")
+_UNIT = re.compile(r"(?<=[0-9}])(?P<space>\s*)(?P<unit>[A-Za-z]{1,20}(?:\s+[a-z]+){0,2})(?:\^\{?[23]\}?)?$")
 _VARIABLE = re.compile(r"^[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=]+$)")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
@@ -75,9 +76,10 @@ def compact(text: str) -> str:
 def without_unit(text: str) -> tuple[str, str]:
     """Return `text` and the word of a unit after its number; degrees are a unit."""
     if text.endswith("^\\circ"):
-        return text.removesuffix("^\\circ"), "degrees"
+        angle = text.removesuffix("^\\circ")
+        return (angle, "degrees") if number(angle) is not None else (text, "")
     match = _UNIT.search(text)
-    if match is None or (len(match["unit"]) == 1 and match["unit"] not in "mgsLNJWVKhl"):
+    if match is None or not is_noun(match["unit"], bool(match["space"])):
         return text, ""
     return text[: match.start()].strip(), text[match.start("unit") :]
 

@@ -5,11 +5,14 @@ import re
 _SPELLINGS = """
 mm millimeter millimeters millimetre millimetres; cm centimeter centimeters centimetre centimetres;
 dm decimeter decimeters decimetre decimetres; m meter meters metre metres; km kilometer kilometers kilometre kilometres;
-inch inches; ft foot feet; yd yard yards; mi mile miles; mg milligram milligrams; g gram grams; kg kilogram kilograms;
+in inch inches; ft foot feet; yd yard yards; mi mile miles; nm nanometer nanometers;
+mg milligram milligrams; g gram grams; kg kilogram kilograms;
 oz ounce ounces; lb lbs pound pounds; ms millisecond milliseconds; s sec second seconds; min minute minutes;
 h hr hrs hour hours; day days; week weeks; month months; year years; W watt watts; kW kilowatt kilowatts;
+N newton newtons; J joule joules; kJ kilojoule kilojoules; Hz hertz; kHz kilohertz; V volt volts; Pa pascal pascals;
+K kelvin; mph; MB megabyte megabytes; GB gigabyte gigabytes;
 ml mL milliliter milliliters millilitre millilitres; l L liter liters litre litres; gallon gallons;
-dollar dollars; cent cents; degree degrees; radian radians
+dollar dollars; cent cents; euro euros; degree degrees; rad radian radians
 """
 UNITS = {spelling: number for number, line in enumerate(_SPELLINGS.split(";")) for spelling in line.split()}
 """Known units: each spelling with the number of its unit."""
@@ -30,7 +33,11 @@ _TRAILING = re.compile(
 )
 _POWERS = re.compile(r"\b(square|sq|cubic|cu)\.?\s+([A-Za-z]+)")
 _PART = re.compile(r"([A-Za-z]+)(?:\s*\^\s*\{?([0-9])\}?)?")
+_LETTERS = re.compile("[A-Za-z]+")
 _SINGLE = frozenset("mgsLNJWVKhl")
+"""Units of one letter."""
+_SHORT = frozenset(("sq", "cu", "th", "st", "nd", "rd"))
+"""What two letters after a number may be besides units and products."""
 _IDLE_NAMES = """
 unit units of the a an total way ways
 """
@@ -49,13 +56,21 @@ def split_noun(text: str) -> tuple[str, str]:
     match = _TRAILING.fullmatch(text)
     if match is None:
         return text, ""
-    noun = match["noun"].strip()
-    first = _WORD.match(noun)
-    if first is None or (len(first[0]) == 1 and not (match["space"] and first[0] in _SINGLE)):
+    is_spaced = bool(match["space"]) and not match["value"].endswith("\\pi")  # after a command a space says nothing
+    if not is_noun(match["noun"], is_spaced):
         return text, ""
-    if len(first[0]) == 2 and first[0] not in UNITS and not match["space"]:
-        return text, ""  # a product of two variables
-    return match["value"].strip(), noun
+    return match["value"].strip(), match["noun"].strip()
+
+
+def is_noun(letters: str, is_spaced: bool) -> bool:
+    """Whether letters after a value are a unit or a noun; a few letters are a product of variables (`2ab`, `2 m n`).
+
+    `is_spaced`: a space stands before them, without which `5m` and `3xyz` are products.
+    """
+    found = _LETTERS.findall(letters)
+    if all(len(word) == 1 for word in found):
+        return is_spaced and found[0] in _SINGLE and (len(found) == 1 or "/" in letters)
+    return found[0] in UNITS or found[0] in _SHORT or len(found[0]) > (2 if is_spaced else 3)
 
 
 def canonical_unit(noun: str) -> tuple[tuple[int | str, int], ...]:

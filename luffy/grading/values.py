@@ -20,7 +20,7 @@ from luffy.grading.units import QUALIFIERS, split_noun, units_differ, words
 
 MAX_SIGNS = 4
 _MATRIX = re.compile(
-    r"\\begin\s*\{(?P<kind>[bpBvV]?(?:small)?matrix|array)\}(?:\{[lcr|]*\})?(?P<rows>.*)\\end\s*\{(?P=kind)\}",
+    r"\\begin\s*\{(?P<kind>[bpB]?(?:small)?matrix|array)\}(?:\{[lcr|]*\})?(?P<rows>.*)\\end\s*\{(?P=kind)\}",
     re.DOTALL,
 )
 _SIGN = re.compile(r"\\(?:pm|mp)(?![a-z])")

@@ -5,23 +5,29 @@ stop a computation inside a C extension. They are switched off here; the parent'
 
 The rules (`alike`) come first: they are cheap and only say yes. math-verify decides the rest. Where it is known to be
 wrong (`tests/unit/grading/test_verdicts.py` lists the cases), it is given a text that it can read, or its yes is
-checked again: it compares to six decimals, drops units and takes a set for a tuple.
+checked again: it compares to six decimals, reads capitals as small letters (`R - r` is 0), drops units, primes and
+repeated elements, and takes a set for a tuple.
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy import Basic, Expr, MatrixBase, N, Rational
 
 from luffy.grading.alike import alike, conflicting
-from luffy.grading.math_strict import bases, brackets, elements
+from luffy.grading.expression import DEGREE, read_or_none, variables
+from luffy.grading.extract import last_box
+from luffy.grading.math_strict import bases, brackets, elements, strictly_equal
+from luffy.grading.numeric import constant_value, distinct
+from luffy.grading.phrases import halves_of_day
 from luffy.grading.presentation import unadorned
 from luffy.grading.readable import readable
 from luffy.grading.shortcuts import normalise
-from luffy.grading.strict_text import compact, number, strict_text, without_unit
-from luffy.grading.units import UNITS
+from luffy.grading.strict_text import compact, number, strict_text, without_unit, without_variable
+from luffy.grading.units import UNITS, split_noun
 from luffy.types import Outcome
 
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
@@ -32,6 +38,13 @@ _FAR = Fraction(1, 10)
 _ROUNDED = re.compile(r"-?[0-9]*\.([0-9]{2,6})")
 _PROSE = re.compile(r"\\text(?:bf|rm)?\s*\{[^{}]*[A-Za-z]{3,}[^{}]*\s[^{}]*[A-Za-z]{3,}[^{}]*\}")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_PRIME = re.compile(r"(?<=[A-Za-z)}])'|\\prime")
+_LABEL = re.compile(r"\(?[A-Za-z]\)?")
+_UNIT_LETTER = re.compile(r"(?P<value>-?[0-9.,]+) ?(?P<unit>\^\\circ ?[CFK]|[CFmgsLNJWVKhl])")
+"""A number and a unit of one letter: `5m`, `20^\\circ C`."""
+_FOLLOWED_UNIT = re.compile(r"[0-9]\s*([A-Za-z]{1,20})[\s,]+(?:and\s+)?[0-9]")
+_RUN = re.compile(r"\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z]{1,3}(?![A-Za-z])")
+"""A command, or a few letters, which are a product."""
 Parsed = Sequence[Basic | MatrixBase | str]
 
 
@@ -96,28 +109,89 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
     """Whether two sides that math-verify considers equal differ in something that it ignores."""
     if conflicting(answer, ground_truth):
         return True
-    left, right = strict_text(answer), strict_text(ground_truth)
-    if {_bracket(left), _bracket(right)} == {"\\{\\}", "()"}:
-        return True
-    if bases(left) and bases(right) and bases(left) != bases(right):
-        return True
-    units = _unit(left), _unit(right)
-    if None not in units and units[0] != units[1]:
+    left, right = strict_text(answer), strict_text(last_box(ground_truth) or ground_truth)
+    ignored = (_brackets_differ, _bases_differ, _primes_differ, _repetitions_differ, _measures_differ, _symbols_differ)
+    if any(differ(left, right) for differ in (*ignored, _units_differ)):
         return True
     if _PROSE.search(answer) and _PROSE.search(ground_truth):
         return _NUMBER.findall(answer) != _NUMBER.findall(ground_truth)
-    return _differ_relatively(_constant(gold), _constant(target))
+    return _are_distinct(left, right) or _differ_relatively(_constant(gold), _constant(target))
 
 
-def _unit(text: str) -> int | None:
-    """Number of the unit after a number, whatever its power; None for an unknown one."""
-    return UNITS.get(without_unit(text)[1].partition("^")[0].strip())
+def _brackets_differ(left: str, right: str) -> bool:
+    return {_bracket(left), _bracket(right)} == {"\\{\\}", "()"}
 
 
 def _bracket(text: str) -> str:
     if text.startswith("\\{") and text.endswith("\\}"):
         return "\\{\\}"
     return "()" if text.startswith("(") and text.endswith(")") and "," in text else ""
+
+
+def _bases_differ(left: str, right: str) -> bool:
+    return bool(bases(left) and bases(right)) and bases(left) != bases(right)
+
+
+def _primes_differ(left: str, right: str) -> bool:
+    return len(_PRIME.findall(left)) != len(_PRIME.findall(right))
+
+
+def _repetitions_differ(answer: str, reference: str) -> bool:
+    """Whether a list of numbers without brackets repeats one, and the answer repeats it otherwise."""
+    if brackets(answer) or brackets(reference):
+        return False
+    found, wanted = ([number(part) for part in elements(text)] for text in (answer, reference))
+    return None not in found + wanted and len(set(wanted)) < len(wanted) and Counter(found) != Counter(wanted)
+
+
+def _measures_differ(left: str, right: str) -> bool:
+    """Whether the numbers differ where one side has several units: math-verify reads 5 feet 3 inches as 5."""
+    numbers = [sorted(_NUMBER.findall(text)) for text in (left, right)]
+    units = _FOLLOWED_UNIT.findall(left) + _FOLLOWED_UNIT.findall(right)
+    return numbers[0] != numbers[1] and not UNITS.keys().isdisjoint(units)
+
+
+def _symbols_differ(left: str, right: str) -> bool:
+    """Whether two sides have other variables, or differ once capitals and small letters are told apart."""
+    if (_LABEL.fullmatch(left) and _LABEL.fullmatch(right)) or halves_of_day(left):
+        return False  # the case of an option's label does not matter, nor does that of "AM"
+    return _have_other_variables(left, right) or (
+        _mixes_cases(left, right) and strictly_equal(left, right)[0] is not Outcome.CORRECT
+    )
+
+
+def _have_other_variables(left: str, right: str) -> bool:
+    """Whether two expressions have different variables, as `2ab` and 2; letters that are a unit are none."""
+    units = [_UNIT_LETTER.fullmatch(text) for text in (left, right)]
+    if units[0] and units[1]:
+        return units[0]["unit"] != units[1]["unit"]
+    values = [split_noun(unit["value"] if unit else text)[0] for unit, text in zip(units, (left, right), strict=True)]
+    one, other = map(read_or_none, values)
+    return one is not None and other is not None and variables(one) - {DEGREE} != variables(other) - {DEGREE}
+
+
+def _mixes_cases(left: str, right: str) -> bool:
+    """Whether a variable is there as a capital and as a small letter, apart from a name before an equals sign."""
+    symbols = {symbol for text in (left, right) for symbol in _symbols(without_unit(without_variable(text))[0])}
+    return len({symbol.lower() for symbol in symbols}) < len(symbols)
+
+
+def _symbols(text: str) -> Iterator[str]:
+    for run in _RUN.findall(text):
+        yield from [run] if run.startswith("\\") else run
+
+
+def _units_differ(left: str, right: str) -> bool:
+    """Whether two known units differ, whatever their powers."""
+    one, other = (UNITS.get(without_unit(text)[1].partition("^")[0].strip()) for text in (left, right))
+    return None not in (one, other) and one != other
+
+
+def _are_distinct(left: str, right: str) -> bool:
+    """Whether two constants without a decimal point differ: there is nothing that could have been rounded."""
+    one, other = read_or_none(left), read_or_none(right)
+    values = None if one is None or other is None else (constant_value(one), constant_value(other))
+    return values is not None and None not in values and "." not in left + right and distinct(*values)
 
 
 def _differ_relatively(left: Expr | None, right: Expr | None) -> bool:

@@ -73,6 +73,9 @@ MODULE = textwrap.dedent(
     def strange(text):
         return 1.0
 
+    def by_position(solution_str, /):
+        return 1.0
+
     async def later(completion):
         return 1.0
 
@@ -103,6 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("own_graders")
     (path / "shop_graders.py").write_text(MODULE)
     (path / "broken_graders.py").write_text("1 / 0\n")
+    (path / "script_graders.py").write_text("import sys\nsys.exit(0)\n")
     return path
 
 
@@ -221,6 +225,9 @@ def test_a_function_that_raises_keeps_its_worker(pool: GraderPool) -> None:
         ("shop_graders:looks_at_state", "needs `state`, which an environment of verifiers fills"),
         ("shop_graders:needs_more", "needs `weights`, which no grader is given: there are data_source, solution_str"),
         ("shop_graders:os", "is not a function"),
+        ("shop_graders:by_position", "takes `solution_str` by position alone"),
+        ("builtins:min", "does not tell its parameters"),
+        ("script_graders:grade", "its module ends Python on import"),
     ],
 )
 def test_an_invalid_import_path_is_the_users_mistake(pool: GraderPool, function: str, message: str) -> None:
@@ -259,6 +266,17 @@ def test_the_modules_of_configured_functions_are_loaded_with_the_worker(
     monkeypatch.chdir(folder)
     with GraderPool(1, 5.0, GradingConfig(kind=CustomGrader(function="slow_graders:grade"))) as pool:
         assert pool.grade_one("x", "y").outcome is Outcome.CORRECT
+
+
+def test_a_module_whose_import_never_ends_is_named_as_the_likely_cause(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "endless_graders.py").write_text("import time\ntime.sleep(7200)\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("luffy.grading.process.STARTUP_TIMEOUT_S", 1.0)
+    pool = GraderPool(1, 5.0, GradingConfig(kind=CustomGrader(function="endless_graders:grade")))
+    with pool, pytest.raises(LuffyError, match="did not start in 1 s; does the import of a custom grader's module end"):
+        pool.check_functions()
 
 
 def test_a_long_response_reaches_the_function(pool: GraderPool) -> None:

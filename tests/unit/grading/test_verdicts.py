@@ -1,8 +1,8 @@
 r"""What this grader says where graders disagree, and why; `math` and `math_strict` side by side.
 
 Wrong accepted by the references: number bases, tiny numbers (they round to six decimals), kinds of bracket, units,
-prose that shares a number. Right refused by them: layout and Unicode, decimals that the reference has rounded,
-inequalities for intervals.
+prose that shares a number, `R` for `r`, primes, repeated elements. Right refused by them: layout and Unicode, decimals
+that the reference has rounded, inequalities for intervals.
 """
 
 from collections.abc import Iterator
@@ -57,6 +57,35 @@ WRONG = [
     ("5 cm^2", "5 km^2"),
     ("5", r"\{\}"),
     (r"\{\}", r"\{1, 2\}"),
+    (r"\pi(R^2-r^2)", "0"),
+    (r"\pi(R^2-r^2)", r"\pi(r^2-R^2)"),
+    (r"\frac{R+r}{2}", "r"),
+    ("2R", "2r"),
+    (r"\lambda+\Lambda", r"2\lambda"),
+    ("a'-a", "0"),
+    ("y''+y=0", "2y=0"),
+    ("2ab", "2"),
+    ("3", "3xyz"),
+    ("x^2 yz", "x^2"),
+    ("2 m n", "2"),
+    (r"2\pi h", r"2\pi"),
+    ("ABCD", "DCBA"),
+    ("ABC", "ACB"),
+    (r"\sin 1", r"\sin 1^\circ"),
+    (r"3\left(\frac12\right)+0", r"3\frac12"),
+    ("5,5,6", "5,6,6"),
+    ("x > 2, x < 5", "x > 2"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
+    (r"p \land q", r"p \lor q"),
+    (r"5\text{ feet } 3\text{ inches}", r"5\text{ feet } 4\text{ inches}"),
+    (r"5\text{ feet } 3\text{ inches}", "5"),
+    (r"2\text{ hours and }30\text{ minutes}", r"30\text{ minutes and }2\text{ minutes}"),
+    (r"\$5", r"5\text{ cents}"),
+    (r"10\text{ N}", r"10\text{ J}"),
+    (r"100^\circ\text{C}", r"100^\circ\text{F}"),
+    (r"\text{point A}", r"\text{point B}"),
+    (r"\text{line } m", r"\text{line } n"),
+    (r"\text{A is taller}", r"\text{C is taller}"),
 ]
 RIGHT = [
     ("6+9i", "6+9 i"),
@@ -99,6 +128,16 @@ RIGHT = [
     (r"5\text{ cm}", r"5\ \text{cm}"),
     ("-1", r"e^{i\pi}"),
     (r"e^{i\pi}", "-1"),
+    (r"\pi(R^2-r^2)", r"\pi(R-r)(R+r)"),
+    (r"\frac{Mm}{M+m}", r"\frac{mM}{m+M}"),
+    (r"\text{Red}", r"\text{red}"),
+    ("5", r"5 \text{ men}"),
+    ("5", r"5\text{ m}"),
+    (r"10\text{ N}", "10"),
+    ("12", r"12 \text{ sq ft}"),
+    ("5,5,6", "6,5,5"),
+    (r"\sin 30^\circ", r"\frac12"),
+    (r"\sum_{i=1}^{10} i", "55"),
 ]
 MATH_ACCEPTS = [
     ("50", r"50\%"),  # references to "what percentage" leave the sign out more often than not
@@ -111,6 +150,11 @@ MATH_ACCEPTS = [
     ("16, 3", "w=16, d=3"),
     ("5 hours", "5 hour"),
     ("3 feet", "3 ft"),
+    ("5", "5m"),  # a length; after 2 the letters of 2ab are variables
+    ("A", "a"),  # an option's label
+    (r"\text{even}", r"n \text{ is even}"),
+    (r"7\text{ a.m.}", r"7 \text{ AM}"),
+    (r"n = 2^k, k\ge 0", "2^k"),
 ]
 
 
