@@ -45,21 +45,20 @@ def measure_suites(
     Batches that a killed attempt had graded are not generated again either.
     """
     finished = folder / f"step_{step:06d}.json"
-    if finished.exists():
-        return read_results(finished).rows
     folder.mkdir(parents=True, exist_ok=True)
     logs = [SampleLog(folder / f"{finished.stem}.{quote(suite.name, safe='')}.open") for suite in suites]
-    cells = [(log, suite, DECODING) for log, suite in zip(logs, suites, strict=True)]
-    rows = []
-    for suite, records in zip(suites, evaluator.evaluate_into(cells, lambda batch: None), strict=True):
-        tally = Tally(suite.name, DECODING)
-        for record in records:
-            tally.add(record)
-        rows.append(tally.row(confidence))
-    write_results(finished, EvaluationResults(checkpoint=f"step {step}", confidence=confidence, rows=tuple(rows)))
+    if not finished.exists():
+        cells = [(log, suite, DECODING) for log, suite in zip(logs, suites, strict=True)]
+        rows = []
+        for suite, records in zip(suites, evaluator.evaluate_into(cells, lambda batch: None), strict=True):
+            tally = Tally(suite.name, DECODING)
+            for record in records:
+                tally.add(record)
+            rows.append(tally.row(confidence))
+        write_results(finished, EvaluationResults(checkpoint=f"step {step}", confidence=confidence, rows=tuple(rows)))
     for log in logs:
         log.remove()
-    return tuple(rows)
+    return read_results(finished).rows
 
 
 def validation_metrics(rows: Sequence[ResultRow], version: int) -> dict[str, float]:

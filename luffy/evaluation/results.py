@@ -108,7 +108,7 @@ class ResultRow(StrictModel):
     truncated_share: float
     """Responses that ran into a limit of tokens."""
     pass_at_k: dict[str, float] = Field(default_factory=dict)
-    """For k = 1, 2, 4, ... up to the number of samples; empty with one sample."""
+    """For k = 1, 2, 4, ... and the number of samples; empty with one sample."""
     method: str = ""
     """Name of the interval's method."""
     maj_at_k: dict[str, float] = Field(default_factory=dict)
@@ -209,7 +209,7 @@ class Tally:
             outcomes={outcome.value: self._outcomes[outcome] for outcome in Outcome},
             mean_tokens=self._num_tokens / responses,
             truncated_share=self._num_truncated / responses,
-            pass_at_k={str(k): pass_at_k(correct, num_samples, k) for k in _powers_of_two(num_samples)},
+            pass_at_k={str(k): pass_at_k(correct, num_samples, k) for k in _numbers_of_tries(num_samples)},
             method=estimate.method,
             maj_at_k={str(num_samples): majority_at_k([p.votes for p in problems])} if num_samples > 1 else {},
             no_answer_share=self._outcomes[Outcome.NO_ANSWER] / responses,
@@ -342,5 +342,6 @@ def _breakdown(
     }
 
 
-def _powers_of_two(num_samples: int) -> list[int]:
-    return [2**i for i in range(num_samples.bit_length()) if num_samples > 1]
+def _numbers_of_tries(num_samples: int) -> list[int]:
+    """The k of pass@k."""
+    return sorted({*(2**i for i in range(num_samples.bit_length())), num_samples}) if num_samples > 1 else []

@@ -1,12 +1,12 @@
 """The page of an experiment over a grid: lines for one key, maps for two, tables for any number."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from luffy.config.many_runs.grid import value_text
 from luffy.evaluation.grid_findings import GridFindings, PointResult
 from luffy.evaluation.method_comparison.seed_scores import Score
 from luffy.evaluation.results import Cell
+from luffy.pages import wording
 from luffy.pages.cost_tables import costs_by_name
 from luffy.pages.panels import Figure
 from luffy.pages.plotter import Dot, heat_plot, place_plot
@@ -86,8 +86,5 @@ def _cell(score: Score | None) -> TableCell:
 def _point_cell(findings: GridFindings, each: PointResult) -> TableCell:
     if not each.failures:
         return TableCell(each.point.text)
-    return TableCell(each.point.text, (f"{len(each.seeds)} of {_count(findings.config.seeds)} finished",), "worse")
-
-
-def _count(seeds: Sequence[int]) -> str:
-    return f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed"
+    planned = wording.count(len(findings.config.seeds), "seed")
+    return TableCell(each.point.text, (f"{len(each.seeds)} of {planned} finished",), "worse")

@@ -192,13 +192,12 @@ def _plot(panel: Panel, rows: Sequence[MetricRow]) -> Plot:
 
 
 def _draw(node: str, panel: Panel, rows: Sequence[MetricRow]) -> Figure | None:
-    series = _plot(panel, rows).series
-    if not series:
+    plot = _plot(panel, rows)
+    if not plot.series:
         return None
-    legend = tuple(_legend(series)) if len(panel.curves) > 1 else ()
-    svg = curve_plot(
-        f"{node}-{panel.title.lower().replace(' ', '-')}", series, percent=panel.percent, exact=panel.exact
-    )
+    legend = tuple(_legend(plot.series)) if len(panel.curves) > 1 else ()
+    name = f"{node}-{panel.title.lower().replace(' ', '-')}"
+    svg = curve_plot(name, plot.series, percent=plot.percent, exact=plot.exact)
     return Figure(panel.title, panel.note, legend, svg)
 
 

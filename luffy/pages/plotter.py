@@ -116,7 +116,7 @@ def bands_plot(name: str, curves: Sequence[tuple[Sequence[float], Sequence[Dot]]
     xs = [x for steps, _ in curves for x in steps]
     ys = [bound for _, estimates in curves for dot in estimates for bound in (dot.low, dot.high)]
     frame = _frame(spread(xs, 0.02), spread(ys), True)
-    few = xs if len(curves) == 1 and len(xs) <= 8 else ticks(Range(min(xs), max(xs)), 6, whole=True)
+    few = xs if len(curves) == 1 and len(xs) <= 8 else ticks(spread(xs), 6, whole=True)
     bands = [mark for steps, estimates in curves for mark in _band(frame, steps, estimates)]
     return _svg(name, _WIDTH, _HEIGHT, [*_axes(frame, True, over, few), *bands])
 
@@ -176,6 +176,9 @@ def stacked_plot(name: str, series: Sequence[Series]) -> str:
     steps = [x for x, _ in smooth[0]]
     frame = _frame(spread(steps), Range(0.0, 1.0), True)
     marks = [*_axes(frame, True, "step", ticks(frame.xs, 6, whole=True))]
+    if len(steps) == 1:  # a single point has no width
+        steps = [frame.xs.low, frame.xs.high]
+        smooth = [2 * points for points in smooth]
     below = [0.0] * len(steps)
     for line, points in zip(series, smooth, strict=True):
         above = [low + y for low, (_, y) in zip(below, points, strict=True)]
@@ -268,7 +271,7 @@ class _Frame:
 
 
 def _frame(xs: Range, ys: Range, percent: bool) -> _Frame:
-    longest = max(len(_label(value, percent)) for value in ticks(ys, 5))
+    longest = max(map(len, _labels(ticks(ys, 5), percent)))
     return _Frame(6 + _CHARACTER * longest, _TOP, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM, xs, ys)
 
 
@@ -315,14 +318,14 @@ def _band(frame: _Frame, steps: Sequence[float], estimates: Sequence[Dot]) -> It
 def _axes(
     frame: _Frame, percent: bool, over: str, x_ticks: Sequence[float], places: Sequence[str] = ()
 ) -> Iterator[str]:
-    for value in ticks(frame.ys, 5):
+    y_ticks = ticks(frame.ys, 5)
+    for value, label in zip(y_ticks, _labels(y_ticks, percent), strict=True):
         y = frame.y(value)
         ends = f'x1="{frame.left:.1f}" x2="{frame.right:.1f}" y1="{y:.1f}" y2="{y:.1f}"'
         yield f"<line {ends} {_stroke('grid', 0.8)}/>"
-        yield _text(_label(value, percent), frame.left - 4, y + 3, anchor="end")
-    for index, value in enumerate(x_ticks):
-        lines = textwrap.wrap(places[index], _PLACE_CHARACTERS) if places else [_label(value, False)]
-        for row, line in enumerate(lines):
+        yield _text(label, frame.left - 4, y + 3, anchor="end")
+    for value, label in zip(x_ticks, places or _labels(x_ticks, False), strict=True):
+        for row, line in enumerate(textwrap.wrap(label, _PLACE_CHARACTERS)):
             yield _text(line, frame.x(value), frame.bottom + 11 + 10 * row)
     if not places:
         yield _text(over, (frame.left + frame.right) / 2, frame.bottom + 22)
@@ -426,7 +429,18 @@ def _fill(color: str) -> str:
     return f'style="fill:var(--{color})"'
 
 
-def _label(value: float, percent: bool) -> str:
+def _labels(values: Sequence[float], percent: bool) -> list[str]:
+    """Labels of the ticks of an axis: with three digits, or as many as tell them apart."""
+    texts = list[str]()
+    for digits in range(3, 17):
+        texts = [_label(value, percent, digits) for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
+
+
+def _label(value: float, percent: bool, digits: int = 3) -> str:
     if percent:
-        return f"{100 * value:.3g} %"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value / 1000:.3g}k"
+        return f"{100 * value:.{digits}g} %"
+    scale, unit = (1e6, "M") if abs(value) >= 1e6 else (1e3, "k") if abs(value) >= 1e3 else (1.0, "")
+    return f"{value / scale:.{digits}g}{unit}"

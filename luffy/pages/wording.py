@@ -49,7 +49,7 @@ def signed(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`7:05`, `2:10:00`, or seconds."""
+    """`7 min 05 s`, `2 h 10 min`, or seconds."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

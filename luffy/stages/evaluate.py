@@ -95,6 +95,8 @@ def run(settings: EvaluateSettings, context: StageContext, wrapper: EngineWrappe
     if waiting:
         with opened as (evaluator, _):
             fill_parts(evaluator, waiting, context.out, progress)
+    else:
+        (context.out / _ANSWERS).unlink(missing_ok=True)  # an earlier attempt may have ended before it deleted them
     write_digests(context.out, requests.digests)
     rows = write_cells(cells, settings, context.out, context.node.removeprefix(_NODE_PREFIX))
     for decoding, found in by_decoding(rows).items():

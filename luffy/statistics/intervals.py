@@ -3,12 +3,14 @@
 All are intervals over problems: what another set of problems of the same kind would give. How often they hold the
 truth is measured by `tests/campaigns/interval_coverage.py`.
 
-Legend: `R` sets of problems, `P` problems of a set, `C` possible counts, `X` trial values of the share.
+Legend: `R` sets of problems, `P` problems of a set, `C` possible counts.
 """
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +24,6 @@ FEW_PROBLEMS = 30
 _PSEUDO_PROBLEMS = 2.0
 _LONE_PROBLEMS = 1.3
 """Weights that shrink a design effect towards its maximum; chosen by coverage (`design_effect`)."""
-_TRIAL_VALUES = 401
-"""Shares tried in one pass of the search for the ends of the exact interval; three passes reach 1e-7."""
 
 Array = NDArray[np.float64]
 
@@ -52,18 +52,15 @@ def blaker_interval(num_correct: int, num_trials: int, confidence: float) -> tup
 
     The shares under which the count seen is not among the least likely ones: H. Blaker, "Confidence curves and
     improved exact confidence intervals for discrete distributions", Can. J. Stat. 28 (2000), with the mid-p
-    probability of the count itself, which takes away most of the exact method's excess of coverage. Ends to 1e-7.
-
-    The acceptable shares need not be connected. A small region of them beyond the end may be missed where it is
-    narrower than 1/400 of the range searched: for about one count in 70, the end is then up to 0.01 too near (8 of 50
-    ends at 0.276 instead of 0.286).
+    probability of the count itself, which takes away most of the exact method's excess of coverage. These shares need
+    not be connected; the interval reaches from the smallest to the largest of them, to 1e-12.
     """
     alpha = 1 - confidence
     low, high = 0.0, 1.0
     if num_correct > 0:
-        low = _first_accepted(num_correct, num_trials, alpha)
+        low = _smallest_accepted(num_correct, num_trials, alpha)
     if num_correct < num_trials:
-        high = 1 - _first_accepted(num_trials - num_correct, num_trials, alpha)
+        high = 1 - _smallest_accepted(num_trials - num_correct, num_trials, alpha)
     return low, high
 
 
@@ -160,36 +157,51 @@ def _wilson(share_R: Array, trials_R: Array, quantile_R: Array) -> tuple[Array, 
     return low_R, np.clip(np.maximum(share_R, centre_R + half_R), 0.0, 1.0)
 
 
-def _first_accepted(num_correct: int, num_trials: int, alpha: float) -> float:
-    """The smallest share under which `num_correct` is acceptable."""
-    low, high = 0.0, num_correct / num_trials
-    for _ in range(3):
-        share_X = np.linspace(low, high, _TRIAL_VALUES)
-        if low < 0.5 < high:
-            # Where a count and its mirror image are equally likely, the count may be acceptable at that point alone.
-            share_X = np.union1d(share_X, 0.5)
-        accepted_X = _acceptability(num_correct, num_trials, share_X) > alpha
-        accepted_X[-1] = True  # the count's own share, or the value found before
-        first = int(np.argmax(accepted_X))
-        if first == 0:
+def _smallest_accepted(num_correct: int, num_trials: int, alpha: float) -> float:
+    """The smallest share under which the acceptability of `num_correct` > 0 is above `alpha`.
+
+    Below the share seen, the acceptability is the upper tail of the count seen plus the probability of the lower counts
+    with no thicker a tail. It jumps up wherever the tail of one more count becomes as thin. Between two jumps it falls,
+    rises, or falls and then rises, so it first passes `alpha` in a jump or on the rise before one.
+    """
+
+    def below(count: int, share: float) -> float:
+        return float(special.betaincc(count, num_trials - count + 1, share))
+
+    def lower_tail(count: int, share: float) -> float:
+        return (below(count, share) + below(count + 1, share)) / 2
+
+    def upper_tail(share: float) -> float:
+        return 1 - lower_tail(num_correct, share)
+
+    def excess_over(count: int, share: float) -> float:
+        return upper_tail(share) - lower_tail(count, share)
+
+    def acceptability(num_thinner: int, share: float) -> float:
+        return upper_tail(share) + below(num_thinner, share)
+
+    # The acceptability is at most three times the upper tail, so it is not above alpha here.
+    share = float(special.betaincinv(num_correct, num_trials - num_correct + 1, alpha / 3))
+    num_thinner = bisect_right(range(num_correct), upper_tail(share), key=lambda count: lower_tail(count, share))
+    for count in range(num_thinner, num_correct):
+        jump = _passing(partial(excess_over, count), 0.0, share, 1.0)
+        if acceptability(count, jump) > alpha:
+            return _passing(partial(acceptability, count), alpha, share, jump)
+        share = jump
+        if acceptability(count + 1, jump) > alpha:
             break
-        low, high = float(share_X[first - 1]), float(share_X[first])
-    return high
+    return share
 
 
-def _acceptability(num_correct: int, num_trials: int, share_X: Array) -> Array:
-    """Probability under each share of counts in as thin a tail as the one seen or a thinner one; its own half."""
-    probability_CX = _binomial(num_trials, share_X)
-    up_to_CX = np.cumsum(probability_CX, axis=0)
-    tail_CX = np.minimum(up_to_CX, 1 - up_to_CX + probability_CX) - probability_CX / 2
-    seen_X = tail_CX[num_correct]
-    thinner_CX = tail_CX <= seen_X * (1 + 1e-9)
-    return (probability_CX * thinner_CX).sum(axis=0) - probability_CX[num_correct] / 2
-
-
-def _binomial(num_trials: int, share_X: Array) -> Array:
-    count_C = np.arange(num_trials + 1)[:, None]
-    return special.binom(num_trials, count_C) * share_X**count_C * (1 - share_X) ** (num_trials - count_C)
+def _passing(function: Callable[[float], float], level: float, low: float, high: float) -> float:
+    """Where `function`, not above `level` at `low` and above it at `high`, passes it; at most 1e-12 before."""
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        if function(middle) > level:
+            high = middle
+        else:
+            low = middle
+    return low
 
 
 def _ratio(numerator: Array | float, denominator: Array, otherwise: float) -> Array:

@@ -78,7 +78,7 @@ def seeded_difference(
     of_problems = _variance_over_problems(mean_P, num_samples * num_seeds)
     of_seeds = float(mean_S.var(ddof=1)) / num_seeds if num_seeds > 1 else 0.0
     error = math.sqrt(of_problems + of_seeds)
-    freedom = _freedom({num_problems + _IMAGINED - 1: of_problems, float(num_seeds - 1): of_seeds})
+    freedom = _freedom([(num_problems + _IMAGINED - 1, of_problems), (num_seeds - 1, of_seeds)])
     half = student_quantile(confidence, freedom) * error
     method = f"t over problems and {num_seeds} seeds" if num_seeds > 1 else "t over problems"
     estimate = Estimate(value, max(value - half, -1.0), min(value + half, 1.0), method, num_problems)
@@ -109,7 +109,7 @@ def _variance_over_problems(mean_P: Array, num_responses: int) -> float:
     return ((float((mean_P**2).sum()) + _IMAGINED / num_responses) / n - centre**2) / n
 
 
-def _freedom(variances: dict[float, float]) -> float:
-    """Satterthwaite's, of a sum of variances by their own degrees of freedom."""
-    used = {freedom: variance for freedom, variance in variances.items() if variance > 0}
-    return sum(used.values()) ** 2 / sum(variance**2 / freedom for freedom, variance in used.items())
+def _freedom(parts: Sequence[tuple[float, float]]) -> float:
+    """Satterthwaite's degrees of freedom of a sum of variances, each given after its own degrees of freedom."""
+    total = sum(variance for _, variance in parts)
+    return total**2 / sum(variance**2 / freedom for freedom, variance in parts if variance > 0)

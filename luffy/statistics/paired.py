@@ -124,10 +124,11 @@ def bootstrap_means(difference_P: NDArray[np.float64]) -> NDArray[np.float64]:
     How often each different value is drawn is multinomial, which is the same as drawing problem by problem and far
     less work.
     """
-    value_V, count_V = np.unique(difference_P, return_counts=True)
+    value_V, count_V = np.unique(difference_P.round(9), return_counts=True)
     n = len(difference_P)
     drawn_DV = np.random.default_rng(_SEED).multinomial(n, count_V / n, size=BOOTSTRAP_DRAWS)
-    return drawn_DV @ value_V / n
+    # Rounded: a mean of 0 must not become 1e-17, which would be above 0.
+    return (drawn_DV @ value_V / n).round(12)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

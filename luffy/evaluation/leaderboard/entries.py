@@ -151,13 +151,19 @@ def _doubt(directory: Path, manifest: Manifest | None) -> str:
 
 
 def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> Iterator[_Found]:
-    """Each of its steps; the last one has the digest of the run's final model, so that both share a row."""
-    rl = read_manifest(workspace.stage_directory("rl", manifest.upstream["model"]))
-    last = _mapping(rl.settings, "rl").get("steps") if rl is not None else None
+    """Each of its steps; the one whose weights are the run's model has the digest of that, so that both share a row."""
+    final = _final_step(read_manifest(workspace.stage_directory("rl", manifest.upstream["model"])))
     settings = _settings(workspace, manifest)
     for folder in sorted(directory.glob("step_*")):
         step, model = int(folder.name.removeprefix("step_")), manifest.consumed["model"]
-        yield from _read(folder, manifest, settings, model if step == last else f"{model}@{step}", step)
+        yield from _read(folder, manifest, settings, model if step == final else f"{model}@{step}", step)
+
+
+def _final_step(rl: Manifest | None) -> object:
+    """The step whose weights are the model of an RL stage; None where that is unknown, or the best of several."""
+    if rl is None or _mapping(_mapping(rl.settings, "validation"), "schedule").get("keep_best") is not None:
+        return None
+    return _mapping(rl.settings, "rl").get("steps")
 
 
 def _settings(workspace: Workspace, manifest: Manifest) -> Mapping[str, object]:

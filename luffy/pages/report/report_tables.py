@@ -15,7 +15,7 @@ from luffy.synthesis.synthesis_card import SynthesisCard
 
 
 def accuracy_table(chain: FinishedChain, decoding: str) -> Table:
-    """Accuracy in percent: one row per suite, one column per checkpoint, the best of a row in bold by its tone."""
+    """Accuracy in percent: one row per suite, one column per checkpoint."""
     rows = []
     for suite in chain.suites:
         found = [evaluation.row((suite, decoding)) for evaluation in chain.evaluations]

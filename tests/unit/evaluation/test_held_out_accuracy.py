@@ -8,7 +8,9 @@ from synthetic.finished_chain import _record
 from synthetic.result_rows import result_row
 
 from luffy.errors import LuffyError
-from luffy.evaluation.held_out_accuracy import OneVersionEngine, validation_metrics
+from luffy.evaluation.held_out_accuracy import OneVersionEngine, measure_suites, validation_metrics
+from luffy.evaluation.requests import Suite
+from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import FinishReason
 
@@ -39,6 +41,16 @@ def test_stop_texts_are_left_to_the_client():
     engine = Versions(0)
     OneVersionEngine(engine, 0).generate([RolloutRequest((1,), seed=0)], PARAMS)
     assert engine.asked == [replace(PARAMS, stop=())]
+
+
+def test_a_measurement_that_a_kill_interrupted_while_it_tidied_up_leaves_no_log(tmp_path):
+    (row,) = rows = (result_row([_record("a/b", "validation", 0, 0, 1.0, random.Random(0))], 0.95),)
+    write_results(tmp_path / "step_000003.json", EvaluationResults(checkpoint="step 3", confidence=0.95, rows=rows))
+    log = tmp_path / "step_000003.a%2Fb.open"
+    log.write_bytes(b"")
+    evaluator = None  # not needed: everything is measured
+    assert measure_suites(evaluator, [Suite(row.suite, [])], 0.95, tmp_path, 3) == rows
+    assert not log.exists()
 
 
 def test_the_mean_is_over_suites_of_any_size():

@@ -14,6 +14,7 @@ from luffy.evaluation.leaderboard.board import Board, build_board
 from luffy.evaluation.leaderboard.entries import read_entries
 from luffy.evaluation.leaderboard.published import read_published
 from luffy.pages.leaderboard_page import accuracy_table, render_page
+from luffy.pipeline.chain.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace
 
 GREEDY = ("math", "greedy")
@@ -52,6 +53,24 @@ def test_equal_weights_evaluated_again_are_one_row_and_the_newer_result_counts(w
     (row,) = table.rows
     found = {column.suite: (cell.row.accuracy, cell.evaluation) for column, cell in row.cells.items()}
     assert found == {"math": (0.4, "new"), "other": (0.05, "old")}
+
+
+@pytest.mark.parametrize(("keep_best", "num_rows"), [(None, 1), ({"metric": "accuracy"}, 2)])
+def test_the_last_step_of_a_sweep_is_the_runs_model_unless_that_has_the_best_weights(
+    workspace: Workspace, keep_best: object, num_rows: int
+) -> None:
+    evaluated = write_evaluation(workspace, "e", {GREEDY: first(60)}, checkpoint="rl", model="m")
+    found = finished_manifest(evaluated)
+    rl, sweep = workspace.stage_directory("rl", "r"), workspace.stage_directory("sweep", "s")
+    shutil.copytree(evaluated, sweep / "step_000006")
+    settings = {"rl": {"steps": 6}, "validation": {"schedule": {"every": 2, "keep_best": keep_best}}}
+    rl.mkdir(parents=True)
+    write_manifest(rl, found.model_copy(update={"stage": "rl", "key": "r", "settings": settings, "outputs": ()}))
+    outputs = collect_outputs(sweep, ["step_000006/results.json"])
+    of_sweep = {"stage": "sweep", "key": "s", "settings": {"protocol": found.settings}, "outputs": outputs}
+    write_manifest(sweep, found.model_copy(update={**of_sweep, "upstream": {"model": "r"}}))
+    (table,) = board_of(workspace).tables
+    assert len(table.rows) == num_rows
 
 
 def test_rows_of_one_name_say_what_differs(workspace: Workspace) -> None:
@@ -279,7 +298,7 @@ def test_a_workspace_without_evaluations_is_a_mistake_of_one_line(
     (write_evaluation(workspace, "k", {GREEDY: first(1)}) / "manifest.json").unlink()
     assert main(["leaderboard", "--workspace", str(workspace.root)]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].endswith("no such folder")
+    assert lines[0].endswith("no such folder; give another with --workspace")
     assert "no finished evaluation; k: not finished; run a chain" in lines[1]
     shutil.rmtree(workspace.root)
 

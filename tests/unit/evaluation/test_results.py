@@ -28,6 +28,12 @@ def test_a_row_counts_problems_responses_outcomes_and_truncation() -> None:
     assert row.pass_at_k == {"1": 0.25, "2": 0.5}
 
 
+def test_pass_at_k_goes_up_to_the_number_of_samples_whether_or_not_it_is_a_power_of_two() -> None:
+    row = result_row([RECORD, *(replace(WRONG, sample=sample) for sample in range(1, 10))], 0.95)
+    assert list(row.pass_at_k) == ["1", "2", "4", "8", "10"]
+    assert row.pass_at_k["10"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("reason", "share"),
     [("length", 1.0), ("turn_length", 1.0), ("stop", 0.0), ("turns", 0.0), ("environment_error", 0.0)],

@@ -5,12 +5,14 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from synthetic.finished_chain import HOSTILE
 
+from luffy.pages.panels import draw_panels, rl_panels
 from luffy.pages.plotter import (
     Dot,
     Plot,
     Series,
     Share,
     band_plot,
+    bands_plot,
     bar_plot,
     colored,
     curve_plot,
@@ -48,6 +50,36 @@ def test_a_long_curve_is_thinned_and_a_constant_one_is_drawn() -> None:
     faint, mean, constant = lines(picture_svg([Plot("x", colored({"a": long})), Plot("y", colored({"b": flat}))]))
     assert len(faint) == len(mean) <= 400
     assert len(constant) == 2
+
+
+def test_curves_and_shares_of_a_single_step_are_drawn() -> None:
+    dot = Dot("c1", 0.5, 0.4, 0.6)
+    assert bands_plot("a", [([0.0], [dot]), ([0.0], [dot])], "steps").count("<circle") == 2
+    svg = ElementTree.fromstring(stacked_plot("b", [Series("x", "c1", [1], [0.4]), Series("y", "c2", [1], [0.6])]))
+    for polygon in svg.iter("polygon"):
+        corners = [tuple(map(float, pair.split(","))) for pair in polygon.attrib["points"].split()]
+        assert len({x for x, _ in corners}) == 2
+    assert len(list(svg.iter("polygon"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [
+        ([1201, 1204, 1209], False, ["1.202k", "1.204k", "1.206k", "1.208k"]),
+        ([0.9561, 0.9567], True, ["95.62 %", "95.64 %", "95.66 %"]),
+        ([1e6, 2e6], False, ["1M", "1.25M", "1.5M", "1.75M", "2M"]),
+        ([10, 20], False, ["10", "12.5", "15", "17.5", "20"]),
+    ],
+)
+def test_ticks_have_different_labels(values: list[float], percent: bool, expected: list[str]) -> None:
+    svg = curve_plot("x", [Series("a", "c1", [1, 2, 3][: len(values)], values)], percent=percent)
+    assert words(ElementTree.fromstring(svg))[: len(expected)] == expected
+
+
+def test_rewards_outside_0_to_1_are_not_shown_in_percent() -> None:
+    rows = [{"step": 1, "reward/mean": -1.0}, {"step": 2, "reward/mean": 1.0}]
+    (figure, *_) = draw_panels("rl", rl_panels(()), rows)
+    assert not [word for word in words(ElementTree.fromstring(figure.svg)) if "%" in (word or "")]
 
 
 def test_names_in_a_picture_are_text() -> None:

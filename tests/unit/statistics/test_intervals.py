@@ -37,23 +37,37 @@ def test_wilsons_interval_is_the_published_one(solved: int, n: int, expected: tu
     assert wilson_interval(solved / n, n, 0.95) == pytest.approx(expected, abs=6e-5)
 
 
-def acceptability(solved: int, n: int, share: float) -> float:
-    """Blaker's, with half the probability of the count itself; by the definition, one count after the other."""
-    chance = [math.comb(n, c) * share**c * (1 - share) ** (n - c) for c in range(n + 1)]
-    tails = [min(sum(chance[: c + 1]), sum(chance[c:])) - chance[c] / 2 for c in range(n + 1)]
-    thinner = [chance[c] for c in range(n + 1) if tails[c] <= tails[solved] * (1 + 1e-9)]
-    return sum(thinner) - chance[solved] / 2
+def acceptability(solved: int, n: int, share_X: np.ndarray) -> np.ndarray:
+    """Blaker's, with half the probability of the count itself, by the definition."""
+    count_C = np.arange(n + 1)[:, None]
+    chance_CX = np.array([[math.comb(n, c)] for c in range(n + 1)]) * share_X**count_C * (1 - share_X) ** (n - count_C)
+    up_to_CX, from_CX = chance_CX.cumsum(axis=0), chance_CX[::-1].cumsum(axis=0)[::-1]
+    tail_CX = np.minimum(up_to_CX, from_CX) - chance_CX / 2
+    thinner_CX = tail_CX <= tail_CX[solved] * (1 + 1e-9)
+    return (chance_CX * thinner_CX).sum(axis=0) - chance_CX[solved] / 2
 
 
-@pytest.mark.parametrize(("solved", "n"), [(0, 5), (1, 5), (3, 10), (10, 10), (4, 30), (17, 40)])
+@pytest.mark.parametrize(("solved", "n"), [(0, 5), (1, 5), (3, 10), (10, 10), (4, 30), (17, 40), (1, 22), (8, 50)])
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
-def test_blakers_interval_ends_where_the_count_becomes_unacceptable(solved: int, n: int, confidence: float) -> None:
+def test_blakers_interval_ends_at_the_last_acceptable_shares(solved: int, n: int, confidence: float) -> None:
     low, high = blaker_interval(solved, n, confidence)
-    step = 1e-5
-    assert acceptability(solved, n, low + step) > 1 - confidence or solved == 0
-    assert acceptability(solved, n, high - step) > 1 - confidence or solved == n
-    beyond = np.concatenate([np.linspace(0, low - step, 50), np.linspace(high + step, 1, 50)])
-    assert all(acceptability(solved, n, share) <= 1 - confidence for share in beyond if 0 < share < 1)
+    just_inside = np.array([low + 1e-9] * (solved > 0) + [high - 1e-9] * (solved < n))
+    share_X = np.linspace(0, 1, 10_001)
+    beyond = share_X[(share_X < low) | (share_X > high)]
+    assert (acceptability(solved, n, just_inside) > 1 - confidence).all()
+    assert (acceptability(solved, n, beyond) <= 1 - confidence).all()
+
+
+def test_an_acceptable_region_apart_from_the_others_is_part_of_the_interval() -> None:
+    share_X = np.array([0.280, 0.2856, 0.2857])
+    assert (acceptability(8, 50, share_X) > 0.05).tolist() == [False, True, False]
+    assert blaker_interval(8, 50, 0.95)[1] == pytest.approx(0.28561, abs=1e-5)
+
+
+@pytest.mark.parametrize(("solved", "n"), [(14, 40), (20, 54), (27, 70)])
+def test_a_share_at_which_two_counts_are_equally_likely_is_inside(solved: int, n: int) -> None:
+    assert (acceptability(solved, n, np.array([0.4999, 0.5, 0.5001])) > 0.05).tolist() == [True, True, False]
+    assert 0.5 <= blaker_interval(solved, n, 0.95)[1] == pytest.approx(0.5, abs=1e-11)
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.99))
@@ -63,7 +77,7 @@ def test_blakers_interval_holds_the_share_and_turns_with_the_verdicts(case: tupl
     low, high = blaker_interval(solved, n, confidence)
     assert 0 <= low <= solved / n <= high <= 1
     assert high - low > 0.1 / n
-    assert blaker_interval(n - solved, n, confidence) == pytest.approx((1 - high, 1 - low), abs=1e-6)
+    assert blaker_interval(n - solved, n, confidence) == pytest.approx((1 - high, 1 - low), abs=1e-11)
 
 
 def test_more_correct_verdicts_raise_both_ends() -> None:

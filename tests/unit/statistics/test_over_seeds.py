@@ -46,6 +46,14 @@ def test_a_difference_over_seeds_by_hand():
     assert found.difference.high == pytest.approx(min(0.375 + half, 1.0), abs=1e-4)
 
 
+@pytest.mark.parametrize(("num_seeds", "num_problems"), [(3, 1), (4, 2), (5, 3)])
+def test_seeds_and_problems_of_equal_degrees_of_freedom_both_count(num_seeds: int, num_problems: int):
+    alike = seeded_difference([[0] * num_problems] * num_seeds, [[1] * num_problems] * num_seeds, 1, 0.95)
+    assert 0 < alike.p_value < 1
+    apart = [[1] * num_problems] * (num_seeds - 1) + [[0] * num_problems]
+    assert seeded_difference([[0] * num_problems] * num_seeds, apart, 1, 0.95).p_value > alike.p_value
+
+
 def test_the_interval_excludes_0_just_where_p_is_below_its_level():
     generator = np.random.default_rng(1)
     for _ in range(50):

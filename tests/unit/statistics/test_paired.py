@@ -71,6 +71,17 @@ def test_a_bootstrapped_difference_is_near_the_normal_interval_and_the_same_ever
     assert compare_paired(first, second, 1, 0.95) == result
 
 
+def test_resamples_without_a_difference_count_on_both_sides_whatever_the_unit() -> None:
+    """A sum of fifths that is 0 must not become 1e-17."""
+    solved = [(3, 2)] * 12 + [(4, 3)] * 10 + [(1, 0)] * 8 + [(2, 3)] * 9 + [(0, 1)] * 9 + [(2, 2)] * 30
+    fifths, eighths = (
+        compare_paired([second / k for _, second in solved], [first / k for first, _ in solved], k, 0.95)
+        for k in (5, 8)
+    )
+    assert fifths.difference.method == "paired bootstrap"
+    assert fifths.p_value == eighths.p_value
+
+
 def test_few_changed_problems_are_left_to_the_closed_form() -> None:
     first, second = [0.0] * 5 + [1.0] * 295, [1.0] * 5 + [1.0] * 295
     assert compare_paired(first, second, 1, 0.95) == paired_difference(first, second, 0.95)
