@@ -1,16 +1,24 @@
-"""Loading large libraries: without garbage collection, which would walk over their objects again and again."""
+"""Loading large libraries: without garbage collection, which would walk over their objects again and again.
+
+    with without_collections():
+        ...                                         # imports
+
+    python -m luffy.library_loading MODULE ARGUMENT ...
+
+The second is `python -m MODULE ARGUMENT ...` for programs that import their libraries at the top and call `loaded`
+when they begin to work. The CPU time that each saves: `tests/benchmarks/library_loading.py`.
+"""
 
 import gc
-from collections.abc import Iterator
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """For a program's imports: what is loaded within the block is never collected, and later collections skip it, too.
-
-    Prefect's server then takes about a sixth less CPU time to load (`tests/benchmarks/library_loading.py`).
-    """
+    """For a program's imports: what is loaded within the block is never collected, and later collections skip it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -19,3 +27,22 @@ def without_collections() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
+
+
+def loaded() -> None:
+    """Begin to collect garbage, where loading has stopped it; what is loaded is never collected."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
+def run_module(module: str, arguments: Sequence[str]) -> None:
+    """Run `module` as `python -m` would, without collections until it calls `loaded`."""
+    gc.disable()
+    sys.argv[1:] = arguments
+    sys.orig_argv = [sys.executable, "-m", module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    run_module(sys.argv[1], sys.argv[2:])

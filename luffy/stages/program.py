@@ -37,6 +37,7 @@ from luffy.errors import (
     UserError,
     WorkspaceError,
 )
+from luffy.library_loading import loaded
 from luffy.pipeline.chain.fingerprint import code_fingerprint, settings_fingerprint
 from luffy.pipeline.chain.identity import IdentityRecord, write_identity
 from luffy.pipeline.chain.job import StageJob, read_job
@@ -111,6 +112,7 @@ def main(
 
     A `run` that defers stop requests looks for them (`luffy.stop_request`); any other is interrupted by them.
     """
+    loaded()
     exit_without_finalizing(run_program(stage, run, sys.argv[1:], defers_stop_requests=defers_stop_requests))
 
 

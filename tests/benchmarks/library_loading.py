@@ -1,4 +1,4 @@
-"""CPU seconds of loading Prefect's server and a flow, with garbage collection and without, in turn.
+"""CPU seconds of loading Prefect's server, a flow, and the programs of two stages, with garbage collection and without.
 
 Run: python tests/benchmarks/library_loading.py [rounds]
 
@@ -11,7 +11,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-MODULES = ("prefect.server.api.server", "luffy.flows.full_pipeline")
+MODULES = ("prefect.server.api.server", "luffy.flows.full_pipeline", "luffy.stages.prepare_data", "luffy.stages.rl")
 CODE = """
 import importlib, sys, time
 from contextlib import nullcontext

@@ -1,6 +1,9 @@
 """Imports without garbage collection."""
 
 import gc
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +30,19 @@ def test_a_failed_import_leaves_collection_on_and_a_program_that_had_it_off_keep
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+PROBE = """
+import gc, sys
+print(gc.isenabled(), __name__, sys.argv[1:], sys.orig_argv[1:])
+from luffy.library_loading import loaded
+loaded()
+print(gc.isenabled(), gc.get_freeze_count() > 0)
+"""
+
+
+def test_a_module_runs_as_by_python_m_and_collects_from_when_it_says_that_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    command = [sys.executable, "-m", "luffy.library_loading", "probe", "--out", "x"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["False __main__ ['--out', 'x'] ['-m', 'probe', '--out', 'x']", "True True"]

@@ -131,7 +131,7 @@ def _start(command: Sequence[str], out: IO[bytes], environment: dict[str, str], 
 def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, str]) -> _Child:
     parent, mark = os.getpid(), f"{os.getpid()}-{uuid.uuid4().hex}"
     process = subprocess.Popen(
-        command,
+        _loading_fast(command),
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
@@ -141,6 +141,13 @@ def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, s
         preexec_fn=lambda: die_with(parent),
     )
     return _Child(process, mark)
+
+
+def _loading_fast(command: Sequence[str]) -> Sequence[str]:
+    """The command, run by `luffy.library_loading` where it is that of a stage program."""
+    if command[1] != "-m" or command[2] not in {kind.program for kind in STAGE_KINDS.values()}:
+        return command
+    return [*command[:2], "luffy.library_loading", *command[2:]]
 
 
 def _end(child: _Child, grace_s: float) -> None:

@@ -8,7 +8,6 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import signal
 import sys
 from collections.abc import Sequence
@@ -73,9 +72,9 @@ def run_stage(order: Order) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    sys.argv[1:] = order["arguments"]
-    sys.orig_argv = [sys.executable, "-m", order["module"], *order["arguments"]]
-    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+    from luffy.library_loading import run_module  # imported after the fork, so never stale
+
+    run_module(order["module"], order["arguments"])
 
 
 def _detach(order: Order, server: int) -> None:
