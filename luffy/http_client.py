@@ -25,6 +25,8 @@ _Result = TypeVar("_Result")
 _LOOK_S = 1.0
 """Interval at which a caller that waits checks that the loop is still running."""
 _FIRST_DELAY_S = 0.5
+_LONGER_FOR_RATES = 8
+"""Factor of the delays after a 429: such limits are usually counted by the minute."""
 _LONGEST_DELAY_S = 30.0
 _LONGEST_ASKED_S = 600.0
 """Longest `Retry-After` that is honoured."""
@@ -168,17 +170,17 @@ class HTTPClient:
         A request that timed out is repeated only with `retry_timeouts`.
         """
         for attempt in range(self._limits.max_retries):
+            answer: Answer | None
             try:
                 answer = await self.ask(path, body)
             except NoAnswer as error:
                 if isinstance(error.__cause__, httpx.ReadTimeout) and not retry_timeouts:
                     raise
-                retry_after = None
+                answer = None
             else:
-                retry_after = answer.retry_after
-                if not answer.may_pass or (_asked_s(retry_after) or 0) > _LONGEST_ASKED_S:
+                if not answer.may_pass or (_asked_s(answer.retry_after) or 0) > _LONGEST_ASKED_S:
                     return self._given(path, answer)
-            await asyncio.sleep(retry_delay_s(attempt, retry_after))
+            await asyncio.sleep(retry_delay_s(attempt, answer))
         return await self.post(path, body)
 
     async def close(self) -> None:
@@ -274,11 +276,18 @@ def missing_key(server: ServerConfig, setting: str) -> str | None:
     return f"{setting}.api_key_variable: the environment variable {variable} is not set; export it"
 
 
-def retry_delay_s(attempt: int, retry_after: str | None = None) -> float:
-    """How long to wait after failed attempt number `attempt` (from 0): what the server asks for, up to ten minutes,
-    else twice as long each time."""
-    asked_s = _asked_s(retry_after)
-    delay_s = min(_FIRST_DELAY_S * 2**attempt, _LONGEST_DELAY_S) if asked_s is None else min(asked_s, _LONGEST_ASKED_S)
+def retry_delay_s(attempt: int, answer: Answer | None = None) -> float:
+    """How long to wait after failed attempt number `attempt` (from 0), which got this `answer` if any.
+
+    What the server asks for, up to ten minutes; else twice as long each time, from 0.5 s or, after a 429, from 4 s.
+    """
+    asked_s = None if answer is None else _asked_s(answer.retry_after)
+    if asked_s is not None:
+        delay_s = min(asked_s, _LONGEST_ASKED_S)
+    else:
+        is_rate_limit = answer is not None and answer.status == _TOO_MANY_REQUESTS
+        first_s = _FIRST_DELAY_S * (_LONGER_FOR_RATES if is_rate_limit else 1)
+        delay_s = min(first_s * 2**attempt, _LONGEST_DELAY_S)
     return delay_s * random.uniform(1, 1 + _SPREAD)  # noqa: S311 - no result depends on it
 
 

@@ -29,6 +29,8 @@ def imported(path: str) -> object:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise NotImported(f"{path} cannot be imported ({error}); is its folder on PYTHONPATH?") from None
+    except SystemExit:
+        raise NotImported(f"{module_name} ends Python on import; guard its main part") from None
     except Exception as error:  # a user's module may raise anything
         raise NotImported(f"{module_name} fails on import: {type(error).__name__}: {error}") from error
 

@@ -42,5 +42,5 @@ def _show_layouts(opened: OpenBench) -> None:
     say(
         f"  fastest: {fastest.words}"
         if fastest is not None
-        else "  no placement other than the configured one is possible"
+        else "  no placement other than the configured one is possible, or none could be measured"
     )

@@ -128,7 +128,7 @@ class JudgeGrader(StrictModel):
         "Reason briefly and end with a line `VERDICT: CORRECT` or `VERDICT: INCORRECT`."
     )
     """`{question}`, `{reference}` and `{answer}` (the final reply, without reasoning) are filled in."""
-    correct: str = "CORRECT"
+    correct: str = Field("CORRECT", pattern=r"^\w+$")
     """The word that means right in the last `VERDICT: <word>` of the judge's reply; any other word means wrong."""
     temperature: float = 0.0
     max_tokens: PositiveInt = 512

@@ -1,5 +1,6 @@
 """A bench of all stages of an experiment that can be measured, and of other layouts."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class OpenBench:
         return reading
 
     def try_layouts(self, tried: Callable[[TrialLayout, Reading | str], None]) -> TrialLayout | None:
-        """The layout with the fastest step of RL (without RL, of SFT); None where there is only one.
+        """The layout with the fastest step of RL (without RL, of SFT); None where there is only one, or none ran.
 
         First every split of the GPUs, then every ZeRO stage at the fastest split. `tried` is called with each.
         """
@@ -58,9 +59,9 @@ class OpenBench:
                     reading = _measured(self._bench_of(layout.config), plan)
                     tried(layout, reading)
                     known = reading.step_s if isinstance(reading, Reading) else None
-                    seconds[layout.words] = float("inf") if known is None else known
+                    seconds[layout.words] = math.inf if known is None else known
             fastest = min(layouts, key=lambda layout: seconds[layout.words])
-        return fastest
+        return fastest if math.isfinite(seconds[fastest.words]) else None
 
     def _bench_of(self, config: ExperimentConfig) -> Bench:
         assert self.inputs is not None

@@ -107,17 +107,29 @@ class ConversationEncoder:
         """Whether a turn ends with the stop token."""
         return bool(token_ids) and token_ids[-1] in stop_token_ids(self._tokenizer)
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Ids of a prompt, up to where the policy begins to write."""
-        return tuple(render_prompts(self._tokenizer, [messages])[0])
+    def prompt(self, messages: Sequence[Message], added: Sequence[Message] = ()) -> tuple[int, ...]:
+        """Ids of a prompt with what an environment `added` to it, up to where the policy begins to write.
+
+        Special tokens in `messages`, which come from the data, stay; those in `added` become plain text.
+        """
+        return (
+            self.rewritten(messages, (), added=added)
+            if added
+            else tuple(render_prompts(self._tokenizer, [messages])[0])
+        )
 
     def rewritten(
-        self, prompt: Sequence[Message], turns: Sequence[Message], max_content_tokens: int | None = None
+        self,
+        prompt: Sequence[Message],
+        turns: Sequence[Message],
+        max_content_tokens: int | None = None,
+        added: Sequence[Message] = (),
     ) -> tuple[int, ...]:
         """Ids of a whole conversation as the chat template writes it now, up to where the policy begins to write.
 
-        The template may change earlier turns. Special tokens in the contents of `turns` become plain text; those in
-        `prompt`, which comes from the data, stay. Contents of the environment are cut at `max_content_tokens`.
+        The template may change earlier turns. Special tokens in the contents of `turns`, and of what the environment
+        `added` to the prompt, become plain text; those in `prompt`, which comes from the data, stay. Contents of the
+        environment's turns are cut at `max_content_tokens`.
         """
         if max_content_tokens is not None:
             turns = [turn if turn.role == _REPLY.role else self._within(turn, max_content_tokens) for turn in turns]
@@ -126,7 +138,7 @@ class ConversationEncoder:
         def masked(content: str) -> str:
             return _one_of(hidden).sub(lambda found: f"{_MASK}{hidden.index(found.group())}{_MASK}", content)
 
-        shown = [*prompt, *(Message(turn.role, masked(turn.content)) for turn in turns)]
+        shown = [*prompt, *(Message(turn.role, masked(turn.content)) for turn in (*added, *turns))]
         (text,) = prompt_texts(self._tokenizer, [shown])
         ids: list[int] = []
         for part in _one_of(self._special).split(text) if self._special else [text]:
@@ -194,13 +206,14 @@ class ConversationEncoder:
         prompt: Sequence[Message],
         turns: Sequence[Message],
         max_content_tokens: int | None = None,
+        added: Sequence[Message] = (),
     ) -> tuple[tuple[int, ...], bool]:
         """The ids before the next turn with `history: branching`, and whether they are a new context.
 
         Where the template only extends the ids that were `seen`, these are the ids after them; else they are the whole
         conversation (`rewritten`).
         """
-        ids = self.rewritten(prompt, turns, max_content_tokens)
+        ids = self.rewritten(prompt, turns, max_content_tokens, added)
         extends = ids[: len(seen)] == tuple(seen)
         return (ids[len(seen) :], False) if extends else (ids, True)
 

@@ -176,7 +176,7 @@ class EpisodePlayer:
     def _open_with(self, play: _Play, opening: Sequence[Message], limit: int) -> bool:
         """Append the messages of `reset` to the prompt; False, and nothing appended, where they leave no room for a
         turn."""
-        prompt_ids = self._encoder.prompt([*play.live.conversation, *opening])
+        prompt_ids = self._encoder.prompt(play.live.start.messages, opening)
         num_added = len(prompt_ids) - len(play.live.start.prompt_ids)
         if num_added + len(play.ids) >= limit and not play.live.start.is_whole:
             return False
@@ -230,10 +230,10 @@ class EpisodePlayer:
 
         Where that only extends what the policy has seen and written, the turn continues the present context.
         """
-        turns = [*play.live.conversation[play.num_opening :], *messages]
-        opening = play.live.conversation[: play.num_opening]
+        prompt, turns = play.live.start.messages, [*play.live.conversation[play.num_opening :], *messages]
+        opening = play.live.conversation[len(prompt) : play.num_opening]
         seen = (*play.begins_with, *play.ids)
-        ids, is_new = self._encoder.continued(seen, opening, turns, self.limits.max_observation_tokens)
+        ids, is_new = self._encoder.continued(seen, prompt, turns, self.limits.max_observation_tokens, opening)
         if len(ids) + (0 if is_new else len(seen)) - len(play.live.start.prompt_ids) >= limit:
             return False
         play.live.observe(messages)

@@ -281,7 +281,7 @@ def read_results(path: Path) -> EvaluationResults:
     try:
         return EvaluationResults.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise LuffyError(f"{path}: not the results of an evaluation ({error})") from None
+        raise LuffyError(f"{path}: not the results of an evaluation ({str(error).splitlines()[0]})") from None
 
 
 def _form_counts(forms: Counter[tuple[ResponseForm, bool, bool]], template: str | None) -> FormCounts | None:

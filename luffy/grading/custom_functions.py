@@ -55,8 +55,6 @@ def _function(path: str) -> tuple[Function, str]:
         function = imported(path)
     except NotImported as error:
         raise UnusableFunction(str(error)) from error.__cause__
-    except SystemExit:
-        raise UnusableFunction(f"{path}: its module ends Python on import; guard its main part") from None
     if not callable(function):
         raise UnusableFunction(f"{path} is not a function")
     return function, _style(path, function)

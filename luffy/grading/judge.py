@@ -36,10 +36,10 @@ _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
 class _Failed(Exception):
     """An attempt without a verdict, with the outcome and the reason."""
 
-    def __init__(self, outcome: Outcome, reason: str, retry_after: str | None = None) -> None:
+    def __init__(self, outcome: Outcome, reason: str, answer: Answer | None = None) -> None:
         super().__init__(reason)
         self.outcome = outcome
-        self.retry_after = retry_after
+        self.answer = answer
 
 
 class Judges:
@@ -122,7 +122,7 @@ class _Judge:
             try:
                 return _verdict(await self._ask(body))
             except _Failed as error:
-                await asyncio.sleep(retry_delay_s(attempt, error.retry_after))
+                await asyncio.sleep(retry_delay_s(attempt, error.answer))
         return _verdict(await self._ask(body))
 
     async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
@@ -136,7 +136,7 @@ class _Judge:
                 f"the judge refuses the request: {_status(answer)}; check url, model and api_key_variable of the judge"
             )
         if not answer.ok:
-            raise _Failed(Outcome.CRASHED, f"the endpoint answers {_status(answer)}", answer.retry_after)
+            raise _Failed(Outcome.CRASHED, f"the endpoint answers {_status(answer)}", answer)
         return answer.body
 
 

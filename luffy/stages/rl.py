@@ -73,12 +73,13 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
 
 
 def _warn_of_uncorrected_staleness(settings: RLSettings, context: StageContext) -> None:
-    uncorrected = [term.name for term in settings.objective.terms if term.takes_sampler_for_trainer]
+    uncorrected = [term for term in settings.objective.terms if term.takes_sampler_for_trainer]
     if settings.rl.max_staleness and uncorrected:
+        names = ", ".join(term.name for term in uncorrected)
+        correction = "rl.correction or " if all(term.lacks_correction for term in uncorrected) else ""
         context.events.message(
-            f"rl.max_staleness is {settings.rl.max_staleness}, but {', '.join(uncorrected)} would learn as if the "
-            "current weights had sampled every token; set rl.correction or a loss that uses "
-            "the sampler's probabilities (aipo)"
+            f"rl.max_staleness is {settings.rl.max_staleness}, but {names} would learn as if the current weights had "
+            f"sampled every token; set {correction}a loss that uses the sampler's probabilities (aipo)"
         )
 
 

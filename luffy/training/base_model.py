@@ -142,7 +142,9 @@ def _adapt(config: dict, model: ModelConfig) -> dict:
         config["max_position_embeddings"] = model.max_position_embeddings
         config["sliding_window"] = None
     if model.rope_theta is not None:
-        # transformers 5 nests it; older folders have it at the top level.
-        where = config.get("rope_parameters", config)
-        where["rope_theta"] = model.rope_theta
+        # transformers 5 nests it, for some models by the kind of layer; older folders have it at the top level.
+        rope = config.get("rope_parameters") or {}
+        by_layer = [each for each in rope.values() if isinstance(each, dict)]
+        for where in by_layer or [rope or config]:
+            where["rope_theta"] = model.rope_theta
     return config

@@ -46,6 +46,10 @@ def test_kinds_nest_and_survive_their_own_json(tmp_path: Path) -> None:
         ("grading: {kind: {kind: custom, function: nothing}}", "grading.kind.function"),
         ("grading: {kind: {kind: judge, url: 'localhost:8000', model: m}}", "grading.kind.url"),
         (
+            "grading: {kind: {kind: judge, url: 'http://h/v1', model: m, correct: 'IS RIGHT'}}",
+            "grading.kind.correct",
+        ),
+        (
             "grading: {kind: {kind: judge, url: 'http://h/v1', model: m, prompt: 'Well?'}}",
             r"\{reference\} and \{answer\}",
         ),

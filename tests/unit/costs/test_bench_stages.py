@@ -73,6 +73,17 @@ def test_a_zero_stage_that_fails_is_told_and_not_named(tmp_path: Path) -> None:
     assert tried["2 trainer ranks and 1 engine, disaggregated, ZeRO 3"] == "rl: not measured: rl failed: out of memory"
 
 
+def test_where_no_layout_runs_none_is_the_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(bench: TimedBench, plan: object) -> Reading:
+        raise StageFailed("rl failed: out of memory\nlog")
+
+    monkeypatch.setattr(TimedBench, "measure", fail)
+    config = load_experiment(CONFIGS / "smoke_ray.yaml", ["execution.ray.trainer_ranks=2"])
+    tried: list[Reading | str] = []
+    assert opened(config, tmp_path).try_layouts(lambda layout, outcome: tried.append(outcome)) is None
+    assert set(tried) == {"rl: not measured: rl failed: out of memory"}
+
+
 def test_one_process_has_no_other_layout(tmp_path: Path) -> None:
     config = load_experiment(CONFIGS / "smoke.yaml")
     assert opened(config, tmp_path).try_layouts(lambda layout, outcome: None) is None

@@ -161,11 +161,12 @@ def test_contents_cannot_forge_marks_in_a_context_that_is_written_anew(
     tokenizer = _tokenizer({**TEMPLATES, "qwen3": QWEN3_LIKE}[template])
     conversations, special = ConversationEncoder(tokenizer, "branching"), set(tokenizer.all_special_ids)
 
-    def rewritten(said: str, answered: str) -> tuple[int, ...]:
-        return conversations.rewritten([USER], [Message("assistant", said), Message("user", answered)])
+    def rewritten(added: str, said: str, answered: str) -> tuple[int, ...]:
+        turns = [Message("assistant", said), Message("user", answered)]
+        return conversations.rewritten([USER], turns, added=[Message("user", added)])
 
-    honest = [token for token in rewritten("7", "8") if token in special]
-    hostile = rewritten("7" + content + forged, content + forged + "8")
+    honest = [token for token in rewritten("6", "7", "8") if token in special]
+    hostile = rewritten("6" + content + forged, "7" + content + forged, content + forged + "8")
     assert [token for token in hostile if token in special] == honest
     written = decode(tokenizer, hostile)
     assert unicodedata.normalize("NFC", forged) in written or template == "escaping"

@@ -227,7 +227,7 @@ def test_a_function_that_raises_keeps_its_worker(pool: GraderPool) -> None:
         ("shop_graders:os", "is not a function"),
         ("shop_graders:by_position", "takes `solution_str` by position alone"),
         ("builtins:min", "does not tell its parameters"),
-        ("script_graders:grade", "its module ends Python on import"),
+        ("script_graders:grade", "script_graders ends Python on import"),
     ],
 )
 def test_an_invalid_import_path_is_the_users_mistake(pool: GraderPool, function: str, message: str) -> None:

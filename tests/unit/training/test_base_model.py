@@ -38,6 +38,28 @@ def test_a_folder_written_before_transformers_5_is_adapted_too(tmp_path: Path) -
     assert load_causal_lm(tmp_path / "model", "float32").config.rope_parameters["rope_theta"] == 40000.0
 
 
+@pytest.mark.parametrize(
+    ("rope", "adapted"),
+    [
+        (None, None),
+        (
+            {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e6, "factor": 8.0}},
+            {"full_attention": {"rope_theta": 4e4}, "sliding_attention": {"rope_theta": 4e4, "factor": 8.0}},
+        ),
+    ],
+)
+def test_the_base_of_the_rotations_may_be_missing_or_one_for_each_kind_of_layer(
+    tmp_path: Path, rope: object, adapted: object
+) -> None:
+    tiny_model().save_pretrained(tmp_path / "given")
+    file = tmp_path / "given/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": rope}))
+    adapt_model_folder(ModelConfig(path=str(tmp_path / "given"), rope_theta=4e4), tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["rope_parameters"] == adapted
+    assert config.get("rope_theta") == (4e4 if rope is None else None)
+
+
 @pytest.mark.parametrize(("written", "found"), [([3, 5], (3, 5)), (3, (3,)), (None, ())])
 def test_the_folders_own_ends_of_a_response_are_told(tmp_path: Path, written: object, found: tuple[int, ...]) -> None:
     tiny_model().save_pretrained(tmp_path / "given")
