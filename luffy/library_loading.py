@@ -17,14 +17,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collections() -> Iterator[None]:
-    """For a program's imports: what is loaded within the block is never collected, and later collections skip it."""
+def without_collections(*, freeze: bool = True) -> Iterator[None]:
+    """For imports. With `freeze` what exists after the block is never collected, and later collections skip it.
+
+    Pass `freeze=False` in the middle of a program, whose garbage may hold large tensors.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        if freeze:
+            gc.freeze()
         if was_enabled:
             gc.enable()
 

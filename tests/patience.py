@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import psutil
 
 PATIENCE_S = 600.0
-_LOOK_S = 0.02
+_LOOK_S = 0.05
 
 
 def wait_until(condition: Callable[[], object], what: str = "the awaited event") -> None:
@@ -21,7 +21,7 @@ def wait_until(condition: Callable[[], object], what: str = "the awaited event")
             return
         assert time.monotonic() < deadline, f"{what} has not come for {PATIENCE_S:g} s"
         # A look that is costly, at all processes, say, leaves the processor to those that are waited for.
-        time.sleep(max(_LOOK_S, 4 * (time.process_time() - looked)))
+        time.sleep(max(_LOOK_S, 12 * (time.process_time() - looked)))
 
 
 def wait_until_ended(processes: Iterable[psutil.Process]) -> None:

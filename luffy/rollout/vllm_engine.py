@@ -21,6 +21,7 @@ from torch import Tensor
 from luffy.broadcast_group import Invitation
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError
+from luffy.library_loading import without_collections
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
 from luffy.rollout.fair_lock import FairLock
 from luffy.rollout.vllm_limits import (
@@ -142,9 +143,10 @@ class VLLMEngine:
         check_layout(folder, shape, config, max_model_len)
         _prepare_process()
         with _without_compiler():
-            _check_head_dim(folder, shape)
-            from vllm.engine.arg_utils import EngineArgs
-            from vllm.v1.engine.llm_engine import LLMEngine
+            with without_collections(freeze=False):
+                _check_head_dim(folder, shape)
+                from vllm.engine.arg_utils import EngineArgs
+                from vllm.v1.engine.llm_engine import LLMEngine
 
             arguments = EngineArgs(
                 **_engine_arguments(folder, shape, config, dtype, max_model_len),

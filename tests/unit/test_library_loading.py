@@ -19,6 +19,14 @@ def test_nothing_is_collected_within_the_block_and_what_it_made_is_frozen() -> N
     assert gc.get_freeze_count() - frozen >= len(kept)
 
 
+def test_in_the_middle_of_a_program_nothing_is_frozen() -> None:
+    frozen = gc.get_freeze_count()
+    with without_collections(freeze=False):
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() <= frozen
+
+
 def test_a_failed_import_leaves_collection_on_and_a_program_that_had_it_off_keeps_it_off() -> None:
     with pytest.raises(ImportError), without_collections():
         raise ImportError
