@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.field_docs import field_docs
 
 _NAME = "NAME"
 """Placeholder for the key of a mapping or the name of a list element."""
@@ -21,13 +22,19 @@ _KIND = "kind"
 class ConfigField:
     """One field, as an override names it."""
 
+    model: type[BaseModel]
+    """The configuration class that has it."""
     path: str
     type: str
     default: str | None
     """None: it has none, and a preset or the experiment has to give it."""
-    description: str
     is_section: bool
     """Whether it has nested fields."""
+
+    @property
+    def description(self) -> str:
+        """Its docstring on one line; empty without one."""
+        return " ".join(field_docs(self.model).get(self.path.rpartition(".")[2], "").split())
 
 
 def all_fields(prefix: str = "") -> list[ConfigField]:
@@ -57,7 +64,7 @@ def _walk(models: list[type[BaseModel]], prefix: str, above: tuple[type[BaseMode
         for name, info in model.model_fields.items():
             if name == _KIND:  # the section's type lists the kinds
                 continue
-            yield _field(f"{prefix}{name}", info)
+            yield _field(f"{prefix}{name}", info, model)
             for below, step in _below(info.annotation):
                 path = ".".join(filter(None, [f"{prefix}{name}", step]))
                 yield from _walk(below, f"{path}.", (*above, model))
@@ -65,16 +72,16 @@ def _walk(models: list[type[BaseModel]], prefix: str, above: tuple[type[BaseMode
 
 def _fields_of(model: type[BaseModel], prefix: str) -> Iterator[ConfigField]:
     for name, info in model.model_fields.items():
-        yield _field(f"{prefix}{name}", info)
+        yield _field(f"{prefix}{name}", info, model)
 
 
-def _field(path: str, info: FieldInfo) -> ConfigField:
+def _field(path: str, info: FieldInfo, model: type[BaseModel]) -> ConfigField:
     default = info.get_default(call_default_factory=True, validated_data={})
     return ConfigField(
         path=path,
         type=_type_words(info.annotation),
         default=None if default is PydanticUndefined else json.dumps(default, default=_plain),
-        description=" ".join((info.description or "").split()),
+        model=model,
         is_section=bool(_below(info.annotation)),
     )
 

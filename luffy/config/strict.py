@@ -1,6 +1,10 @@
 """The base of every configuration class: strict types, unknown keys refused, immutable."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from luffy.config.field_docs import field_docs
 
 FOR_IDENTITY = {"for_identity": True}
 """Context of a dump that makes a stage's key: fields that change no result leave themselves out of it."""
@@ -29,6 +33,13 @@ def without_unused(values: dict[str, object], unused: dict[str, object], context
 class StrictModel(BaseModel):
     """Configuration is validated once, at load time, and never changes afterwards."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """With the fields' docstrings as descriptions."""
+        reference = handler(schema)
+        properties = handler.resolve_ref_schema(reference).get("properties", {})
+        for name, text in field_docs(cls).items():
+            properties.get(name, {}).setdefault("description", text)
+        return reference

@@ -1,0 +1,65 @@
+"""Docstrings of fields, where they are asked for: in the JSON schema and in the list of fields."""
+
+import subprocess
+import sys
+
+from luffy.config.data import DataConfig
+from luffy.config.execution import VLLMConfig
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.field_docs import field_docs
+from luffy.config.fields import all_fields
+from luffy.config.strict import StrictModel
+
+
+class Base(StrictModel):
+    plain: int = 0
+    said: int = 0
+    """What the base
+    says."""
+
+
+class Changed(Base):
+    said: int = 1
+    own: int = 0
+    """Its own."""
+
+    def method(self) -> None:
+        """Of no field."""
+
+
+class Again(Base):
+    said: int = 1
+    """Said again."""
+
+
+def test_docstrings_are_those_below_the_fields_also_of_base_classes() -> None:
+    assert field_docs(Base) == {"said": "What the base\nsays."}
+    assert field_docs(Changed) == {"said": "What the base\nsays.", "own": "Its own."}
+    assert field_docs(Again) == {"said": "Said again."}
+
+
+def test_a_class_without_a_source_of_its_own_has_none() -> None:
+    class Inner(StrictModel):
+        field: int = 0
+        """Not read."""
+
+    assert field_docs(Inner) == {}
+
+
+def test_the_json_schema_describes_fields_of_nested_sections() -> None:
+    schema = ExperimentConfig.model_json_schema()
+    found = schema["$defs"]["VLLMConfig"]["properties"]["max_num_seqs"]["description"]
+    assert found == field_docs(VLLMConfig)["max_num_seqs"]
+    assert schema["$defs"]["DataConfig"]["properties"].keys() == DataConfig.model_fields.keys()
+
+
+def test_the_list_of_fields_describes_them_on_one_line() -> None:
+    (field,) = (field for field in all_fields("execution.vllm") if field.path == "execution.vllm.max_num_seqs")
+    assert field.description == " ".join(field_docs(VLLMConfig)["max_num_seqs"].split())
+    assert len([field for field in all_fields() if field.description]) > 100
+
+
+def test_the_command_line_reads_no_source() -> None:
+    code = "import luffy.cli.main, sys; from luffy.config import field_docs; print(field_docs._docs_in.cache_info())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "misses=0" in said
