@@ -3,11 +3,15 @@ pools share a grading server; Ray's workers have the priority of everything else
 
 import gc
 import os
+from collections.abc import Generator
 
+import pytest
 from failed_tests import pytest_sessionstart
 from hypothesis import settings
 from one_grading_server import grading_server
 from skipped_tests import pytest_terminal_summary
+
+from luffy.library_loading import without_collections
 
 __all__ = ["grading_server", "pytest_sessionstart", "pytest_terminal_summary"]
 
@@ -15,6 +19,13 @@ settings.register_profile("patient", deadline=None)  # a loaded machine is no fa
 settings.load_profile("patient")
 # Ray's own default is 15: next to other work on the same cores its workers would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All tests and their libraries are imported without looking for garbage."""
+    with without_collections(freeze=False):
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

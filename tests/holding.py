@@ -18,6 +18,9 @@ class Hold:
         self._file.touch()
         self.environment = {"TEST_HOLD": f"{stage}:{step}:{self._file}", "PYTHONPATH": str(_FOLDER)}
 
+    def is_reached(self) -> bool:
+        return self._reached.exists()
+
     def wait(self, run: subprocess.Popen[str] | None = None) -> None:
         """Return once the stage has stopped; `run` is the process that runs it, and does not end before that."""
         wait_until(lambda: self._reached.exists() or (run is not None and run.poll() is not None), "the stage's stop")

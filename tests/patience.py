@@ -12,8 +12,11 @@ PATIENCE_S = 600.0
 _LOOK_S = 0.05
 
 
-def wait_until(condition: Callable[[], object], what: str = "the awaited event") -> None:
-    """Return once `condition()` holds; fail when that takes longer than any machine needs."""
+def wait_until(condition: Callable[[], object], what: str = "the awaited event", every_s: float = _LOOK_S) -> None:
+    """Return once `condition()` holds; fail when that takes longer than any machine needs.
+
+    A look `every_s` seconds: less often where it has another process work, as a server.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while True:
         looked = time.process_time()
@@ -21,7 +24,7 @@ def wait_until(condition: Callable[[], object], what: str = "the awaited event")
             return
         assert time.monotonic() < deadline, f"{what} has not come for {PATIENCE_S:g} s"
         # A look that is costly, at all processes, say, leaves the processor to those that are waited for.
-        time.sleep(max(_LOOK_S, 12 * (time.process_time() - looked)))
+        time.sleep(max(every_s, 12 * (time.process_time() - looked)))
 
 
 def wait_until_ended(processes: Iterable[psutil.Process]) -> None:

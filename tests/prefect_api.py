@@ -1,4 +1,4 @@
-"""One Prefect server for the flows of a test process, which each take seconds to start their own; its empty database.
+"""One Prefect server for the flows of a test session, which each take seconds to start their own; its empty database.
 
 Tests of what a flow's own server does, and of how flows die, leave it alone.
 """
@@ -13,12 +13,15 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from luffy.flows.prefect_session import ApiServer
+from filelock import FileLock
+from patience import PATIENCE_S
+
+from luffy.flows.prefect_session import ApiServer, answers
 
 
 def shared_api() -> Mapping[str, str]:
     """What a flow's environment needs to report to the shared server."""
-    return {"PREFECT_API_URL": _server().url}
+    return {"PREFECT_API_URL": _server()}
 
 
 def place_empty_database(home: Path) -> None:
@@ -29,22 +32,40 @@ def place_empty_database(home: Path) -> None:
 
 @functools.cache
 def _folder() -> Path:
-    folder = tempfile.TemporaryDirectory(prefix="prefect-")
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
+    """The same for all processes of a session of pytest-xdist."""
+    if session := os.environ.get("PYTEST_XDIST_TESTRUNUID"):
+        folder = Path(tempfile.gettempdir(), f"prefect-{session}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+    return Path(tempfile.mkdtemp(prefix="prefect-"))
 
 
 @functools.cache
-def _server() -> ApiServer:
-    server = ApiServer(_folder() / "home")
+def _server() -> str:
+    """The address of the server. It ends with the process that has needed it first.
+
+    Processes of pytest-xdist end when no test of the session is left.
+    """
+    record = _folder() / "url"
+    with FileLock(_folder() / "lock"):
+        if not record.exists() or not answers(record.read_text(), PATIENCE_S):
+            record.write_text(_start().url)
+    return record.read_text()
+
+
+def _start() -> ApiServer:
+    home, empty = _folder() / "home", _folder() / "empty"
+    server = ApiServer(home)
     server.wait()
-    (_folder() / "empty").mkdir()
-    shutil.copy(_folder() / "home" / "prefect.version", _folder() / "empty")
-    with (
-        closing(sqlite3.connect(_folder() / "home" / "prefect.db")) as filled,
-        closing(sqlite3.connect(_folder() / "empty" / "prefect.db")) as empty,
-    ):
-        filled.backup(empty)
+    if not empty.exists():
+        empty.mkdir()
+        shutil.copy(home / "prefect.version", empty)
+        with (
+            closing(sqlite3.connect(home / "prefect.db")) as filled,
+            closing(sqlite3.connect(empty / "prefect.db")) as emptied,
+        ):
+            filled.backup(emptied)
+    atexit.register(shutil.rmtree, _folder(), ignore_errors=True)
     atexit.register(server.stop)
     return server
 

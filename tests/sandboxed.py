@@ -1,6 +1,7 @@
 """Runs code in real sandboxes, for tests that are not asynchronous."""
 
 import asyncio
+import functools
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -44,13 +45,20 @@ def limits(**changed: object) -> SandboxLimits:
     return SandboxLimits.model_validate({**PATIENT.model_dump(), **changed})
 
 
+@functools.cache
+def _sandbox() -> Sandbox:
+    """The sandbox of most tests, whose start runs a session to see whether it works: once is enough."""
+    return asyncio.run(open_sandbox(SandboxConfig(limits=PATIENT)))
+
+
 def run_calls(
     *codes: str, within: SandboxLimits = PATIENT, config: SandboxConfig | None = None
 ) -> list[ExecutionResult]:
     """The results of calls of one session."""
+    usual = _sandbox() if config is None else None
 
     async def run() -> list[ExecutionResult]:
-        sandbox: Sandbox = await open_sandbox(config or SandboxConfig(limits=PATIENT))
+        sandbox = await open_sandbox(config) if usual is None else usual
         session = await sandbox.open(within)
         try:
             return [await session.run(code) for code in codes]

@@ -1,10 +1,9 @@
-"""One ZeRO setting on every rank of a process group, looping over presets and splits; rank 0 prints the errors.
+"""One step of presets on every rank of a process group, with each ZeRO setting and split; rank 0 prints the errors.
 
-With `sequence_parallel: 2` both ranks share every sequence.
+With `sequence_parallel: 2` both ranks share every sequence. All settings of a preset are compared with one reference,
+which is computed once.
 
-Run: torchrun --nproc-per-node 2 tests/distributed/gradient_worker.py '{"zero_stage": 2}' FOLDER REFERENCES
-
-REFERENCES is a folder in which float64 references are kept for the next setting.
+Run: torchrun --nproc-per-node 2 tests/distributed/gradient_worker.py '[{"zero_stage": 2}]' '["luffy"]' FOLDER
 """
 
 import copy
@@ -13,7 +12,6 @@ import sys
 from pathlib import Path
 
 import deepspeed
-import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
 from torch import Tensor
@@ -41,8 +39,8 @@ MODEL = tiny_model()
 GROUPS_OF_RANK = ((0, 1), (2, 3, 4))
 OVER_THE_STEP = ("ppo", "reinforce_pp")
 """Presets whose advantages are normalised over all ranks, so that no rank may hold another's rows."""
-PADDED: dict[str, object] = {"micro_batch_tokens": 40}
-PACKED: dict[str, object] = {"micro_batch_tokens": 40, "packing": True}
+PADDED: dict[str, object] = {"micro_batch_tokens": 70}
+PACKED: dict[str, object] = {"micro_batch_tokens": 70, "packing": True}
 
 
 def layouts_of(preset: str) -> list[tuple[str, dict[str, object]]]:
@@ -90,7 +88,7 @@ def errors(preset: str, how: str, settings: dict[str, object]) -> dict[str, floa
     moved = exported(policy) if preset == "luffy" else gathered(policy, settings["zero_stage"] == 3)
     if dist.get_rank() != 0:
         return {}
-    gradients, parameters = kept_reference(preset)
+    gradients, parameters = reference_step(preset, MODEL)
     return {
         "gradient": relative_l2(found, gradients),
         "parameters": relative_l2(moved, parameters),
@@ -101,21 +99,13 @@ def errors(preset: str, how: str, settings: dict[str, object]) -> dict[str, floa
     }
 
 
-def kept_reference(preset: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Gradients and parameters of the float64 step, which no setting changes."""
-    file = Path(sys.argv[3]) / f"{preset}.pt"
-    if not file.exists():
-        torch.save(reference_step(preset, MODEL), file)
-    return torch.load(file)
-
-
 def gathered(policy: Policy, sharded: bool) -> dict[str, Tensor]:
     with deepspeed.zero.GatheredParameters(list(policy.causal_lm.parameters()), enabled=sharded):
         return {name: parameter.detach().double() for name, parameter in policy.causal_lm.named_parameters()}
 
 
 def exported(policy: Policy) -> dict[str, Tensor]:
-    folder = Path(sys.argv[2])
+    folder = Path(sys.argv[3])
     policy.export(folder)
     dist.barrier()
     found = {name: tensor.double() for name, tensor in type(MODEL).from_pretrained(folder).named_parameters()}
@@ -124,12 +114,13 @@ def exported(policy: Policy) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Print one JSON object: preset and split -> errors."""
+    """Print one JSON object: setting, preset and split -> errors."""
     init_process_group()
-    zero = json.loads(sys.argv[1])
+    zero, presets = json.loads(sys.argv[1]), json.loads(sys.argv[2])
     found = {
-        f"{preset} {how} {layout}": errors(preset, how, {**zero, **layout})
-        for preset in PRESETS
+        f"{json.dumps(settings)} {preset} {how} {layout}": errors(preset, how, {**settings, **layout})
+        for preset in presets
+        for settings in zero
         for how, layout in layouts_of(preset)
     }
     if dist.get_rank() == 0:

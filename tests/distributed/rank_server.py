@@ -22,8 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from luffy.pipeline.machine.warm_start import LIBRARIES
 from luffy.processes import die_with
 
-# What all programs import. None of them starts a thread, whose locks a fork would leave locked.
-OWN = ("luffy.training.policy", "reference.gradient_case", "reference.learner_case", "reference.sft_case")
+# What all programs import. Muon is what DeepSpeed loads for the first engine under ZeRO, with torch's whole compiler.
+# None of them starts a thread, whose locks a fork would leave locked.
+OWN = (
+    "luffy.training.policy",
+    "reference.gradient_case",
+    "reference.learner_case",
+    "reference.sft_case",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+)
 
 
 def main() -> None:

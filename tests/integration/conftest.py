@@ -45,11 +45,21 @@ def undisturbed(tmp_path_factory):
 def warm_stages(tmp_path_factory):
     """Stages that a module's tests start without a flow are forked from a warm server, as a flow's are."""
     with pytest.MonkeyPatch.context() as patch:
-        # pytest names the test and its phase in it; no library reads it.
-        patch.setattr(warm_start, "_OWN_VARIABLES", warm_start._OWN_VARIABLES | {"PYTEST_CURRENT_TEST"})
+        # pytest names the test and its phase in one, torch writes its default into the other: they change on the way.
+        changing = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+        patch.setattr(warm_start, "_OWN_VARIABLES", warm_start._OWN_VARIABLES | changing)
         server = WarmServer(tmp_path_factory.mktemp("warm") / "server.log") if can_start_warm() else None
         with server.use() if server else nullcontext():
             yield
+
+
+@pytest.fixture(scope="module")
+def forking(request):
+    """Programs of this folder are forked from a warm server, too: `forked_program.py`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        request.getfixturevalue("warm_stages")  # only now, since a warm server starts nothing in another environment
+        yield
 
 
 @pytest.fixture

@@ -75,7 +75,8 @@ runs("stalled", "run-grid", ends=False)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server with its services, and the environment of a flow that reports to it."""
-    home = tmp_path_factory.mktemp("alerts")
+    home = tmp_path_factory.mktemp("alerts") / "prefect"
+    place_empty_database(home)
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("PREFECT")]:
             patch.delenv(name)

@@ -54,12 +54,13 @@ def test_a_bench_measures_every_stage_and_plans_show_its_times(tmp_path: Path, c
 
 
 def test_a_stage_that_cannot_run_gives_its_reason_and_the_others_are_measured(tmp_path: Path, capsys) -> None:
-    # vLLM has no attention of 16 dimensions a head on a CPU, and says so when RL starts.
-    code = main(["bench", *RL[:3], "rl.engine=vllm", "--steps", "2", "--workspace", str(tmp_path)])
+    # The engine says so when RL starts.
+    refused = ["rl.engine=vllm", "execution.vllm.max_num_batched_tokens=8"]
+    code = main(["bench", *RL[:3], *refused, "--steps", "2", "--workspace", str(tmp_path)])
     shown = capsys.readouterr().out
     assert code == EXIT_FAILURE
     (line,) = [line for line in shown.splitlines() if line.startswith("rl: not measured: ")]
-    assert "vLLM" in line
+    assert "max_num_batched_tokens: 8 is less than one sequence" in line
     assert "evaluate_base (" in shown and "base (4 steps)" in shown
 
 

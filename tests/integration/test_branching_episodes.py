@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_methods import ROOT, assert_same_result, run_rl, run_stage, undo_checkpoint_and_resume
+from test_methods import ROOT, after_step_2, assert_resumes_from_step_1, run_rl, run_stage
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
@@ -89,18 +89,21 @@ def upstream(config: ExperimentConfig, tmp_path_factory: pytest.TempPathFactory)
     return {"data": folder / "data", "model": folder / "model"}
 
 
-def test_each_turn_is_learned_in_its_context_and_a_stop_costs_no_bit(
-    config: ExperimentConfig, upstream: dict[str, Path], tmp_path: Path
-) -> None:
-    run_rl(config, tmp_path / "undisturbed", upstream)
-    undo_checkpoint_and_resume(config, upstream, tmp_path / "resumed")
-    assert_same_result(tmp_path / "undisturbed", tmp_path / "resumed")
+@pytest.fixture(scope="module")
+def undisturbed(config: ExperimentConfig, upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps of RL."""
+    out = tmp_path_factory.mktemp("rl") / "undisturbed"
+    run_rl(config, out, upstream, copy_to=after_step_2(out))
+    return out
+
+
+def test_each_turn_is_learned_in_its_context(undisturbed: Path, upstream: dict[str, Path]) -> None:
     tokenizer = load_tokenizer(upstream["data"] / "tokenizer")
-    metrics = read_metrics(tmp_path / "undisturbed" / "metrics.jsonl")
+    metrics = read_metrics(undisturbed / "metrics.jsonl")
     assert all(row["rollout/logp_gap_mean"] < 1e-4 for row in metrics)  # learned where they were sampled
     learned = [row["batch/response_tokens"] for row in metrics]
     for step in (1, 2, 3):
-        groups = RolloutJournal(tmp_path / "undisturbed" / "journal").read(step) or []
+        groups = RolloutJournal(undisturbed / "journal").read(step) or []
         rows = [row for group in groups for row in group.trajectories]
         assert len(rows) == 4 * 8
         assert any(row.context_starts for row in rows if not row.is_off_policy)
@@ -117,6 +120,10 @@ def test_each_turn_is_learned_in_its_context_and_a_stop_costs_no_bit(
         assert {*written} <= {*SAMPLED, Source.OFF_POLICY}
 
 
+def test_an_interruption_costs_no_bit(config: ExperimentConfig, undisturbed: Path, upstream: dict[str, Path]) -> None:
+    assert_resumes_from_step_1(config, undisturbed, upstream)
+
+
 def test_vllm_samples_the_turns_that_the_trainer_learns(model: str, upstream: dict[str, Path], tmp_path: Path) -> None:
     run_rl(experiment("luffy", model, "rl.engine=vllm", "rl.steps=2"), tmp_path / "rl", upstream)
     assert all(row["rollout/logp_gap_mean"] < 1e-4 for row in read_metrics(tmp_path / "rl" / "metrics.jsonl"))
@@ -125,9 +132,8 @@ def test_vllm_samples_the_turns_that_the_trainer_learns(model: str, upstream: di
     assert max(len(row.branches()) for row in rows) == 3
 
 
-def test_samples_show_the_turns_apart(config: ExperimentConfig, upstream: dict[str, Path], tmp_path: Path) -> None:
-    run_rl(config, tmp_path / "rl", upstream)
-    samples = [sample for _, sample in read_samples(tmp_path / "rl" / SAMPLES_FILE)]
+def test_samples_show_the_turns_apart(undisturbed: Path) -> None:
+    samples = [sample for _, sample in read_samples(undisturbed / SAMPLES_FILE)]
     sample = next(each for each in samples if each.measures.get("turns", 0) > 1)
     assert sample.response.count("--- policy ---") == sample.measures["turns"]
     assert sample.response.count("Game ") == 0  # contexts are shown from where they differ

@@ -12,12 +12,11 @@ import sys
 import threading
 
 import httpx
-import psutil
 import pytest
 from patience import PATIENCE_S
 from prefect_api import place_empty_database
 from synthetic.endpoint import CHAT, Endpoint, by_seed, completion, mortal, refusal
-from test_serve import Checkout
+from test_serve import Checkout, command_lines
 
 pytestmark = pytest.mark.slow
 PASSWORD = "canary-prefect-5c1e9f"
@@ -57,8 +56,7 @@ class Watcher:
 
     def _watch(self):
         while not self._ended.wait(0.1):
-            for process in psutil.process_iter(["cmdline"]):
-                self.seen.add(" ".join(process.info["cmdline"] or ()))
+            self.seen |= command_lines()
 
     def stop(self):
         self._ended.set()
@@ -136,6 +134,7 @@ def overrides_with(teacher, judge):
     return [
         *SMALL,
         "chain=sft",
+        "stages=[prepare_data, base, synthesize, evaluate, report]",  # SFT holds no other key than the base's training
         f"grading.kind={{{graded}}}",
         f"synthesize={{prompts: all, teachers: {{{asked}}}}}",
         f"execution.teachers={{big: {{urls: ['{teacher.url}'], api_key_variable: TEACHER_KEY}}}}",

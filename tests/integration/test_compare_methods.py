@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 COMPARISON = f"""\
 name: small
 experiment: {ROOT}/exp_configs/smoke.yaml
-overrides: [evaluation.max_response_tokens=16]
+overrides: [grading.kind=exact, evaluation.max_response_tokens=16, data.suites.other_mix=null,
+  data.suites.retention=null]
 seeds: [1, 2]
 reference: luffy
 budget: {{optimizer_steps: 6}}
@@ -65,7 +66,7 @@ def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
     assert (luffy["cost_a_seed"]["rollouts"], then["cost_a_seed"]["rollouts"]) == (3 * 28, 2 * 32)
     assert [point["steps"] for point in then["curve"]] == [4, 6]
     assert luffy["cost_a_seed"]["peak_memory_gib"] > 0
-    assert len(then["minus_reference"]) == 4 * 2  # suites, decodings
+    assert len(then["minus_reference"]) == 2 * 2  # suites, decodings
     page = (folder / "workspace/runs/small-1/comparison.html").read_text()
     assert "Failed runs" in page and "Over optimizer steps" in page
     assert {path.name for path in (folder / "workspace/runs/small-1/arms").iterdir()} == {
@@ -84,7 +85,7 @@ def test_shared_stages_are_made_once(compared):
 
 def test_the_same_command_reuses_everything_except_the_failed_arm(compared):
     folder, _ = compared
-    again = run(folder / "workspace", folder / "small.yaml")
+    again = run(folder / "workspace", folder / "small.yaml", "workers=1")  # so that one warm server is enough
     assert again.returncode == 1
     found = states(again)
     assert {name for name, state in found.items() if state != "reused"} == {"broken 1: sft", "broken 2: sft"}
@@ -92,13 +93,10 @@ def test_the_same_command_reuses_everything_except_the_failed_arm(compared):
     assert first == second
 
 
-def test_a_comparison_without_the_failing_arm_succeeds_and_a_mistake_is_one_line(compared):
+def test_a_mistake_is_one_line(compared):
+    """`test_tuned_comparison` has a comparison without a failing arm, which succeeds."""
     folder, _ = compared
-    (folder / "good.yaml").write_text(re.sub(r"  broken.*\n", "", COMPARISON))
-    good = run(folder / "workspace", folder / "good.yaml")
-    assert good.returncode == 0, good.stderr
-    assert set(states(good).values()) == {"reused"}
-    wrong = run(folder / "workspace", folder / "good.yaml", "arms.luffy.overrides=[rl.steps=9]")
+    wrong = run(folder / "workspace", folder / "small.yaml", "arms.luffy.overrides=[rl.steps=9]")
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1 and "it would change the budget" in wrong.stderr
 

@@ -1,18 +1,15 @@
-"""The chain of smoke.yaml with the stage `difficulty`, through the real flow and the stage's own program: a base that
-has learned to reverse two digits now and then, its pass rates, and RL on what they leave."""
+"""The chain of smoke.yaml with the stage `difficulty`, by the stages' own programs: a base that has learned to reverse
+two digits now and then, its pass rates, and RL on what they leave."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from forked_program import ForkedProgram
 from holding import Hold
-from patience import PATIENCE_S
-from prefect_api import shared_api
 from toy_run import Recorder
 
 from luffy.config import load_experiment
@@ -24,9 +21,8 @@ from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
 from luffy.pipeline.machine.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_stages")]
-ROOT = Path(__file__).parents[2]
-SMOKE = ROOT / "exp_configs" / "smoke.yaml"
+pytestmark = pytest.mark.slow
+SMOKE = Path(__file__).parents[2] / "exp_configs" / "smoke.yaml"
 REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
 CHANGES = [
     "chain=rl",
@@ -37,18 +33,36 @@ CHANGES = [
     "rl={steps: 2, prompts_per_step: 2, prompts_per_update: 1}",
     "difficulty={num_samples: 8, max_response_tokens: 16, min_pass_rate: 0.1, max_pass_rate: 0.7}",
     "execution.rollout_batch_size=8",  # a prompt a batch
+    "evaluation.only=[retention]",
+    "evaluation.decodings.sampled=null",
 ]
 OUTPUTS = ("pass_rates.parquet", "train.parquet", "card.json", "card.md")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A workspace after one undisturbed flow."""
+def holding(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[[], Hold]]:
+    """A function whose `Hold` stops the stage after four batches."""
+    folder = tmp_path_factory.mktemp("hold")
+
+    def hold() -> Hold:
+        return Hold(folder, "difficulty", 32)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in hold().environment.items():
+            patch.setenv(name, value)
+        hold().release()
+        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
+        yield hold
+
+
+@pytest.fixture(scope="module")
+def finished(holding: Callable[[], Hold], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace after one undisturbed run."""
     workspace = tmp_path_factory.mktemp("finished")
-    command = [sys.executable, "flows/full_pipeline.py", str(SMOKE), *CHANGES]
-    env = {**os.environ, **shared_api(), "LUFFY_WORKSPACE": str(workspace)}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert result.returncode == 0, result.stderr
+    experiment = opened(workspace)
+    run = started(experiment)
+    for plan in experiment.plan():
+        run.execute(plan.node.name, Recorder())
     return workspace
 
 
@@ -88,7 +102,7 @@ def test_rl_learns_only_from_prompts_within_the_bounds(finished):
     assert {plan.action for plan in experiment.plan()} == {"reuse"}
 
 
-def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished, tmp_path):
+def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished, holding):
     experiment = opened(workspace)
     plan = experiment.plan_node("difficulty")
     undisturbed = opened(finished).plan_node("difficulty").directory
@@ -96,12 +110,11 @@ def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished,
     plan = experiment.plan_node("difficulty")
     plan.directory.mkdir()
     write_job(plan.directory / "config.yaml", experiment.job(plan))
-    hold = Hold(tmp_path, "difficulty", 32)
-    command, env = stage_command("difficulty", plan.directory), {**os.environ, **hold.environment}
-    program = subprocess.Popen(command, cwd=ROOT, env=env)
+    hold = holding()
+    program = ForkedProgram(stage_command("difficulty", plan.directory), plan.directory / "log.txt")
     hold.wait()
     program.kill()
-    program.wait()
+    hold.release()
     assert not (plan.directory / "manifest.json").exists()
     left = len(list((plan.directory / "shards").glob("*.json")))
     assert left == 3

@@ -41,9 +41,10 @@ def execute(experiment: Experiment, *stages: str) -> None:
 
 
 @pytest.fixture
-def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def teacher(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The base policy with some noise in its weights, beside the finished stages that RL needs."""
     monkeypatch.setenv("TEACHER_KEY", KEY)
+    request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
     experiment = opened(tmp_path, "rl.teacher={kind: model, path: nowhere}")
     execute(experiment, "prepare_data", "base")
     folder = tmp_path / "teacher"

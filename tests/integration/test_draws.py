@@ -1,7 +1,6 @@
 """What a real run draws and how long it learns from it: a mixture, pools, stop texts and several passes at once."""
 
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -10,11 +9,10 @@ from statistics import fmean
 
 import pytest
 import torch
-from patience import PATIENCE_S
+from forked_program import ForkedProgram
 from safetensors.torch import load_file
 from test_methods import TWO_UPDATES, experiment, run_rl, run_stage
 
-from luffy.config.experiment import ExperimentConfig
 from luffy.data.parquet import read_prompts
 from luffy.data.sources.mixture import mixed_in
 from luffy.data.templates import decode, load_tokenizer
@@ -23,7 +21,7 @@ from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import read_metrics, without_times
 from luffy.types import FinishReason, Group, Source
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forking")]
 STOP = "}"
 """Every trace ends with it, and so does a right answer."""
 MIXED = (
@@ -45,21 +43,27 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"data": folder / "data", "model": folder / "model"}
 
 
-def _killed_and_resumed(
-    overrides: tuple[str, ...], update: int, upstream: Mapping[str, Path], out: Path
-) -> tuple[ExperimentConfig, Path]:
-    """An undisturbed run, equal bit for bit to one that was killed before optimizer step `update` and resumed."""
-    config = experiment("luffy", *TWO_UPDATES, *overrides)
-    arguments = ["luffy", str(update), str(out / "killed"), str(upstream["data"]), str(upstream["model"]), *overrides]
-    command = [sys.executable, Path(__file__).with_name("killed_run.py"), *arguments]
-    assert subprocess.run(command, timeout=PATIENCE_S).returncode == -signal.SIGKILL
-    assert run_rl(config, out / "killed", upstream).resumed_from == 2
-    run_rl(config, out / "undisturbed", upstream)
-    expected, found = (load_file(out / name / "model/model.safetensors") for name in ("undisturbed", "killed"))
+@pytest.fixture(scope="module")
+def passes(upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of PASSES."""
+    out = tmp_path_factory.mktemp("passes")
+    run_rl(experiment("luffy", *TWO_UPDATES, *PASSES), out, upstream)
+    return out
+
+
+def _assert_same_when_killed(
+    undisturbed: Path, overrides: tuple[str, ...], update: int, upstream: Mapping[str, Path], out: Path
+) -> None:
+    """A run that is killed before optimizer step `update` and resumed equals the `undisturbed` one bit for bit."""
+    arguments = ["luffy", str(update), str(out), str(upstream["data"]), str(upstream["model"]), *overrides]
+    log = out.with_name("killed.log")
+    killed = ForkedProgram([sys.executable, "-m", "killed_run", *arguments], log)
+    assert killed.ended() == -signal.SIGKILL, log.read_text()
+    assert run_rl(experiment("luffy", *TWO_UPDATES, *overrides), out, upstream).resumed_from == 2
+    expected, found = (load_file(folder / "model/model.safetensors") for folder in (undisturbed, out))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    rows, again = (read_metrics(out / name / "metrics.jsonl") for name in ("undisturbed", "killed"))
+    rows, again = (read_metrics(folder / "metrics.jsonl") for folder in (undisturbed, out))
     assert [without_times(row) for row in rows] == [without_times(row) for row in again]
-    return config, out / "undisturbed"
 
 
 def _groups(out: Path) -> list[list[Group]]:
@@ -68,12 +72,12 @@ def _groups(out: Path) -> list[list[Group]]:
 
 
 def test_a_kill_between_two_passes_over_a_mixture_resumes_to_the_same_bits(
-    upstream: Mapping[str, Path], tmp_path: Path
+    passes: Path, upstream: Mapping[str, Path], tmp_path: Path
 ) -> None:
     """Each of five steps makes four optimizer steps; the kill comes between the passes of the third."""
-    _, out = _killed_and_resumed(PASSES, 11, upstream, tmp_path)
-    metrics = read_metrics(out / "metrics.jsonl")
-    steps = _groups(out)
+    _assert_same_when_killed(passes, PASSES, 11, upstream, tmp_path / "killed")
+    metrics = read_metrics(passes / "metrics.jsonl")
+    steps = _groups(passes)
     marks = {prompt.uid: mixed_in(prompt.extra_info) for prompt in read_prompts(upstream["data"] / "train.parquet")}
     part_of = {uid: mark for uid, mark in marks.items() if mark is not None}
     assert len(part_of) == len(marks)
@@ -89,11 +93,9 @@ def test_a_kill_between_two_passes_over_a_mixture_resumes_to_the_same_bits(
         assert row["rollout/source_two_length_mean"] == fmean(found.num_learnable for found in rollouts)
 
 
-def test_rollouts_end_with_the_stop_text(upstream: Mapping[str, Path], tmp_path: Path) -> None:
-    run_rl(experiment("luffy", *TWO_UPDATES, *PASSES, "rl.steps=2"), tmp_path, upstream)
+def test_rollouts_end_with_the_stop_text(passes: Path, upstream: Mapping[str, Path]) -> None:
     tokenizer = load_tokenizer(upstream["model"] / "model")
-    journal = RolloutJournal(tmp_path / "journal")
-    rows = [row for step in (1, 2) for group in journal.read(step) or [] for row in group.trajectories]
+    rows = [row for groups in _groups(passes) for group in groups for row in group.trajectories]
     rollouts = [row for row in rows if not row.is_off_policy]
     texts = [decode(tokenizer, row.response_ids) for row in rollouts]
     ended = [text for text, row in zip(texts, rollouts, strict=True) if STOP in text]
@@ -113,9 +115,11 @@ def test_a_kill_resumes_pools_to_the_same_bits(upstream: Mapping[str, Path], tmp
     run_stage(data, experiment("luffy", config), tmp_path / "data", {})
     inputs = {"data": tmp_path / "data", "model": upstream["model"]}
     sampling = "rl.sampling={kind: pools, hard_at_most: 0.0, easy_above: 0.6}"
-    _, out = _killed_and_resumed((config, sampling), 8, inputs, tmp_path)
-    rows = read_metrics(out / "metrics.jsonl")
+    undisturbed = tmp_path / "undisturbed"
+    run_rl(experiment("luffy", *TWO_UPDATES, config, sampling), undisturbed, inputs)
+    _assert_same_when_killed(undisturbed, (config, sampling), 8, inputs, tmp_path / "killed")
+    rows = read_metrics(undisturbed / "metrics.jsonl")
     assert rows[0]["batch/pool_new_share"] == 1.0
     assert all(0 < row["batch/pool_new_share"] < 1 for row in rows[1:])
-    known = {uid for groups in _groups(out)[:-1] for uid in (group.uid for group in groups)}
+    known = {uid for groups in _groups(undisturbed)[:-1] for uid in (group.uid for group in groups)}
     assert rows[-1]["batch/pool_new_size"] == len(read_prompts(tmp_path / "data/train.parquet")) - len(known)

@@ -1,11 +1,13 @@
-"""Real stage programs with two vLLM engines under Ray: the same files as with one, also when an engine is killed."""
+"""Stages with two vLLM engines under Ray: the same files as with one, also when an engine is killed.
+
+One pool of engines serves all tests but that of a whole stage program.
+"""
 
 import json
-import subprocess
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -13,6 +15,7 @@ import pytest
 import ray
 import torch
 from patience import PATIENCE_S, wait_until, wait_until_ended
+from stages_in_thread import StagesInThread
 from synthetic.arithmetic import problems
 from synthetic.gated_actors import Gate, GatedEngineActor
 from synthetic.stage_jobs import write_stage_job, write_wide_model
@@ -21,14 +24,24 @@ from luffy.cluster import engine_pool
 from luffy.cluster.engine_pool import EnginePool
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
-from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
+from luffy.config.execution import ExecutionConfig, RayConfig, TrackingConfig, VLLMConfig
 from luffy.config.grading import GradingConfig
-from luffy.config.settings import DifficultySettings, EvaluateSettings, StageSettings
+from luffy.config.settings import DifficultySettings, EvaluateSettings, StageSettings, SweepSettings
 from luffy.data.parquet import write_prompts
+from luffy.evaluation.sample_files import read_samples_of
+from luffy.pipeline.chain.checkpoints import COMPLETE_FILE
+from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.machine.supervise import LOG_FILE, supervise
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.stages import difficulty, evaluate, sweep
 from luffy.stages.evaluate import OUTPUTS
+from luffy.stages.program import StageContext
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU"),
+    pytest.mark.usefixtures("warm_stages"),
+]
 TESTS = Path(__file__).parents[1]
 GREEDY_AND_SAMPLED = {"greedy": {"temperature": 0.0}, "hot": {"temperature": 1.0, "num_samples": 2}}
 EVALUATION = EvaluateSettings(
@@ -48,11 +61,13 @@ DIFFICULTY = DifficultySettings(
     seed=7,
     dtype="float32",
     difficulty=DifficultyConfig(
-        num_samples=2, temperature=1.0, max_response_tokens=8, max_pass_rate=1.0, engine="vllm"
+        num_samples=4, temperature=1.0, max_response_tokens=8, max_pass_rate=1.0, engine="vllm"
     ),
     grading=GradingConfig(),
 )
 PARAMS = SamplingParams(1.0, max_response_tokens=16, stop_token_ids=(1,))
+MANY_AT_ONCE = 16
+"""Sequences that an engine of the pool works on."""
 REQUESTS = [RolloutRequest((5 + i % 20, 6), seed=i) for i in range(24)]
 
 
@@ -72,7 +87,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (folder / "data" / "suites").mkdir(parents=True)
     for name in ("longer", "base"):
         write_prompts(folder / "data" / "suites" / f"{name}.parquet", problems(16))
-    write_prompts(folder / "data" / "train.parquet", problems(12))
+    write_prompts(folder / "data" / "train.parquet", problems(3 * MANY_AT_ONCE))
     card = {"sources": {"train": {}, "suites.longer": {}, "suites.base": {}}}
     (folder / "data" / "card.json").write_text(json.dumps(card))
     write_wide_model(folder / "sft" / "model", seed=0)
@@ -82,74 +97,40 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"data": folder / "data", "model": folder / "sft"}
 
 
-@contextmanager
-def started_stage(
-    stage: str, out: Path, settings: StageSettings, inputs: dict[str, Path], engines: int
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The stage's program; it has to end well within the context."""
-    arguments = write_stage_job(out, stage, settings, inputs, execution(engines))
-    with (out / "stderr").open("wb") as stderr:
-        program = subprocess.Popen([sys.executable, "-m", f"luffy.stages.{stage}", *arguments], stderr=stderr)
-    try:
-        yield program
-        assert program.wait(PATIENCE_S) == 0, (out / "stderr").read_text()
-    finally:
-        program.terminate()  # it ends its own processes
-        program.wait(PATIENCE_S)
-
-
-def run_stage(stage: str, out: Path, settings: StageSettings, inputs: dict[str, Path], engines: int) -> Path:
-    with started_stage(stage, out, settings, inputs, engines):
-        return out
+def run_stage(
+    stage: str, out: Path, settings: StageSettings, inputs: dict[str, Path], execution: ExecutionConfig
+) -> Path:
+    """Run the stage's program to its end."""
+    arguments = write_stage_job(out, stage, settings, inputs, execution)
+    supervise([sys.executable, "-m", f"luffy.stages.{stage}", *arguments], out, on_event=lambda event: None)
+    return out
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Path:
     """The evaluation by one engine, in the stage's own process."""
-    out = run_stage("evaluate", tmp_path_factory.mktemp("alone") / "out", EVALUATION, inputs, engines=1)
+    out = run_stage("evaluate", tmp_path_factory.mktemp("alone") / "out", EVALUATION, inputs, execution(1))
     assert not (out / "logs").exists()
     return out
-
-
-def engines_of(program: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process(program.pid).children(recursive=True):
-        try:
-            if "EngineActor" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(
     tmp_path: Path, inputs: dict[str, Path], alone: Path
 ) -> None:
     out = tmp_path / "out"
-    with started_stage("evaluate", out, EVALUATION, inputs, engines=2) as program:
+    with StagesInThread(lambda: run_stage("evaluate", out, EVALUATION, inputs, execution(2))) as stage:
         logs = out / "parts" / "open"
-        wait_until(lambda: program.poll() is not None or any(log.stat().st_size for log in logs.glob("*")), "a batch")
-        assert program.poll() is None, (out / "stderr").read_text()
-        engines = engines_of(program)
+        wait_until(lambda: stage.is_over() or any(log.stat().st_size for log in logs.glob("*")), "a batch")
+        assert not stage.is_over(), (out / LOG_FILE).read_text()
+        engines = stage.processes("ray::EngineActor")
         assert len(engines) == 2
         engines[0].kill()
+        stage.wait()
     assert {name: (out / name).read_bytes() == (alone / name).read_bytes() for name in OUTPUTS} == dict.fromkeys(
         OUTPUTS, True
     )
     assert sorted(path.name for path in (out / "logs").iterdir()) == ["engine_0.log", "engine_1.log"]
-    assert " died; the same command resumes the stage" in (out / "stderr").read_text()
-
-
-def test_difficulty_measures_the_same_by_two_engines(tmp_path: Path, inputs: dict[str, Path]) -> None:
-    one, two = (
-        run_stage("difficulty", tmp_path / str(engines), DIFFICULTY, inputs, engines=engines) for engines in (1, 2)
-    )
-    shards = sorted(path.name for path in (one / "shards").iterdir())
-    assert len(shards) == 3
-    assert {name: (one / "shards" / name).read_text() for name in shards} == {
-        path.name: path.read_text() for path in (two / "shards").iterdir()
-    }
-    assert (one / "train.parquet").read_bytes() == (two / "train.parquet").read_bytes()
+    assert " died; the same command resumes the stage" in (out / LOG_FILE).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +142,87 @@ def pool(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> I
         patch.setenv("OMP_NUM_THREADS", "1")
         folder = tmp_path_factory.mktemp("pool")
         found = EnginePool.start(
-            inputs["model"] / "model", execution(2, max_num_seqs=16), "float32", max_model_len=48, out=folder
+            inputs["model"] / "model", execution(2, MANY_AT_ONCE), "float32", max_model_len=48, out=folder
         )
         yield found
         found.close()
         found.close()
     assert not ray.is_initialized()
     wait_until_ended(set(psutil.Process().children(recursive=True)) - before)
+
+
+class LentPool:
+    """The pool of all tests, for a stage that thinks it its own."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self.generate, self.load_weights_from = pool.generate, pool.load_weights_from
+
+    def close(self) -> None:
+        """It stays for the other tests."""
+
+
+@pytest.fixture
+def lent(pool: EnginePool, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages of this process that ask for two engines have those of the pool, with the model in `inputs`."""
+    pool.load_weights_from(inputs["model"] / "model", 0)
+    monkeypatch.setattr(EnginePool, "start", lambda *_, **__: LentPool(pool))
+
+
+def context_in(out: Path, stage: str, inputs: dict[str, Path]) -> StageContext:
+    """For a stage of this process with two engines."""
+    out.mkdir()
+    events = EventWriter(out / "events.jsonl")
+    return StageContext(out, inputs, "ab" * 8, stage, execution(2, MANY_AT_ONCE), TrackingConfig(), events)
+
+
+@pytest.fixture(scope="module")
+def measured_alone(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Path:
+    """The difficulty by one engine, in the stage's own process."""
+    out = tmp_path_factory.mktemp("measured") / "out"
+    return run_stage("difficulty", out, DIFFICULTY, inputs, execution(1, MANY_AT_ONCE))
+
+
+@pytest.mark.usefixtures("lent")
+def test_difficulty_measures_the_same_by_two_engines(
+    tmp_path: Path, measured_alone: Path, inputs: dict[str, Path]
+) -> None:
+    out = tmp_path / "two"
+    difficulty.run(DIFFICULTY, context_in(out, "difficulty", inputs))
+    shards = sorted(path.name for path in (measured_alone / "shards").iterdir())
+    assert len(shards) == 3
+    assert {name: (measured_alone / "shards" / name).read_text() for name in shards} == {
+        path.name: path.read_text() for path in (out / "shards").iterdir()
+    }
+    assert (measured_alone / "train.parquet").read_bytes() == (out / "train.parquet").read_bytes()
+
+
+@pytest.mark.usefixtures("lent")
+def test_a_sweep_by_two_engines_draws_with_the_weights_that_were_swapped_in(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step's greedy responses are those of the embedded engine to its model."""
+    copy = lambda checkpoint, start, tokenizer, dtype, folder: shutil.copytree(checkpoint, folder)  # noqa: E731
+    monkeypatch.setattr(sweep, "export_checkpoint", copy)
+    checkpoints = {step: tmp_path / "rl" / "checkpoints" / f"step_{step:06d}" for step in (20, 40)}
+    shutil.copytree(inputs["model"] / "model", tmp_path / "rl" / "model")
+    for step, checkpoint in checkpoints.items():
+        write_wide_model(checkpoint, seed=step)
+        (checkpoint / COMPLETE_FILE).touch()
+    settings = SweepSettings(protocol=EVALUATION, steps=tuple(checkpoints))
+    sweep.run(settings, context_in(tmp_path / "out", "sweep", {**inputs, "model": tmp_path / "rl"}))
+    embedded = EvaluationConfig.model_validate(EVALUATION.evaluation.model_dump() | {"engine": "transformers"})
+    greedy: list[list[str]] = []
+    for step, checkpoint in checkpoints.items():
+        shutil.copytree(checkpoint, tmp_path / f"model-{step}" / "model")
+        alone = context_in(tmp_path / f"out-{step}", "evaluate_rl", {**inputs, "model": tmp_path / f"model-{step}"})
+        evaluate.run(EVALUATION.model_copy(update={"evaluation": embedded}), alone)
+        swept, expected = (
+            [record.response for record in read_samples_of(folder) if record.decoding == "greedy"]
+            for folder in (tmp_path / "out" / f"step_{step:06d}", tmp_path / f"out-{step}")
+        )
+        assert swept == expected
+        greedy.append(swept)
+    assert greedy[0] != greedy[1]
 
 
 def gates_of(pool: EnginePool, place: str = "answered") -> list[Gate]:

@@ -1,11 +1,13 @@
-"""Episodes through the real flow: data, SFT, difficulty, RL and evaluation with an environment, and a kill in the
-middle of an episode, of a tool call and of sandboxed code."""
+"""Episodes through the real flow: data, SFT, difficulty, RL and evaluation with an environment; and a kill of the RL
+stage in the middle of an episode, of a tool call and of sandboxed code."""
 
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,15 +15,21 @@ import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S, wait_until
 from prefect_api import shared_api
+from toy_run import Recorder
 
+from luffy.config import load_experiment
+from luffy.errors import StageFailed
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
+from luffy.pipeline.experiment import ExperimentRun, open_experiment
+from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows, without_times
 from luffy.tracking.samples import SAMPLES_FILE, read_samples
 from luffy.types import Source
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
+CONFIG = "exp_configs/guess_number.yaml"
 GAME = [
     "chain=sft_then_luffy",
     "data.train={kind: guess_number, num_prompts: 24, high: 7, max_turns: 3}",
@@ -40,27 +48,51 @@ GAME = [
     "environment={kind: custom, factory: 'dying_game:DyingGame', limits: {max_turns: 3, max_turn_tokens: 8}, "
     "scoring: {group_measures: {shortest: 'luffy.environments.relative:shortest_correct'}, "
     "weights: {answer: 1.0, shortest: 0.5}}}",
-    "execution={num_threads: 1, retries: 0, checkpoint: {rl_every: 1}}",
+    "execution={num_threads: 1, retries: 0, checkpoint: {rl_every: 1}, parallel_stages: 1}",  # one warm server for all
     "tracking.samples_every=1",
 ]
 
 
-def flow(workspace: Path, die_at: Path | None = None) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(Path(__file__).parent / "episodes"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, **shared_api(), "LUFFY_WORKSPACE": str(workspace), "PYTHONPATH": path}
-    if die_at is not None:
-        env["TEST_DIE_AT"] = str(die_at)
-    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/guess_number.yaml", *GAME]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+@pytest.fixture(scope="module")
+def modules() -> Iterator[None]:
+    """The game can be imported, here and in all processes."""
+    folder = str(Path(__file__).parent / "episodes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+        patch.syspath_prepend(folder)
+        yield
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(modules: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stages of an undisturbed flow."""
     workspace = tmp_path_factory.mktemp("finished")
-    result = flow(workspace)
-    assert result.returncode == 0, result.stderr
+    env = {**os.environ, **shared_api(), "LUFFY_WORKSPACE": str(workspace)}
+    command = [sys.executable, "flows/full_pipeline.py", CONFIG, *GAME]
+    flow = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert flow.returncode == 0, flow.stderr
     return workspace / "stages"
+
+
+@pytest.fixture(scope="module")
+def unlearned(
+    finished: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Path]:
+    """A copy of the workspace without the RL stage, whose game dies once its file `die_at` says so."""
+    workspace = tmp_path_factory.mktemp("unlearned") / "workspace"
+    shutil.copytree(finished.parent, workspace, symlinks=True)
+    shutil.rmtree(workspace / "stages" / "rl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LUFFY_WORKSPACE", str(workspace))
+        patch.setenv("TEST_DIE_AT", str(workspace / "die_at"))
+        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
+        yield workspace
+
+
+def learn(workspace: Path) -> None:
+    """Make the RL stage."""
+    experiment = open_experiment(load_experiment(ROOT / CONFIG, GAME), Workspace(workspace))
+    ExperimentRun(experiment, experiment.workspace.new_run("test", {})).execute("rl", Recorder())
 
 
 def only(stages: Path, kind: str) -> Path:
@@ -125,22 +157,19 @@ def test_held_out_accuracy_is_what_the_evaluation_of_the_same_weights_finds(fini
     assert measured[3]["val/games/accuracy"] == accuracies["rl"]
 
 
-def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, tmp_path: Path) -> None:
-    die_at = tmp_path / "die_at"
+def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, unlearned: Path) -> None:
+    die_at = unlearned / "die_at"
     die_at.write_text("50")  # of about 20 in the first validation and 60 answers a step
-    killed = flow(tmp_path / "workspace", die_at)
-    assert killed.returncode != 0
+    with pytest.raises(StageFailed, match="rl was ended by SIGKILL"):
+        learn(unlearned)
     assert not die_at.exists()
     children = [line.split() for line in Path(f"{die_at}.children").read_text().splitlines()]
     assert len(children) >= 2  # of the sandbox, and the grading server
     wait_until(lambda: not any(_is_alive(int(pid), float(started)) for pid, started in children))
-    assert [path.name for path in (tmp_path / "workspace/stages/rl").glob("*/journal/*.parquet")] == [
-        "step_000001.parquet"
-    ]
-    again = flow(tmp_path / "workspace")
-    assert again.returncode == 0, again.stderr
-    assert _metrics(tmp_path / "workspace/stages") == _metrics(finished)
-    assert _model(tmp_path / "workspace/stages") == _model(finished)
+    assert [path.name for path in (unlearned / "stages/rl").glob("*/journal/*.parquet")] == ["step_000001.parquet"]
+    learn(unlearned)
+    assert _metrics(unlearned / "stages") == _metrics(finished)
+    assert _model(unlearned / "stages") == _model(finished)
 
 
 def _is_alive(pid: int, started: float) -> bool:

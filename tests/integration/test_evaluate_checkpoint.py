@@ -41,9 +41,20 @@ def finished(undisturbed):
 
 @pytest.fixture
 def workspace(finished, tmp_path):
-    copy = tmp_path / "workspace"
-    shutil.copytree(finished, copy, symlinks=True)
-    return copy
+    return shutil.copytree(finished, tmp_path / "workspace", symlinks=True)
+
+
+@pytest.fixture(scope="module")
+def sweep_of_all(undisturbed, server, tmp_path_factory):
+    """A workspace after a sweep over all kept checkpoints as well, and that sweep. Not to be changed."""
+    workspace = shutil.copytree(undisturbed[0], tmp_path_factory.mktemp("swept") / "workspace", symlinks=True)
+    return workspace, run(workspace, "evaluate_checkpoint", "--steps", "6,2,4", KEEP, **server)
+
+
+@pytest.fixture
+def swept(sweep_of_all, tmp_path):
+    """A copy of that workspace."""
+    return shutil.copytree(sweep_of_all[0], tmp_path / "swept", symlinks=True)
 
 
 def stage(workspace, node, run_name="smoke-1"):
@@ -66,8 +77,8 @@ def test_a_standalone_evaluation_equals_that_of_the_chain_and_is_reused(workspac
     assert set(states(again).values()) == {"reused"}
 
 
-def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_final_model(workspace, server):
-    result = run(workspace, "evaluate_checkpoint", "--steps", "6,2,4", KEEP, **server)
+def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_final_model(sweep_of_all, swept, server):
+    workspace, result = sweep_of_all
     assert result.returncode == 0, result.stderr
     kept = {"prepare_data": "reused", "base": "reused", "sft": "reused", "rl": "reused"}
     assert states(result) == {**kept, "sweep": "finished"}
@@ -80,36 +91,36 @@ def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_fina
     assert (last.step, last.total) == (3 * 96, 3 * 96)
     page = (workspace / "runs" / "smoke-2" / "curve.html").read_text()
     assert page.count("<figure>") == 8 and "step 2 → 6" in page
-    again = run(workspace, "evaluate_checkpoint", "--steps", "2,4,6", KEEP, **server)
+    again = run(swept, "evaluate_checkpoint", "--steps", "2,4,6", KEEP, **server)
     assert set(states(again).values()) == {"reused"}
 
 
-def test_a_killed_sweep_continues_with_the_remaining_steps(workspace, server):
-    run(workspace, "evaluate_checkpoint", "--steps", "2,4", KEEP, **server)
-    sweep = stage(workspace, "sweep", "smoke-2")
-    undisturbed = {path.name: path.read_bytes() for path in (sweep / "step_000004").glob("*.json*")}
-    (sweep / "manifest.json").unlink()  # as a kill in the middle of step 4 leaves it
-    for path in (sweep / "step_000004").iterdir():
+def test_a_killed_sweep_continues_with_the_remaining_steps(swept, server):
+    sweep = stage(swept, "sweep", "smoke-2")
+    undisturbed = {path.name: path.read_bytes() for path in (sweep / "step_000006").glob("*.json*")}
+    assert undisturbed
+    (sweep / "manifest.json").unlink()  # as a kill in the middle of step 6 leaves it
+    for path in (sweep / "step_000006").iterdir():
         path.unlink() if path.is_file() else shutil.rmtree(path)
     (sweep / "swap").mkdir()
-    result = run(workspace, "evaluate_checkpoint", "--steps", "2,4", KEEP, **server)
+    result = run(swept, "evaluate_checkpoint", "--steps", "2,4,6", KEEP, **server)
     assert states(result)["sweep"] == "finished"
-    assert "weights of step 2" not in result.stdout
-    assert {path.name: path.read_bytes() for path in (sweep / "step_000004").glob("*.json*")} == undisturbed
-    assert json.loads((sweep / "manifest.json").read_text())["resumed_from"] == 96
+    loaded = re.findall(r"loaded the weights of step (\d+)", (sweep / "log.txt").read_text())
+    assert loaded == ["2", "4", "6", "6"]
+    assert {path.name: path.read_bytes() for path in (sweep / "step_000006").glob("*.json*")} == undisturbed
+    assert json.loads((sweep / "manifest.json").read_text())["resumed_from"] == 2 * 96
     assert not (sweep / "swap").exists()
 
 
-def test_the_leaderboard_has_one_row_per_model_from_any_kind_of_evaluation(workspace, server, capsys):
-    run(workspace, "evaluate_checkpoint", "--steps", "2,6", KEEP, **server)
-    run(workspace, "full_pipeline", KEEP, **server)
-    assert main(["leaderboard", str(workspace)]) == 0
-    tables = json.loads((workspace / "leaderboard.json").read_text())["tables"]
+def test_the_leaderboard_has_one_row_per_model_from_any_kind_of_evaluation(swept, capsys):
+    """The sweep and the chain have both evaluated the model of step 6."""
+    assert main(["leaderboard", str(swept)]) == 0
+    tables = json.loads((swept / "leaderboard.json").read_text())["tables"]
     assert [len(table["columns"]) for table in tables] == [4, 4]
     for table in tables:
         found = {(row["checkpoint"], row["method"]) for row in table["rows"]}
-        assert len(table["rows"]) == 4
-        assert found == {("base", ""), ("SFT", ""), ("RL step 2", "luffy"), ("RL step 6", "luffy")}
+        assert len(table["rows"]) == 5
+        assert found == {("base", ""), ("SFT", ""), *((f"RL step {step}", "luffy") for step in (2, 4, 6))}
         assert all(cell is not None for row in table["rows"] for cell in row["cells"])
     assert "RL step 2" in capsys.readouterr().out
 
@@ -130,12 +141,12 @@ def test_the_leaderboard_has_one_row_per_model_from_any_kind_of_evaluation(works
         (["--steps", "2", "--chat-template", "qwen"], "--chat-template has no effect with --steps"),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_starts(finished, arguments, message):
+def test_a_mistake_is_one_line_before_anything_starts(finished, arguments, message, capsys):
     before = sorted(path.name for path in (finished / "runs").iterdir())
-    result = run(finished, "evaluate_checkpoint", *arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert main(["evaluate", SMOKE, *arguments, "--workspace", str(finished)]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
     assert sorted(path.name for path in (finished / "runs").iterdir()) == before
 
 

@@ -1,15 +1,15 @@
-"""Two rounds of expert iteration by the stages' own programs: what each reads, kill -9 in the second round, and what a
-comparison counts of them."""
+"""Two rounds of expert iteration, made by a comparison: what each reads, what the comparison counts of them, and a
+`kill -9` in the second round."""
 
 import json
 import math
-import os
 import shutil
-import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from flow_process import run, states
+from forked_program import ForkedProgram
 from holding import Hold
 from toy_run import Recorder
 
@@ -23,23 +23,33 @@ from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
 from luffy.pipeline.machine.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_stages")]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
+PROMPTS, SAMPLES = 12, 8
 START = [
-    f"data.train={{{REVERSING}, num_prompts: 24}}",
+    f"data.train={{{REVERSING}, num_prompts: {PROMPTS}}}",
     f"data.corpus={{{REVERSING}, num_prompts: 512, unique: false, stepwise_share: 0.0}}",
     "base.steps=150",  # reverses two digits now and then
-    "execution.rollout_batch_size=8",  # a prompt a batch
+    f"execution.rollout_batch_size={SAMPLES}",  # a prompt a batch
+    "execution.parallel_stages=1",  # so that one warm server serves all
 ]
 ROUNDS = [
-    "sample.num_samples=8",
+    f"sample.num_samples={SAMPLES}",
     "sample.max_response_tokens=16",
     "sample.keep={choose: first, max_per_prompt: 2}",
     "expert_iteration.rounds=2",
     "sft.num_traces=null",
 ]
-CHANGES = ["chain=expert_iteration", "stages=[prepare_data, base, sample, sft]", *START, *ROUNDS]
+CHANGES = [
+    "chain=expert_iteration",
+    "method=sft",
+    "stages=[prepare_data, base, sample, sft]",
+    *START,
+    *ROUNDS,
+    "sft.epochs=null",
+    "sft.steps=2",  # half of the comparison's budget
+]
 COMPARISON = f"""\
 name: rounds
 experiment: {ROOT}/exp_configs/smoke.yaml
@@ -54,6 +64,10 @@ arms:
 OUTPUTS = ("pass_rates.parquet", "sampled.parquet", "card.json", "card.md")
 
 
+Compared = tuple[Path, dict[str, str]]
+"""The fixture `compared`."""
+
+
 def opened(workspace: Path, *overrides: str) -> Experiment:
     return open_experiment(
         load_experiment(ROOT / "exp_configs/smoke.yaml", [*CHANGES, *overrides]), Workspace(workspace)
@@ -61,39 +75,53 @@ def opened(workspace: Path, *overrides: str) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One in which two rounds are finished."""
-    folder = tmp_path_factory.mktemp("rounds") / "workspace"
-    experiment = opened(folder)
-    made = ExperimentRun(experiment, experiment.workspace.new_run("test", {}))
-    nodes = [plan.node.name for plan in experiment.plan()]
-    assert nodes == ["prepare_data", "base", "sample_1", "sft_1", "sample_2", "sft_2"]
-    for name in nodes:
-        made.execute(name, Recorder())
-    return folder
+def holding(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[[], Hold]]:
+    """A function whose `Hold` stops a stage that samples after four batches."""
+    folder = tmp_path_factory.mktemp("hold")
+
+    def hold() -> Hold:
+        return Hold(folder, "sample", 32)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in hold().environment.items():
+            patch.setenv(name, value)
+        hold().release()
+        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
+        yield hold
 
 
-def test_two_rounds_and_a_kill_in_the_second(workspace: Path, tmp_path: Path) -> None:
-    experiment = opened(workspace)
-    _check_what_was_learned_from(experiment)
-    _check_kill_in_round_two(experiment, tmp_path)
-    third = [plan.action for plan in opened(workspace, "expert_iteration.rounds=3").plan()]
-    assert third == [*["reuse"] * 6, "run", "run"]
-
-
-def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(workspace: Path, tmp_path: Path) -> None:
-    (tmp_path / "rounds.yaml").write_text(COMPARISON)
-    result = run(workspace, tmp_path / "rounds.yaml")
+@pytest.fixture(scope="module")
+def compared(holding: Callable[[], Hold], tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """A workspace after the comparison, in which two rounds are finished, and how its stages ended."""
+    folder = tmp_path_factory.mktemp("rounds")
+    (folder / "rounds.yaml").write_text(COMPARISON)
+    result = run(folder / "workspace", folder / "rounds.yaml")
     assert result.returncode == 0, result.stderr
-    found = states(result)
-    assert found["expert_iteration 7: sample_1"] == "reused" and found["expert_iteration 7: sft_2"] == "finished"
+    return folder / "workspace", states(result)
+
+
+def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(compared: Compared) -> None:
+    workspace, found = compared
+    assert found["expert_iteration 7: sample_1"] == found["expert_iteration 7: sft_2"] == "finished"
     sft, rounds = json.loads((workspace / "runs" / "rounds-1" / "comparison.json").read_text())["arms"]
     assert [arm["cost_a_seed"]["optimizer_steps"] for arm in (sft, rounds)] == [4, 2 * 2]
-    assert [arm["cost_a_seed"]["rollouts"] for arm in (sft, rounds)] == [0, 2 * 24 * 8]
+    assert [arm["cost_a_seed"]["rollouts"] for arm in (sft, rounds)] == [0, 2 * PROMPTS * SAMPLES]
     stages = workspace / "runs" / "rounds-1" / "arms" / "expert_iteration-7" / "stages"
     cards = [read_sample_card(stages / f"sample_{number}" / "card.json").rates for number in (1, 2)]
-    assert rounds["cost_a_seed"]["generated_tokens"] == sum(round(24 * 8 * card.mean_tokens) for card in cards)
+    tokens = sum(round(PROMPTS * SAMPLES * card.mean_tokens) for card in cards)
+    assert rounds["cost_a_seed"]["generated_tokens"] == tokens
     assert rounds["cost_a_seed"]["seconds"] > sft["cost_a_seed"]["seconds"]
+
+
+def test_two_rounds_and_a_kill_in_the_second(compared: Compared, holding: Callable[[], Hold], tmp_path: Path) -> None:
+    workspace, _ = compared
+    experiment = opened(workspace)
+    nodes = ["prepare_data", "base", "sample_1", "sft_1", "sample_2", "sft_2"]
+    assert [(plan.node.name, plan.action) for plan in experiment.plan()] == [(name, "reuse") for name in nodes]
+    _check_what_was_learned_from(experiment)
+    _check_kill_in_round_two(experiment, holding, tmp_path)
+    third = [plan.action for plan in opened(workspace, "expert_iteration.rounds=3").plan()]
+    assert third == [*["reuse"] * 6, "run", "run"]
 
 
 def _check_what_was_learned_from(experiment: Experiment) -> None:
@@ -115,24 +143,23 @@ def _check_what_was_learned_from(experiment: Experiment) -> None:
     assert all(0 < card.kept.traces <= 2 * card.kept.prompts for card in cards)
 
 
-def _check_kill_in_round_two(experiment: Experiment, tmp_path: Path) -> None:
+def _check_kill_in_round_two(experiment: Experiment, holding: Callable[[], Hold], tmp_path: Path) -> None:
     """The finished batches count, the others are sampled again, and what follows does not notice."""
     undisturbed = tmp_path / "undisturbed"
     shutil.move(experiment.plan_node("sample_2").directory, undisturbed)
     plan = experiment.plan_node("sample_2")
     plan.directory.mkdir()
     write_job(plan.directory / "config.yaml", experiment.job(plan))
-    hold = Hold(tmp_path, "sample", 32)
-    command, env = stage_command("sample", plan.directory), {**os.environ, **hold.environment}
-    program = subprocess.Popen(command, cwd=ROOT, env=env)
+    hold = holding()
+    program = ForkedProgram(stage_command("sample", plan.directory), plan.directory / "log.txt")
     hold.wait()
     program.kill()
-    program.wait()
+    hold.release()
     assert not (plan.directory / "manifest.json").exists()
     left = len(list((plan.directory / "shards").glob("*.json")))
-    assert 0 < left < 24
+    assert 0 < left < PROMPTS
     ExperimentRun(experiment, experiment.workspace.new_run("again", {})).execute("sample_2", Recorder())
-    assert finished_manifest(plan.directory).resumed_from == 8 * left
+    assert finished_manifest(plan.directory).resumed_from == SAMPLES * left
     for output in OUTPUTS:
         assert (plan.directory / output).read_bytes() == (undisturbed / output).read_bytes()
     assert experiment.plan_node("sft_2").action == "reuse"

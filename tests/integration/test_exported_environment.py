@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import PATIENCE_S, wait_until
-from prefect_api import shared_api, without_prefect
+from patience import wait_until
 from synthetic.endpoint import CHAT, Endpoint, completion
 from synthetic.own_evaluation import PYTHON, needs_interpreter, needs_uv, own_evaluation, said
 
 from luffy.cli.main import main
+from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
 from luffy.config.verifiers_package import VerifiersPackage
@@ -31,6 +31,8 @@ from luffy.errors import ConfigError, DataError
 from luffy.grading import GradeRequest, GraderPool, problem_of
 from luffy.grading.judge import Judges
 from luffy.hosted.verifiers_process import HostedFault, VerifiersProcess
+from luffy.pipeline.experiment import ExperimentRun, Unwatched, open_experiment
+from luffy.pipeline.workspace import Workspace
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint
@@ -104,11 +106,26 @@ def exported(kind: str, folder: Path) -> Path:
     return module
 
 
+SERVICE = "luffy.environments.exported.environment_service"
+STARTER = f"""
+import subprocess, sys
+command = [sys.executable, "-m", "{SERVICE}", sys.argv[1]]
+service = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+for order in sys.argv[2:]:
+    service.stdin.write(order + chr(10))
+    service.stdin.flush()
+    reply = service.stdout.readline()
+print(service.pid, reply, flush=True)
+service.wait()
+"""
+"""Starts the process that plays an export, has it follow orders, and says its process id and the last reply."""
+
+
 class Spoken:
     """The process that plays an export, spoken to as the task set does."""
 
     def __init__(self, module: Path) -> None:
-        command = [sys.executable, "-m", "luffy.environments.exported.environment_service", str(module)]
+        command = [sys.executable, "-m", SERVICE, str(module)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._number = 0
         self.loaded = self.ask("load")
@@ -141,18 +158,19 @@ class Spoken:
         return self.process.wait()
 
 
-@pytest.fixture
-def spoken(tmp_path: Path) -> Iterator[Callable[[str], Spoken]]:
-    opened: list[Spoken] = []
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Spoken]]:
+    """Starts the process of a kind once."""
+    folder, opened = tmp_path_factory.mktemp("exported"), dict[str, Spoken]()
 
     def start(kind: str) -> Spoken:
-        opened.append(Spoken(exported(kind, tmp_path)))
-        return opened[-1]
+        if kind not in opened:
+            opened[kind] = Spoken(exported(kind, folder))
+        return opened[kind]
 
     yield start
-    for each in opened:
-        if each.process.poll() is None:
-            assert each.close() == 0
+    for each in opened.values():
+        assert each.close() == 0
 
 
 def own_scores(kind: str, row: int, turns: Sequence[str], folder: Path) -> dict[str, float]:
@@ -205,7 +223,7 @@ def test_an_environment_answers_turn_by_turn(spoken: Callable[[str], Spoken]) ->
 
 def test_an_episode_that_the_other_side_ends_is_scored(spoken: Callable[[str], Spoken]) -> None:
     service = spoken("game")
-    service.begin(1, 0)
+    assert service.begin(1, 0) == {"ok": []}
     service.respond(1, "2")
     assert service.ask("score", episode=1)["ok"]["metrics"]["turns"] == 1.0
     service.begin(2, 0)
@@ -219,8 +237,9 @@ def test_what_fails_is_said_in_one_line(spoken: Callable[[str], Spoken], tmp_pat
     assert service.begin(1, 0, "test") == {"task": "there is no problem 0 in the split test"}
     service.begin(1, 0)
     assert service.respond(1, "break") == {"fault": "ValueError: no such word"}
-    (tmp_path / "of_opening" / "export.json").write_text("{}")
-    broken = Spoken(tmp_path / "of_opening")
+    module = exported("opening", tmp_path)
+    (module / "export.json").write_text("{}")
+    broken = Spoken(module)
     assert "export.json: not written by this version of luffy" in broken.loaded["refused"]
     assert "\n" not in broken.loaded["refused"]
     assert broken.process.wait() == 0
@@ -229,16 +248,14 @@ def test_what_fails_is_said_in_one_line(spoken: Callable[[str], Spoken], tmp_pat
 def test_the_process_and_its_graders_end_with_the_one_that_started_it(tmp_path: Path) -> None:
     module = exported("single_turn", tmp_path)
     answer = "\\boxed{\\sqrt{4}}"  # compared by a worker
-    starter = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); "
-        "from test_exported_environment import Spoken; "
-        f"spoken = Spoken(Path(sys.argv[2])); spoken.played(0, [{answer!r}]); print(spoken.process.pid, flush=True); "
-        "spoken.process.wait()"
-    )
-    command = [sys.executable, "-c", starter, str(Path(__file__).parent), str(module)]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    episode = {"episode": 1, "split": "train", "row": 0, "digest": "", "text": answer, "calls": [], "is_cut": False}
+    operations = ("load", "reset", "respond", "score")
+    orders = [json.dumps({"id": place, "op": op, **episode}) for place, op in enumerate(operations)]
+    parent = subprocess.Popen([sys.executable, "-c", STARTER, module, *orders], stdout=subprocess.PIPE, text=True)
     try:
-        service = psutil.Process(int(parent.stdout.readline()))
+        pid, reply = parent.stdout.readline().split(maxsplit=1)
+        assert json.loads(reply)["ok"]["reward"] == 1.0
+        service = psutil.Process(int(pid))
         family = [service, *service.children(recursive=True)]
     finally:
         parent.kill()
@@ -250,8 +267,11 @@ def test_the_process_and_its_graders_end_with_the_one_that_started_it(tmp_path: 
 def test_the_command_exports_what_a_run_has_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["data.suites.games.num_prompts=2", "data.corpus.num_prompts=256"]
     where = ["--workspace", str(tmp_path / "workspace")]
-    command = [sys.executable, "-m", "luffy", "prepare", "guess_number", *small, *where]
-    subprocess.run(command, cwd=ROOT, env=without_prefect() | shared_api(), check=True, timeout=PATIENCE_S)
+    config = load_experiment(ROOT / "exp_configs" / "guess_number.yaml", small)
+    experiment = open_experiment(config, Workspace(tmp_path / "workspace"))
+    run = ExperimentRun(experiment, experiment.workspace.new_run("guess_number", {}))
+    run.execute("prepare_data", Unwatched())
+    run.close("finished")
     out = tmp_path / "task_set"
     assert main(["export-environment", "guess_number", str(out), *where]) == 0
     assert "256 of train, 2 of games" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from reference.gradient_case import relative_l2, tiny_model
 from reference.lora_case import assert_resumed_as_if_undisturbed, resume_and_go_on, write_and_go_on
 from reference.ray_case import movement, weights_in
 from reference.sft_case import ENDS_AFTER, PLAN, sft
+from torch import Tensor
 
 pytestmark = pytest.mark.slow
 ZERO: list[dict[str, object]] = [
@@ -52,27 +53,37 @@ def test_a_checkpoint_of_one_rank_resumes_on_two(tmp_path: Path) -> None:
         assert_resumed_as_if_undisturbed(stage)
 
 
-def test_sft_of_an_adapter_learns_on_two_ranks_what_it_learns_on_one(tmp_path: Path) -> None:
-    start = tmp_path / "start"
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    start = tmp_path_factory.mktemp("start")
     tiny_model().save_pretrained(start)
-    sft(start, tmp_path / "alone", rank=4, zero_stage=0)
-    alone = tmp_path / "alone" / "model"
+    return start
+
+
+@pytest.fixture(scope="module")
+def moved_alone(tmp_path_factory: pytest.TempPathFactory, start: Path) -> dict[str, Tensor]:
+    """How far SFT of an adapter on one rank moves each merged weight."""
+    out = tmp_path_factory.mktemp("alone")
+    sft(start, out, rank=4, zero_stage=0)
+    return movement(out / "model", start)
+
+
+def test_sft_of_an_adapter_learns_on_two_ranks_what_it_learns_on_one(
+    tmp_path: Path, start: Path, moved_alone: dict[str, Tensor]
+) -> None:
     cases = [{"zero_stage": 1}, {"zero_stage": 2, "packing": True}, {"zero_stage": 3, "micro_batch_tokens": 40}]
     runs = [{"model": start, "out": tmp_path / str(i), "rank": 4, **case} for i, case in enumerate(cases)]
     on_ranks("sft_worker.py", runs)
-    expected = movement(alone, start)
-    assert expected["model.layers.0.mlp.up_proj.weight"].any() and not expected["lm_head.weight"].any()
+    assert moved_alone["model.layers.0.mlp.up_proj.weight"].any() and not moved_alone["lm_head.weight"].any()
     for run in runs:
-        assert relative_l2(movement(Path(str(run["out"])) / "model", start), expected) < 1e-3
+        assert relative_l2(movement(Path(str(run["out"])) / "model", start), moved_alone) < 1e-3
 
 
-def test_an_interrupted_adapter_resumes_on_a_different_number_of_ranks(tmp_path: Path) -> None:
-    start = tmp_path / "start"
-    tiny_model().save_pretrained(start)
-    sft(start, tmp_path / "alone", rank=4, zero_stage=0)
+def test_an_interrupted_adapter_resumes_on_a_different_number_of_ranks(
+    tmp_path: Path, start: Path, moved_alone: dict[str, Tensor]
+) -> None:
     resumed_at, out = ENDS_AFTER - 1, tmp_path / "two"
     on_ranks("sft_worker.py", [{"model": start, "out": out, "rank": 4, "zero_stage": 2, "ends": True}])
     assert len(sft(start, out, start=resumed_at, rank=4, zero_stage=0)) == PLAN.steps - resumed_at
-    expected = movement(tmp_path / "alone" / "model", start)
-    assert relative_l2(movement(out / "model", start), expected) < 1e-3
+    assert relative_l2(movement(out / "model", start), moved_alone) < 1e-3
     assert set(weights_in(out / "model")) == set(weights_in(start))

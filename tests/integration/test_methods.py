@@ -1,17 +1,16 @@
-"""Every method as its user runs it: three real RL steps, stopped in the second and resumed to the same bits."""
+"""Every method as its user runs it: real RL steps, interrupted and resumed to the same bits."""
 
 import json
 import math
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE_S
+from forked_program import ForkedProgram
 from reference.taught_presets import teacher_overrides
 from safetensors.torch import load_file, save_file
 
@@ -30,6 +29,8 @@ STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl}
 SUPERVISED = ("sft", "dft")
 METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
 STEPS = 3
+KILLED = ("exgrpo", "uft", "guide", "bread", "opd_rl")
+"""Methods that really are killed, between the two updates of a step."""
 # A quarter of this base's rollouts are right: gates open and shut, groups are mixed, replay has something to replay.
 EASY = (
     "data.train={kind: arithmetic, num_prompts: 32, num_operations: [1, 2], operations: {reverse: 1}}",
@@ -58,19 +59,28 @@ SMALL = {
 TWO_UPDATES = ("rl.steps=5", "rl.prompts_per_step=4", "rl.prompts_per_update=2", "execution.checkpoint.rl_every=2")
 
 
+Finished = Callable[..., tuple[ExperimentConfig, Path]]
+"""The fixture `finished`."""
+
+
 class Stopped(BaseException):
     """Stands for whatever ends a process between two steps."""
 
 
 class StoppingEvents(EventWriter):
-    """Ends the run when a step was journalled, learned from and logged, but no later checkpoint is complete."""
+    """Ends the run when a step was journalled, learned from and logged, but no later checkpoint is complete.
 
-    def __init__(self, path: Path, stop_at: int | None) -> None:
+    Before that, what lies in its folder after step 2 is copied to `copy_to`.
+    """
+
+    def __init__(self, path: Path, stop_at: int | None, copy_to: Path | None) -> None:
         super().__init__(path)
-        self._stop_at = stop_at
+        self._out, self._stop_at, self._copy_to = path.parent, stop_at, copy_to
 
     def progress(self, step: int, total: int, **metrics: float) -> None:
         super().progress(step, total, **metrics)
+        if step == 2 and self._copy_to is not None:
+            shutil.copytree(self._out, self._copy_to)
         if step == self._stop_at:
             raise Stopped
 
@@ -84,10 +94,15 @@ def experiment(method: str, *overrides: str) -> ExperimentConfig:
 
 
 def run_stage(
-    node: StageNode, config: ExperimentConfig, out: Path, inputs: Mapping[str, Path], stop_at: int | None = None
+    node: StageNode,
+    config: ExperimentConfig,
+    out: Path,
+    inputs: Mapping[str, Path],
+    stop_at: int | None = None,
+    copy_to: Path | None = None,
 ) -> StageResult:
     out.mkdir(parents=True, exist_ok=True)
-    events = StoppingEvents(out / "events.jsonl", stop_at)
+    events = StoppingEvents(out / "events.jsonl", stop_at, copy_to)
     context = StageContext(out, inputs, "key", node.name, config.execution, config.tracking, events)
     return STAGES[node.stage].run(node.settings, context)
 
@@ -119,42 +134,67 @@ def taught(method: str, upstream: Mapping[str, Path]) -> list[str]:
 
 
 def run_rl(
-    config: ExperimentConfig, out: Path, upstream: Mapping[str, Path], stop_at: int | None = None
+    config: ExperimentConfig,
+    out: Path,
+    upstream: Mapping[str, Path],
+    stop_at: int | None = None,
+    copy_to: Path | None = None,
 ) -> StageResult:
     (node,) = (node for node in build_graph(config) if node.stage == "rl")
-    return run_stage(node, config, out, upstream, stop_at)
+    return run_stage(node, config, out, upstream, stop_at, copy_to)
+
+
+@pytest.fixture(scope="module")
+def finished(upstream: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Runs a method undisturbed, once for each of its settings; returns them and the folder, not to be changed."""
+    made: dict[tuple[str, ...], tuple[ExperimentConfig, Path]] = {}
+
+    def run(method: str, *overrides: str) -> tuple[ExperimentConfig, Path]:
+        key = (method, *overrides)
+        if key not in made:
+            config, out = experiment(method, *overrides), tmp_path_factory.mktemp(method) / "undisturbed"
+            run_rl(config, out, upstream, copy_to=after_step_2(out))
+            made[key] = (config, out)
+        return made[key]
+
+    return run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_runs_three_steps_and_resumes_after_a_stop_to_the_same_bits(
-    method: str, upstream: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in KILLED])
+def test_a_method_runs_three_steps_and_resumes_to_the_same_bits(
+    method: str, upstream: dict[str, Path], finished: Finished
 ) -> None:
-    config = experiment(method, *taught(method, upstream))
-    run_rl(config, tmp_path / "undisturbed", upstream)
-    undo_checkpoint_and_resume(config, upstream, tmp_path / "resumed")
-    assert_same_result(tmp_path / "undisturbed", tmp_path / "resumed")
-    rows = read_metrics(tmp_path / "undisturbed" / "metrics.jsonl")
+    config, out = finished(method, *taught(method, upstream))
+    assert_resumes_from_step_1(config, out, upstream)
+    rows = read_metrics(out / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     _assert_reports_what_it_does(config, rows)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["exgrpo", "uft", "guide", "bread", "opd_rl"])
-def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
-    method: str, upstream: dict[str, Path], tmp_path: Path
-) -> None:
+def run_killed(out: Path, method: str, upstream: Mapping[str, Path], *overrides: str) -> None:
     """Killed before the second update of step 4: steps 3 and 4 lie in the journal, the last checkpoint is step 2's."""
-    teacher = taught(method, upstream)
-    config, out = experiment(method, *TWO_UPDATES, *teacher), tmp_path / "killed"
-    arguments = [method, "8", str(out), str(upstream["data"]), str(upstream["model"]), *teacher]
-    killed = subprocess.run([sys.executable, Path(__file__).with_name("killed_run.py"), *arguments], timeout=PATIENCE_S)
-    assert killed.returncode == -signal.SIGKILL
+    arguments = [method, "8", str(out), str(upstream["data"]), str(upstream["model"]), *overrides]
+    killed = ForkedProgram([sys.executable, "-m", "killed_run", *arguments], out.with_name("killed.log"))
+    assert killed.ended() == -signal.SIGKILL, out.with_name("killed.log").read_text()
     assert (out / "journal/step_000004.parquet").exists()
     assert [row["step"] for row in read_metrics(out / "metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking")
+@pytest.mark.parametrize("method", KILLED)
+def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
+    method: str, upstream: dict[str, Path], finished: Finished, tmp_path: Path
+) -> None:
+    out, teacher = tmp_path / "killed", taught(method, upstream)
+    run_killed(out, method, upstream, *teacher)
+    config, undisturbed = finished(method, *TWO_UPDATES, *teacher)
     assert run_rl(config, out, upstream).resumed_from == 2
-    run_rl(config, tmp_path / "undisturbed", upstream)
-    assert_same_result(tmp_path / "undisturbed", out)
+    assert_same_result(undisturbed, out)
+    rows = read_metrics(out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    _assert_reports_what_it_does(config, rows)
     if method == "guide":
         assert any(row["batch/hint_solved_share"] > 0 for row in read_metrics(out / "metrics.jsonl"))
     if method == "exgrpo":
@@ -182,43 +222,44 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_an_adapter_has_the_frozen_model_as_its_own_teacher(upstream: dict[str, Path], tmp_path: Path) -> None:
+def test_an_adapter_has_the_frozen_model_as_its_own_teacher(upstream: dict[str, Path], finished: Finished) -> None:
     """The policy's first step, whose adapter changes nothing yet, has the teacher's scores of full training."""
-    adapter = "model.lora={rank: 4, alpha: 8}"
-    config = experiment("opsd", adapter)
-    run_rl(config, tmp_path / "adapted", upstream)
-    undo_checkpoint_and_resume(config, upstream, tmp_path / "resumed")
-    assert_same_result(tmp_path / "adapted", tmp_path / "resumed")
-    run_rl(experiment("opsd"), tmp_path / "full", upstream)
-    adapted, full = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("adapted", "full"))
+    config, out = finished("opsd", "model.lora={rank: 4, alpha: 8}")
+    assert_resumes_from_step_1(config, out, upstream)
+    adapted, full = (read_metrics(folder / "metrics.jsonl") for folder in (out, finished("opsd")[1]))
     name = "actor/distillation_reverse_kl"
     assert adapted[0][name] == pytest.approx(full[0][name], rel=1e-4)
     assert adapted[2][name] != pytest.approx(full[2][name], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_a_reference_that_follows_the_policy_survives_a_kill(upstream: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forking")
+def test_a_reference_that_follows_the_policy_survives_a_kill(
+    upstream: dict[str, Path], finished: Finished, tmp_path: Path
+) -> None:
     """Refreshed after steps 2 and 4, killed within step 4; a reference that stays gives another result."""
     moving = "rl.reference={refresh_every: 2, mixup: 0.5}"
-    stays, config = (experiment("uft", *TWO_UPDATES, *more) for more in ((), (moving,)))
-    arguments = ["uft", "8", str(tmp_path / "killed"), str(upstream["data"]), str(upstream["model"]), moving]
-    killed = subprocess.run([sys.executable, Path(__file__).with_name("killed_run.py"), *arguments], timeout=PATIENCE_S)
-    assert killed.returncode == -signal.SIGKILL
+    run_killed(tmp_path / "killed", "uft", upstream, moving)
+    config, moved = finished("uft", *TWO_UPDATES, moving)
     assert run_rl(config, tmp_path / "killed", upstream).resumed_from == 2
-    run_rl(config, tmp_path / "undisturbed", upstream)
-    assert_same_result(tmp_path / "undisturbed", tmp_path / "killed")
-    run_rl(stays, tmp_path / "stays", upstream)
-    found, other = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("undisturbed", "stays"))
+    assert_same_result(moved, tmp_path / "killed")
+    _, stays = finished("uft", *TWO_UPDATES)
+    found, other = (read_metrics(folder / "metrics.jsonl") for folder in (moved, stays))
     differs = [one["actor/kl_loss"] != two["actor/kl_loss"] for one, two in zip(found, other, strict=True)]
     assert differs[:3] == [False, False, True]
 
 
-def undo_checkpoint_and_resume(config: ExperimentConfig, upstream: Mapping[str, Path], out: Path) -> None:
-    """Stop after step 2, lose its checkpoint as a kill in the middle of writing would, and go on from step 1."""
-    with pytest.raises(Stopped):
-        run_rl(config, out, upstream, stop_at=2)
-    (out / "checkpoints/step_000002/COMPLETE").unlink()
-    assert run_rl(config, out, upstream).resumed_from == 1
+def after_step_2(out: Path) -> Path:
+    """Where a run in `out` puts a copy of what lies there after step 2."""
+    return out.with_name(f"{out.name}-after-step-2")
+
+
+def assert_resumes_from_step_1(config: ExperimentConfig, out: Path, upstream: Mapping[str, Path]) -> None:
+    """What lay in `out` after step 2, without that step's checkpoint as after a kill in the middle of writing it."""
+    left = after_step_2(out)
+    (left / "checkpoints/step_000002/COMPLETE").unlink()
+    assert run_rl(config, left, upstream).resumed_from == 1
+    assert_same_result(out, left)
 
 
 def assert_same_result(one: Path, other: Path) -> None:

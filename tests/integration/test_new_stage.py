@@ -1,17 +1,15 @@
 """A stage of one's own takes two edits, its program and its entry in the registry: here in a copy of the project."""
 
 import json
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
 from prefect_api import shared_api, without_prefect
+from test_serve import copy_of_the_code
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 PROGRAM = """\
 from luffy.data.parquet import read_prompts
 from luffy.files import write_atomic
@@ -46,16 +44,16 @@ _KINDS = (
 """
 
 
-@pytest.fixture
-def project(tmp_path):
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
     """The project with a stage `census`."""
-    for name in ("luffy", "flows", "tasks", "exp_configs", "data"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
-    (tmp_path / "luffy/stages/census.py").write_text(PROGRAM)
-    registry = tmp_path / "luffy/config/stage_kinds.py"
+    root = tmp_path_factory.mktemp("project")
+    copy_of_the_code(root, "luffy", "flows", "tasks", "exp_configs", "data")
+    (root / "luffy/stages/census.py").write_text(PROGRAM)
+    registry = root / "luffy/config/stage_kinds.py"
     before, after = registry.read_text().split("STAGE_KINDS: Mapping")
     registry.write_text(f"{before}{ENTRY}STAGE_KINDS: Mapping{after}")
-    return tmp_path
+    return root
 
 
 def flow(project, *arguments):
@@ -65,15 +63,15 @@ def flow(project, *arguments):
 
 
 def test_a_chain_with_a_custom_stage_runs_and_is_reused(project):
-    chain = "stages=[prepare_data, base, census]"
-    first = flow(project, chain)
+    chain = ("stages=[prepare_data, base, census]", "base.steps=2")
+    first = flow(project, *chain)
     assert first.returncode == 0, first.stderr
     assert (project / "workspace/runs/smoke-1/census.txt").read_text().startswith("prompts of smoke: ")
     (manifest,) = (project / "workspace/stages/census").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["upstream"].keys() == {"data"}
-    again = flow(project, chain)
+    again = flow(project, *chain)
     assert "census: reused" in again.stdout
-    assert "first run" in flow(project, chain, "name=other", "seed=5", "--dry-run").stdout
+    assert "first run" in flow(project, *chain, "name=other", "seed=5", "--dry-run").stdout
 
 
 def test_an_unregistered_stage_is_refused_with_a_list_of_the_registered_ones(project):

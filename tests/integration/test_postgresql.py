@@ -4,31 +4,18 @@ import json
 import signal
 import urllib.request
 
-import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
 from postgres import PROGRAMS, postgresql
-from test_serve import SHORT, Checkout
+from test_serve import ENDED, LOOK_S, SHORT, Checkout, command_lines
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PROGRAMS is None, reason="needs PostgreSQL's programs in /usr/lib/postgresql"),
 ]
 PASSWORD = "canary-postgres-93ab1c"
-RUNS, LIMIT = 4, 2
+RUNS, LIMIT = 3, 2
 URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
-ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-
-
-def submit(checkout, times):
-    """The identifiers of new runs of the deployment full-pipeline/smoke."""
-    (deployment,) = (
-        each["id"]
-        for each in checkout.ask("deployments/filter", limit=50)
-        if each["name"] == "smoke" and each["entrypoint"].endswith("full_pipeline")
-    )
-    path = f"deployments/{deployment}/create_flow_run"
-    return [checkout.ask(path, parameters={"overrides": SHORT})["id"] for _ in range(times)]
 
 
 def files_with(text, root):
@@ -41,17 +28,17 @@ def test_runs_share_a_server_over_postgresql_and_its_password_is_found_nowhere(t
     with postgresql(PASSWORD) as url:
         checkout.environment[URL] = url
         process = checkout.start("--limit", str(LIMIT))
-        runs = submit(checkout, RUNS)
+        runs = [checkout.begin(SHORT) for _ in range(RUNS)]
         most, commands = 0, set()
 
         def have_ended():
             nonlocal most
             states = [checkout.state(run) for run in runs]
             most = max(most, states.count("RUNNING"))
-            commands.update(" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
-            return ENDED.issuperset(states)
+            commands.update(command_lines())
+            return set(states) <= set(ENDED)
 
-        wait_until(have_ended)
+        wait_until(have_ended, every_s=LOOK_S)
         assert [checkout.state(run) for run in runs] == ["COMPLETED"] * RUNS
         assert 1 <= most <= LIMIT
         logs = checkout.ask("logs/filter", limit=200)

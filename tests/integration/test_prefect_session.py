@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
+from prefect_api import place_empty_database
 
 from luffy.errors import LuffyError
 from luffy.flows import prefect_session
@@ -148,6 +149,7 @@ def test_prefect_itself_bypasses_the_proxy_for_this_machine(tmp_path, before, af
 @pytest.mark.slow
 def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(project, monkeypatch, capsys):
     """Where other machines may write the workspace, it has a folder of its own."""
+    place_empty_database(project / "home" / "embedded" / socket.gethostname())
     monkeypatch.setattr(prefect_session, "is_of_one_machine", lambda folder: False)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     server = prefect_api()
@@ -163,7 +165,8 @@ def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(proje
 
 @pytest.mark.slow
 def test_kill_9_of_the_flow_ends_the_embedded_server(tmp_path):
-    parent = subprocess.Popen([sys.executable, "-c", START, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    place_empty_database(tmp_path / "home")
+    parent = subprocess.Popen([sys.executable, "-c", START, str(tmp_path / "home")], stdout=subprocess.PIPE, text=True)
     url = parent.stdout.readline().strip()
     assert urllib.request.urlopen(f"{url}/health").status == 200
     (server,) = psutil.Process(parent.pid).children()

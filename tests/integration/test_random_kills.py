@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from campaigns.killing import VICTIMS, Kill, Pipeline, differences, disturb, draws, promised
 from flow_process import UNDISTURBED
+from prefect_api import place_empty_database
 
 pytestmark = pytest.mark.slow
 PLANNED = list(islice(draws(Random(10), mean_s=7.0), 5))
@@ -30,6 +31,7 @@ def test_five_kills_at_random_moments_give_the_result_of_an_undisturbed_run(undi
     (config, *overrides), kills, chains = UNDISTURBED, [], 0
     while len(kills) < len(PLANNED):  # a second chain only where the first was too fast for all of them
         pipeline, chains = Pipeline(tmp_path / str(chains), config, tuple(overrides)), chains + 1
+        place_empty_database(pipeline.workspace / "prefect")
         kills += run_to_its_end(pipeline, len(kills))
         assert differences(promised(pipeline.workspace), promised(undisturbed[0])) == []
     assert [kill.victim for kill in kills] == [draw.victim for draw in PLANNED]

@@ -1,12 +1,14 @@
 """Real Ray, real DeepSpeed ranks, real vLLM: two ranks and two engines do what one process does.
 
 One cluster, ZeRO 3, untied embeddings and weights by broadcast, for all tests, which go through a run in order: start,
-first update, publish, the loss of an engine.
+first update, publish, the loss of an engine, end.
 """
 
 import os
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,10 @@ class Pair:
     ray: RayCluster
     local: LocalCluster
     spec: TrainerSpec
+    other: subprocess.Popen[bytes]
+    """A process of somebody else, started while Ray started."""
+    end: Callable[[], None]
+    """Ends the cluster."""
 
     def export(self, name: str) -> Path:
         """The weights of the ranks, as a model folder."""
@@ -65,12 +71,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     )
     local = LocalCluster(spec_of(local_folder, model_of(tied=False), zero_stage=0))
     before = set(psutil.Process().children(recursive=True))
-    with pytest.MonkeyPatch.context() as patch:
+    others, init = [], ray.init
+
+    def start_both(**options: object) -> object:
+        others.append(subprocess.Popen(["sleep", "100000"]))
+        return init(**options)
+
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)  # Ray's workers import the gated actors
         patch.setattr(ray_cluster, "EngineActor", GatedEngineActor)
         patch.setattr(ray_ranks, "RankActor", GatedRankActor)
-        with RayCluster(spec) as cluster:
-            yield Pair(cluster, local, spec)
+        patch.setattr(ray, "init", start_both)
+        cluster = stack.enter_context(RayCluster(spec))
+        (other,) = others
+        yield Pair(cluster, local, spec, other, stack.close)
+    other.kill()
     wait_until_ended(set(psutil.Process().children(recursive=True)) - before)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("later")]
 
@@ -180,3 +195,13 @@ def test_a_layout_larger_than_the_cluster_is_refused(pair: Pair) -> None:
     everything = ray.cluster_resources()["CPU"]
     with pytest.raises(ClusterError, match=r"CPUs did not become free within 1 s"):
         reserve(Layout([{"CPU": everything}], ONE, []), 1)
+
+
+def test_a_process_that_another_thread_starts_while_ray_starts_outlives_ray(pair: Pair) -> None:
+    """The last test: it ends the cluster."""
+    pair.end()
+    assert not ray.is_initialized()
+    for thread in threading.enumerate():
+        if thread.name == "ray-end":  # it kills what Ray has started
+            thread.join(PATIENCE_S)
+    assert pair.other.poll() is None

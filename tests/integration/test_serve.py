@@ -36,8 +36,28 @@ LONG = [
     "stages=[prepare_data, base]",
     "base.steps=100000",
     "base.optimizer.schedule={kind: constant}",
-    "execution.checkpoint.base_every=10",
+    "execution.checkpoint.base_every=2",
 ]
+"""Its stage never ends: a run of it goes on where the last one was ended."""
+LOOK_S = 0.5
+"""Between two looks that the server has to answer: it takes as long as the run that is waited for."""
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+def copy_of_the_code(root, *names):
+    """Copy these folders of the checkout to `root`: with their byte code, which each process would make anew."""
+    for name in names:
+        writing = shutil.ignore_patterns("*.pyc.*")  # byte code that is only being written
+        shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=writing)
+
+
+def command_lines():
+    """Those of all processes. Asked many times a second: psutil would take a core."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found.add((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
 
 
 class Checkout:
@@ -45,8 +65,7 @@ class Checkout:
 
     def __init__(self, root):
         self.root, self.workspace, self.port = root / "checkout", root / "workspace", free_port(2)
-        for name in ("flows", "tasks", "luffy", "data", "exp_configs"):
-            shutil.copytree(ROOT / name, self.root / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_of_the_code(self.root, "flows", "tasks", "luffy", "data", "exp_configs")
         shutil.copy(ROOT / "prefect.yaml", self.root)
         (root / "home").mkdir()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "LUFFY"))}
@@ -54,7 +73,7 @@ class Checkout:
             **inherited,
             "HOME": str(root / "home"),
             "PYTHONPATH": f"{self.root}:{HOLDING}",
-            "TEST_PACE": "base:100000:0.1",  # a stage of LONG is there to be ended, and would take a core
+            "TEST_PACE": "base:100000:0.5",  # a stage of LONG is there to be ended, and would take a core
             "COLUMNS": "250",
         }
         self.api = f"http://127.0.0.1:{self.port}/api"
@@ -91,8 +110,19 @@ class Checkout:
         except urllib.error.HTTPError as error:
             return error.code, ""
 
+    def begin(self, overrides):
+        """Start the deployment as the page of the server does; returns the run's identifier."""
+        return self.begin_of("full-pipeline/smoke", {"overrides": overrides})
+
+    def begin_of(self, name, parameters):
+        """The same for any deployment."""
+        return self.ask(self._runs_of(name), parameters=parameters)["id"]
+
+    def _runs_of(self, name):
+        return f"deployments/{self.ask(f'deployments/name/{name}')['id']}/create_flow_run"
+
     def submit(self, overrides, *options):
-        """Start the deployment; returns the finished command and the run's identifier."""
+        """Start the deployment by Prefect's command; returns the finished command and the run's identifier."""
         return self.deploy("full-pipeline/smoke", {"overrides": overrides}, *options)
 
     def deploy(self, name, parameters, *options):
@@ -110,6 +140,16 @@ class Checkout:
 
     def state(self, run):
         return self.ask(f"flow_runs/{run}")["state_type"]
+
+    def end_of(self, run):
+        """The state in which `run` ends."""
+        wait_until(lambda: self.state(run) in ENDED, f"the end of {run}", every_s=LOOK_S)
+        return self.state(run)
+
+    def cancel(self, run):
+        """Request it as the page of the server does."""
+        answer = self.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+        assert answer["status"] == "ACCEPT"
 
     def artifacts(self, run):
         """The newest artifact of each key; a run that was retried has one of each try."""
@@ -150,21 +190,29 @@ class Checkout:
     def newest_run(self, process):
         """The run that `process`, a flow started by hand, is about to report."""
         started = {"flow_runs": {"deployment_id": {"is_null_": True}, "state": {"type": {"any_": ["RUNNING"]}}}}
-        wait_until(lambda: process.poll() is not None or self.ask("flow_runs/filter", **started))
+        wait_until(lambda: process.poll() is not None or self.ask("flow_runs/filter", **started), every_s=LOOK_S)
         return self.ask("flow_runs/filter", **started)[0]["id"]
 
     def running_on(self, host):
         """A run of the same pool that a worker on another host has said to be running."""
-        path = f"deployments/{self.ask('deployments/name/full-pipeline/smoke')['id']}/create_flow_run"
-        run = self.ask(path, state={"type": "PENDING"}, tags=[f"host:{host}"])["id"]
+        run = self.ask(self._runs_of("full-pipeline/smoke"), state={"type": "PENDING"}, tags=[f"host:{host}"])["id"]
         self.ask(f"flow_runs/{run}/set_state", state={"type": "RUNNING", "name": "Running"}, force=True)
         return run
 
     def wait_for_steps(self, run):
         """Until the stage of the long `run` shows steps and has a checkpoint."""
-        wait_until(lambda: self.artifacts(run).get("smoke-base-progress", {"data": 0})["data"] > 0)
+        self.wait_for_progress(run)
         events = max(self.workspace.glob("stages/base/*/events.jsonl"), key=lambda path: path.stat().st_mtime)
         wait_until(lambda: list(events.parent.glob("checkpoints/step_*/COMPLETE")))
+
+    def wait_for_progress(self, run):
+        """Until the stage of the long `run` shows steps."""
+        asked = {"flow_run_id": {"any_": [run]}, "key": {"any_": ["smoke-base-progress"]}}
+
+        def shows_steps():
+            return any(one["data"] > 0 for one in self.ask("artifacts/filter", artifacts=asked))
+
+        wait_until(shows_steps, f"steps of {run}", every_s=LOOK_S)
 
 
 @pytest.fixture(scope="module")
@@ -176,16 +224,23 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(checkout):
-    process = checkout.start()
+    """With a server; a test that ends it starts another one."""
+    checkout.process = checkout.start()
     yield checkout
-    process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE_S) == 0
+    checkout.process.send_signal(signal.SIGINT)
+    assert checkout.process.wait(PATIENCE_S) == 0
     assert checkout.processes() == []
     assert not (checkout.root / "prefect.toml").exists()
 
 
-def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served):
-    result, run = served.submit(SHORT, "--watch")
+@pytest.fixture(scope="module")
+def first(served):
+    """A run of SHORT from another terminal: the finished command, and the run's identifier."""
+    return served.submit(SHORT, "--watch")
+
+
+def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, first):
+    result, run = first
     assert result.returncode == 0, result.stdout + result.stderr
     found = served.ask(f"flow_runs/{run}")
     assert found["name"].startswith("smoke luffy stages=")
@@ -198,18 +253,18 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served):
     logs = served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)
     assert any("corpus: 5" in log["message"] and log["level"] == 20 for log in logs)
 
-    again, second = served.submit(SHORT, "--watch")
-    assert again.returncode == 0
+    second = served.begin(SHORT)
+    assert served.end_of(second) == "COMPLETED"
     shown = served.artifacts(second)
     assert shown["smoke-base-progress"]["description"] == "base: reused"
     assert {"smoke-base-metrics", "smoke-base-curves", "smoke-prepare-data-card"} <= set(shown)
 
 
-def test_the_form_and_a_data_flow_reuse_the_stages_of_the_file(served):
-    assert served.submit(SHORT, "--watch")[0].returncode == 0
+def test_the_form_and_a_flow_started_by_hand_reuse_the_stages_of_the_file(served, first):
+    """The one that is started by hand reports to the server, too."""
     form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
-    result, run = served.deploy("pipeline-form/arithmetic", {"experiment": form}, "--watch")
-    assert result.returncode == 0, result.stdout + result.stderr
+    run = served.begin_of("pipeline-form/arithmetic", {"experiment": form})
+    assert served.end_of(run) == "COMPLETED"
     shown = served.artifacts(run)
     assert shown["smoke-prepare-data-progress"]["description"] == "prepare_data: reused"
     assert shown["smoke-base-progress"]["description"] == "base: reused"
@@ -220,6 +275,9 @@ def test_the_form_and_a_data_flow_reuse_the_stages_of_the_file(served):
     assert alone.returncode == 0, alone.stderr
     assert "prepare_data: reused" in alone.stdout
     assert re.search(r"^train +arithmetic +24 +24 +0", alone.stdout, re.MULTILINE), alone.stdout
+    assert "embedded server" not in alone.stderr
+    newest = served.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
+    assert (newest["deployment_id"], newest["state_type"]) == (None, "COMPLETED")
 
 
 def test_a_form_is_refused_by_its_schema_or_ends_in_one_line(served):
@@ -227,20 +285,10 @@ def test_a_form_is_refused_by_its_schema_or_ends_in_one_line(served):
     result, run = served.deploy("pipeline-form/arithmetic", {"experiment": {**form, "seed": -1}})
     assert (result.returncode, run) == (1, None)
     assert "-1 is less than the minimum of 0" in result.stdout + result.stderr
-    parameters = {"experiment": {**form, "stages": ["prepare_data", "base", "report"]}}
-    result, run = served.deploy("pipeline-form/arithmetic", parameters, "--watch")
-    assert result.returncode == 1
+    stages = ["prepare_data", "base", "report"]
+    run = served.begin_of("pipeline-form/arithmetic", {"experiment": {**form, "stages": stages}})
+    served.end_of(run)
     served.failed_in_one_line(run, "form: stages: report needs evaluate before it")
-
-
-def test_a_flow_started_by_hand_reports_to_the_server_too(served):
-    result = served.run(
-        "flows/full_pipeline.py", "exp_configs/smoke.yaml", *SHORT, LUFFY_WORKSPACE=str(served.workspace)
-    )
-    assert result.returncode == 0, result.stderr
-    assert "embedded server" not in result.stderr
-    newest = served.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
-    assert (newest["deployment_id"], newest["state_type"]) == (None, "COMPLETED")
 
 
 def test_parameters_of_the_wrong_type_are_refused_at_submission(served):
@@ -256,12 +304,11 @@ def test_a_mistake_in_the_experiment_is_one_line_before_any_stage_and_not_retrie
 
 
 def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_it(served):
-    _, run = served.submit(LONG)
+    run = served.begin(LONG)
     served.wait_for_steps(run)
-    request = served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-    assert request["status"] == "ACCEPT"
+    served.cancel(run)
     wait_until(lambda: not served.processes("luffy.stages"))
-    wait_until(lambda: served.state(run) == "CANCELLED")
+    assert served.end_of(run) == "CANCELLED"
     assert not served.processes("luffy.stages")
     plan = served.run(
         "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "--dry-run", LUFFY_WORKSPACE=str(served.workspace)
@@ -271,19 +318,19 @@ def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_
 
 def test_a_retry_of_a_failed_run_resumes_the_stage_that_was_killed(served):
     """`prefect flow-run retry`, or the button in the UI."""
-    _, run = served.submit([*(words for words in LONG if "steps" not in words), "base.steps=400", "seed=9"])
+    run = served.begin([*SHORT, "base.steps=400", "execution.checkpoint.base_every=40"])
     # At its first checkpoint, long before its last step: on a loaded machine the artifacts come later.
     glob = served.workspace.glob
     wait_until(lambda: any(holder_of(step.parents[2]) for step in glob("stages/base/*/checkpoints/step_*/COMPLETE")))
     (stage,) = filter(holder_of, glob("stages/base/*"))
     psutil.Process(int(re.search(r"pid (\d+)", holder_of(stage))[1])).kill()
-    wait_until(lambda: served.state(run) == "FAILED")
+    assert served.end_of(run) == "FAILED"
     assert "base was ended by SIGKILL" in served.ask(f"flow_runs/{run}")["state"]["message"]
     # The worker would call the retried run crashed if it saw the end of the first try's process later.
     wait_until(lambda: not served.processes("prefect.engine"))
     result = served.run("-m", "prefect", "flow-run", "retry", run)
     assert result.returncode == 0, result.stdout + result.stderr
-    wait_until(lambda: served.state(run) in ("COMPLETED", "FAILED", "CRASHED"))
+    served.end_of(run)
     found = served.ask(f"flow_runs/{run}")
     assert (found["state_type"], found["run_count"]) == ("COMPLETED", 2)
     newest = max(served.workspace.glob("runs/*/run.json"), key=lambda path: path.stat().st_mtime)
@@ -292,46 +339,53 @@ def test_a_retry_of_a_failed_run_resumes_the_stage_that_was_killed(served):
 
 
 def test_a_run_whose_worker_misses_the_cancellation_ends_itself(served):
-    _, run = served.submit([*LONG, "seed=5"])
+    run = served.begin(LONG)
     served.wait_for_steps(run)
     worker = served.worker()
     worker.suspend()
     try:
-        served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-        wait_until(lambda: served.state(run) == "CANCELLED")
+        served.cancel(run)
+        assert served.end_of(run) == "CANCELLED"
         assert not served.processes("luffy.stages")
     finally:
         worker.resume()
     wait_until(lambda: not served.processes("prefect.engine"))  # the worker has seen its end
-    assert served.submit(SHORT, "--watch")[0].returncode == 0
+    assert served.end_of(served.begin(SHORT)) == "COMPLETED"
     assert served.state(run) == "CANCELLED"
 
 
-@pytest.mark.parametrize(("seed", "interrupt"), [(3, signal.SIG_DFL), (4, signal.SIG_IGN)])
-def test_a_flow_started_by_hand_can_be_cancelled_too(served, seed, interrupt):
-    """Also one that a script has started with `&`, where SIGINT is ignored."""
-    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, f"seed={seed}"]
-    env = {**served.environment, "LUFFY_WORKSPACE": str(served.workspace)}
-    process = subprocess.Popen(
-        command,
+def by_hand(served, *overrides, interrupt=signal.SIG_DFL, **more):
+    """A flow that is started in a terminal, or by a script that has it ignore Ctrl-C."""
+    return subprocess.Popen(
+        [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *overrides],
         cwd=served.root,
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        env={**served.environment, "LUFFY_WORKSPACE": str(served.workspace), **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
     )
-    try:
-        run = served.newest_run(process)
-        wait_until(lambda: served.artifacts(run).get("smoke-base-progress", {"data": 0})["data"] > 0)
-        served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-        wait_until(lambda: not served.processes("warm_server"))  # which the stage was forked from
-        _, said = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()  # where something has failed
-    assert process.returncode == 130
+
+
+def assert_cancelled(served, process, run):
+    """`process`, a flow started by hand, ends as on Ctrl-C, and its `run` as cancelled."""
+    said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, said
     assert "interrupted; the same command resumes" in said
     assert served.state(run) == "CANCELLED"
+
+
+def test_a_flow_that_a_script_has_started_can_be_cancelled_too(served):
+    """With `&`, so that SIGINT is ignored. `test_stages_share_no_gpu...` cancels one of a terminal."""
+    process = by_hand(served, *LONG, "seed=4", interrupt=signal.SIG_IGN)
+    try:
+        run = served.newest_run(process)
+        served.wait_for_progress(run)
+        served.cancel(run)
+        wait_until(lambda: not served.processes("warm_server"))  # which the stage was forked from
+        assert_cancelled(served, process, run)
+    finally:
+        process.kill()  # where something has failed
 
 
 @pytest.fixture
@@ -344,11 +398,7 @@ def one_gpu(served, tmp_path, monkeypatch):
     started = []
 
     def start(*overrides):
-        command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *overrides]
-        env = {**served.environment, "LUFFY_WORKSPACE": str(served.workspace), "PATH": os.environ["PATH"]}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        as_in_a_terminal = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-        started.append(subprocess.Popen(command, cwd=served.root, env=env, **streams, **as_in_a_terminal))
+        started.append(by_hand(served, *overrides, PATH=os.environ["PATH"]))
         return started[-1]
 
     assert limit_gpus(ApiClient(served.api)) == 1
@@ -361,7 +411,9 @@ def one_gpu(served, tmp_path, monkeypatch):
     httpx.delete(f"{served.api}/v2/concurrency_limits/gpu", timeout=PATIENCE_S).raise_for_status()
 
 
-def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
+def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, first, one_gpu):
+    """The one that has it is cancelled, which leaves it to the next one."""
+
     def taken():
         return served.ask("v2/concurrency_limits/gpu")["active_slots"]
 
@@ -372,19 +424,19 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
         shown = served.ask("artifacts/filter", artifacts={"key": {"any_": ["smoke-base-progress"]}})
         return [one for one in shown if one["description"] == "base: waiting for a slot of Prefect's limit 'gpu'"]
 
-    served.submit(SHORT, "--watch")
-    holder = one_gpu(*LONG, "seed=5")
-    wait_until(lambda: taken() == 1)
+    holder = one_gpu(*LONG)
+    run = served.newest_run(holder)
+    wait_until(lambda: taken() == 1, every_s=LOOK_S)
     cached, _ = one_gpu(*SHORT).communicate(timeout=PATIENCE_S)
     assert "base: reused" in cached
-    sharing, _ = one_gpu(*SHORT, "seed=6", "execution.gpus=0").communicate(timeout=PATIENCE_S)
+    sharing, _ = one_gpu(*SHORT, "base.batch_size=6", "execution.gpus=0").communicate(timeout=PATIENCE_S)
     assert "base: finished" in sharing
     begun = started()
-    waiter = one_gpu(*SHORT, "seed=8")
-    wait_until(waiting)
+    waiter = one_gpu(*SHORT, "base.batch_size=8")
+    wait_until(waiting, every_s=LOOK_S)
     assert (started(), taken(), waiter.poll()) == (begun, 1, None)
-    holder.send_signal(signal.SIGINT)
-    assert holder.wait(PATIENCE_S) == 130
+    served.cancel(run)
+    assert_cancelled(served, holder, run)
     said, _ = waiter.communicate(timeout=PATIENCE_S)
     assert waiter.returncode == 0, said
     assert "waiting for a slot" in said
@@ -433,34 +485,24 @@ def test_a_second_server_is_refused_in_one_line(served, tmp_path):
     assert "is served already, by pid" in result.stderr
 
 
-def test_kill_9_leaves_no_process_and_the_next_server_frees_and_reports_what_ran(tmp_path):
-    checkout = Checkout(tmp_path)
-    place_empty_database(checkout.workspace / "prefect")
-    process = checkout.start()
-    with messages_to(ApiClient(checkout.api), "lab") as received:
-        _, run = checkout.submit(LONG)
-        checkout.wait_for_steps(run)
-        elsewhere = checkout.running_on("another-host")
-        process.kill()
-        process.wait()
-        wait_until(lambda: checkout.processes() == [])
+def test_kill_9_leaves_no_process_and_the_next_server_frees_and_reports_what_ran(served):
+    """The last test of this server."""
+    with messages_to(ApiClient(served.api), "lab") as received:
+        run = served.begin(LONG)
+        served.wait_for_steps(run)
+        elsewhere = served.running_on("another-host")
+        served.process.kill()
+        served.process.wait()
+        wait_until(lambda: served.processes() == [])
 
-        assert (checkout.root / "prefect.toml").exists()  # nobody was left to remove it
-        by_hand = checkout.run(
-            "flows/full_pipeline.py", "exp_configs/smoke.yaml", *SHORT, LUFFY_WORKSPACE=str(checkout.workspace)
-        )
-        assert by_hand.returncode == 0, by_hand.stderr
-        assert "using an embedded server for this run" in by_hand.stderr
+        assert (served.root / "prefect.toml").exists()  # nobody was left to remove it
+        alone = served.run("flows/prepare_data.py", "exp_configs/smoke.yaml", LUFFY_WORKSPACE=str(served.workspace))
+        assert alone.returncode == 0, alone.stderr
+        assert "using an embedded server for this run" in alone.stderr
 
-        again = checkout.start("--notify", "custom-webhook/lab")
-        try:
-            assert (checkout.state(run), checkout.state(elsewhere)) == ("CRASHED", "RUNNING")
-            message = received.get(timeout=PATIENCE_S)
-            assert message["subject"].endswith(" crashed")
-            assert message["body"].endswith(f"To resume it: prefect flow-run retry {run}")
-            result, _ = checkout.submit(SHORT, "--watch")
-            assert result.returncode == 0, result.stdout
-        finally:
-            again.send_signal(signal.SIGINT)
-            assert again.wait(PATIENCE_S) == 0
-    assert checkout.processes() == []
+        served.process = served.start("--notify", "custom-webhook/lab")
+        assert (served.state(run), served.state(elsewhere)) == ("CRASHED", "RUNNING")
+        message = received.get(timeout=PATIENCE_S)
+        assert message["subject"].endswith(" crashed")
+        assert message["body"].endswith(f"To resume it: prefect flow-run retry {run}")
+        assert served.end_of(served.begin(SHORT)) == "COMPLETED"

@@ -1,21 +1,21 @@
 """SFT on several ranks: the parameters of one, at every ZeRO stage, and on other ranks after an interruption."""
 
 import contextlib
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from holding import Hold
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 from ranks import on_ranks
 from reference.gradient_case import relative_l2, tiny_model
 from reference.ray_case import movement, weights_in
 from reference.sft_case import ENDS_AFTER, PLAN, sft
+from stages_in_thread import RayStagesInThread
+
+from luffy.errors import EXIT_TEMPORARY, StageFailed
 
 pytestmark = pytest.mark.slow
 CASES: list[dict[str, object]] = [
@@ -25,8 +25,12 @@ CASES: list[dict[str, object]] = [
     {"zero_stage": 3, "micro_batch_tokens": 40},
     {"zero_stage": 0, "micro_batch_tokens": 40, "sequence_parallel": 2},
 ]
-SHARED = "execution.sequence_parallel=2"
-DRIVER = Path(__file__).with_name("ray_run.py")
+UNDER_RAY = (
+    "chain=sft_then_luffy",
+    "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}",
+    "execution.sequence_parallel=2",
+    f"execution.grace_s={PATIENCE_S}",
+)
 
 
 def on_two_ranks(runs: list[dict[str, object]]) -> list[list[dict[str, float]]]:
@@ -38,16 +42,17 @@ def folder(root: Path, name: str) -> Path:
     return root / name
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Path:
-    tiny_model().save_pretrained(tmp_path / "start")
-    return tmp_path / "start"
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    start = tmp_path_factory.mktemp("start")
+    tiny_model().save_pretrained(start)
+    return start
 
 
-@pytest.fixture
-def alone(tmp_path: Path, start: Path) -> tuple[Path, list[dict[str, float]]]:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, start: Path) -> tuple[Path, list[dict[str, float]]]:
     """The model folder and the metrics of a run on one rank."""
-    out = folder(tmp_path, "alone")
+    out = tmp_path_factory.mktemp("alone")
     return out / "model", sft(start, out, zero_stage=0)
 
 
@@ -91,55 +96,51 @@ def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(
     assert_same(from_one / "model", alone[0], start)
 
 
-def test_the_stage_survives_the_death_of_a_rank_and_sigterm_under_ray(tmp_path: Path) -> None:
+def test_the_stage_survives_the_death_of_a_rank_and_sigterm_under_ray(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With `cluster: ray` SFT has as many ranks as RL, here sharing sequences; a lost one ends the stage, which then
     resumes."""
+    for name, value in Hold(tmp_path, "sft", 3).environment.items():
+        monkeypatch.setenv(name, value)
+    request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
 
-    def run(*overrides: str, **environment: str) -> subprocess.Popen[str]:
-        chain = ["chain=sft_then_luffy", "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}"]
-        given = [SHARED, f"execution.grace_s={PATIENCE_S}", *overrides]
-        command = [sys.executable, str(DRIVER), str(tmp_path), "prepare_data,base,sft", *chain, *given]
-        return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+    def run(*overrides: str) -> RayStagesInThread:
+        return RayStagesInThread(tmp_path, "prepare_data,base,sft", *UNDER_RAY, *overrides)
 
-    def struck_at_step_3(strike: Callable[[list[psutil.Process]], None]) -> tuple[int, str]:
-        """Exit code and output of a run whose stage's processes are struck there."""
+    def struck_at_step_3(strike: Callable[[RayStagesInThread], None]) -> StageFailed:
+        """What ends a run whose stage's processes are struck there."""
         hold = Hold(tmp_path, "sft", 3)
-        driver = run(**hold.environment)
-        try:
-            hold.wait(driver)
-            strike(psutil.Process(driver.pid).children(recursive=True))
+        with run() as stages:
+            wait_until(lambda: hold.is_reached() or stages.is_over(), "the stage's stop")
+            assert not stages.is_over(), stages.failure()
+            strike(stages)
             hold.release()
-            said, _ = driver.communicate(timeout=PATIENCE_S)
-        finally:
-            driver.kill()
-        return driver.returncode, said
+            return stages.failure()
 
-    def kill_a_rank(processes: list[psutil.Process]) -> None:
-        ranks = [process for process in processes if "ray::RankActor" in process.name()]
+    def kill_a_rank(stages: RayStagesInThread) -> None:
+        ranks = stages.processes("ray::RankActor")
         assert len(ranks) == 2
         ranks[0].kill()
 
-    def end_all(processes: list[psutil.Process]) -> None:
-        for process in processes:
+    def end_all(stages: RayStagesInThread) -> None:
+        for process in stages.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
 
-    code, said = struck_at_step_3(kill_a_rank)
-    assert code != 0
-    assert re.search(r"trainer rank \d died", said)
-    code, said = struck_at_step_3(end_all)
-    assert (code, "sft was asked to end: step 3 of 4 is saved" in said) == (75, True), said
+    assert re.search(r"trainer rank \d died", str(struck_at_step_3(kill_a_rank)))
+    ended = struck_at_step_3(end_all)
+    assert ended.exit_code == EXIT_TEMPORARY
+    assert "sft was asked to end: step 3 of 4 is saved" in str(ended)
     (stage,) = (tmp_path / "stages" / "sft").iterdir()
     assert not (stage / "manifest.json").exists()
-    said, _ = (again := run()).communicate(timeout=PATIENCE_S)
-    assert again.returncode == 0, said
-    assert "resume from step 3" in said
+    with run() as again:
+        again.wait()
+    assert "resume from step 3" in again.recorder.texts("planned")
     ray_model = (stage / "model").rename(tmp_path / "on_two_ranks")
     (stage / "manifest.json").unlink()
     for path in (stage / "checkpoints").iterdir():
         path.rename(tmp_path / path.name)
-    said, _ = (alone := run("cluster=local", "rl.max_staleness=0", "execution.sequence_parallel=1")).communicate(
-        timeout=PATIENCE_S
-    )
-    assert alone.returncode == 0, said
+    with run("cluster=local", "rl.max_staleness=0", "execution.sequence_parallel=1") as alone:
+        alone.wait()
     assert relative_l2(weights_in(ray_model), weights_in(stage / "model")) < 1e-5

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,8 +28,10 @@ def processes_of(workspace):
     return found
 
 
-def test_ctrl_c_ends_the_stages_that_run_side_by_side(tmp_path):
-    env = without_prefect() | shared_api() | {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(tmp_path)}
+def test_ctrl_c_ends_the_stages_that_run_side_by_side(undisturbed, tmp_path):
+    """After those that come before them, which are reused."""
+    workspace = shutil.copytree(undisturbed[0], tmp_path / "workspace", symlinks=True)
+    env = without_prefect() | shared_api() | {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace)}
     longer = ("execution.parallel_stages=2", "sft.epochs=5000", "evaluation.max_response_tokens=64")
     flow = subprocess.Popen(
         [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *longer],
@@ -48,7 +51,7 @@ def test_ctrl_c_ends_the_stages_that_run_side_by_side(tmp_path):
     _, err = flow.communicate(timeout=PATIENCE_S)
     assert flow.returncode == 130, err
     assert "interrupted; the same command resumes" in err
-    assert processes_of(tmp_path) == []
-    record = json.loads((tmp_path / "runs/smoke-1/run.json").read_text())
+    assert processes_of(workspace) == []
+    record = json.loads((workspace / "runs/smoke-2/run.json").read_text())
     assert record["state"] == "interrupted"
     assert list(record["stages"]) == ["prepare_data", "base", "sft", "evaluate_base"]

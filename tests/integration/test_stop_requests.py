@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -146,14 +147,18 @@ def test_the_deadline_ends_at_once(undisturbed, tmp_path):
 
 
 def test_a_run_ends_in_one_line_and_the_same_command_goes_on(undisturbed, tmp_path):
-    flow = start(tmp_path, *UNDISTURBED, flow="full_pipeline")
-    wait_until(lambda: any('"started"' in path.read_text() for path in tmp_path.glob("stages/rl/*/events.jsonl")))
+    """The stages before RL are there."""
+    workspace = shutil.copytree(undisturbed[0], tmp_path / "workspace", symlinks=True)
+    for name in ("rl", "evaluate_rl", "report"):
+        shutil.rmtree((workspace / "runs" / "smoke-1" / "stages" / name).resolve())
+    flow = start(workspace, *UNDISTURBED, flow="full_pipeline")
+    wait_until(lambda: any('"started"' in path.read_text() for path in workspace.glob("stages/rl/*/events.jsonl")))
     flow.terminate()
     _, err = flow.communicate(timeout=PATIENCE_S)
     assert flow.returncode == 75, err
     assert err == "error: interrupted; the same command resumes\n"
-    (directory,) = tmp_path.glob("stages/rl/*")
+    (directory,) = workspace.glob("stages/rl/*")
     assert newest_checkpoint(directory) is not None
-    again = start(tmp_path, *UNDISTURBED, flow="full_pipeline")
+    again = start(workspace, *UNDISTURBED, flow="full_pipeline")
     assert again.wait(PATIENCE_S) == 0, again.communicate()
-    assert differences(promised(tmp_path), promised(undisturbed[0])) == []
+    assert differences(promised(workspace), promised(undisturbed[0])) == []

@@ -5,12 +5,12 @@ policy behind a real vLLM server."""
 import json
 import os
 import shutil
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from forked_program import ForkedProgram
 from patience import wait_until
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion
 from toy_run import Recorder
@@ -31,8 +31,7 @@ from luffy.pipeline.workspace import Workspace
 from luffy.synthesis.synthesis_card import read_synthesis_card
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
-SMOKE = ROOT / "exp_configs" / "smoke.yaml"
+SMOKE = Path(__file__).parents[2] / "exp_configs" / "smoke.yaml"
 KEY = "sk-hunter2"
 BEFORE_THE_KILL = 7
 REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
@@ -116,10 +115,9 @@ def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_cam
     plan.directory.mkdir(parents=True)
     write_job(plan.directory / "config.yaml", experiment.job(plan))
     log = plan.directory / "paid_answers.jsonl"
-    program = subprocess.Popen(stage_command("synthesize", plan.directory), cwd=ROOT)
+    program = ForkedProgram(stage_command("synthesize", plan.directory), plan.directory / "log.txt")
     wait_until(lambda: log.is_file() and len(log.read_bytes().splitlines()) == BEFORE_THE_KILL, "the first answers")
     program.kill()
-    program.wait()
     script.limit = 10**6
     script.ended.set()
     folder = experiment.workspace.new_run("test", {})

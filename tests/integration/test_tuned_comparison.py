@@ -1,4 +1,8 @@
-"""Arms tuned by successive halving, killed between two rungs, then a grid in the same workspace: real stages."""
+"""Arms tuned by successive halving, killed between two rungs, then a grid in the same workspace: real stages.
+
+One run at a time, so that each flow needs one warm server, and graded without a process for it; `test_compare_methods`
+has runs side by side.
+"""
 
 import json
 import re
@@ -12,8 +16,9 @@ from luffy.evaluation.results import read_results
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMALL = """\
-[evaluation.max_response_tokens=16, base.steps=4, data.validation_prompts=6, data.suites.other_mix=null,
-  data.suites.retention=null, evaluation.decodings.sampled=null, "sft.optimizer.schedule={kind: constant}"]"""
+[grading.kind=exact, evaluation.max_response_tokens=16, base.steps=4, data.validation_prompts=6,
+  data.suites.other_mix=null, data.suites.retention=null, evaluation.decodings.sampled=null,
+  "sft.optimizer.schedule={kind: constant}"]"""
 COMPARISON = f"""\
 name: tuned
 experiment: {ROOT}/exp_configs/smoke.yaml
@@ -21,7 +26,7 @@ overrides: {SMALL}
 seeds: [1]
 reference: luffy
 budget: {{optimizer_steps: 4}}
-workers: 2
+workers: 1
 select: {{on: validation, seeds: [100], halving: {{min_resource: 2}}}}
 arms:
   sft: {{chain: sft, method: sft, grid: {{sft.optimizer.lr: [1e-3, 3e-3, 1e-2]}}}}

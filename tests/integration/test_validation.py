@@ -1,14 +1,15 @@
 """Held-out accuracy while RL and SFT train: what it leaves alone, what it says, and what a kill in its middle costs."""
 
+import functools
 import json
 import signal
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE_S
+from forked_program import ForkedProgram
 from safetensors.torch import load_file
 
 from luffy.config import load_experiment
@@ -88,6 +89,19 @@ def measured(
     return request.param, out
 
 
+@pytest.fixture(scope="module")
+def shorter(upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a stage with validation that ends after two steps. Not to be changed."""
+
+    @functools.cache
+    def made(stage: str) -> Path:
+        out = tmp_path_factory.mktemp("shorter")
+        run_stage_of(stage, out, upstream, OF_RL, OF_SFT, f"{stage}.steps=2", "execution.checkpoint.sft_last=true")
+        return out
+
+    return made
+
+
 @pytest.mark.slow
 def test_training_is_the_same_bits_with_and_without_validation(
     measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path
@@ -119,27 +133,26 @@ def test_the_validation_split_is_apart_from_what_is_trained_on(upstream: dict[st
 
 @pytest.mark.slow
 def test_a_longer_run_continues_a_shorter_one_to_the_same_measurements(
-    measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path
+    measured: tuple[str, Path], shorter: Callable[[str], Path], upstream: dict[str, Path], tmp_path: Path
 ) -> None:
     stage, undisturbed = measured
-    shorter = (OF_RL, OF_SFT, f"{stage}.steps=2", "execution.checkpoint.sft_last=true")
-    run_stage_of(stage, tmp_path / "short", upstream, *shorter)
-    assert run_stage_of(stage, tmp_path / "long", upstream, OF_RL, OF_SFT, extends=tmp_path / "short").resumed_from == 2
-    assert json.dumps(rows_of(tmp_path / "long")) == json.dumps(rows_of(undisturbed))
-    assert_same_weights(tmp_path / "long/model", undisturbed / "model")
+    assert run_stage_of(stage, tmp_path, upstream, OF_RL, OF_SFT, extends=shorter(stage)).resumed_from == 2
+    assert json.dumps(rows_of(tmp_path)) == json.dumps(rows_of(undisturbed))
+    assert_same_weights(tmp_path / "model", undisturbed / "model")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forking")
 def test_a_kill_in_a_validation_resumes_to_the_same_result_and_draws_no_finished_batch_again(
     measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kill comes after half of the batches of step 4; the newest checkpoint is that of step 2."""
     stage, undisturbed = measured
     batches, left_over, per_step = (10, 16, 32) if stage == "rl" else (5, 4, 12)
-    arguments = [stage, str(batches), str(tmp_path), str(upstream["data"]), str(upstream["model"])]
-    script = Path(__file__).with_name("killed_validation.py")
-    killed = subprocess.run([sys.executable, script, *arguments], timeout=PATIENCE_S)
-    assert killed.returncode == -signal.SIGKILL
+    out, log = tmp_path / "killed", tmp_path / "killed.log"
+    arguments = [stage, str(batches), str(out), str(upstream["data"]), str(upstream["model"])]
+    killed = ForkedProgram([sys.executable, "-m", "killed_validation", *arguments], log)
+    assert killed.ended() == -signal.SIGKILL, log.read_text()
     drawn: list[int] = []
     generate = OneVersionEngine.generate
 
@@ -148,18 +161,19 @@ def test_a_kill_in_a_validation_resumes_to_the_same_result_and_draws_no_finished
         return generate(engine, requests, params)
 
     monkeypatch.setattr(OneVersionEngine, "generate", counted)
-    assert run_stage_of(stage, tmp_path, upstream, OF_RL, OF_SFT).resumed_from == 2
+    assert run_stage_of(stage, out, upstream, OF_RL, OF_SFT).resumed_from == 2
     assert sum(drawn) == left_over + per_step  # the rest of step 4, and step 5
-    assert json.dumps(rows_of(tmp_path)) == json.dumps(rows_of(undisturbed))
-    assert_same_weights(tmp_path / "model", undisturbed / "model")
+    assert json.dumps(rows_of(out)) == json.dumps(rows_of(undisturbed))
+    assert_same_weights(out / "model", undisturbed / "model")
 
 
 @pytest.mark.slow
 def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(
-    upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shorter: Callable[[str], Path], upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The measurements are the stage's own; what they are said to be worth falls after step 2."""
     worth = {0: 0.2, 1: 0.3, 2: 0.5, 3: 0.4, 4: 0.5, 5: 0.1}
+    ended = {stage: shorter(stage) for stage in ("sft", "rl")}
     real = held_out.validation_metrics
     monkeypatch.setattr(
         held_out, "validation_metrics", lambda rows, step: real(rows, step) | {"val/accuracy": worth[step]}
@@ -171,11 +185,10 @@ def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(
         assert [row["step"] for row in rows_of(out)] == [0, 1, 2, 3, 4]
         assert [folder.name for folder in (out / "best").iterdir()] == ["step_000002"]
         assert_same_weights(out / "model", out / "best/step_000002")
-        run_stage_of(stage, tmp_path / f"{stage}_2", upstream, f"{stage}.steps=2")
-        assert_same_weights(out / "model", tmp_path / f"{stage}_2/model")
+        assert_same_weights(out / "model", ended[stage] / "model")
         # A second attempt of the finished training finds the same best step in its metrics.
         run_stage_of(stage, out, upstream, validation)
-        assert_same_weights(out / "model", tmp_path / f"{stage}_2/model")
+        assert_same_weights(out / "model", ended[stage] / "model")
     assert read_results(tmp_path / "rl/validation/step_000002.json").rows[0].num_problems == 8
 
 

@@ -1,18 +1,21 @@
-"""An environment of verifiers through the real flow; a small package takes the place of verifiers."""
+"""An environment of verifiers through the stages' own programs; a small package takes the place of verifiers."""
 
 import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from patience import PATIENCE_S
-from prefect_api import shared_api
+from toy_run import Recorder
 
+from luffy.config import load_experiment
+from luffy.errors import StageFailed
 from luffy.evaluation.sample_files import read_samples_of
+from luffy.pipeline.experiment import ExperimentRun, open_experiment
+from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
 pytestmark = pytest.mark.slow
@@ -36,18 +39,31 @@ COUNTDOWNS = [
 ]
 
 
-def flow(workspace: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **shared_api(), "LUFFY_WORKSPACE": str(workspace), "PYTHONPATH": str(FAKES), **variables}
-    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/guess_number.yaml", *COUNTDOWNS]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+def run(workspace: Path, *names: str) -> None:
+    """Make these stages."""
+    config = load_experiment(ROOT / "exp_configs" / "guess_number.yaml", COUNTDOWNS)
+    experiment = open_experiment(config, Workspace(workspace))
+    started = ExperimentRun(experiment, experiment.workspace.new_run("test", {}))
+    for name in names:
+        started.execute(name, Recorder())
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("workspace")
-    result = flow(workspace)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return workspace / "stages"
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Of all workspaces. In `killed`, an environment dies once while the file `die_at` is there."""
+    folder = tmp_path_factory.mktemp("workspaces")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
+        patch.setenv("LUFFY_WORKSPACE", str(folder / "killed"))
+        patch.setenv("TEST_DIE_AT", str(folder / "die_at"))
+        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def stages(folder: Path) -> Path:
+    run(folder / "undisturbed", "prepare_data", "base", "rl", "evaluate_rl")
+    return folder / "undisturbed" / "stages"
 
 
 def only(stages: Path, kind: str) -> Path:
@@ -73,37 +89,33 @@ def test_metrics_have_every_reward_function(stages: Path) -> None:
 
 
 def test_evaluation_takes_the_environments_verdict(stages: Path) -> None:
-    (directory, *_) = (path.parent for path in (stages / "evaluate").glob("*/manifest.json"))
-    records = list(read_samples_of(directory))
+    records = list(read_samples_of(only(stages, "evaluate")))
     assert len(records) == 4
     assert all(record.correct == (record.measures["reward"] >= 1.0) for record in records)
     assert {record.grader for record in records} == {"measure"}
 
 
-def hosts(workspace: Path) -> list[psutil.Process]:
-    """Foreign interpreters of the runs in a workspace."""
+def hosts(folder: Path) -> list[psutil.Process]:
+    """Foreign interpreters of the runs in the workspaces of a folder."""
     found = [each for each in psutil.process_iter(["cmdline"]) if "verifiers_host.py" in str(each.info["cmdline"])]
-    return [each for each in found if str(workspace) in str(each.environ())]
+    return [each for each in found if str(folder) in str(each.environ())]
 
 
-def test_nothing_is_left_running(stages: Path) -> None:
-    assert hosts(stages.parent) == []
+def test_nothing_is_left_running(folder: Path, stages: Path) -> None:
+    assert hosts(folder) == []
 
 
-def test_a_kill_of_the_foreign_interpreter_in_the_middle_of_an_answer_costs_no_bit(
-    stages: Path, tmp_path: Path
-) -> None:
-    workspace, die_at = tmp_path / "workspace", tmp_path / "die_at"
+def test_a_kill_of_the_foreign_interpreter_in_the_middle_of_an_answer_costs_no_bit(folder: Path, stages: Path) -> None:
+    workspace, die_at = folder / "killed", folder / "die_at"
     shutil.copytree(stages.parent, workspace, symlinks=True)
     shutil.rmtree(workspace / "stages" / "rl")
     die_at.touch()
-    killed = flow(workspace, TEST_DIE_AT=str(die_at))
-    assert killed.returncode != 0 and not die_at.exists()
-    assert "the environment fake-environments of verifiers" in killed.stdout + killed.stderr
+    with pytest.raises(StageFailed, match="the environment fake-environments of verifiers"):
+        run(workspace, "rl")
+    assert not die_at.exists()
     assert [file.name for file in workspace.glob("stages/rl/*/journal/*.parquet")] == ["step_000001.parquet"]
-    assert hosts(workspace) == []
-    again = flow(workspace)
-    assert again.returncode == 0, again.stdout + again.stderr
+    assert hosts(folder) == []
+    run(workspace, "rl")
     ours, undisturbed = only(workspace / "stages", "rl"), only(stages, "rl")
     for name in ("journal/step_000001.parquet", "journal/step_000002.parquet", "model/model.safetensors"):
         assert (ours / name).read_bytes() == (undisturbed / name).read_bytes()

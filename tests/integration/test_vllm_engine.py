@@ -1,5 +1,6 @@
 """The vLLM engine, really run on CPU: one engine with a tied and one with an untied output head."""
 
+import itertools
 import json
 import threading
 import weakref
@@ -103,12 +104,16 @@ def expected_logprobs(
     update are not those of a fresh forward pass, and are not asserted to be.
     """
     cache, logp = DynamicCache(config=models[completion.weight_versions[0]].config), []
-    fed = torch.tensor([[*request.prompt_ids, *request.prefix_ids]])
-    for token, version in zip(completion.token_ids, completion.weight_versions, strict=True):
+    fed = [*request.prompt_ids, *request.prefix_ids]
+    said = zip(completion.token_ids, completion.weight_versions, strict=True)
+    for version, run in itertools.groupby(said, key=lambda pair: pair[1]):
+        tokens = [token for token, _ in run]
+        ids = torch.tensor([[*fed, *tokens[:-1]]])
         with torch.no_grad():
-            logits_V = models[version](input_ids=fed, past_key_values=cache, use_cache=True).logits[0, -1]
-        logp.append(torch.log_softmax(logits_V / (temperature or 1.0), dim=-1)[token].item())
-        fed = torch.tensor([[token]])
+            logits_TV = models[version](input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -len(tokens) :]
+        logp_TV = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
+        logp += logp_TV[torch.arange(len(tokens)), tokens].tolist()
+        fed = tokens[-1:]  # its keys and values are those of the next token's weights
     return logp
 
 

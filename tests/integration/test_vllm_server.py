@@ -149,15 +149,13 @@ def expected_logprobs(
     """Each token's log-probability by a plain forward pass with the weights of its own version."""
     ids = torch.tensor([[*request.prompt_ids, *request.prefix_ids, *completion.token_ids]])
     first = ids.shape[1] - len(completion.token_ids)
-    logp_TV = {}
-    for version in set(completion.weight_versions):
+    logp_T = {}
+    for model in {models[version] for version in completion.weight_versions}:
         with torch.no_grad():
-            logits_TV = models[version](input_ids=ids).logits[0, first - 1 : -1]
-        logp_TV[version] = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
-    return [
-        logp_TV[version][t, token].item()
-        for t, (token, version) in enumerate(zip(completion.token_ids, completion.weight_versions, strict=True))
-    ]
+            logits_TV = model(input_ids=ids).logits[0, first - 1 : -1]
+        logp_TV = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
+        logp_T[model] = logp_TV[torch.arange(len(completion.token_ids)), completion.token_ids].tolist()
+    return [logp_T[models[version]][t] for t, version in enumerate(completion.weight_versions)]
 
 
 def largest_gap(
@@ -208,7 +206,8 @@ def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_continues_its_prefix(s
 
 
 def test_updates_fall_between_tokens_of_running_rows(served: Served) -> None:
-    models = {version: model_of(version % 3) for version in range(60)}
+    in_turn = [model_of(seed) for seed in range(3)]
+    models = {version: in_turn[version % 3] for version in range(60)}
     folders = {version: served.of(version % 3) for version in models}
     served.engine.load_weights_from(folders[0], 0)
     # More than the server runs at once: some wait in its queue.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,15 +14,17 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from flow_process import UNDISTURBED
 from patience import PATIENCE_S, wait_until
 from toy_run import Recorder
 
 from luffy.config import load_experiment
 from luffy.errors import EXIT_INTERRUPTED, StageFailed
+from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.machine import supervise as supervision
 from luffy.pipeline.machine.supervise import supervise
-from luffy.pipeline.machine.warm_start import LIBRARIES, WarmServer
+from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm, current_warm_server
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import marked_processes
 from luffy.tracking.metrics import read_metrics
@@ -265,24 +268,30 @@ def test_after_the_death_of_the_server_stages_start_cold(program, tmp_path):
         assert run(tmp_path).endswith(f"\n{os.getpid()}\n")
 
 
-def trained(root):
-    """What base and RL have made: hashes of all files, but of metrics.jsonl what is no time."""
-    config = load_experiment(ROOT / "exp_configs" / "smoke.yaml", ["chain=rl", "method=luffy"])
-    experiment = open_experiment(config, Workspace(root))
-    started = ExperimentRun(experiment, experiment.workspace.new_run("warm", {}))
-    made = {}
-    for node in ("prepare_data", "base", "rl"):
-        manifest = started.execute(node, Recorder())
-        made[node] = {file.path: file.sha256 for file in manifest.outputs}
-        if made[node].pop("metrics.jsonl", None):
-            rows = read_metrics(experiment.plan_node(node).directory / "metrics.jsonl")
-            made[node]["metrics"] = [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
+def made_in(directory):
+    """What a stage has made: hashes of all files, but of metrics.jsonl what is no time."""
+    made = {file.path: file.sha256 for file in finished_manifest(directory).outputs}
+    if made.pop("metrics.jsonl", None):
+        rows = read_metrics(directory / "metrics.jsonl")
+        made["metrics"] = [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
     return made
 
 
 @pytest.mark.slow
-def test_warm_and_cold_training_are_equal_bit_for_bit(tmp_path, never_cold, monkeypatch):
-    with warm_server(tmp_path, LIBRARIES):
-        warm = trained(tmp_path / "warm")
-    monkeypatch.undo()
-    assert trained(tmp_path / "cold") == warm
+@pytest.mark.skipif(not can_start_warm(), reason="no flow starts its stages warm where there is a GPU")
+def test_warm_and_cold_training_are_equal_bit_for_bit(undisturbed, tmp_path):
+    """Base and RL of the finished run, whose flow has forked them from a warm server, and made again cold."""
+    workspace = shutil.copytree(undisturbed[0], tmp_path / "workspace", symlinks=True)
+    assert (workspace / "warm_server.log").exists() and current_warm_server() is None
+    experiment = open_experiment(load_experiment(ROOT / UNDISTURBED[0], UNDISTURBED[1:]), Workspace(workspace))
+    directories = {name: experiment.plan_node(name).directory for name in ("base", "rl")}
+    warm = {name: made_in(directory) for name, directory in directories.items()}
+    for directory in directories.values():
+        shutil.rmtree(directory)
+    again = ExperimentRun(experiment, experiment.workspace.new_run("cold", {}))
+    decisions = {}
+    for name in ("prepare_data", "base", "sft", "rl"):
+        again.execute(name, recorder := Recorder())
+        decisions[name] = recorder.texts("planned")[0]
+    assert decisions == {"prepare_data": "reused", "base": "run", "sft": "reused", "rl": "run"}
+    assert {name: made_in(directory) for name, directory in directories.items()} == warm

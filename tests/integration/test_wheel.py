@@ -1,6 +1,7 @@
 """The wheel in an empty environment in another folder: what ships is found, and an experiment runs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from prefect_api import place_empty_database
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -88,9 +90,10 @@ def test_shipped_experiments_presets_recipes_and_samples_are_found(installed, tm
     assert "# data/benchmarks/aime24.yaml:" in recipes.stdout
 
 
-def test_an_experiment_runs_from_any_folder(installed, tmp_path):
+def test_an_experiment_runs_from_any_folder_and_is_found_again(installed, tmp_path):
+    place_empty_database(tmp_path / "workspace" / "prefect")
     result = run(installed, tmp_path, "luffy", "run", "smoke")
     assert result.returncode == 0, result.stderr
     assert f"report: {tmp_path}/workspace/runs/smoke-1/report.html" in result.stdout.splitlines()
-    again = run(installed, tmp_path, "luffy", "run", "smoke")
-    assert again.stdout.count(": reused") == 8
+    again = run(installed, tmp_path, "luffy", "plan", "smoke")
+    assert len(re.findall(r"^\w+ +\w{16} +reused", again.stdout, re.MULTILINE)) == 8, again.stdout

@@ -1,11 +1,13 @@
 """Two updates of an RL step, by the learner on this rank's shard and by float64 references on all rows."""
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from luffy.config import available_presets
 from luffy.config.objective import ObjectiveConfig
@@ -93,7 +95,13 @@ def two_updates(
     rows, index = trajectories(preset, num_groups=NUM_GROUPS)
     learner = make_learner(preset, passes, **settings)
     metrics = learner.learn(shard_of(rows, index, preset, num_ranks, rank, passes), STEP)
+    return _movement_error(learner.policy, lambda: reference_updates(preset, passes)), metrics
 
+
+@functools.cache
+def reference_updates(preset: str, passes: int) -> dict[str, Tensor]:
+    """The parameters after the same updates in float64, on all rows; kept for the next layout."""
+    rows, index = trajectories(preset, num_groups=NUM_GROUPS)
     model64 = tiny_model().double()
     optimizer = reference_optimizer(model64)
     with torch.no_grad():  # before the first of the two updates
@@ -107,7 +115,7 @@ def two_updates(
         part = [row for row, group in zip(written, index, strict=True) if group in groups]
         reference_of(preset)([forward(model64, row) for row in part]).backward()
         adamw_step(model64, optimizer, rate(update, passes))
-    return _movement_error(learner.policy, model64), metrics
+    return {name: parameter.detach() for name, parameter in model64.named_parameters()}
 
 
 def one_demonstration(num_ranks: int = 1, rank: int = 0, **settings: object) -> float:
@@ -122,7 +130,7 @@ def one_demonstration(num_ranks: int = 1, rank: int = 0, **settings: object) -> 
     written = reference_rows("relift_sft", rows[:1], [0], [torch.zeros(rows[0].num_learnable).double()])
     reference_of("relift_sft")([forward(model64, row) for row in written]).backward()
     adamw_step(model64, reference_optimizer(model64), config.lr_scale * rate(1))
-    return _movement_error(learner.policy, model64)
+    return _movement_error(learner.policy, lambda: dict(model64.named_parameters()))
 
 
 def moving_average(num_ranks: int = 1, rank: int = 0, **settings: object) -> float:
@@ -142,12 +150,15 @@ def moving_average(num_ranks: int = 1, rank: int = 0, **settings: object) -> flo
     return float(sum_over_ranks(error_R).max())
 
 
-def _movement_error(policy: Policy, model64: PreTrainedModel) -> float:
+def _movement_error(policy: Policy, reference: Callable[[], dict[str, Tensor]]) -> float:
+    """On rank 0; NaN on the others, which have a part in the steps alone."""
     parameters = list(policy.causal_lm.parameters())
     sharded = policy.engine.zero_optimization_stage() == 3
     with deepspeed.zero.GatheredParameters(parameters, enabled=sharded):
         found = {name: parameter.detach().double().clone() for name, parameter in policy.causal_lm.named_parameters()}
+    if dist.get_rank() != 0:
+        return math.nan
     first = {name: parameter.detach().double() for name, parameter in tiny_model().named_parameters()}
     moved: dict[str, Tensor] = {name: found[name] - first[name] for name in first}
-    expected = {name: parameter.detach() - first[name] for name, parameter in model64.named_parameters()}
+    expected = {name: parameter.detach() - first[name] for name, parameter in reference().items()}
     return relative_l2(moved, expected)

@@ -6,7 +6,7 @@ policies of this grader reach (`test_verdicts.py`), class by class.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,14 +63,19 @@ def response_of(case: Case) -> str:
     return f"\\boxed{{{text}}}" if is_pair(case) else text
 
 
-def disagreements(kind: GraderKind, wanted: Callable[[Case], bool]) -> tuple[int, int, int]:
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as shared:
+        yield shared
+
+
+def disagreements(pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], bool]) -> tuple[int, int, int]:
     """How many cases there are, how many wrong answers are accepted, how many right ones refused."""
     cases = [case for case in map(json.loads, CASES.read_text(encoding="utf-8").splitlines()) if wanted(case)]
     requests = [
         GradeRequest(response_of(case), str(case["gold"]), Problem(extra_info=case["opts"]), kind) for case in cases
     ]
-    with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool:
-        accepted = [grade.outcome is Outcome.CORRECT for grade in pool.grade(requests)]
+    accepted = [grade.outcome is Outcome.CORRECT for grade in pool.grade(requests)]
     pairs = [(found, bool(case["expected"])) for found, case in zip(accepted, cases, strict=True)]
     return len(cases), pairs.count((True, False)), pairs.count((False, True))
 
@@ -91,9 +96,9 @@ def disagreements(kind: GraderKind, wanted: Callable[[Case], bool]) -> tuple[int
     ],
 )
 def test_no_more_disagreements_than_known(
-    kind: GraderKind, wanted: Callable[[Case], bool], at_least: int, accepted: int, refused: int
+    pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], bool], at_least: int, accepted: int, refused: int
 ) -> None:
-    count, wrongly_accepted, wrongly_refused = disagreements(kind, wanted)
+    count, wrongly_accepted, wrongly_refused = disagreements(pool, kind, wanted)
     assert count >= at_least
     assert wrongly_accepted <= accepted
     assert wrongly_refused <= refused

@@ -51,10 +51,10 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     return {"data": data, "model": rl}
 
 
-def context_in(out: Path, inputs: dict[str, Path], engines: int = 1) -> StageContext:
+def context_in(out: Path, inputs: dict[str, Path]) -> StageContext:
     out.mkdir(exist_ok=True)
     events = EventWriter(out / "events.jsonl")
-    vllm = VLLMConfig(engines=engines, cpu_kv_cache_gb=0.05, max_num_seqs=1)
+    vllm = VLLMConfig(cpu_kv_cache_gb=0.05, max_num_seqs=1)
     execution = ExecutionConfig(rollout_batch_size=3, vllm=vllm)
     return StageContext(out, inputs, "key", "sweep", execution, TrackingConfig(), events)
 
@@ -123,12 +123,10 @@ def test_what_trains_is_part_of_the_sweep_and_not_of_evaluate() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engines", [1, 2])
-def test_vllm_draws_with_the_weights_that_were_swapped_in(
-    tmp_path: Path, inputs: dict[str, Path], engines: int
-) -> None:
+def test_vllm_draws_with_the_weights_that_were_swapped_in(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    """By one engine; tests/integration/test_engine_pool.py sweeps by two."""
     settings = SweepSettings(protocol=protocol("vllm"), steps=STEPS)
-    sweep.run(settings, context_in(tmp_path / "out", inputs, engines))
+    sweep.run(settings, context_in(tmp_path / "out", inputs))
     for step in STEPS:
         alone(tmp_path, inputs, step)
         swept, by_itself = (

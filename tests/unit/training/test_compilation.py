@@ -4,10 +4,6 @@ All tests take models of one class, which share their code.
 """
 
 import copy
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +19,7 @@ from reference.gradient_case import (
     tiny_model,
 )
 from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
 from luffy.errors import ConfigError, DataError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
@@ -99,22 +96,6 @@ def test_generation_runs_uncompiled_and_training_goes_on_compiled() -> None:
     assert relative_l2(compiled, plain) < 1e-5
 
 
-def test_a_missing_compiler_is_one_line(tmp_path: Path) -> None:
-    code = (
-        "from reference.gradient_case import execution, tiny_model\n"
-        "from luffy.errors import ConfigError\n"
-        "from luffy.training.compilation import compile_layers\n"
-        "try:\n    compile_layers(tiny_model(), execution(compile=True))\n"
-        "except ConfigError as error:\n    print(error)\n"
-    )
-    tests = Path(__file__).parents[2]
-    path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "CXX": "/nonexistent/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
-    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
-    (line,) = (line for line in said.splitlines() if "execution.compile" in line)
-    assert "apt-get install g++" in line and "compile: false" in line
-
-
 @pytest.mark.parametrize("variable", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
 def test_where_the_compiler_is_turned_off_it_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "1")
@@ -127,3 +108,15 @@ def test_a_model_that_does_not_name_its_layers_is_refused() -> None:
     model._no_split_modules = None
     with pytest.raises(DataError, match=r"^execution\.compile: .* does not name its layers"):
         compile_layers(model, execution(compile=True))
+
+
+def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last test of this file: what the others have compiled is forgotten."""
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/nonexistent/g++"))  # as by the variable CXX
+    torch._dynamo.reset()
+    with fresh_cache(), pytest.raises(ConfigError) as refused:
+        compile_layers(tiny_model(), execution(compile=True))
+    said = str(refused.value)
+    assert said.startswith("execution.compile: ") and "\n" not in said
+    assert "apt-get install g++" in said and "compile: false" in said
+    torch._dynamo.reset()
