@@ -11,6 +11,7 @@ import psutil
 import pytest
 from filelock import FileLock
 from flow_process import UNDISTURBED
+from holding import Hold
 from patience import PATIENCE_S
 from sandboxed import processes_below
 
@@ -60,6 +61,22 @@ def forking(request):
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         request.getfixturevalue("warm_stages")  # only now, since a warm server starts nothing in another environment
         yield
+
+
+@pytest.fixture(scope="module")
+def holding(tmp_path_factory, request):
+    """A function whose `Hold` stops the stage at the step that the module's HELD names; stages are forked."""
+    folder = tmp_path_factory.mktemp("hold")
+
+    def hold():
+        return Hold(folder, *request.module.HELD)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in hold().environment.items():
+            patch.setenv(name, value)
+        hold().release()
+        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
+        yield hold
 
 
 @pytest.fixture

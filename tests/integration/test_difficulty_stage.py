@@ -3,7 +3,7 @@ two digits now and then, its pass rates, and RL on what they leave."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -36,23 +36,9 @@ CHANGES = [
     "evaluation.only=[retention]",
     "evaluation.decodings.sampled=null",
 ]
+HELD = ("difficulty", 32)
+"""After four batches."""
 OUTPUTS = ("pass_rates.parquet", "train.parquet", "card.json", "card.md")
-
-
-@pytest.fixture(scope="module")
-def holding(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[[], Hold]]:
-    """A function whose `Hold` stops the stage after four batches."""
-    folder = tmp_path_factory.mktemp("hold")
-
-    def hold() -> Hold:
-        return Hold(folder, "difficulty", 32)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in hold().environment.items():
-            patch.setenv(name, value)
-        hold().release()
-        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
-        yield hold
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,9 @@ arms:
 OUTPUTS = ("pass_rates.parquet", "sampled.parquet", "card.json", "card.md")
 
 
+HELD = ("sample", 32)
+"""After four batches."""
+
 Compared = tuple[Path, dict[str, str]]
 """The fixture `compared`."""
 
@@ -72,22 +75,6 @@ def opened(workspace: Path, *overrides: str) -> Experiment:
     return open_experiment(
         load_experiment(ROOT / "exp_configs/smoke.yaml", [*CHANGES, *overrides]), Workspace(workspace)
     )
-
-
-@pytest.fixture(scope="module")
-def holding(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[[], Hold]]:
-    """A function whose `Hold` stops a stage that samples after four batches."""
-    folder = tmp_path_factory.mktemp("hold")
-
-    def hold() -> Hold:
-        return Hold(folder, "sample", 32)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in hold().environment.items():
-            patch.setenv(name, value)
-        hold().release()
-        request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
-        yield hold
 
 
 @pytest.fixture(scope="module")
