@@ -1,4 +1,5 @@
-"""CPU seconds of loading Prefect's server, a flow, and the programs of two stages, with garbage collection and without.
+"""CPU seconds of loading Prefect's server, a flow, the programs of two stages, and vLLM, where it is installed, with
+garbage collection and without.
 
 Run: python tests/benchmarks/library_loading.py [rounds]
 
@@ -7,11 +8,13 @@ Each import is a process of its own; the table shows the fastest of the rounds (
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.table import Table
 
 MODULES = ("prefect.server.api.server", "luffy.flows.full_pipeline", "luffy.stages.prepare_data", "luffy.stages.rl")
+VLLM = "vllm.v1.engine.llm_engine"
 CODE = """
 import importlib, sys, time
 from contextlib import nullcontext
@@ -34,7 +37,7 @@ def main() -> None:
     """Print one line a module."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     table = Table("module", "with collections", "without")
-    for module in MODULES:
+    for module in (*MODULES, VLLM) if find_spec("vllm") else MODULES:
         took = [(seconds(module, "with"), seconds(module, "without")) for _ in range(rounds)]
         table.add_row(module, *(f"{min(column):.2f} s" for column in zip(*took, strict=True)))
     Console().print(table)
