@@ -162,6 +162,7 @@ class Checkout:
         assert (found["state_type"], found["run_count"]) == ("FAILED", 1)
         assert line in found["state"]["message"]
         assert self.ask("task_runs/filter", flow_runs={"id": {"any_": [run]}}) == []
+        wait_until(lambda: not self.processes("prefect.engine"))  # it sends its last lines as it ends
         logs = [log["message"] for log in self.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
         assert not any("Traceback" in message for message in logs)
         assert sum(line in message and "\n" not in message for message in logs) >= 1
