@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from luffy.cli.accuracies import RESULTS_FILE, Accuracy, read_accuracies
@@ -136,9 +135,8 @@ def _read_card(directory: Path) -> Mapping[str, Json]:
 def _took(manifest: Manifest | None) -> str:
     if manifest is None:
         return "-"
-    seconds = datetime.fromisoformat(manifest.ended) - datetime.fromisoformat(manifest.started)
     resumed = f" (from step {manifest.resumed_from})" if manifest.resumed_from else ""
-    return duration(seconds.total_seconds()) + resumed
+    return duration(manifest.total_s) + resumed
 
 
 def _done(entry: StageEntry) -> str:

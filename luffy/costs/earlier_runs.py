@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -60,15 +59,14 @@ def _newest(workspace: Workspace, stage: str) -> Iterator[tuple[Path, Manifest]]
 
 def _times(directory: Path, manifest: Manifest) -> StageTimes:
     source = f"{manifest.stage} {directory.name}"
-    whole_s = (datetime.fromisoformat(manifest.ended) - datetime.fromisoformat(manifest.started)).total_seconds()
     rows = read_metrics(directory / METRICS_FILE)
-    whole_s -= total_seconds(rows)  # which another run of the same workload may not have
+    validated_s = total_seconds(rows)  # another run of the same workload may have no validation
     steps = [row[_STEP] for row in rows if _STEP in row]
     if not steps:
-        return StageTimes(whole_s, 0.0, 0.0, None, source)
+        return StageTimes(manifest.total_s - validated_s, 0.0, 0.0, None, source)
     unit_s = fmean(steps[1:] or steps)
     at_once = not manifest.resumed_from and manifest.extended is None
-    fixed_s = max(0.0, whole_s - unit_s * len(steps)) if at_once else 0.0
+    fixed_s = max(0.0, manifest.attempt_s - validated_s - unit_s * len(steps)) if at_once else 0.0
     validation = manifest.settings.get("validation")
     measured = recorded_as(validation if isinstance(validation, dict) else None)
     return StageTimes(fixed_s, unit_s, 0.0, len(steps), source, mean_seconds(rows), measured)

@@ -52,7 +52,7 @@ from luffy.pipeline.chain.manifest import (
 )
 from luffy.pipeline.chain.provenance import hardware, package_versions
 from luffy.pipeline.chain.reuse import clear, examine
-from luffy.pipeline.machine.events import EVENTS_FILE, EventWriter
+from luffy.pipeline.machine.events import EVENTS_FILE, EventReader, EventWriter, seconds_of_attempts
 from luffy.pipeline.workspace.lease import leased
 from luffy.pipeline.workspace.lock import StageLock
 from luffy.pipeline.workspace.lock_reach import is_of_one_machine
@@ -187,10 +187,12 @@ def _run_locked(
         delete_scratch(out, finished_manifest(out))
         events.finished("reused")
         return
+    # Work that is cleared is no part of what this result has cost.
+    earlier_s = 0.0 if condition.from_scratch else seconds_of_attempts(EventReader(out / EVENTS_FILE).read())
     clear(out, condition)
     # Recorded before any work: an attempt that is killed leaves no manifest.
     write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, edited))
-    events.started(f"from step {condition.step}" if condition.step else "")
+    events.started(f"from step {condition.step}" if condition.step else "", earlier_s=earlier_s)
     started = _now()
     if edited:
         events.message(f"{', '.join(edited)} was edited since the plan: this result will not be reused")
@@ -198,7 +200,7 @@ def _run_locked(
     context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, extends)
     # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
-    manifest = _manifest(job, context, consumed, result, started, tuple(edited))
+    manifest = _manifest(job, context, consumed, result, started, earlier_s, tuple(edited))
     write_manifest(out, manifest)
     delete_scratch(out, manifest)
     events.finished()
@@ -210,6 +212,7 @@ def _manifest(
     consumed: dict[str, str],
     result: StageResult,
     started: str,
+    earlier_s: float,
     edited: tuple[str, ...],
 ) -> Manifest:
     return Manifest(
@@ -227,6 +230,7 @@ def _manifest(
         hardware=hardware(),
         started=started,
         ended=_now(),
+        earlier_s=earlier_s,
         resumed_from=result.resumed_from,
         extended=finished_manifest(context.extends).key if context.extends else None,
         code_changed=edited,

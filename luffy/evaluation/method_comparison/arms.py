@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -190,8 +189,7 @@ def _costs_of_training(kind: str, rows: Sequence[MetricRow]) -> Costs:
 def _costs_of_sampling(directory: Path) -> Costs:
     rates, manifest = read_sample_card(directory / CARD_FILE).rates, finished_manifest(directory)
     responses = float(rates.prompts * rates.num_samples)
-    span = datetime.fromisoformat(manifest.ended) - datetime.fromisoformat(manifest.started)
-    return Costs(0.0, responses, round(responses * rates.mean_tokens), 0.0, span.total_seconds(), None)
+    return Costs(0.0, responses, round(responses * rates.mean_tokens), 0.0, manifest.total_s, None)
 
 
 def _sum(rows: Sequence[MetricRow], name: str) -> float | None:

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from luffy.config.many_runs.selection_split import decoding_of
@@ -108,6 +107,4 @@ class StudyProgress:
 
 def seconds_of(run: FinishedCellRun) -> float:
     """Seconds that the run's own stages took, from their manifests."""
-    manifests = [finished_manifest(directory) for directory in run.learning]
-    spans = [datetime.fromisoformat(each.ended) - datetime.fromisoformat(each.started) for each in manifests]
-    return sum(span.total_seconds() for span in spans)
+    return sum(finished_manifest(directory).total_s for directory in run.learning)

@@ -8,7 +8,6 @@ from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.results import ResultRow, checkpoint_name
 from luffy.pages import wording
 from luffy.pages.report.inputs import FinishedChain
-from luffy.pages.report.report_tables import seconds
 from luffy.statistics.paired import BenchmarkComparison
 
 
@@ -105,7 +104,7 @@ def _rewards(chain: FinishedChain) -> list[str]:
 
 
 def _cost(chain: FinishedChain) -> str:
-    total = sum(seconds(manifest) for manifest in chain.manifests.values())
+    total = sum(manifest.total_s for manifest in chain.manifests.values())
     return f"The {wording.count(len(chain.manifests), 'stage')} took {wording.duration(total)} in all."
 
 

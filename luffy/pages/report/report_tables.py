@@ -154,7 +154,7 @@ def stage_table(manifests: Mapping[str, Manifest]) -> Table:
             TableCell(node),
             TableCell(manifest.key, _doubts(manifest)),
             TableCell(wording.timestamp(manifest.started)),
-            TableCell(wording.duration(seconds(manifest))),
+            TableCell(wording.duration(manifest.total_s)),
             TableCell(wording.size(sum(output.bytes for output in manifest.outputs))),
             TableCell(_resumed(manifest)),
         )
@@ -179,11 +179,6 @@ def measure_table(chain: FinishedChain, decoding: str, measure: Callable[[Sequen
 def mapping_table(header: tuple[str, str], mapping: Mapping[str, str]) -> Table:
     """Names and values."""
     return Table(header, tuple((TableCell(name), TableCell(value)) for name, value in mapping.items()))
-
-
-def seconds(manifest: Manifest) -> float:
-    """From the start of the last attempt to its end."""
-    return (wording.moment(manifest.ended) - wording.moment(manifest.started)).total_seconds()
 
 
 def _accuracy_cell(row: ResultRow | None) -> TableCell:

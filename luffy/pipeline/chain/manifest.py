@@ -7,6 +7,7 @@ so that a copied workspace stays valid. `verify` hashes every file.
 import hashlib
 import shutil
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -50,8 +51,10 @@ class Manifest(StrictModel):
     versions: dict[str, str]
     hardware: dict[str, str]
     started: str
-    """ISO 8601, UTC."""
+    """Start of the last attempt: ISO 8601, UTC."""
     ended: str
+    earlier_s: float = 0.0
+    """Seconds of work in the earlier attempts that the last one went on with: in each until its last event."""
     resumed_from: int = 0
     """Step of the checkpoint that the last attempt started from; 0: from the beginning."""
     extended: str | None = None
@@ -60,6 +63,16 @@ class Manifest(StrictModel):
     """Modules that were edited between the plan and the start of the stage: the key does not identify this result."""
     scratch: tuple[str, ...] = ()
     """Folders that the stage needed until it was finished; still there only after a kill."""
+
+    @property
+    def attempt_s(self) -> float:
+        """Seconds that the last attempt took."""
+        return (datetime.fromisoformat(self.ended) - datetime.fromisoformat(self.started)).total_seconds()
+
+    @property
+    def total_s(self) -> float:
+        """Seconds that the result took, with all attempts that contributed to it."""
+        return self.earlier_s + self.attempt_s
 
     @property
     def digest(self) -> str:

@@ -48,6 +48,11 @@ class Condition:
     step: int = 0
     """The checkpoint that would be resumed; 0: from the beginning."""
 
+    @property
+    def from_scratch(self) -> bool:
+        """Whether the work of earlier attempts is removed."""
+        return IDENTITY_FILE in self.stale
+
 
 def examine(
     directory: Path,
@@ -92,7 +97,7 @@ def clear(directory: Path, condition: Condition) -> None:
 
     What killed writes and deletions left is removed, too: in `model/` it would become part of the result.
     """
-    if IDENTITY_FILE in condition.stale:
+    if condition.from_scratch:
         with (directory / IDENTITY_FILE).open("wb") as file:
             os.fsync(file.fileno())
     for name in sorted(condition.stale, key=lambda name: (name == IDENTITY_FILE, name != MANIFEST_FILE)):

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ EVENTS_FILE = "events.jsonl"
 EventKind = Literal["started", "waiting", "progress", "message", "finished", "failed", "stopped"]
 _KINDS = frozenset(get_args(EventKind))
 _PROGRESS_INTERVAL_S = 0.25
+_EARLIER = "earlier_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,9 @@ class EventWriter:
         self._lock = threading.Lock()
         self._last_progress_time: float | None = None
 
-    def started(self, text: str = "") -> None:
-        """The stage has its lock and begins to work."""
-        self._write("started", {"text": text})
+    def started(self, text: str = "", *, earlier_s: float = 0.0) -> None:
+        """The stage has its lock and begins to work; it goes on with `earlier_s` seconds of earlier attempts."""
+        self._write("started", {"text": text, "metrics": {_EARLIER: earlier_s}})
 
     def waiting(self, holder: str) -> None:
         """Another process, `holder`, has the stage's lock."""
@@ -107,6 +108,20 @@ class EventReader:
         self._offset += len(complete)
         events = (_parse(line) for line in complete.splitlines())
         return [event for event in events if event is not None]
+
+
+def seconds_of_attempts(events: Sequence[Event]) -> float:
+    """Seconds of work in the newest attempt, until its last event, and in those whose work it went on with."""
+    begun: Event | None = None
+    last_s = 0.0
+    for event in events:
+        if event.kind == "started":
+            begun, last_s = event, event.time
+        elif begun is not None and event.pid == begun.pid:
+            last_s = event.time
+    if begun is None:
+        return 0.0
+    return begun.metrics.get(_EARLIER, 0.0) + max(0.0, last_s - begun.time)
 
 
 def _parse(line: bytes) -> Event | None:

@@ -10,6 +10,7 @@ from luffy.pipeline.chain.identity import read_identity
 from luffy.pipeline.chain.job import JOB_FILE, write_job
 from luffy.pipeline.chain.manifest import read_manifest
 from luffy.pipeline.experiment import Experiment, open_experiment
+from luffy.pipeline.machine.events import EVENTS_FILE, EventReader, EventWriter
 from luffy.pipeline.workspace import Workspace
 from luffy.stages import program
 from luffy.stages.program import StageContext, StageResult, run_program
@@ -79,6 +80,27 @@ def test_edited_code_that_resumes_a_clean_attempt_marks_what_it_leaves(experimen
     assert experiment.plan_node("prepare_data").action == "resume"
     assert attempt(experiment, monkeypatch, EDITED, killed=True) == [1]
     assert attempt(experiment, monkeypatch, PLANNED) == [0]
+
+
+def work_for_longer(experiment: Experiment, seconds: float) -> None:
+    """Have the last attempt give a sign of life `seconds` after it began."""
+    path = experiment.plan_node("prepare_data").directory / EVENTS_FILE
+    begun = [event for event in EventReader(path).read() if event.kind == "started"][-1]
+    EventWriter(path, clock=lambda: begun.time + seconds).message("at work")
+
+
+def test_the_time_of_attempts_whose_work_went_on_counts_and_of_cleared_work_does_not(experiment, monkeypatch) -> None:
+    out = experiment.plan_node("prepare_data").directory
+    assert attempt(experiment, monkeypatch, EDITED, killed=True) == [0]
+    work_for_longer(experiment, 1000.0)
+    assert attempt(experiment, monkeypatch, PLANNED, killed=True) == [0]  # from scratch
+    work_for_longer(experiment, 100.0)
+    assert attempt(experiment, monkeypatch, PLANNED, killed=True) == [1]
+    work_for_longer(experiment, 10.0)
+    assert attempt(experiment, monkeypatch, PLANNED) == [2]
+    manifest = read_manifest(out)
+    assert manifest is not None and manifest.earlier_s == pytest.approx(110.0)
+    assert manifest.total_s == manifest.attempt_s + manifest.earlier_s
 
 
 def test_a_shorter_run_that_was_deleted_since_the_plan_is_not_continued(experiment, monkeypatch) -> None:

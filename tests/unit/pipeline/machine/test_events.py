@@ -1,9 +1,10 @@
 import json
+import os
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.pipeline.machine.events import EventReader, EventWriter
+from luffy.pipeline.machine.events import Event, EventReader, EventWriter, seconds_of_attempts
 
 
 def test_events_are_read_as_written(tmp_path):
@@ -50,6 +51,19 @@ def test_a_line_torn_by_a_kill_spoils_no_other(tmp_path):
     path.write_text('{"kind": "progress", "ti')
     EventWriter(path).message("next attempt")
     assert [event.text for event in EventReader(path).read()] == ["next attempt"]
+
+
+def test_an_attempt_lasts_until_its_own_last_event_and_goes_on_with_earlier_ones(tmp_path):
+    now = [100.0]
+    writer = EventWriter(tmp_path / "e", clock=lambda: now[0])
+    assert seconds_of_attempts([]) == 0.0
+    writer.started(earlier_s=7.0)
+    now[0] += 20.0
+    writer.progress(4, 10)
+    events = EventReader(tmp_path / "e").read()
+    another = Event("waiting", now[0] + 500.0, os.getpid() + 1)
+    assert seconds_of_attempts([*events, another]) == 27.0
+    assert seconds_of_attempts([*events, Event("started", 900.0, 1)]) == 0.0  # has cleared what was there
 
 
 def test_reader_from_end_skips_earlier_attempts(tmp_path):
