@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from luffy.config.execution import ServerConfig
-from luffy.errors import ClusterError
+from luffy.errors import ClusterError, LostError
 from luffy.http_client import HTTPClient, LoopThread
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
 from luffy.rollout.server_checks import GENERATE, check_folder, check_servers, load_folder
@@ -31,6 +31,7 @@ from luffy.rollout.vllm_limits import check_lengths, check_params
 from luffy.types import FinishReason
 
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_ABORTED = "abort"
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class ServerEngine:
         """One completion per request, in order.
 
         Raises ConfigError for a request longer than the servers' context, and ClusterError when a server still fails
-        after all retries.
+        after all retries: LostError where another run of the stage may succeed.
         """
         check_params(params)
         check_lengths(requests, params, self._context)
@@ -164,21 +165,25 @@ class ServerEngine:
         return self._completion(server.client.url, answer)
 
     def _completion(self, url: str, answer: Mapping[str, Any]) -> Completion:
-        (choice,) = answer["choices"]
-        if choice["finish_reason"] not in _FINISH_REASONS:
-            raise ClusterError(f"{url}: unexpected finish_reason {choice['finish_reason']!r}")
-        completion = Completion(
-            token_ids=tuple(choice["token_ids"]),
-            logprobs=tuple(token["logprob"] for token in choice["logprobs"]["content"]),
-            finish_reason=_FINISH_REASONS[choice["finish_reason"]],
-            weight_versions=tuple(
-                self._version(url, span["version"])
-                for span in choice["weight_versions"]
-                for _ in range(span["start"], span["end"])
-            ),
-        )
-        assert len(completion.token_ids) == len(completion.logprobs) == len(completion.weight_versions)
-        return completion
+        try:
+            (choice,) = answer["choices"]
+            reason, token_ids = choice["finish_reason"], tuple(choice["token_ids"])
+            logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
+            names = [span["version"] for span in choice["weight_versions"] for _ in range(span["start"], span["end"])]
+            if not len(token_ids) == len(logprobs) == len(names):
+                raise ValueError(f"{len(token_ids)} tokens, {len(logprobs)} log-probabilities, {len(names)} versions")
+        except (KeyError, TypeError, ValueError) as error:
+            raise LostError(
+                f"{url}{GENERATE}: the answer is not a whole completion ({type(error).__name__}: {error})"
+            ) from None
+        if reason == _ABORTED:
+            raise LostError(
+                f"{url}: the server ended a request before its response was complete; it may be shutting down"
+            )
+        if reason not in _FINISH_REASONS:
+            raise ClusterError(f"{url}: unexpected finish_reason {reason!r}")
+        versions = tuple(self._version(url, name) for name in names)
+        return Completion(token_ids, logprobs, _FINISH_REASONS[reason], versions)
 
     def _version(self, url: str, name: str) -> int:
         run, _, version = name.partition(".")

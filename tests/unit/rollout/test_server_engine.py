@@ -275,6 +275,27 @@ def test_a_failure_that_stays_names_the_server_and_its_words(
     assert isinstance(caught.value, LostError) == (attempts > 1)  # what may pass is worth another run of the stage
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"finish_reason": "abort"}, "may be shutting down"),
+        ({"logprobs": None}, "not a whole completion .TypeError"),
+        ({"logprobs": {"content": []}}, "1 tokens, 0 log-probabilities, 1 versions"),
+        ({"weight_versions": [{"version": "x"}]}, "not a whole completion .KeyError: 'start'"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_lost_and_not_a_traceback(
+    fake: FakeServer, connect: Callable[..., ServerEngine], change: dict, message: str
+) -> None:
+    engine = connect(fake)
+    answer = completion({"sampling_params": {"seed": 7}}, fake.version)
+    answer["choices"][0] |= change
+    fake.replies[GENERATE] = [lambda: (200, answer)]
+    with pytest.raises(LostError, match=message) as caught:
+        engine.generate(rows(1, 1), PARAMS)
+    assert str(caught.value).startswith(fake.url) and "\n" not in str(caught.value)
+
+
 def test_a_response_that_does_not_come_ends_the_call_in_time_and_is_not_asked_for_again(
     fake: FakeServer, connect: Callable[..., ServerEngine]
 ) -> None:
