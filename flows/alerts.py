@@ -32,6 +32,7 @@ _SILENT, _FAILED, _STALLED = (
 _ALARMS: dict[AlarmKind, str] = {
     "logp-gap": "luffy: log-probability gap over its bound",
     "zero-reward": "luffy: the reward fell to 0",
+    "no-signal": "luffy: RL has no learning signal",
     "disk": "luffy: the disk is nearly full",
 }
 _OWN_NAMES = (_SILENT, _FAILED, _STALLED, *_ALARMS.values())

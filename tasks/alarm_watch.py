@@ -15,7 +15,7 @@ from pathlib import Path
 from luffy.config import ExperimentConfig
 from luffy.files import replacing
 from luffy.pipeline.workspace.disk import free_bytes
-from luffy.tasks.alarms import Alarm, RewardHistory, disk_alarm, gap_alarm, gap_bound
+from luffy.tasks.alarms import Alarm, RewardHistory, SignalHistory, disk_alarm, gap_alarm, gap_bound
 from luffy.tracking.metrics import METRICS_FILE, MetricRow
 
 RAISED_FILE = "alarms.json"
@@ -85,7 +85,8 @@ class AlarmWatch:
         self._clock = clock
         self._next_s = -float("inf")
         self._metrics: NewMetrics | None = None
-        self._rewards = RewardHistory()
+        self._learns_by_advantage = config.objective is not None and config.objective.learns_by_advantage
+        self._rewards, self._signals = RewardHistory(), SignalHistory()
         self._raised: dict[Path, RaisedAlarms] = {}
 
     def look(self, stage: Path, *, at_once: bool = False) -> list[Alarm]:
@@ -110,12 +111,13 @@ class AlarmWatch:
             self._metrics = NewMetrics(stage / METRICS_FILE)
         is_other, rows = self._metrics.read()
         if is_other:
-            self._rewards = RewardHistory()
+            self._rewards, self._signals = RewardHistory(), SignalHistory()
+        bounds = self._execution.alarms
         for row in rows:
-            self._rewards = self._rewards.after(row)
-            for alarm in (gap_alarm(row, self._bound), self._rewards.alarm(self._execution.alarms.zero_reward_steps)):
-                if alarm is not None:
-                    yield alarm
+            self._rewards, self._signals = self._rewards.after(row), self._signals.after(row)
+            silence = self._signals.alarm(bounds.no_signal_steps) if self._learns_by_advantage else None
+            found = (gap_alarm(row, self._bound), self._rewards.alarm(bounds.zero_reward_steps), silence)
+            yield from (alarm for alarm in found if alarm is not None)
 
 
 def _row(line: bytes) -> MetricRow | None:

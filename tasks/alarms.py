@@ -8,8 +8,9 @@ from typing import Literal
 from luffy.cli.console import size_words
 from luffy.config.model import DType
 from luffy.rl.logp_gap import suspicious_gap
+from luffy.tracking.no_signal import had_signal
 
-AlarmKind = Literal["logp-gap", "zero-reward", "disk"]
+AlarmKind = Literal["logp-gap", "zero-reward", "no-signal", "disk"]
 _GAP = "rollout/logp_gap_mean"
 _REWARD = "reward/mean"
 
@@ -63,6 +64,26 @@ class RewardHistory:
         if not self.was_above or self.num_zeros < num_steps:
             return None
         return Alarm("zero-reward", f"{_REWARD} fell to 0 and has been 0 for {self.num_zeros} steps in a row")
+
+
+@dataclass(frozen=True, slots=True)
+class SignalHistory:
+    """What the logged steps so far say about the learning signal (`luffy.tracking.no_signal`)."""
+
+    num_silent: int = 0
+    """Newest consecutive steps without one."""
+
+    def after(self, row: Mapping[str, float]) -> "SignalHistory":
+        """The history with one more row; rows without an update change nothing."""
+        signal = had_signal(row)
+        return self if signal is None else SignalHistory(0 if signal else self.num_silent + 1)
+
+    def alarm(self, num_steps: int) -> Alarm | None:
+        """An alarm if `num_steps` steps or more in a row had no signal."""
+        if self.num_silent < num_steps:
+            return None
+        found = f"every advantage has been 0 for {self.num_silent} steps in a row"
+        return Alarm("no-signal", f"{found}, so that only regularising terms (entropy, KL) move the policy")
 
 
 def disk_alarm(free_bytes: int, least_bytes: float, place: str) -> Alarm | None:

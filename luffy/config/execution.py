@@ -128,6 +128,9 @@ class AlarmConfig(StrictModel):
 
     zero_reward_steps: PositiveInt = 20
     """Consecutive RL steps with a mean reward of 0, after one above 0."""
+    no_signal_steps: PositiveInt = 20
+    """Consecutive RL steps in which every advantage is 0, for objectives whose terms are all weighted by advantages,
+    except entropy and KL."""
     free_gb: PositiveFloat = 5.0
     """Free space on the workspace's disk in GiB, below which it is nearly full."""
 

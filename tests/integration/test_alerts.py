@@ -32,13 +32,15 @@ from luffy.tasks.alarm_watch import AlarmWatch
 from luffy.tasks.stage_events import StageEvents
 from luffy.tracking.metrics import MetricsWriter
 
-config = load_experiment("exp_configs/smoke.yaml", ["execution.alarms.zero_reward_steps=2"])
+steps = "execution.alarms={zero_reward_steps: 2, no_signal_steps: 3}"
+config = load_experiment("exp_configs/smoke.yaml", [steps])
 
 def alarming(folder):
     metrics = MetricsWriter(folder / "metrics.jsonl")
     watch = AlarmWatch(config, folder, free=lambda path: 1024)
     for step, reward in enumerate([0.5, 0.0, 0.0, 0.0], 1):
-        metrics.write(step, {"reward/mean": reward, "rollout/logp_gap_mean": 0.5})
+        silence = {"batch/zero_advantage_share": 1.0}
+        metrics.write(step, {"reward/mean": reward, "rollout/logp_gap_mean": 0.5, **silence})
         yield from watch.look(folder, at_once=True)
 
 @task
@@ -190,7 +192,7 @@ def test_runs_of_luffy_that_fail_stall_or_alarm_are_reported_once_and_no_others(
     done = subprocess.run(command, cwd=ROOT, env=server[1], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     received = {}
-    while len(received) < 5:
+    while len(received) < 6:
         message = webhook.get(timeout=PATIENCE_S)
         assert message["subject"] not in received
         received[message["subject"]] = message["body"]
@@ -208,6 +210,8 @@ def test_runs_of_luffy_that_fail_stall_or_alarm_are_reported_once_and_no_others(
         f"above the bound of 0.01\n{page}",
         "luffy: the reward fell to 0 (alarmed)": f"{alarmed} reward/mean fell to 0 and has been 0 for 2 steps in a row"
         f"\n{page}",
+        "luffy: RL has no learning signal (alarmed)": f"{alarmed} every advantage has been 0 for 3 steps in a row, so "
+        f"that only regularising terms (entropy, KL) move the policy\n{page}",
         "luffy: the disk is nearly full (alarmed)": f"{alarmed} the disk of {tmp_path / 'alarmed'} is nearly full: "
         f"1.0 KiB free\n{page}",
     }

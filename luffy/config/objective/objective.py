@@ -20,6 +20,7 @@ from luffy.config.objective.losses import (
     EntropyLoss,
     KLLoss,
     NegativeLogLikelihoodLoss,
+    PolicyGradientLoss,
     ShapedSurrogateLoss,
 )
 from luffy.config.objective.schedule import AdaptiveValue, depends_on_length
@@ -92,6 +93,12 @@ class ObjectiveConfig(StrictModel):
     def needs_teacher(self) -> bool:
         """Whether a term distils the teacher of `rl.teacher`."""
         return any(isinstance(term.loss, DistillationLoss) for term in self.terms)
+
+    @property
+    def learns_by_advantage(self) -> bool:
+        """Whether all terms of an RL step are weighted by advantages, except regularising ones (entropy, KL)."""
+        regularising = all(isinstance(term.loss, PolicyGradientLoss | EntropyLoss | KLLoss) for term in self.terms)
+        return regularising and self.interleaved_sft is None
 
     @property
     def compares_with_old(self) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from luffy.config import load_experiment
 from luffy.tasks.alarm_watch import AlarmWatch, NewMetrics
-from luffy.tasks.alarms import RewardHistory, disk_alarm, gap_alarm, gap_bound
+from luffy.tasks.alarms import RewardHistory, SignalHistory, disk_alarm, gap_alarm, gap_bound
 from luffy.tracking.metrics import MetricsWriter
 
 GAP, REWARD = "rollout/logp_gap_mean", "reward/mean"
@@ -59,6 +59,25 @@ def test_a_gap_alarms_only_above_its_bound():
     *quiet, alarm = [gap_alarm(row, 0.01) for row in rows]
     assert quiet == [None] * 3
     assert alarm.text == "rollout/logp_gap_mean is 0.02 at step 4, above the bound of 0.01"
+
+
+def test_a_run_without_any_advantage_alarms_until_there_is_one():
+    silent, found = {"batch/zero_advantage_share": 1.0}, []
+    history = SignalHistory()
+    for row in (silent, {"val/accuracy": 0.5}, silent, silent, {"batch/zero_advantage_share": 0.5}, silent):
+        history = history.after(row)
+        found.append(history.alarm(2) is not None)
+    assert found == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize(("method", "kinds"), [("on_policy", ["no-signal"]), ("srft", [])])
+def test_a_silent_stage_alarms_only_where_it_learns_by_advantages(folders, method, kinds):
+    stage, run = folders
+    writer = MetricsWriter(stage / "metrics.jsonl")
+    for step in (1, 2):
+        writer.write(step, {"batch/zero_advantage_share": 1.0})
+    look = watch(run, "chain=rl", f"method={method}", "execution.alarms.no_signal_steps=2").look(stage)
+    assert [alarm.kind for alarm in look] == kinds
 
 
 def test_a_disk_alarms_below_the_least_free_space():
