@@ -104,6 +104,8 @@ class EpisodeScoring(StrictModel):
     weights: dict[str, float] = Field(default={ANSWER: 1.0}, min_length=1)
     """The reward of an episode: the weighted sum of `answer` (the grader's reward), of measures, of `turns`, and of
     what the environment counts, e.g. `tool_errors: -0.1`."""
+    timeout_s: PositiveFloat = 600.0
+    """Time limit of one call of a function above; an episode, or a group, whose measure exceeds it is `crashed`."""
     version: NonNegativeInt = 0
     """The functions' modules are part of a stage's identity, what they import is not: increase this when it changes."""
 
@@ -120,7 +122,7 @@ class EpisodeScoring(StrictModel):
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        return without_unused(dump(self), {"group_measures": {}}, info.context)
+        return without_unused(dump(self), {"group_measures": {}, "timeout_s": 600.0}, info.context)
 
 
 class ToolsEnvironment(StrictModel):
@@ -180,8 +182,15 @@ class CustomEnvironment(StrictModel):
     options: dict[str, int | float | bool | str | None] = Field(default={})
     instructions: str = ""
     """Added to the system message of every prompt."""
+    timeout_s: PositiveFloat = 600.0
+    """Time limit of one call of a method; an episode that exceeds it is `crashed`. It cannot end a method that blocks
+    without ever awaiting: run such work in a thread (`asyncio.to_thread`)."""
     limits: EpisodeLimits = EpisodeLimits()
     scoring: EpisodeScoring = EpisodeScoring()
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        return without_unused(dump(self), {"timeout_s": 600.0}, info.context)
 
 
 class VerifiersEnvironment(VerifiersPackage):

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import History
+from luffy.data.cut_messages import cut
 from luffy.data.templates import decode, encode_traces, prompt_opener, prompt_texts, render_prompts, stop_token_ids
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Source, Trace
@@ -33,7 +34,6 @@ _AWKWARD = ' a "quoted"\n<word> '
 _MASK = "\ue000"
 """Takes the place of special tokens in contents while the chat template is rendered."""
 _MASKED = re.compile(f"{_MASK}(\\d+){_MASK}")
-_HELD_OUT = " ... [{count} tokens left out] ... "
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +122,13 @@ class ConversationEncoder:
         self,
         prompt: Sequence[Message],
         turns: Sequence[Message],
-        max_content_tokens: int | None = None,
         added: Sequence[Message] = (),
     ) -> tuple[int, ...]:
         """Ids of a whole conversation as the chat template writes it now, up to where the policy begins to write.
 
         The template may change earlier turns. Special tokens in the contents of `turns`, and of what the environment
-        `added` to the prompt, become plain text; those in `prompt`, which comes from the data, stay. Contents of the
-        environment's turns are cut at `max_content_tokens`.
+        `added` to the prompt, become plain text; those in `prompt`, which comes from the data, stay.
         """
-        if max_content_tokens is not None:
-            turns = [turn if turn.role == _REPLY.role else self._within(turn, max_content_tokens) for turn in turns]
         hidden = [*self._special, _MASK]
 
         def masked(content: str) -> str:
@@ -152,15 +148,9 @@ class ConversationEncoder:
         """A turn of the policy as a message, with the `<think>` that the template opened for it."""
         return Message(_REPLY.role, self.opener + decode(self._tokenizer, token_ids))
 
-    def between(self, messages: Sequence[Message], max_content_tokens: int | None = None) -> tuple[int, ...]:
-        """Ids that follow the stop token of a turn: `messages`, and what opens the next turn.
-
-        A content of more than `max_content_tokens` is cut in the middle.
-        """
-        roles = tuple(message.role for message in messages)
-        if max_content_tokens is not None:
-            messages = [self._within(message, max_content_tokens) for message in messages]
-        pieces, written = self._pieces(roles)
+    def between(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Ids that follow the stop token of a turn: `messages`, and what opens the next turn."""
+        pieces, written = self._pieces(tuple(message.role for message in messages))
         ids: list[int] = []
         text = ""
         for piece in pieces:
@@ -205,7 +195,6 @@ class ConversationEncoder:
         seen: Sequence[int],
         prompt: Sequence[Message],
         turns: Sequence[Message],
-        max_content_tokens: int | None = None,
         added: Sequence[Message] = (),
     ) -> tuple[tuple[int, ...], bool]:
         """The ids before the next turn with `history: branching`, and whether they are a new context.
@@ -213,20 +202,21 @@ class ConversationEncoder:
         Where the template only extends the ids that were `seen`, these are the ids after them; else they are the whole
         conversation (`rewritten`).
         """
-        ids = self.rewritten(prompt, turns, max_content_tokens, added)
+        ids = self.rewritten(prompt, turns, added)
         extends = ids[: len(seen)] == tuple(seen)
         return (ids[len(seen) :], False) if extends else (ids, True)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._plain.encode(text, add_special_tokens=False).ids) if text else []
 
-    def _within(self, message: Message, limit: int) -> Message:
+    def within(self, message: Message, limit: int) -> Message:
+        """The message, cut in the middle where it has more than `limit` tokens."""
         ids = self._encode(message.content)
         if len(ids) <= limit:
             return message
         half = limit // 2
         start, end = (cast(str, self._tokenizer.decode(part)) for part in (ids[:half], ids[len(ids) - half :]))
-        return Message(message.role, start + _HELD_OUT.format(count=len(ids) - 2 * half) + end)
+        return Message(message.role, cut(start, len(ids) - 2 * half, "tokens", end))
 
     def _pieces_of(self, roles: tuple[str, ...]) -> tuple[list[_Piece], list[Callable[[str], str]]]:
         """The template's text for messages of these roles, in pieces, and how it changes the content of each."""

@@ -162,7 +162,7 @@ class EpisodePlayer:
             return FinishReason.LENGTH
         play.num_opening = len(live.conversation)
         for turn, is_followed in _complete_turns(live.start, self._encoder):
-            messages = await live.respond(self._encoder.reply(turn))
+            messages = await self._respond(play, self._encoder.reply(turn))
             if is_followed:  # the recorded answer is kept; the replay only brings the environment into this state
                 live.observe(messages or ())
             elif messages is None:
@@ -195,7 +195,7 @@ class EpisodePlayer:
                 play.live.take(written)
                 is_full = play.length >= sampler.params.max_response_tokens
                 return FinishReason.LENGTH if is_full else FinishReason.TURN_LENGTH
-            messages = await play.live.respond(written)
+            messages = await self._respond(play, written)
             if messages is None:
                 return FinishReason.STOP
             if play.live.num_turns >= self.limits.max_turns:
@@ -203,6 +203,11 @@ class EpisodePlayer:
             if not self._observe(play, messages, sampler.params.max_response_tokens):
                 return FinishReason.LENGTH
         raise AssertionError("unreachable")
+
+    async def _respond(self, play: _Play, turn: Message) -> list[Message] | None:
+        """The environment's answer to the policy's turn, as the policy sees it; None when the episode is over."""
+        messages, limit = await play.live.respond(turn), self.limits.max_observation_tokens
+        return None if messages is None else [self._encoder.within(message, limit) for message in messages]
 
     def _request(self, play: _Play, turn: int) -> RolloutRequest:
         return RolloutRequest(
@@ -217,7 +222,7 @@ class EpisodePlayer:
         """Append the environment's messages; False, and nothing appended, where they leave no room for a turn."""
         if self._encoder.history == "branching":
             return self._branch(play, messages, limit)
-        ids = self._encoder.between(messages, self.limits.max_observation_tokens)
+        ids = self._encoder.between(messages)
         if play.length + len(ids) >= limit:
             return False
         play.live.observe(messages)
@@ -233,7 +238,7 @@ class EpisodePlayer:
         prompt, turns = play.live.start.messages, [*play.live.conversation[play.num_opening :], *messages]
         opening = play.live.conversation[len(prompt) : play.num_opening]
         seen = (*play.begins_with, *play.ids)
-        ids, is_new = self._encoder.continued(seen, prompt, turns, self.limits.max_observation_tokens, opening)
+        ids, is_new = self._encoder.continued(seen, prompt, turns, opening)
         if len(ids) + (0 if is_new else len(seen)) - len(play.live.start.prompt_ids) >= limit:
             return False
         play.live.observe(messages)

@@ -23,6 +23,7 @@ from luffy.environments.call_formats import CALL_FORMATS, CallSyntax
 from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.five_letters import FiveLettersGame
 from luffy.environments.guess_number import GuessingGame
+from luffy.environments.limited_environment import with_time_limit
 from luffy.environments.mixed_episode import MixedEpisode
 from luffy.environments.python_tool import SandboxOfLoop, python_tool
 from luffy.environments.tool_functions import Tool, load_tools
@@ -110,7 +111,8 @@ def _custom(config: CustomEnvironment) -> EnvironmentFactory:
         inspect.signature(made).bind(**config.options)
     except TypeError as error:
         raise ConfigError(f"{_FACTORY}: {config.factory} does not take environment.options: {error}") from None
-    return _refused_at_load(config, lambda: cast(Environment, made(**config.options)))
+    make = _refused_at_load(config, lambda: cast(Environment, made(**config.options)))
+    return lambda: with_time_limit(make(), config.timeout_s)
 
 
 def _refused_at_load(config: CustomEnvironment, make: EnvironmentFactory) -> EnvironmentFactory:

@@ -2,10 +2,13 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 from luffy.config.environment import ANSWER, EpisodeScoring, JudgeMeasure
+from luffy.environments.limited_calls import LimitedCalls
 from luffy.environments.received import finite_number
 from luffy.errors import ConfigError
 from luffy.grading.extract import final_reply
@@ -85,6 +88,8 @@ class EpisodeScorer:
             name: _loaded(f"group_measures.{name}", path, _GROUP_VIEWS) for name, path in config.group_measures.items()
         }
         self._judges = judges
+        self._calls = LimitedCalls(f"{_WHERE}.timeout_s")
+        self._timeout_s = config.timeout_s
         self._weights = config.weights
         self._of_parts = frozenset(of_parts)
         self._weighted_counts = self._weights.keys() & (set(counted) - self._of_parts)
@@ -99,12 +104,15 @@ class EpisodeScorer:
             raise ConfigError(f"{_WHERE}.weights: nothing measures {unknown[0]}; there are {', '.join(sorted(known))}")
 
     async def measure(self, view: EpisodeView) -> dict[str, float]:
-        """All measures of an episode. Passes on exceptions of the functions; raises TypeError for a result that is not
-        a number and for a weighted count that is missing, NoVerdict for a judge that gives no verdict."""
+        """All measures of an episode.
+
+        Passes on exceptions of the functions; raises LateCall for one that does not end in time, TypeError for a result
+        that is not a number and for a weighted count that is missing, NoVerdict for a judge that gives no verdict.
+        """
         if missing := sorted(self._weighted_counts - view.counts.keys()):
             raise TypeError(f"counts returned no {missing[0]}, which {_WHERE}.weights names")
         found = {
-            name: finite_number(f"measure {name}", await _result(function, view))
+            name: finite_number(f"measure {name}", await self._result(name, function, view))
             for name, function in self._measures.items()
         }
         return found | {name: await self._judgement(name, kind, view) for name, kind in self._judged.items()}
@@ -114,7 +122,7 @@ class EpisodeScorer:
         size = len(view.completions)
         measures: list[dict[str, float]] = [{} for _ in range(size)]
         for name, function in self._group_measures.items():
-            found = await _result(function, view)
+            found = await self._result(name, function, view)
             if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != size:
                 raise TypeError(f"measure {name} returned {found!r:.80} for a group of {size} episodes")
             for values, value in zip(measures, found, strict=True):
@@ -126,6 +134,15 @@ class EpisodeScorer:
         found = {**measures, ANSWER: answer}
         weights = self._weights.items()
         return sum(weight * found[name] for name, weight in weights if name in found or name not in self._of_parts)
+
+    async def _result(self, name: str, function: _Function, view: EpisodeView | GroupView) -> object:
+        self._calls.refuse_when_full()
+        call = partial(function, **_arguments(function, view))
+        if inspect.iscoroutinefunction(function):
+            awaited = cast(Callable[[], Awaitable[object]], call)
+            return (await self._calls.in_loop(f"measure {name}", awaited, self._timeout_s)).result()
+        # A function that computes for long must not hold up the other episodes.
+        return (await self._calls.in_thread(f"measure {name}", call, self._timeout_s)).result()
 
     async def _judgement(self, name: str, kind: JudgeMeasure, view: EpisodeView) -> float:
         assert self._judges is not None, "judges are opened with the player"
@@ -164,15 +181,11 @@ def _named(function: _Function) -> set[str]:
     return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
 
 
-async def _result(function: _Function, view: EpisodeView | GroupView) -> object:
+def _arguments(function: _Function, view: EpisodeView | GroupView) -> dict[str, object]:
     named = _named(function)
     takes_all = len(named) < len(inspect.signature(function).parameters)
     wanted = view.__dataclass_fields__ if takes_all else named
-    arguments = {parameter: _plain(getattr(view, parameter)) for parameter in wanted}
-    if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
-    # A function that computes for long must not hold up the other episodes.
-    return await asyncio.to_thread(function, **arguments)
+    return {parameter: _plain(getattr(view, parameter)) for parameter in wanted}
 
 
 def _plain(value: object) -> object:

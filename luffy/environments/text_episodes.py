@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from luffy.config.environment import EpisodeLimits
+from luffy.data.cut_messages import cut
 from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.live_episode import EpisodeStart, LiveEpisode
 from luffy.environments.parsers import after_thinking
@@ -30,7 +31,6 @@ _SENT_AS = {"system": "system", _POLICY: _POLICY}
 """Roles that are sent as they are; others become `user`, since the protocol accepts `tool` only for answers to calls
 with an id."""
 CHARACTERS_PER_TOKEN = 4
-_LEFT_OUT = " ... [{count} characters left out] ... "
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,5 +160,4 @@ def within(message: Message, max_tokens: int) -> Message:
     if len(text) <= limit:
         return message
     half = limit // 2
-    cut = text[:half] + _LEFT_OUT.format(count=len(text) - 2 * half) + text[len(text) - half :]
-    return Message(message.role, cut)
+    return Message(message.role, cut(text[:half], len(text) - 2 * half, "characters", text[len(text) - half :]))

@@ -9,12 +9,12 @@ import logging
 from collections.abc import Sequence
 
 from luffy.config.environment import EnvironmentConfig, EpisodeScoring
+from luffy.data.cut_messages import is_cut_from
 from luffy.data.verify_traces import Replayed
 from luffy.environments.environment import EnvironmentFactory
 from luffy.environments.live_episode import EpisodeStart, FailedEpisode, LiveEpisode
 from luffy.environments.registry import open_environment
 from luffy.environments.rubric import EpisodeScorer
-from luffy.environments.text_episodes import within
 from luffy.grading import problem_of
 from luffy.types import Message, Prompt, Trace
 
@@ -38,30 +38,30 @@ class EnvironmentReplayer:
     def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
         """The result for each trace of each prompt."""
         self._make = self._make or open_environment(self._config)
-        return asyncio.run(_all(self._make, prompts, self._config.limits.max_observation_tokens))
+        return asyncio.run(_all(self._make, prompts))
 
 
-async def _all(make: EnvironmentFactory, prompts: Sequence[Prompt], max_tokens: int) -> list[list[Replayed | None]]:
+async def _all(make: EnvironmentFactory, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def replayed(prompt: Prompt, trace: Trace) -> Replayed | None:
         if not trace.turns:
             return None
         async with places:
-            return await _replayed(make, prompt, trace, max_tokens)
+            return await _replayed(make, prompt, trace)
 
     found = iter(await asyncio.gather(*(replayed(prompt, trace) for prompt in prompts for trace in prompt.traces)))
     return [[next(found) for _ in prompt.traces] for prompt in prompts]
 
 
-async def _replayed(make: EnvironmentFactory, prompt: Prompt, trace: Trace, max_tokens: int) -> Replayed:
+async def _replayed(make: EnvironmentFactory, prompt: Prompt, trace: Trace) -> Replayed:
     start = EpisodeStart(problem_of(prompt), prompt.ground_truth, prompt.messages, (), seed=0)
     live = LiveEpisode(start, make, _NO_MEASURES)
     try:
         live.observe(await live.reset())
         for turn, recorded in _answered(trace.turns):
             answers = await live.respond(turn)
-            if recorded and not _are_equal(answers or (), recorded, max_tokens):
+            if recorded and not _are_equal(answers or (), recorded):
                 return Replayed.DIFFERS
             live.observe(recorded)
         return Replayed.SAME
@@ -83,8 +83,11 @@ def _answered(turns: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
     return answered
 
 
-def _are_equal(answers: Sequence[Message], recorded: Sequence[Message], max_tokens: int) -> bool:
-    """Whether role and text are the same, outer white space aside, or would be as an endpoint gets them."""
-    found = [(each.role, each.content.strip()) for each in recorded]
-    cut = [within(each, max_tokens) for each in answers]
-    return found in ([(each.role, each.content.strip()) for each in some] for some in (answers, cut))
+def _are_equal(answers: Sequence[Message], recorded: Sequence[Message]) -> bool:
+    """Whether role and text are the same, outer white space aside, or the record is of an answer that was cut."""
+    return len(answers) == len(recorded) and all(map(_is_record_of, recorded, answers))
+
+
+def _is_record_of(recorded: Message, answer: Message) -> bool:
+    found, whole = recorded.content.strip(), answer.content.strip()
+    return recorded.role == answer.role and (found == whole or is_cut_from(found, whole))

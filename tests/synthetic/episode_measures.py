@@ -1,5 +1,11 @@
 """Measures of episodes, as a user writes them."""
 
+import asyncio
+import threading
+
+EVENT = threading.Event()
+"""Set it to let `hangs` end."""
+
 
 def words(completion):
     return len(" ".join(turn["content"] for turn in completion if turn["role"] == "assistant").split())
@@ -15,6 +21,14 @@ async def is_right(completion, answer):
 
 def breaks(counts):
     raise ValueError("no measure today")
+
+
+def hangs(answer):
+    EVENT.wait()
+
+
+async def never_comes(answer):
+    await asyncio.Event().wait()
 
 
 def says_nothing(task):

@@ -5,12 +5,16 @@ import asyncio
 import pytest
 
 from luffy.config.environment import CustomEnvironment, ToolsEnvironment
+from luffy.environments.environment import ScoringEnvironment
+from luffy.environments.limited_calls import LateCall
 from luffy.environments.registry import instructions_of, open_environment
 from luffy.errors import ConfigError
 from luffy.grading import Problem
 from luffy.types import Message
 
 MODULE = """
+import asyncio
+
 from luffy.types import Message
 
 class CountTo:
@@ -48,6 +52,18 @@ class Fails(CountTo):
 class FailsToCount(CountTo):
     def counts(self):
         return None
+
+class Slow(CountTo):
+    async def respond(self, conversation):
+        await asyncio.Event().wait()
+
+class GivesUp(CountTo):
+    async def respond(self, conversation):
+        raise TimeoutError("the service is slow today")
+
+class Scores(Slow):
+    async def score(self, conversation):
+        await asyncio.Event().wait()
 
 def function(limit):
     return CountTo(limit)
@@ -101,6 +117,20 @@ def test_a_class_that_is_no_environment_is_refused_in_one_line(name, options, wo
         open_environment(custom(name, **options))
     assert str(caught.value).startswith("environment.factory: custom_environments_of_a_test:")
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def limited(name):
+    return open_environment(custom(name, limit=2).model_copy(update={"timeout_s": 0.05}))()
+
+
+def test_a_method_that_hangs_ends_after_its_time_limit():
+    scoring = limited("Scores")
+    assert isinstance(scoring, ScoringEnvironment) and not isinstance(limited("Slow"), ScoringEnvironment)
+    for awaited, method in ((limited("Slow").respond([]), "respond"), (scoring.score([]), "score")):
+        with pytest.raises(LateCall, match=f"{method} did not end within 0.05 s .environment.timeout_s"):
+            asyncio.run(awaited)
+    with pytest.raises(TimeoutError, match="slow today"):
+        asyncio.run(limited("GivesUp").respond([]))
 
 
 def tools(*names, **settings):

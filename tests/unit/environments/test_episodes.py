@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring, History
 from luffy.data.conversations import ConversationEncoder
+from luffy.data.cut_messages import is_cut_from
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import EOS, build_tokenizer
 from luffy.environments.episodes import Context, Episode, EpisodePlayer, Observation
@@ -249,6 +250,21 @@ def test_a_recorded_start_is_replayed_into_the_environment(tokenizer: PreTrained
     assert episode.segments[0] == Observation(live)
     assert engine.calls[0][0].prefix_ids == recorded.token_ids + live
     assert episode.measures["turns"] == 3
+
+
+@pytest.mark.parametrize("history", ["exact", "branching"])
+def test_a_long_observation_is_the_same_cut_text_for_policy_measures_and_traces(
+    tokenizer: PreTrainedTokenizerBase, history: History
+) -> None:
+    """A demonstration made from the episode holds the tokens that the policy saw, and no others."""
+    encoder, engine = ConversationEncoder(tokenizer, history), Scripted(tokenizer, ["turn 0 " * 40, "turn 1"])
+    player = EpisodePlayer(lambda: Echo(1), encoder, EpisodeLimits(max_observation_tokens=20), SCORER)
+    params = SamplingParams(1.0, 2000, stop_token_ids(tokenizer))
+    (episode,) = player.play([START], engine, params)
+    written, observed, _ = episode.completion
+    whole = f"said {written.content}"
+    assert is_cut_from(observed.content, whole) and len(observed.content) < len(whole)
+    assert encoder.trace(episode.completion, PROMPT).token_ids == tuple(_ids(episode))
 
 
 class Opening(Echo):

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from synthetic import episode_measures
 from synthetic.endpoint import CHAT, Endpoint, completion
 
 from luffy.config.environment import EpisodeScoring, JudgeMeasure
 from luffy.config.grading import JudgeGrader
 from luffy.config.strict import FOR_IDENTITY
+from luffy.environments.limited_calls import LateCall
 from luffy.environments.relative import shortest_correct
 from luffy.environments.rubric import EpisodeScorer, EpisodeView, NoVerdict
 from luffy.errors import ConfigError
@@ -50,6 +52,18 @@ def test_a_measure_without_weight_is_recorded_and_not_rewarded() -> None:
 def test_a_measure_that_fails_is_no_silent_zero(function: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         asyncio.run(scorer(bad=function).measure(VIEW))
+
+
+@pytest.mark.parametrize("function", ["hangs", "never_comes"])
+def test_a_measure_that_hangs_fails_after_its_time_limit_and_keeps_no_process(function: str) -> None:
+    rubric = EpisodeScorer(
+        EpisodeScoring(measures={"bad": f"synthetic.episode_measures:{function}"}, timeout_s=0.05), ()
+    )
+    try:
+        with pytest.raises(LateCall, match=r"measure bad did not end within 0\.05 s"):
+            asyncio.run(rubric.measure(VIEW))
+    finally:
+        episode_measures.EVENT.set()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +140,8 @@ def test_the_rubric_makes_the_judges_prompt() -> None:
         )
 
 
-def test_settings_without_group_measures_are_identified_as_before_there_were_any() -> None:
-    assert "group_measures" not in EpisodeScoring().model_dump(mode="json", context=FOR_IDENTITY)
+def test_settings_without_newer_fields_are_identified_as_before_there_were_any() -> None:
+    assert not {"group_measures", "timeout_s"} & EpisodeScoring().model_dump(mode="json", context=FOR_IDENTITY).keys()
+    assert "timeout_s" in EpisodeScoring(timeout_s=5.0).model_dump(mode="json", context=FOR_IDENTITY)
     with_one = EpisodeScoring(group_measures={"rank": "synthetic.episode_measures:rank"})
     assert "group_measures" in with_one.model_dump(mode="json", context=FOR_IDENTITY)

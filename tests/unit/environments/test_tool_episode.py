@@ -11,8 +11,9 @@ from synthetic import sample_tools
 
 from luffy.config.environment import ToolsEnvironment
 from luffy.environments.call_formats import HermesCalls, ToolCall
+from luffy.environments.limited_calls import MOST_HANGING
 from luffy.environments.registry import open_environment
-from luffy.environments.tool_runner import MOST_HANGING, ToolRunner
+from luffy.environments.tool_runner import ToolRunner
 from luffy.errors import LuffyError
 from luffy.grading import Problem
 from luffy.types import Message
@@ -33,7 +34,7 @@ def released():
 
 
 def hanging_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "tool"]
+    return [thread for thread in threading.enumerate() if thread.name == "limited call"]
 
 
 def opened(*names, **settings):
@@ -155,7 +156,7 @@ def test_calls_that_never_end_do_not_pile_up():
 
     asyncio.run(flood())
     assert len(hanging_threads()) == MOST_HANGING
-    with pytest.raises(LuffyError, match=rf"{MOST_HANGING} calls of tools still run past .*: hang \({MOST_HANGING}\)"):
+    with pytest.raises(LuffyError, match=rf"run past environment\.timeout_s: hang \({MOST_HANGING}\)"):
         play(made, call("hang"))
     sample_tools.RELEASED.set()
     wait_until(lambda: not hanging_threads())
@@ -240,7 +241,7 @@ def test_a_runner_serves_one_event_loop_after_another():
 
 def test_functions_run_in_a_thread_and_do_not_keep_the_process():
     answers, _ = play(opened("thread_name"), call("thread_name"))
-    assert answers == [result("tool")]
+    assert answers == [result("limited call")]
     play(opened("hang", timeout_s=SHORT_S), call("hang"))
     assert all(thread.daemon for thread in hanging_threads()) and hanging_threads()
 

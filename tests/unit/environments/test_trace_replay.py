@@ -13,6 +13,7 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig
 from luffy.config.sandbox import SandboxConfig
 from luffy.config.settings import PrepareDataSettings
+from luffy.data.cut_messages import cut
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.sources import load_source
 from luffy.data.verify_traces import Replayed
@@ -65,6 +66,14 @@ def test_a_python_session_is_played_again_in_a_sandbox() -> None:
     codes = [{"code": "x = 6"}, {"code": "x * 7"}]
     config = ToolsEnvironment(kind="tools", tools=("python",), sandbox=UNCONFINED)
     found = EnvironmentReplayer(config).replay([calling("python", codes, ["", each]) for each in ("42", "41")])
+    assert found == [[Replayed.SAME], [Replayed.DIFFERS]]
+
+
+def test_a_recorded_answer_that_was_cut_is_of_the_answer_that_it_was_cut_from() -> None:
+    shown = cut("0123\ufffd", 892, "tokens", "\ufffd6789")
+    codes = [{"code": code} for code in ("print('0123456789' * 90)", "print('0123456789' * 90, 8)")]
+    config = ToolsEnvironment(kind="tools", tools=("python",), sandbox=UNCONFINED)
+    found = EnvironmentReplayer(config).replay([calling("python", [code], [shown]) for code in codes])
     assert found == [[Replayed.SAME], [Replayed.DIFFERS]]
 
 

@@ -220,6 +220,7 @@ def write_evaluation_job(out: Path, inputs: dict[str, Path], rollout_batch_size:
     return write_stage_job(out, "evaluate", SETTINGS, inputs, execution)
 
 
+@pytest.mark.slow
 def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(
     tmp_path: Path, inputs: dict[str, Path]
 ) -> None:

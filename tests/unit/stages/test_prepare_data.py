@@ -170,7 +170,7 @@ def test_the_tokenizer_of_a_given_model_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_corpus_takes_seconds(tmp_path: Path) -> None:
+def test_a_large_corpus_is_prepared(tmp_path: Path) -> None:
     corpus = {"kind": "arithmetic", "num_prompts": 20_000, "num_operations": (1, 2, 3, 4, 5, 6), "unique": False}
     result = prepare(tmp_path, corpus=corpus)
     assert result.metrics["rows/corpus"] > 19_000
