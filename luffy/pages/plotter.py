@@ -278,8 +278,10 @@ def _frame(xs: Range, ys: Range, percent: bool) -> _Frame:
 def _curves(plot: Plot, *, bounded: bool) -> Iterator[str]:
     """`bounded`: shares are drawn on a scale from 0 to 100 %."""
     xs = Range(-0.3, len(plot.places) - 0.7) if plot.places else spread([x for s in plot.series for x, _ in s.points])
-    ys = spread([y for line in plot.series for _, y in line.points], 0.05)
-    if plot.percent and bounded:
+    values = {y for line in plot.series for _, y in line.points}
+    is_constant_share = len(values) == 1 and 0.0 <= min(values) <= 1.0
+    ys = spread(list(values), 0.05)
+    if plot.percent and (bounded or is_constant_share):
         ys = Range(0.0, 1.0)
     elif plot.exact:
         ys = Range(0.0, ys.high)

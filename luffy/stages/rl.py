@@ -15,11 +15,10 @@ from luffy.stages.unmeasured import end_of_training
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.tracking.gpu_hours import GpuHours
 from luffy.tracking.metrics import METRICS_FILE, metrics_until, read_metrics
-from luffy.tracking.no_signal import advice_on_signal
+from luffy.tracking.rl_advice import advice_on_rl
 from luffy.tracking.samples import SAMPLES_FILE
 from luffy.tracking.token_budget import TokenBudget
 from luffy.tracking.tracker import Tracker
-from luffy.tracking.unanswered import advice_on_rollouts
 from luffy.training.base_model import copy_tokenizer
 
 _HEADLINE = ("reward/mean", "actor/loss")
@@ -67,8 +66,7 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
         parts.held_out.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
     metrics = read_metrics(context.out / METRICS_FILE)
-    signal = advice_on_signal(metrics) if settings.objective.learns_by_advantage else None
-    for advice in filter(None, (advice_on_rollouts(metrics), signal)):
+    for advice in advice_on_rl(settings.objective, metrics):
         context.events.message(advice)
     headline = {name: metrics[-1][name] for name in _HEADLINE if name in metrics[-1]}
     return StageResult(("model", METRICS_FILE, SAMPLES_FILE), headline, resumed_from=start)

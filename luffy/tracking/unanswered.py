@@ -6,6 +6,8 @@ from statistics import fmean
 from luffy.types import Outcome
 
 UNREAD = (Outcome.NO_ANSWER, Outcome.UNPARSABLE)
+_UNREAD_SHARES = tuple(f"reward/{outcome}_share" for outcome in UNREAD)
+_TRUNCATED = "rollout/truncated_share"
 MOST = 0.5
 """Share of the responses above which there is advice."""
 
@@ -25,9 +27,9 @@ def advice_on_responses(what: str, unread: float, truncated: float, limit: str) 
 
 def advice_on_rollouts(steps: Sequence[Mapping[str, float]]) -> str | None:
     """The same for the rollouts of an RL run, given the metrics of its steps."""
-    judged = [step for step in steps if "reward/mean" in step]
+    judged = [step for step in steps if all(name in step for name in (*_UNREAD_SHARES, _TRUNCATED))]
     if not judged:
         return None
-    unread = fmean(sum(step[f"reward/{outcome}_share"] for outcome in UNREAD) for step in judged)
-    truncated = fmean(step["rollout/truncated_share"] for step in judged)
+    unread = fmean(sum(step[name] for name in _UNREAD_SHARES) for step in judged)
+    truncated = fmean(step[_TRUNCATED] for step in judged)
     return advice_on_responses("rollouts", unread, truncated, "rl.max_response_tokens")

@@ -41,6 +41,7 @@ from luffy.pages.report.report_tables import (
 )
 from luffy.pages.tables import Table
 from luffy.tracking.metrics import training_rows
+from luffy.tracking.rl_advice import advice_on_rl
 from luffy.tracking.samples import SampleRollout
 from luffy.types import Outcome
 
@@ -84,6 +85,7 @@ class TrainingSection:
     title: str
     note: str
     figures: list[Figure]
+    advice: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +259,15 @@ def _training(chain: FinishedChain) -> list[TrainingSection]:
     sections = []
     for node, rows in reversed(chain.metrics.items()):
         title = _stage_title(node)
-        terms = chain.config.objective.terms if chain.config.objective else ()
-        figures = draw_panels(node, rl_panels(terms) if node == "rl" else supervised_panels(), rows)
-        outcomes = draw_outcomes(rows) if node == "rl" else None
+        objective = chain.config.objective if node == "rl" else None
+        figures = draw_panels(node, rl_panels(objective.terms) if objective else supervised_panels(), rows)
+        outcomes = draw_outcomes(rows) if objective else None
         if outcomes:
             figures.insert(1, outcomes)
         figures = [*held_out_figures(node, rows), *figures]
-        sections.append(TrainingSection(node, title, wording.count(len(training_rows(rows)), "logged step"), figures))
+        steps = training_rows(rows)
+        advice = advice_on_rl(objective, steps) if objective else []
+        sections.append(TrainingSection(node, title, wording.count(len(steps), "logged step"), figures, advice))
     return sections
 
 

@@ -82,6 +82,12 @@ def test_rewards_outside_0_to_1_are_not_shown_in_percent() -> None:
     assert not [word for word in words(ElementTree.fromstring(figure.svg)) if "%" in (word or "")]
 
 
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_a_share_that_never_changes_is_drawn_from_0_to_100_percent(share: float) -> None:
+    shown = words(ElementTree.fromstring(curve_plot("c", [Series("a", "c1", [1, 2, 3], [share] * 3)], percent=True)))
+    assert {"0 %", "100 %"} <= {*shown} and "-100 %" not in shown
+
+
 def test_names_in_a_picture_are_text() -> None:
     svg = ElementTree.fromstring(picture_svg([Plot(HOSTILE, colored({"a": [(0, 1.0)]}))]))
     assert HOSTILE in words(svg)

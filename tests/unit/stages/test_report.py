@@ -224,6 +224,17 @@ def test_a_checkpoint_without_readable_answers_is_advised_on(chain: Chain, tmp_p
     assert all(page.count(advice) == 1 for page in pages)
 
 
+def test_a_run_that_was_never_rewarded_is_advised_on(chain: Chain, tmp_path: Path) -> None:
+    objective = load_experiment("exp_configs/smoke.yaml", ["method=on_policy"]).objective
+    rl, config = tmp_path / "rl", chain[0].model_copy(update={"objective": objective})
+    shutil.copytree(chain[1]["rl"], rl)
+    silent = {"batch/zero_advantage_share": 1.0, "actor/entropy_on_policy": 2.0}
+    lines = [json.dumps({"step": step, **silent}) for step in (1, 2)]
+    (rl / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    pages = report((config, {**chain[1], "rl": rl}), tmp_path / "out")
+    assert all(page.count("in 2 of 2 steps every advantage was 0, since all rollouts") == 1 for page in pages)
+
+
 def test_an_unfinished_input_is_named(chain: Chain, tmp_path: Path) -> None:
     unfinished = tmp_path / "sft"
     unfinished.mkdir()
