@@ -39,7 +39,7 @@ from luffy.errors import (
 )
 from luffy.library_loading import loaded
 from luffy.pipeline.chain.fingerprint import code_fingerprint, settings_fingerprint
-from luffy.pipeline.chain.identity import IdentityRecord, write_identity
+from luffy.pipeline.chain.identity import IdentityRecord, read_identity, write_identity
 from luffy.pipeline.chain.job import StageJob, read_job
 from luffy.pipeline.chain.manifest import (
     Manifest,
@@ -51,7 +51,7 @@ from luffy.pipeline.chain.manifest import (
     write_manifest,
 )
 from luffy.pipeline.chain.provenance import hardware, package_versions
-from luffy.pipeline.chain.reuse import clear, examine
+from luffy.pipeline.chain.reuse import Condition, clear, examine
 from luffy.pipeline.machine.events import EVENTS_FILE, EventReader, EventWriter, seconds_of_attempts
 from luffy.pipeline.workspace.lease import leased
 from luffy.pipeline.workspace.lock import StageLock
@@ -187,34 +187,49 @@ def _run_locked(
         delete_scratch(out, finished_manifest(out))
         events.finished("reused")
         return
-    # Work that is cleared is no part of what this result has cost.
-    earlier_s = 0.0 if condition.from_scratch else seconds_of_attempts(EventReader(out / EVENTS_FILE).read())
+    attempt = _Attempt.of(job, out, condition, consumed, edited)
     clear(out, condition)
     # Recorded before any work: an attempt that is killed leaves no manifest.
-    write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, edited))
-    events.started(f"from step {condition.step}" if condition.step else "", earlier_s=earlier_s)
-    started = _now()
+    record = IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, edited, attempt.extended)
+    write_identity(out, record)
+    events.started(f"from step {condition.step}" if condition.step else "", earlier_s=attempt.earlier_s)
     if edited:
         events.message(f"{', '.join(edited)} was edited since the plan: this result will not be reused")
-    extends = _shorter_run(job) if not condition.step else None
-    context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, extends)
+    context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, attempt.shorter_run)
     # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
-    manifest = _manifest(job, context, consumed, result, started, earlier_s, tuple(edited))
+    manifest = _manifest(job, out, attempt, result)
     write_manifest(out, manifest)
     delete_scratch(out, manifest)
     events.finished()
 
 
-def _manifest(
-    job: StageJob,
-    context: StageContext,
-    consumed: dict[str, str],
-    result: StageResult,
-    started: str,
-    earlier_s: float,
-    edited: tuple[str, ...],
-) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What the manifest says about the attempt that finished a stage."""
+
+    consumed: dict[str, str]
+    edited: tuple[str, ...]
+    shorter_run: Path | None
+    """The finished shorter run that this attempt begins with; None also where an earlier attempt did."""
+    extended: str
+    """Key of the shorter run that the result continues; empty without one."""
+    earlier_s: float
+    started: str
+
+    @classmethod
+    def of(
+        cls, job: StageJob, out: Path, condition: Condition, consumed: dict[str, str], edited: Mapping[str, str]
+    ) -> "_Attempt":
+        """An attempt that begins now. What is cleared, by `condition`, is no part of its result."""
+        shorter_run = None if condition.step else _shorter_run(job)
+        recorded = read_identity(out) if condition.step else None
+        extended = recorded.extended if recorded else finished_manifest(shorter_run).key if shorter_run else ""
+        earlier_s = 0.0 if condition.from_scratch else seconds_of_attempts(EventReader(out / EVENTS_FILE).read())
+        return cls(consumed, tuple(edited), shorter_run, extended, earlier_s, _now())
+
+
+def _manifest(job: StageJob, out: Path, attempt: _Attempt, result: StageResult) -> Manifest:
     return Manifest(
         stage=job.stage,
         node=job.node,
@@ -222,18 +237,18 @@ def _manifest(
         series=job.identity.series,
         settings=job.identity.settings,
         upstream=job.upstream,
-        consumed=consumed,
-        outputs=collect_outputs(context.out, result.outputs),
+        consumed=attempt.consumed,
+        outputs=collect_outputs(out, result.outputs),
         metrics={name: float(value) for name, value in result.metrics.items()},
         execution=job.execution,
         versions=package_versions(),
         hardware=hardware(),
-        started=started,
+        started=attempt.started,
         ended=_now(),
-        earlier_s=earlier_s,
+        earlier_s=attempt.earlier_s,
         resumed_from=result.resumed_from,
-        extended=finished_manifest(context.extends).key if context.extends else None,
-        code_changed=edited,
+        extended=attempt.extended or None,
+        code_changed=attempt.edited,
         scratch=result.scratch,
     )
 

@@ -111,6 +111,8 @@ class IdentityRecord:
     edited: dict[str, str] = field(default_factory=dict)
     """Modules that were edited between the plan and the attempt, and the hashes of their code as it ran: the key does
     not identify what the attempt left. Empty for a record of an earlier version."""
+    extended: str = ""
+    """Key of the finished shorter run that the attempt continued; empty without one."""
 
 
 def write_identity(directory: Path, record: IdentityRecord) -> None:
@@ -125,7 +127,8 @@ def read_identity(directory: Path) -> IdentityRecord | None:
         fields = json.loads((directory / IDENTITY_FILE).read_text(encoding="utf-8"))
         identity, consumed = Identity(**fields["identity"]), dict(fields["consumed"])
         experiment, edited = fields.get("experiment", ""), dict(fields.get("edited", {}))
-        return IdentityRecord(fields["key"], fields["node"], identity, consumed, experiment, edited)
+        extended = fields.get("extended", "")
+        return IdentityRecord(fields["key"], fields["node"], identity, consumed, experiment, edited, extended)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # written by another version, or damaged
 

@@ -1,5 +1,6 @@
 """What all stage programs share: an attempt with code edited since the plan never becomes part of a clean result."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from luffy.config import load_experiment
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.identity import read_identity
 from luffy.pipeline.chain.job import JOB_FILE, write_job
-from luffy.pipeline.chain.manifest import read_manifest
+from luffy.pipeline.chain.manifest import read_manifest, write_manifest
 from luffy.pipeline.experiment import Experiment, open_experiment
 from luffy.pipeline.machine.events import EVENTS_FILE, EventReader, EventWriter
 from luffy.pipeline.workspace import Workspace
@@ -80,6 +81,24 @@ def test_edited_code_that_resumes_a_clean_attempt_marks_what_it_leaves(experimen
     assert experiment.plan_node("prepare_data").action == "resume"
     assert attempt(experiment, monkeypatch, EDITED, killed=True) == [1]
     assert attempt(experiment, monkeypatch, PLANNED) == [0]
+
+
+def test_a_longer_run_that_is_killed_and_resumed_still_says_which_run_it_continues(experiment, monkeypatch) -> None:
+    plan = experiment.plan_node("prepare_data")
+    shorter = plan.directory.with_name("shorter")
+    shorter.mkdir()
+    assert attempt(experiment, monkeypatch, PLANNED) == [0]
+    finished = read_manifest(plan.directory)
+    assert finished is not None and finished.extended is None
+    write_manifest(shorter, finished.model_copy(update={"key": "shorter"}))
+    shutil.rmtree(plan.directory)
+    plan.directory.mkdir()
+    write_job(plan.directory / JOB_FILE, experiment.job(plan).model_copy(update={"extends": str(shorter)}))
+    assert attempt(experiment, monkeypatch, PLANNED, killed=True) == [0]
+    shutil.rmtree(shorter)
+    assert attempt(experiment, monkeypatch, PLANNED) == [1]
+    manifest = read_manifest(plan.directory)
+    assert manifest is not None and manifest.extended == "shorter"
 
 
 def work_for_longer(experiment: Experiment, seconds: float) -> None:
