@@ -74,7 +74,7 @@ class SignalHistory:
     """Newest consecutive steps without one."""
 
     def after(self, row: Mapping[str, float]) -> "SignalHistory":
-        """The history with one more row; rows without an update change nothing."""
+        """The history with one more row; rows that are no RL step change nothing."""
         signal = had_signal(row)
         return self if signal is None else SignalHistory(0 if signal else self.num_silent + 1)
 
@@ -83,7 +83,7 @@ class SignalHistory:
         if self.num_silent < num_steps:
             return None
         found = f"every advantage has been 0 for {self.num_silent} steps in a row"
-        return Alarm("no-signal", f"{found}, so that only regularising terms (entropy, KL) move the policy")
+        return Alarm("no-signal", f"{found}: rewards teach the policy nothing, and entropy or KL terms alone move it")
 
 
 def disk_alarm(free_bytes: int, least_bytes: float, place: str) -> Alarm | None:

@@ -105,7 +105,8 @@ class EpisodeScoring(StrictModel):
     """The reward of an episode: the weighted sum of `answer` (the grader's reward), of measures, of `turns`, and of
     what the environment counts, e.g. `tool_errors: -0.1`."""
     timeout_s: PositiveFloat = 600.0
-    """Time limit of one call of a function above; an episode, or a group, whose measure exceeds it is `crashed`."""
+    """Time limit of one call of a function above. If a measure exceeds it, its episode (or its whole group) is
+    `crashed`."""
     version: NonNegativeInt = 0
     """The functions' modules are part of a stage's identity, what they import is not: increase this when it changes."""
 
@@ -183,8 +184,8 @@ class CustomEnvironment(StrictModel):
     instructions: str = ""
     """Added to the system message of every prompt."""
     timeout_s: PositiveFloat = 600.0
-    """Time limit of one call of a method; an episode that exceeds it is `crashed`. It cannot end a method that blocks
-    without ever awaiting: run such work in a thread (`asyncio.to_thread`)."""
+    """Time limit of one call of an asynchronous method; if one exceeds it, its episode is `crashed`. A method that
+    blocks without ever awaiting cannot be ended: run such work in a thread (`asyncio.to_thread`)."""
     limits: EpisodeLimits = EpisodeLimits()
     scoring: EpisodeScoring = EpisodeScoring()
 

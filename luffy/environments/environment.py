@@ -39,8 +39,9 @@ class Environment(Protocol):
     async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
         """Answer the policy's newest turn, the last message of `conversation`.
 
-        `conversation` starts with the prompt. Returns messages of other roles than `assistant`, at least one, or None
-        when the episode is over.
+        `conversation` starts with the prompt and is what the policy sees: messages longer than
+        `limits.max_observation_tokens` are cut, so keep the state of the episode in attributes. Returns messages of
+        other roles than `assistant`, at least one, or None when the episode is over.
         """
         ...
 

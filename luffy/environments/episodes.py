@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from luffy.config.environment import EpisodeLimits
 from luffy.data.conversations import ConversationEncoder
 from luffy.environments.environment import EnvironmentFactory
+from luffy.environments.episode_loop import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, LiveEpisode
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.turn_sampler import TurnSampler
@@ -127,7 +128,7 @@ class EpisodePlayer:
         (`failed_share.py`). Whatever the engine raises ends all episodes.
         """
         sampler = TurnSampler(engine, params, self._lanes, len(starts), f"play {next(self._plays)}")
-        return asyncio.run(self._play_all(starts, sampler))
+        return run_in_loop(self._play_all(starts, sampler))
 
     async def _play_all(self, starts: Sequence[EpisodeStart], sampler: TurnSampler) -> list[Episode]:
         with sampler:

@@ -1,5 +1,6 @@
-"""Calls of functions that a user has written, with a time limit: asynchronous ones in the event loop, others in a
-thread each.
+"""Calls of functions that a user has written, with a time limit.
+
+Asynchronous functions run in the event loop, each other one in its own thread.
 
 Python cannot end a thread. One that runs past its limit goes on, unseen, until its function returns; `LimitedCalls`
 counts these, and once there are too many it refuses further calls: episodes end as failed instead of filling the
@@ -12,6 +13,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -47,16 +49,23 @@ class _Hanging:
 
 
 class LimitedCalls:
-    """Calls functions; shared by many episodes, in one event loop at a time. `setting` names the limit in messages."""
+    """Calls functions; shared by many episodes, in one event loop at a time.
 
-    def __init__(self, setting: str) -> None:
+    `setting` names the limit in messages. No more than `most_threads` run at once, those past their limit not counted;
+    the time that a call waits for its thread does not count towards its limit.
+    """
+
+    def __init__(self, setting: str, most_threads: int | None = None) -> None:
         self._setting = setting
+        self._most_threads = most_threads
         self._hanging: list[_Hanging] = []
+        self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     async def in_thread(self, name: str, function: Callable[[], _Result], timeout_s: float | None) -> Ended[_Result]:
         """Call `function` in a thread that the interpreter does not wait for at its end; LateCall past the limit."""
-        delivered, thread = _started(function)
-        return await self._ended(delivered, _Hanging(name, thread.is_alive), timeout_s)
+        async with self._place():
+            delivered, thread = _started(function)
+            return await self._ended(delivered, _Hanging(name, thread.is_alive), timeout_s)
 
     async def in_loop(
         self, name: str, function: Callable[[], Awaitable[_Result]], timeout_s: float | None
@@ -64,6 +73,14 @@ class LimitedCalls:
         """Await what `function` returns; LateCall past the limit, and the function is then cancelled."""
         task = asyncio.ensure_future(_awaited(function))
         return await self._ended(task, _Hanging(name, lambda: not task.done()), timeout_s)
+
+    def _place(self) -> AbstractAsyncContextManager[None]:
+        if self._most_threads is None:
+            return contextlib.nullcontext()
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._places[0] is not loop:
+            self._places = loop, asyncio.Semaphore(self._most_threads)
+        return self._places[1]
 
     async def _ended(
         self, outcome: asyncio.Future[Ended[_Result]], call: _Hanging, timeout_s: float | None

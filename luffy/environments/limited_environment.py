@@ -1,4 +1,4 @@
-"""An environment whose methods have a time limit: `with_time_limit(environment, timeout_s)`."""
+"""An environment whose asynchronous methods have a time limit: `with_time_limit(environment, timeout_s)`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from luffy.types import Message
 
 
 def with_time_limit(environment: Environment, timeout_s: float) -> Environment:
-    """The environment; each of its methods raises LateCall after `timeout_s` seconds, and is cancelled."""
+    """The environment; its asynchronous methods are cancelled after `timeout_s` seconds each and raise LateCall."""
     if isinstance(environment, ScoringEnvironment):
         return _LimitedScoring(environment, timeout_s)
     return _Limited(environment, timeout_s)

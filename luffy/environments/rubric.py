@@ -18,6 +18,7 @@ from luffy.import_paths import imported_setting
 from luffy.types import Message, Outcome
 
 _WHERE = "environment.scoring"
+_MEASURES_AT_ONCE = 16
 TURNS = "turns"
 """Counted in every episode: the policy's turns, given ones included."""
 
@@ -88,7 +89,7 @@ class EpisodeScorer:
             name: _loaded(f"group_measures.{name}", path, _GROUP_VIEWS) for name, path in config.group_measures.items()
         }
         self._judges = judges
-        self._calls = LimitedCalls(f"{_WHERE}.timeout_s")
+        self._calls = LimitedCalls(f"{_WHERE}.timeout_s", _MEASURES_AT_ONCE)
         self._timeout_s = config.timeout_s
         self._weights = config.weights
         self._of_parts = frozenset(of_parts)

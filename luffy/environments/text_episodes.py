@@ -17,6 +17,7 @@ from typing import Protocol
 from luffy.config.environment import EpisodeLimits
 from luffy.data.cut_messages import cut
 from luffy.environments.environment import Environment, EnvironmentFactory
+from luffy.environments.episode_loop import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, LiveEpisode
 from luffy.environments.parsers import after_thinking
 from luffy.environments.rubric import EpisodeScorer
@@ -100,7 +101,7 @@ class TextEpisodePlayer:
 
     def play(self, starts: Sequence[EpisodeStart], endpoint: TextEndpoint, params: SamplingParams) -> list[TextEpisode]:
         """One episode per start, in order; raises what `EpisodePlayer.play` and `TextEndpoint.generate` raise."""
-        return asyncio.run(self._play_all(starts, _EndpointChat(endpoint, params)))
+        return run_in_loop(self._play_all(starts, _EndpointChat(endpoint, params)))
 
     async def _play_all(self, starts: Sequence[EpisodeStart], chat: _EndpointChat) -> list[TextEpisode]:
         # All of them end before a failure is raised: a response on its way is paid for.

@@ -12,6 +12,7 @@ from luffy.config.environment import EnvironmentConfig, EpisodeScoring
 from luffy.data.cut_messages import is_cut_from
 from luffy.data.verify_traces import Replayed
 from luffy.environments.environment import EnvironmentFactory
+from luffy.environments.episode_loop import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, FailedEpisode, LiveEpisode
 from luffy.environments.registry import open_environment
 from luffy.environments.rubric import EpisodeScorer
@@ -38,7 +39,7 @@ class EnvironmentReplayer:
     def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
         """The result for each trace of each prompt."""
         self._make = self._make or open_environment(self._config)
-        return asyncio.run(_all(self._make, prompts))
+        return run_in_loop(_all(self._make, prompts))
 
 
 async def _all(make: EnvironmentFactory, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
@@ -89,5 +90,5 @@ def _are_equal(answers: Sequence[Message], recorded: Sequence[Message]) -> bool:
 
 
 def _is_record_of(recorded: Message, answer: Message) -> bool:
-    found, whole = recorded.content.strip(), answer.content.strip()
-    return recorded.role == answer.role and (found == whole or is_cut_from(found, whole))
+    found, whole = recorded.content, answer.content
+    return recorded.role == answer.role and (found.strip() == whole.strip() or is_cut_from(found, whole))

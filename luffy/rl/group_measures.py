@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from luffy.environments.episode_loop import run_in_loop
 from luffy.environments.live_episode import FailedEpisode, called
 from luffy.environments.rubric import EpisodeScorer, GroupView
 from luffy.grading import Grade
@@ -23,7 +24,7 @@ def with_group_measures(
 
     Rows whose environment failed are not measured. Where a measure fails, all rows of the group are graded `crashed`.
     """
-    return asyncio.run(_all(scorer, tasks, groups))
+    return run_in_loop(_all(scorer, tasks, groups))
 
 
 async def _all(scorer: EpisodeScorer, tasks: Sequence[RolloutTask], groups: Sequence[GradedRows]) -> list[GradedRows]:

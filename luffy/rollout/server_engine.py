@@ -167,21 +167,21 @@ class ServerEngine:
     def _completion(self, url: str, answer: Mapping[str, Any]) -> Completion:
         try:
             (choice,) = answer["choices"]
-            reason, token_ids = choice["finish_reason"], tuple(choice["token_ids"])
+            reason = choice["finish_reason"]
+            if reason == _ABORTED:
+                raise LostError(f"{url}: the server ended a request before its response did; it may be shutting down")
+            if reason not in _FINISH_REASONS:
+                raise ClusterError(f"{url}: unexpected finish_reason {reason!r}")
+            token_ids, spans = tuple(choice["token_ids"]), choice["weight_versions"]
             logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
-            names = [span["version"] for span in choice["weight_versions"] for _ in range(span["start"], span["end"])]
-            if not len(token_ids) == len(logprobs) == len(names):
-                raise ValueError(f"{len(token_ids)} tokens, {len(logprobs)} log-probabilities, {len(names)} versions")
-        except (KeyError, TypeError, ValueError) as error:
-            raise LostError(
-                f"{url}{GENERATE}: the answer is not a whole completion ({type(error).__name__}: {error})"
-            ) from None
-        if reason == _ABORTED:
-            raise LostError(
-                f"{url}: the server ended a request before its response was complete; it may be shutting down"
-            )
-        if reason not in _FINISH_REASONS:
-            raise ClusterError(f"{url}: unexpected finish_reason {reason!r}")
+            names = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+        except KeyError as error:  # a server of another version
+            raise ClusterError(f"{url}{GENERATE}: the answer has no {error}") from None
+        except (TypeError, ValueError) as error:
+            raise LostError(f"{url}{GENERATE}: the answer is incomplete ({type(error).__name__}: {error})") from None
+        if not len(token_ids) == len(logprobs) == len(names):
+            found = f"{len(token_ids)} tokens, {len(logprobs)} log-probabilities, {len(names)} weight versions"
+            raise LostError(f"{url}{GENERATE}: the answer is incomplete ({found})")
         versions = tuple(self._version(url, name) for name in names)
         return Completion(token_ids, logprobs, _FINISH_REASONS[reason], versions)
 

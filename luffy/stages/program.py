@@ -221,12 +221,20 @@ class _Attempt:
     def of(
         cls, job: StageJob, out: Path, condition: Condition, consumed: dict[str, str], edited: Mapping[str, str]
     ) -> "_Attempt":
-        """An attempt that begins now. What is cleared, by `condition`, is no part of its result."""
-        shorter_run = None if condition.step else _shorter_run(job)
-        recorded = read_identity(out) if condition.step else None
-        extended = recorded.extended if recorded else finished_manifest(shorter_run).key if shorter_run else ""
-        earlier_s = 0.0 if condition.from_scratch else seconds_of_attempts(EventReader(out / EVENTS_FILE).read())
+        """An attempt that begins now. Work that `condition` clears does not count towards its result."""
+        recorded = None if condition.from_scratch else read_identity(out)
+        earlier_s = seconds_of_attempts(EventReader(out / EVENTS_FILE).read()) if recorded else 0.0
+        if condition.step:
+            return cls(consumed, tuple(edited), None, _extended_before(out, recorded), earlier_s, _now())
+        shorter_run = _shorter_run(job)
+        extended = finished_manifest(shorter_run).key if shorter_run else ""
         return cls(consumed, tuple(edited), shorter_run, extended, earlier_s, _now())
+
+
+def _extended_before(out: Path, recorded: IdentityRecord | None) -> str:
+    """Key of the shorter run that the work in `out` continues; empty without one."""
+    finished = read_manifest(out)  # only its export is made again
+    return (recorded.extended if recorded else "") or (finished.extended or "" if finished else "")
 
 
 def _manifest(job: StageJob, out: Path, attempt: _Attempt, result: StageResult) -> Manifest:

@@ -1,4 +1,4 @@
-"""Programs that tests kill, forked from the warm server of `warm_stages`, which has loaded their libraries."""
+"""Programs that tests end, forked from the warm server of `warm_stages`, which has loaded their libraries."""
 
 import os
 import signal
@@ -25,12 +25,20 @@ class ForkedProgram:
         else:
             self._process = warm
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def poll(self) -> int | None:
         return self._process.poll()
 
+    def send(self, *numbers: signal.Signals) -> None:
+        for number in numbers:
+            os.kill(self.pid, number)
+
     def kill(self) -> None:
         """`kill -9`; returns once it has ended."""
-        os.kill(self._process.pid, signal.SIGKILL)
+        self.send(signal.SIGKILL)
         assert self.ended() == -signal.SIGKILL
 
     def ended(self) -> int:

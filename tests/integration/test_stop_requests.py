@@ -1,26 +1,23 @@
 """SIGTERM, as schedulers send it: stages end in order within their grace, and go on to the same bits."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 from campaigns.killing import differences, promised
 from flow_process import UNDISTURBED, start
+from forked_program import ForkedProgram
 from patience import PATIENCE_S, wait_until
 
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.job import JOB_FILE, read_job, write_job
 from luffy.pipeline.chain.manifest import read_manifest
 from luffy.pipeline.machine.supervise import stage_command
-from luffy.pipeline.machine.warm_start import WarmStage, current_warm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_stages")]
-ROOT = Path(__file__).parents[2]
 SMOKE = "exp_configs/smoke.yaml"
 
 
@@ -35,12 +32,8 @@ class Stage:
         out.mkdir()
         write_job(out / JOB_FILE, job.model_copy(update={"execution": changed}))
 
-    def start(self) -> "Started":
-        command, log, server = stage_command(self.name, self.out), self.out / "log.txt", current_warm_server()
-        if server is not None and (warm := server.start(command, log, os.environ)) is not None:
-            return Started(warm)
-        with log.open("ab") as out:
-            return Started(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out))
+    def start(self) -> ForkedProgram:
+        return ForkedProgram(stage_command(self.name, self.out), self.out / "log.txt")
 
     def run(self) -> int:
         """Its exit code."""
@@ -62,26 +55,8 @@ class Stage:
         return (self.out / "log.txt").read_text()
 
 
-class Started:
-    """The process of a stage, forked from a warm server where there is one."""
-
-    def __init__(self, process: WarmStage | subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self.pid = process.pid
-
-    def send(self, *numbers: signal.Signals) -> None:
-        for number in numbers:
-            os.kill(self.pid, number)
-
-    def ended(self) -> int:
-        """Its exit code, once it has ended."""
-        wait_until(lambda: self.process.poll() is not None, "the end of the stage")
-        assert self.process.returncode is not None
-        return self.process.returncode
-
-
-def once_seen(stage: Stage, kind: str, started: Started) -> None:
-    wait_until(lambda: stage.events(kind) or started.process.poll() is not None, f"{kind} in {stage.name}")
+def once_seen(stage: Stage, kind: str, started: ForkedProgram) -> None:
+    wait_until(lambda: stage.events(kind) or started.poll() is not None, f"{kind} in {stage.name}")
 
 
 @pytest.mark.parametrize("name", ["sft", "rl"])

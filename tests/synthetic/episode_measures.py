@@ -5,6 +5,7 @@ import threading
 
 EVENT = threading.Event()
 """Set it to let `hangs` end."""
+MEETING, LOCK, RUNNING = threading.Barrier(16), threading.Lock(), []
 
 
 def words(completion):
@@ -25,6 +26,19 @@ def breaks(counts):
 
 def hangs(answer):
     EVENT.wait()
+
+
+def meets_fifteen_others(answer):
+    """How many ran at the same time, once there are sixteen."""
+    with LOCK:
+        RUNNING.append(1)
+    MEETING.wait()
+    found = len(RUNNING)
+    MEETING.wait()
+    with LOCK:
+        RUNNING.pop()
+    MEETING.wait()
+    return found
 
 
 async def never_comes(answer):

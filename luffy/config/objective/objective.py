@@ -97,8 +97,14 @@ class ObjectiveConfig(StrictModel):
     @property
     def learns_by_advantage(self) -> bool:
         """Whether all terms of an RL step are weighted by advantages, except regularising ones (entropy, KL)."""
-        regularising = all(isinstance(term.loss, PolicyGradientLoss | EntropyLoss | KLLoss) for term in self.terms)
-        return regularising and self.interleaved_sft is None
+        others = [term for term in self.terms if not isinstance(term.loss, EntropyLoss | KLLoss)]
+        by_advantage = all(isinstance(term.loss, PolicyGradientLoss) for term in others)
+        return by_advantage and self.interleaved_sft is None
+
+    @property
+    def has_regularising_terms(self) -> bool:
+        """Whether a term is an entropy bonus or a KL penalty, which needs no advantage."""
+        return any(isinstance(term.loss, EntropyLoss | KLLoss) for term in self.terms)
 
     @property
     def compares_with_old(self) -> bool:

@@ -54,7 +54,7 @@ class Manifest(StrictModel):
     """Start of the last attempt: ISO 8601, UTC."""
     ended: str
     earlier_s: float = 0.0
-    """Seconds of work in the earlier attempts that the last one went on with: in each until its last event."""
+    """Seconds of work in all earlier attempts since the directory was last cleared: in each until its last event."""
     resumed_from: int = 0
     """Step of the checkpoint that the last attempt started from; 0: from the beginning."""
     extended: str | None = None
@@ -71,7 +71,7 @@ class Manifest(StrictModel):
 
     @property
     def total_s(self) -> float:
-        """Seconds that the result took, with all attempts that contributed to it."""
+        """Seconds of all attempts since the directory was last cleared; those of a shorter run are not among them."""
         return self.earlier_s + self.attempt_s
 
     @property

@@ -50,8 +50,8 @@ class Condition:
 
     @property
     def from_scratch(self) -> bool:
-        """Whether the work of earlier attempts is removed."""
-        return IDENTITY_FILE in self.stale
+        """Whether all work of earlier attempts is removed."""
+        return bool(self.stale) and not self.step
 
 
 def examine(
@@ -97,7 +97,7 @@ def clear(directory: Path, condition: Condition) -> None:
 
     What killed writes and deletions left is removed, too: in `model/` it would become part of the result.
     """
-    if condition.from_scratch:
+    if IDENTITY_FILE in condition.stale:
         with (directory / IDENTITY_FILE).open("wb") as file:
             os.fsync(file.fileno())
     for name in sorted(condition.stale, key=lambda name: (name == IDENTITY_FILE, name != MANIFEST_FILE)):

@@ -19,6 +19,7 @@ from luffy.files import LineAppender
 EVENTS_FILE = "events.jsonl"
 EventKind = Literal["started", "waiting", "progress", "message", "finished", "failed", "stopped"]
 _KINDS = frozenset(get_args(EventKind))
+_LAST_KINDS = frozenset[EventKind](("finished", "failed", "stopped"))
 _PROGRESS_INTERVAL_S = 0.25
 _EARLIER = "earlier_s"
 
@@ -48,7 +49,7 @@ class EventWriter:
         self._last_progress_time: float | None = None
 
     def started(self, text: str = "", *, earlier_s: float = 0.0) -> None:
-        """The stage has its lock and begins to work; it goes on with `earlier_s` seconds of earlier attempts."""
+        """The stage has its lock and begins to work; earlier attempts have worked for `earlier_s` seconds."""
         self._write("started", {"text": text, "metrics": {_EARLIER: earlier_s}})
 
     def waiting(self, holder: str) -> None:
@@ -111,17 +112,17 @@ class EventReader:
 
 
 def seconds_of_attempts(events: Sequence[Event]) -> float:
-    """Seconds of work in the newest attempt, until its last event, and in those whose work it went on with."""
+    """Seconds of work in the newest attempt, until its last event, and in those that it counted as earlier ones."""
     begun: Event | None = None
-    last_s = 0.0
+    last_s, is_over = 0.0, True
     for event in events:
         if event.kind == "started":
-            begun, last_s = event, event.time
-        elif begun is not None and event.pid == begun.pid:
-            last_s = event.time
+            begun, last_s, is_over = event, event.time, False
+        elif begun is not None and not is_over and event.pid == begun.pid and event.kind != "waiting":
+            last_s, is_over = max(last_s, event.time), event.kind in _LAST_KINDS
     if begun is None:
         return 0.0
-    return begun.metrics.get(_EARLIER, 0.0) + max(0.0, last_s - begun.time)
+    return begun.metrics.get(_EARLIER, 0.0) + last_s - begun.time
 
 
 def _parse(line: bytes) -> Event | None:

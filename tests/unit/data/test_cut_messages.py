@@ -14,6 +14,7 @@ def test_a_message_that_was_cut_is_recognised(start: str, middle: str, end: str)
 
 def test_a_character_broken_at_the_cut_and_changed_white_space_do_not_matter() -> None:
     assert is_cut_from(cut("a  é\ufffd", 3, "tokens", "\ufffd b\nc"), "a é€€€ b c")
+    assert is_cut_from(cut("e\u0301", 3, "tokens", "\n\n").strip(), "éabc\n\n")
 
 
 @pytest.mark.parametrize("whole", ["ab", "abxcd?", "?abxcd", "abd", ""])

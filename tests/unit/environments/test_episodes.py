@@ -18,8 +18,10 @@ from luffy.data.conversations import ConversationEncoder
 from luffy.data.cut_messages import is_cut_from
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import EOS, build_tokenizer
+from luffy.environments.environment import Environment
 from luffy.environments.episodes import Context, Episode, EpisodePlayer, Observation
 from luffy.environments.failed_share import FailedShare
+from luffy.environments.limited_environment import with_time_limit
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
@@ -265,6 +267,20 @@ def test_a_long_observation_is_the_same_cut_text_for_policy_measures_and_traces(
     whole = f"said {written.content}"
     assert is_cut_from(observed.content, whole) and len(observed.content) < len(whole)
     assert encoder.trace(episode.completion, PROMPT).token_ids == tuple(_ids(episode))
+
+
+def test_a_method_that_hangs_in_a_thread_ends_its_episode_and_not_the_play(tokenizer: PreTrainedTokenizerBase) -> None:
+    released, engine = threading.Event(), Scripted(tokenizer, ["turn 0"])
+
+    def make() -> Environment:
+        return with_time_limit(Echo(1, wait=released.wait), 0.05)
+
+    player = EpisodePlayer(make, ConversationEncoder(tokenizer), EpisodeLimits(), SCORER)
+    (episode,) = player.play([START], engine, SamplingParams(1.0, 200, stop_token_ids(tokenizer)))
+    assert episode.finish_reason is FinishReason.ENVIRONMENT_ERROR
+    assert episode.fault.startswith("LateCall: respond did not end within 0.05 s")
+    assert not released.is_set()
+    released.set()
 
 
 class Opening(Echo):

@@ -1,10 +1,13 @@
 """The rubric of an episode: named measures, and the reward that their weights make."""
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 from pydantic import ValidationError
 from synthetic import episode_measures
 from synthetic.endpoint import CHAT, Endpoint, completion
@@ -54,16 +57,31 @@ def test_a_measure_that_fails_is_no_silent_zero(function: str, error: type[Excep
         asyncio.run(scorer(bad=function).measure(VIEW))
 
 
+@pytest.fixture
+def released() -> Iterator[None]:
+    """Lets measures that hang end after the test."""
+    yield
+    episode_measures.EVENT.set()
+    wait_until(lambda: not any(thread.name == "limited call" for thread in threading.enumerate()))
+    episode_measures.EVENT.clear()
+
+
 @pytest.mark.parametrize("function", ["hangs", "never_comes"])
-def test_a_measure_that_hangs_fails_after_its_time_limit_and_keeps_no_process(function: str) -> None:
+def test_a_measure_that_hangs_fails_after_its_time_limit(function: str, released: None) -> None:
     rubric = EpisodeScorer(
         EpisodeScoring(measures={"bad": f"synthetic.episode_measures:{function}"}, timeout_s=0.05), ()
     )
-    try:
-        with pytest.raises(LateCall, match=r"measure bad did not end within 0\.05 s"):
-            asyncio.run(rubric.measure(VIEW))
-    finally:
-        episode_measures.EVENT.set()
+    with pytest.raises(LateCall, match=r"measure bad did not end within 0\.05 s"):
+        asyncio.run(rubric.measure(VIEW))
+
+
+def test_no_more_than_sixteen_measures_run_at_once() -> None:
+    rubric = EpisodeScorer(EpisodeScoring(measures={"met": "synthetic.episode_measures:meets_fifteen_others"}), ())
+
+    async def measure_all() -> list[dict[str, float]]:
+        return await asyncio.gather(*(rubric.measure(VIEW) for _ in range(32)))
+
+    assert asyncio.run(measure_all()) == [{"met": 16.0}] * 32
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_python_session_is_played_again_in_a_sandbox() -> None:
     assert found == [[Replayed.SAME], [Replayed.DIFFERS]]
 
 
-def test_a_recorded_answer_that_was_cut_is_of_the_answer_that_it_was_cut_from() -> None:
+def test_a_cut_record_matches_the_whole_answer() -> None:
     shown = cut("0123\ufffd", 892, "tokens", "\ufffd6789")
     codes = [{"code": code} for code in ("print('0123456789' * 90)", "print('0123456789' * 90, 8)")]
     config = ToolsEnvironment(kind="tools", tools=("python",), sandbox=UNCONFINED)

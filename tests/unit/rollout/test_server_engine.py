@@ -276,24 +276,27 @@ def test_a_failure_that_stays_names_the_server_and_its_words(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "message", "may_pass"),
     [
-        ({"finish_reason": "abort"}, "may be shutting down"),
-        ({"logprobs": None}, "not a whole completion .TypeError"),
-        ({"logprobs": {"content": []}}, "1 tokens, 0 log-probabilities, 1 versions"),
-        ({"weight_versions": [{"version": "x"}]}, "not a whole completion .KeyError: 'start'"),
+        ({"finish_reason": "abort", "logprobs": None, "token_ids": []}, "may be shutting down", True),
+        ({"logprobs": None}, "incomplete .TypeError", True),
+        ({"logprobs": {"content": []}}, "1 tokens, 0 log-probabilities, 1 weight versions", True),
+        ({"weight_versions": [{"version": "x"}]}, "has no 'start'", False),
+        ({"finish_reason": "tired", "logprobs": None}, "unexpected finish_reason 'tired'", False),
+        ({"weight_versions": [{"version": 3, "start": 0, "end": 1}]}, "weights that this run did not send", False),
     ],
 )
-def test_an_answer_that_is_not_whole_is_lost_and_not_a_traceback(
-    fake: FakeServer, connect: Callable[..., ServerEngine], change: dict, message: str
+def test_an_answer_that_cannot_be_used_is_one_line_and_retried_by_the_run_if_it_may_pass(
+    fake: FakeServer, connect: Callable[..., ServerEngine], change: dict, message: str, may_pass: bool
 ) -> None:
     engine = connect(fake)
     answer = completion({"sampling_params": {"seed": 7}}, fake.version)
     answer["choices"][0] |= change
     fake.replies[GENERATE] = [lambda: (200, answer)]
-    with pytest.raises(LostError, match=message) as caught:
+    with pytest.raises(ClusterError, match=message) as caught:
         engine.generate(rows(1, 1), PARAMS)
     assert str(caught.value).startswith(fake.url) and "\n" not in str(caught.value)
+    assert isinstance(caught.value, LostError) == may_pass
 
 
 def test_a_response_that_does_not_come_ends_the_call_in_time_and_is_not_asked_for_again(

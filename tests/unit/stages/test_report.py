@@ -232,7 +232,7 @@ def test_a_run_that_was_never_rewarded_is_advised_on(chain: Chain, tmp_path: Pat
     lines = [json.dumps({"step": step, **silent}) for step in (1, 2)]
     (rl / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     pages = report((config, {**chain[1], "rl": rl}), tmp_path / "out")
-    assert all(page.count("in 2 of 2 steps every advantage was 0, since all rollouts") == 1 for page in pages)
+    assert all(page.count("in 2 of 2 steps every advantage was 0, so rewards taught") == 1 for page in pages)
 
 
 def test_an_unfinished_input_is_named(chain: Chain, tmp_path: Path) -> None:

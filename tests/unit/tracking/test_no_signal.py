@@ -1,37 +1,54 @@
-"""Steps in which an RL run had nothing to learn from, and what it is then told."""
+"""Steps in which rewards taught the policy nothing, and what the run is then told."""
 
 import pytest
 
 from luffy.config import load_experiment
 from luffy.tracking.no_signal import advice_on_signal, had_signal
+from luffy.tracking.rl_advice import advice_on_rl
 
-ZERO, TRACES, ENTROPY = "batch/zero_advantage_share", "batch/off_policy_token_share", "actor/entropy_on_policy"
-SILENT = {ZERO: 1.0, TRACES: 0.0, ENTROPY: 2.0}
+ZERO, ENTROPY, UPDATES = "batch/zero_advantage_share", "actor/entropy_on_policy", "batch/optimizer_steps"
+SILENT = {ZERO: 1.0, ENTROPY: 2.0, "batch/solve_none": 1.0, "batch/solve_all": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("step", "signal"),
-    [(SILENT, False), ({ZERO: 0.9}, True), ({ZERO: 1.0, TRACES: 0.1}, True), ({"batch/optimizer_steps": 0.0}, None)],
+    ("step", "signal"), [(SILENT, False), ({UPDATES: 0.0}, False), ({ZERO: 0.9, UPDATES: 1.0}, True), ({}, None)]
 )
-def test_a_step_has_a_signal_by_an_advantage_or_a_demonstration(step: dict[str, float], signal: bool | None) -> None:
+def test_a_step_has_a_signal_where_an_advantage_is_not_0(step: dict[str, float], signal: bool | None) -> None:
     assert had_signal(step) is signal
 
 
 def test_a_run_that_mostly_had_none_is_told_what_happened_to_its_policy() -> None:
-    said = advice_on_signal([SILENT, {ZERO: 0.5, ENTROPY: 3.0}, {}, SILENT | {ENTROPY: 8.79}])
+    steps = [SILENT, {ZERO: 0.5, ENTROPY: 3.0}, {}, SILENT | {ENTROPY: 8.79}]
+    said = advice_on_signal(steps, has_regularising_terms=True)
     assert said is not None and said.startswith("in 2 of 3 steps every advantage was 0")
-    assert "entropy per token went from 2.00 to 8.79 nats" in said
+    assert "entropy per token went from 2.00 to 8.79 nats" in said and "begin with SFT" in said
+    assert "entropy" not in str(advice_on_signal(steps, has_regularising_terms=False))
+
+
+def test_a_run_that_has_solved_its_prompts_is_told_to_take_harder_ones() -> None:
+    solved = SILENT | {"batch/solve_none": 0.0, "batch/solve_all": 1.0}
+    said = advice_on_signal([SILENT, solved, solved], has_regularising_terms=False)
+    assert said is not None and "take harder ones" in said and "SFT" not in said
 
 
 def test_a_run_with_a_signal_in_half_of_its_steps_is_told_nothing() -> None:
-    assert advice_on_signal([SILENT, {ZERO: 0.5}]) is None
-    assert advice_on_signal([]) is None
+    assert advice_on_signal([SILENT, {ZERO: 0.5}], has_regularising_terms=True) is None
+    assert advice_on_signal([], has_regularising_terms=True) is None
 
 
 @pytest.mark.parametrize(
-    ("method", "by_advantage"),
-    [("on_policy", True), ("dapo", True), ("luffy", True), ("relift", False), ("srft", False), ("rl_sft_loss", False)],
+    ("method", "by_advantage", "regularised"),
+    [
+        ("on_policy", True, True),
+        ("dapo", True, False),
+        ("luffy", True, True),
+        ("relift", False, False),
+        ("srft", False, False),
+        ("chord", False, False),
+    ],
 )
-def test_a_method_that_also_learns_otherwise_is_left_alone(method: str, by_advantage: bool) -> None:
+def test_a_method_that_also_learns_otherwise_is_left_alone(method: str, by_advantage: bool, regularised: bool) -> None:
     objective = load_experiment("exp_configs/smoke.yaml", ["chain=rl", f"method={method}"]).objective
-    assert objective is not None and objective.learns_by_advantage == by_advantage
+    assert objective is not None
+    assert (objective.learns_by_advantage, objective.has_regularising_terms) == (by_advantage, regularised)
+    assert bool(advice_on_rl(objective, [SILENT])) == by_advantage

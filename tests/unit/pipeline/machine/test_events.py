@@ -61,8 +61,10 @@ def test_an_attempt_lasts_until_its_own_last_event_and_goes_on_with_earlier_ones
     now[0] += 20.0
     writer.progress(4, 10)
     events = EventReader(tmp_path / "e").read()
-    another = Event("waiting", now[0] + 500.0, os.getpid() + 1)
-    assert seconds_of_attempts([*events, another]) == 27.0
+    others = [Event("waiting", now[0] + 500.0, pid) for pid in (os.getpid(), os.getpid() + 1)]
+    assert seconds_of_attempts([*events, *others]) == 27.0
+    failed, reused = (Event(kind, now[0] + later, os.getpid()) for kind, later in (("failed", 1.0), ("finished", 9.0)))
+    assert seconds_of_attempts([*events, failed, reused]) == 28.0  # in containers every process may have this pid
     assert seconds_of_attempts([*events, Event("started", 900.0, 1)]) == 0.0  # has cleared what was there
 
 
