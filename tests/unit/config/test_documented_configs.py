@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from real_model import needs_smollm2
 
 from luffy.cli.main import main
 from luffy.config import available_presets, load_experiment
@@ -76,7 +77,10 @@ def test_every_method_is_in_the_tables_of_both_readmes(name: str) -> None:
 
 
 _COMMAND = re.compile(r"`luffy ((?:run|grid|compare) [^`]+)`")
-_KNOWN = _COMMAND.findall((DOCS / "known_experiments.md").read_text())
+_KNOWN = [
+    pytest.param(command, marks=needs_smollm2 if "smollm2" in command else ())
+    for command in _COMMAND.findall((DOCS / "known_experiments.md").read_text())
+]
 
 
 @pytest.mark.parametrize("command", _KNOWN)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from real_model import needs_smollm2
 
 from luffy.config import load_experiment
 from luffy.costs.measurable import choose
@@ -38,6 +39,7 @@ def test_chains_without_sft_or_rl_have_their_own_stages_alone(tmp_path: Path, ch
     assert chosen(tmp_path, "smoke", f"chain={chain}", f"method={method}")[0] == expected
 
 
+@needs_smollm2
 def test_a_policy_that_is_only_copied_is_not_measured(tmp_path: Path) -> None:
     names, refusals = chosen(tmp_path, "smollm2_luffy")
     assert names == ["rl", "evaluate_base", "evaluate_rl"]
