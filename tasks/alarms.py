@@ -83,7 +83,7 @@ class SignalHistory:
         if self.num_silent < num_steps:
             return None
         found = f"every advantage has been 0 for {self.num_silent} steps in a row"
-        return Alarm("no-signal", f"{found}: rewards teach the policy nothing, and entropy or KL terms alone move it")
+        return Alarm("no-signal", f"{found}: rewards teach the policy nothing")
 
 
 def disk_alarm(free_bytes: int, least_bytes: float, place: str) -> Alarm | None:

@@ -49,6 +49,8 @@ _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 _Import = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 LANES = 16
 """Calls of an engine that episodes make at the same time, where it can answer several."""
+_CALL_S = 600.0
+"""Time limit of the user's own functions."""
 ANSWER = "answer"
 """Name of the grader's reward among the weights."""
 
@@ -104,7 +106,7 @@ class EpisodeScoring(StrictModel):
     weights: dict[str, float] = Field(default={ANSWER: 1.0}, min_length=1)
     """The reward of an episode: the weighted sum of `answer` (the grader's reward), of measures, of `turns`, and of
     what the environment counts, e.g. `tool_errors: -0.1`."""
-    timeout_s: PositiveFloat = 600.0
+    timeout_s: PositiveFloat = _CALL_S
     """Time limit of one call of a function above. If a measure exceeds it, its episode (or its whole group) is
     `crashed`."""
     version: NonNegativeInt = 0
@@ -123,7 +125,7 @@ class EpisodeScoring(StrictModel):
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        return without_unused(dump(self), {"group_measures": {}, "timeout_s": 600.0}, info.context)
+        return without_unused(dump(self), {"group_measures": {}, "timeout_s": _CALL_S}, info.context)
 
 
 class ToolsEnvironment(StrictModel):
@@ -183,7 +185,7 @@ class CustomEnvironment(StrictModel):
     options: dict[str, int | float | bool | str | None] = Field(default={})
     instructions: str = ""
     """Added to the system message of every prompt."""
-    timeout_s: PositiveFloat = 600.0
+    timeout_s: PositiveFloat = _CALL_S
     """Time limit of one call of an asynchronous method; if one exceeds it, its episode is `crashed`. A method that
     blocks without ever awaiting cannot be ended: run such work in a thread (`asyncio.to_thread`)."""
     limits: EpisodeLimits = EpisodeLimits()
@@ -191,7 +193,7 @@ class CustomEnvironment(StrictModel):
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        return without_unused(dump(self), {"timeout_s": 600.0}, info.context)
+        return without_unused(dump(self), {"timeout_s": _CALL_S}, info.context)
 
 
 class VerifiersEnvironment(VerifiersPackage):
