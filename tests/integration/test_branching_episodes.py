@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from installed import needs_vllm
 from test_methods import ROOT, after_step_2, assert_resumes_from_step_1, run_rl, run_stage
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
@@ -124,6 +125,7 @@ def test_an_interruption_costs_no_bit(config: ExperimentConfig, undisturbed: Pat
     assert_resumes_from_step_1(config, undisturbed, upstream)
 
 
+@needs_vllm
 def test_vllm_samples_the_turns_that_the_trainer_learns(model: str, upstream: dict[str, Path], tmp_path: Path) -> None:
     run_rl(experiment("luffy", model, "rl.engine=vllm", "rl.steps=2"), tmp_path / "rl", upstream)
     assert all(row["rollout/logp_gap_mean"] < 1e-4 for row in read_metrics(tmp_path / "rl" / "metrics.jsonl"))

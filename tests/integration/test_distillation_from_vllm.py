@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from installed import needs_vllm
 from safetensors.torch import load_file, save_file
 from toy_run import Recorder
 from vllm_serving import NAME, served_by_vllm
@@ -16,7 +17,7 @@ from luffy.pipeline.machine.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_vllm]
 SMOKE = Path(__file__).parents[2] / "exp_configs" / "smoke.yaml"
 KEY = "sk-hunter2"
 NEAR = 1e-4

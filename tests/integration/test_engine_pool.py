@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-import torch
+from installed import needs_no_gpu, needs_vllm
 from patience import PATIENCE_S, wait_until, wait_until_ended
 from stages_in_thread import StagesInThread
 from synthetic.arithmetic import problems
@@ -38,8 +38,9 @@ from luffy.stages.evaluate import OUTPUTS
 from luffy.stages.program import StageContext
 
 pytestmark = [
+    needs_vllm,
     pytest.mark.slow,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU"),
+    needs_no_gpu,
     pytest.mark.usefixtures("warm_stages"),
 ]
 TESTS = Path(__file__).parents[1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from installed import needs_no_gpu, needs_vllm
 from reference.gradient_case import relative_l2
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
 from safetensors.torch import load_file
@@ -21,7 +22,7 @@ from luffy.pipeline.chain.graph import build_graph
 from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
 from luffy.tracking.metrics import read_metrics, without_times
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")]
+pytestmark = [pytest.mark.slow, needs_no_gpu]
 LORA = "model.lora={rank: 8, alpha: 16}"
 FAST = "rl.optimizer={lr: 0.01}"
 MAX_GAP = 1e-5
@@ -68,6 +69,7 @@ def test_every_step_samples_with_the_adapter_that_it_trains(upstream: Mapping[st
     assert_samples_with_the_adapter_that_it_trains(undisturbed, upstream["model"] / "model")
 
 
+@needs_vllm
 def test_every_step_samples_with_the_adapter_that_it_trains_in_vllm(
     upstream: Mapping[str, Path], tmp_path: Path
 ) -> None:
@@ -144,6 +146,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield Pair(cluster, local, ray_folder)
 
 
+@needs_vllm
 def test_ray_publishes_the_merged_weights_of_every_update(pair: Pair) -> None:
     base = pair.folder / "model"
     for step in (1, 2, 3):

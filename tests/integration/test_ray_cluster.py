@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from installed import needs_vllm
 from patience import PATIENCE_S, wait_until, wait_until_ended
 from reference.gradient_case import relative_l2
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
@@ -30,7 +31,7 @@ from luffy.rollout.engine import Completion, RolloutRequest
 from luffy.tracking.metrics import without_times
 from luffy.training.trainer import TrainerRank, TrainerSpec
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_vllm]
 TESTS = Path(__file__).parents[1]
 MAX_GAP = 1e-4
 # The movement is 1e-3 of the parameters, so float32 rounding of the parameters shows in its fourth digit.

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from installed import needs_vllm
 from patience import PATIENCE_S, wait_until
 from ray.exceptions import RayError
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, params, spec_of
@@ -29,7 +30,7 @@ from luffy.errors import ConfigError
 from luffy.rollout.engine import RolloutRequest
 from luffy.training.trainer import TrainerSpec
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_vllm]
 TESTS = Path(__file__).parents[1]
 MAX_GAP = 1e-4
 NUM_CPUS = 4

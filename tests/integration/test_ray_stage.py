@@ -19,13 +19,14 @@ from pathlib import Path
 import psutil
 import pytest
 from holding import Hold
+from installed import needs_vllm
 from patience import PATIENCE_S, wait_until, wait_until_ended
 from stages_in_thread import RayStagesInThread
 
 from luffy.errors import EXIT_TEMPORARY
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_vllm]
 DRIVER = Path(__file__).with_name("ray_run.py")
 TWO_RANKS = "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}"
 ONE_RANK = "execution.ray={trainer_ranks: 1, start_timeout_s: 600, call_timeout_s: 600}"

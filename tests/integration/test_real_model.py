@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_model import needs_loaded_smollm2
+from installed import needs_loaded_smollm2, needs_no_gpu, needs_vllm
 from transformers import AutoModelForCausalLM
 
 from luffy.cluster.local import LocalCluster
@@ -78,7 +78,8 @@ def group_of(requests: list[RolloutRequest], completions: list[Completion]) -> G
     return Group("problem", tuple(rows))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@needs_no_gpu
+@needs_vllm
 def test_vllm_beside_the_trainer_samples_from_each_update_of_the_tied_model(folder: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder)
     (settings,) = (node.settings for node in build_graph(EXPERIMENT) if node.stage == "rl")

@@ -209,7 +209,7 @@ def test_a_fork_bomb_starts_nothing() -> None:
     "code",
     [
         "import subprocess\nsubprocess.run(['/python/bin/python3', '-c', '1'])",
-        "import os\nos.posix_spawn('/python/bin/python3.11', ['python'], {})",
+        "import os\nos.posix_spawn('/python/bin/python3', ['python'], {})",
         "import multiprocessing\nmultiprocessing.Process(target=print).start()",
         "import threading\nthreading.Thread(target=print).start()",
         "import pty\npty.fork()",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_program import ForkedProgram
+from installed import needs_vllm
 from patience import wait_until
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion
 from toy_run import Recorder
@@ -178,6 +179,7 @@ def test_a_model_folder_teaches_through_the_embedded_engine(workspace: Path) -> 
         assert trace.num_tokens == len(written)
 
 
+@needs_vllm
 def test_a_real_vllm_server_teaches_as_the_embedded_engine_does(workspace: Path, tmp_path: Path) -> None:
     """The base policy behind vLLM, whose greedy answers are those of its folder."""
     base = opened(workspace, *of_endpoint("http://127.0.0.1:9")).plan_node("base").directory / "model"

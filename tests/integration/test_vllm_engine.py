@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from installed import needs_no_gpu, needs_vllm
 from patience import PATIENCE_S, wait_until
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -27,7 +28,7 @@ from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.training.distributed import init_process_group
 from luffy.types import FinishReason
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")]
+pytestmark = [pytest.mark.slow, needs_vllm, needs_no_gpu]
 VOCABULARY = 23
 CONTEXT = 512
 STOP = 4

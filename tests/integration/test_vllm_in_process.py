@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from installed import needs_no_gpu, needs_vllm
 from patience import PATIENCE_S
 from safetensors.torch import load_file
 from test_methods import TWO_UPDATES, experiment, run_rl, run_stage
@@ -18,7 +19,7 @@ from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import read_metrics, training_rows, without_times
 from luffy.types import FinishReason, Source
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")]
+pytestmark = [pytest.mark.slow, needs_vllm, needs_no_gpu]
 OVERRIDES = (
     # Of vLLM's CPU attention 32 is the smallest head.
     "model.architecture={hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 2, "

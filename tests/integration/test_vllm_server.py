@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from installed import needs_vllm
 from patience import PATIENCE_S, wait_until
 from reference.gradient_case import ROOT, as_groups, trajectories
 from synthetic.arithmetic import problems, tiny_tokenizer
@@ -44,7 +45,7 @@ from luffy.stages.program import StageContext
 from luffy.training.trainer import TrainerSpec
 from luffy.types import FinishReason
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_vllm]
 KEY = "secret"
 CONTEXT = 512
 STOP, EOS = 4, 9

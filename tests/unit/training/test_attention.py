@@ -10,6 +10,7 @@ import transformers.modeling_flash_attention_utils as flash
 from deepspeed.utils import safe_get_full_grad
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from installed import needs_no_gpu
 from reference.attention_case import CONFIGS, batch_of, model_of, recurrent_model, rows_of, varlen_attention
 from reference.gradient_case import OPTIMIZER, execution, relative_l2
 from reference.rows import evaluate
@@ -219,7 +220,7 @@ def test_the_policy_generates_as_if_it_were_not_in_training(kind: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["flash_attention_2", "flash_attention_3", "flex"])
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@needs_no_gpu
 def test_kernels_for_gpus_are_refused_without_one(wanted: AttentionKind) -> None:
     with pytest.raises(ConfigError, match=f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa"):
         set_attention(model_of("qwen2"), ExecutionConfig(attention=wanted, packing=True))

