@@ -1,7 +1,7 @@
 """Seconds per RL step of TRL's GRPOTrainer and of luffy's RL stage, on the same model, prompts and lengths.
 
 Run: python tests/benchmarks/against_trl.py [14m|arithmetic|small] [steps] [threads] [TRL's batch sizes: 8,16]
-     python tests/benchmarks/against_trl.py --one luffy|trl 0.5B|tiny STEPS VARIANT [FOLDER]      (one of them, with vLLM)
+     python tests/benchmarks/against_trl.py --one luffy|trl 0.5B|tiny STEPS VARIANT [FOLDER]    (one alone, with vLLM)
 
 Needs `pip install trl`. Both train a randomly initialised Qwen2 in float32 with Dr.GRPO: 8 rows a prompt, one optimizer
 step per batch of rollouts, no gradient checkpointing. Each variant runs in a process of its own, one after the other;
@@ -10,8 +10,8 @@ minutes. With a batch of 128 rows TRL needs more than 24 GB of memory for it; a 
 
 With vLLM, on the GPU that the trainer uses too, the variants are `colocated` (luffy: under Ray, bfloat16 weights with
 float32 master weights, micro-batches of 16,384 packed tokens) and `colocated-8` (TRL: float32 weights under bfloat16
-autocast, its default, with 8 rows a micro-batch). Both engines sleep while the trainer learns. TRL scores each response
-once more before the update, for its correction of the sampler's probabilities, which gives the gap of log-probabilities.
+autocast, its default, with 8 rows a micro-batch). Both engines sleep while the trainer learns. Before the update TRL
+scores each response once more, to correct for the sampler's probabilities; its gap of log-probabilities is from there.
 FOLDER keeps the model for the next variant. `tiny` runs on a CPU with vLLM's CPU build.
 """
 
@@ -41,8 +41,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
-from luffy.config import load_experiment
 from luffy.cluster.rl_cluster import open_cluster
+from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.grading import JUDGE_CACHE, GraderPool
@@ -119,7 +119,8 @@ def save_model(size: Size, folder: Path, dtype: torch.dtype) -> None:
     config = Qwen2Config(
         vocab_size=size.vocabulary, hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
         num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads or size.heads, max_position_embeddings=2048, tie_word_embeddings=True, eos_token_id=END, pad_token_id=0,
+        num_key_value_heads=size.kv_heads or size.heads, max_position_embeddings=2048, tie_word_embeddings=True,
+        eos_token_id=END, pad_token_id=0,
     )  # fmt: skip
     Qwen2ForCausalLM(config).to(dtype).save_pretrained(folder)
     tokenizer_of(size).save_pretrained(folder)

