@@ -223,7 +223,7 @@ def _environment(cache: Path) -> dict[str, str]:
     """Of the parts: this checkout first, no network, caches in one place, what vLLM logs at its start."""
     foreign = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE")
     given = {name: value for name, value in os.environ.items() if name not in foreign}
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [given.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(ROOT), *filter(None, [given.get("PYTHONPATH")])])
     caches = {
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
@@ -284,7 +284,7 @@ def smollm2(cache: Path, miniature: bool) -> int:
     if miniature:
         overrides += [
             *("data.train.num_prompts=8", "data.suites.in_distribution.num_prompts=2", "sft.num_traces=2"),
-            *("sft.epochs=1", "sft.batch_size=2", "rl.steps=1", "rl.prompts_per_step=1", "rl.max_response_tokens=8"),
+            *("sft.epochs=1", "sft.batch_size=2", "rl.steps=1", "rl.prompts_per_step=1"),
             "evaluation.max_response_tokens=96",
         ]
     workspace = Path(tempfile.mkdtemp(prefix="smollm2-", dir=cache))
