@@ -76,6 +76,8 @@ PHASES = (
 )
 """Lines that tell where the time of a start goes."""
 ERRORS = r"Error: |^error|failed|refuses"
+UNFINISHED = r"(?<!\d)\d?\d%\|"
+"""Of a progress bar; its lines are never results."""
 RL_HEADLINE = rf": started|step \d|{ERRORS}"
 
 
@@ -230,7 +232,7 @@ class Run:
         assert process.stdout is not None
         for raw in process.stdout:
             text = raw.rstrip()
-            is_result = bool(text) and re.search(self._part.shown, text) is not None
+            is_result = bool(text) and bool(re.search(self._part.shown, text)) and not re.search(UNFINISHED, text)
             if is_result and re.search(self._part.headline, text):
                 self.headlines.append(text.strip())
             self._report.line(f"{self.name}: {text}", is_result=is_result)
@@ -308,7 +310,7 @@ def smollm2(cache: Path, miniature: bool) -> int:
     workspace = Path(tempfile.mkdtemp(prefix="smollm2-", dir=cache))
     command = [sys.executable, "-m", "luffy", "run", "exp_configs/smollm2_sft_luffy.yaml", *overrides]
     runs = [
-        subprocess.Popen([*command, f"method={method}", f"name=smollm2_{method}", "--workspace", str(workspace)])
+        subprocess.Popen([*command, f"method={method}", f"name={method}", "--workspace", str(workspace)])
         for method in ("luffy", "on_policy")
     ]
     shown: dict[Path, int] = {}
@@ -331,7 +333,9 @@ def _smollm2_line(file: Path, row: dict[str, float]) -> str:
         "rollout/logp_gap_mean": "gap", "perf/step_s": "seconds",
     }  # fmt: skip
     found = [f"{label} {row[name]:.3f}" for name, label in names.items() if name in row]
-    return f"smollm2 {file.parts[-3]} {file.parts[-2][:6]} step {row.get('step', 0):.0f}: {', '.join(found)}"
+    lines = file.with_name("config.yaml").read_text(encoding="utf-8").splitlines()
+    experiment = next(line.split()[1] for line in lines if line.startswith("experiment:"))
+    return f"{file.parts[-3]} of {experiment}, step {row.get('step', 0):.0f}: {', '.join(found)}"
 
 
 def main() -> int:
@@ -389,7 +393,8 @@ def run_all(
             raise
         for run in runs:
             rows.append((run.name, run.outcome, run.seconds, run.headlines[-MOST_HEADLINES:]))
-        wait_for_gpu(before, report)
+        if group is not groups[-1]:
+            wait_for_gpu(before, report)
     for name, outcome, seconds, headlines in rows:
         report.line(f"{name:8} | {outcome:36} | {seconds:4.0f} s")
         for headline in headlines:
