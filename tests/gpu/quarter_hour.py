@@ -1,7 +1,7 @@
 """Everything that needs a GPU, in ten minutes at most, on one GPU without a network: `make test-gpu`.
 
 Run: python tests/gpu/quarter_hour.py [--out DIR] [--total 560] [--only update,rl,tests+smollm2] [--limits rl=240]
-     python tests/gpu/quarter_hour.py --miniature        (all parts at tiny sizes, on a CPU; --total 2400 on two cores)
+     python tests/gpu/quarter_hour.py --miniature        (all parts at tiny sizes, on a CPU)
 
 The parts, in their order, with the packages that they need beside luffy's own:
 
@@ -35,7 +35,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -49,6 +49,8 @@ FREE_MIB = 1024
 """The GPU counts as free when it holds at most so much more than before the first part."""
 FREE_WAIT_S = 20.0
 KILL_WAIT_S = 15.0
+SLOWER = 5
+"""Factor of the limits on a CPU."""
 MOST_HEADLINES = 12
 """Lines of a part in the table; the last ones."""
 OFFLINE = {
@@ -292,8 +294,7 @@ def wait_for_gpu(before: int, report: Report) -> None:
 
 def smollm2(cache: Path, miniature: bool) -> int:
     """SFT, then two RL runs from it at the same time; prints each step and each held-out accuracy."""
-    problems = 2 if miniature else 64
-    held_out = f"suites: [in_distribution], max_problems: {problems}, max_response_tokens: 96"
+    held_out = "suites: [in_distribution], max_problems: 64, max_response_tokens: 96"
     overrides = [
         *("chain=sft_then_rl", "model.dtype=bfloat16", "execution.zero_stage=1", "execution.gpus=0"),
         *("rl.engine=cluster", "rl.steps=200", "evaluation.engine=transformers", "evaluation.only=[in_distribution]"),
@@ -305,7 +306,8 @@ def smollm2(cache: Path, miniature: bool) -> int:
         overrides += [
             *("data.train.num_prompts=8", "data.suites.in_distribution.num_prompts=2", "sft.num_traces=2"),
             *("sft.epochs=1", "sft.batch_size=2", "rl.steps=1", "rl.prompts_per_step=1"),
-            "evaluation.max_response_tokens=96",
+            *("rl.validation.max_response_tokens=8", "sft.validation.max_response_tokens=8"),
+            "evaluation.max_response_tokens=8",
         ]
     workspace = Path(tempfile.mkdtemp(prefix="smollm2-", dir=cache))
     command = [sys.executable, "-m", "luffy", "run", "exp_configs/smollm2_sft_luffy.yaml", *overrides]
@@ -342,7 +344,7 @@ def main() -> int:
     """Run the parts; returns 1 if one failed or was cut."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("quarter_hour"), help="folder of results.txt and log.txt")
-    parser.add_argument("--total", type=float, default=560.0, help="seconds for all parts together")
+    parser.add_argument("--total", type=float, help="seconds for all parts together [560; 3600 in miniature]")
     parser.add_argument("--only", default="update,rl,trl,tests+smollm2,chain", help="parts in their order")
     parser.add_argument("--limits", default="", help="seconds of single parts: rl=240,trl=90")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "luffy-quarter-hour")
@@ -356,12 +358,15 @@ def main() -> int:
         return 2
     given.cache.mkdir(parents=True, exist_ok=True)
     known = parts(given.cache, given.miniature)
+    total_s = given.total or (3600.0 if given.miniature else 560.0)
+    if given.miniature:
+        known = {name: replace(part, limit_s=SLOWER * part.limit_s) for name, part in known.items()}
     groups = [group.split("+") for group in given.only.split(",")]
     pairs = (pair.partition("=") for pair in given.limits.split(",") if pair)
     limits = {name: float(seconds) for name, _, seconds in pairs}
     if unknown := ({name for group in groups for name in group} | limits.keys()) - known.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; the parts are {', '.join(known)}")
-    return run_all(known, groups, limits, given.total, given.cache, Report(given.out))
+    return run_all(known, groups, limits, total_s, given.cache, Report(given.out))
 
 
 def run_all(
