@@ -309,7 +309,7 @@ def smollm2(cache: Path, miniature: bool) -> int:
             *("rl.validation.max_response_tokens=8", "sft.validation.max_response_tokens=8"),
             "evaluation.max_response_tokens=8",
         ]
-    workspace = Path(tempfile.mkdtemp(prefix="smollm2-", dir=cache))
+    workspace = cache / "smollm2"  # a second call goes on where the first one was cut
     command = [sys.executable, "-m", "luffy", "run", "exp_configs/smollm2_sft_luffy.yaml", *overrides]
     runs = [
         subprocess.Popen([*command, f"method={method}", f"name={method}", "--workspace", str(workspace)])
