@@ -1,5 +1,6 @@
 """`cluster: ray`: DeepSpeed ranks and vLLM engines as Ray actors, on one machine or many."""
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVarTuple
@@ -20,6 +21,7 @@ from luffy.rollout.engine import RolloutEngine
 from luffy.training.rank_calls import Result, ShardRanks, call_everywhere
 from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
+logger = logging.getLogger(__name__)
 _UPDATE_THREADS = 3
 """Threads of an engine besides those that generate: `load_weights`, one that receives, and one for other calls."""
 _SEND_TIMEOUT_S = 300.0
@@ -58,17 +60,20 @@ class RayCluster:
             self._layout = layout(config, spec.execution.vllm.tensor_parallel_size, gpus, num_engines)
             self._group: PlacementGroup = reserve(self._layout, config.start_timeout_s)
             self._stack.callback(self._supervisor.close)
+            logger.info("Ray is up; starting %d trainer ranks and %d engines", config.trainer_ranks, num_engines)
             engines = [self._start_engine(place) for place in range(num_engines)]
             self._ranks = RayRanks(spec, self._layout.ranks, self._group, self._supervisor)
             if self._share_gpus:
                 # One after the other: vLLM's memory profiling counts any change on its GPU as its own use.
                 self._wait(self._ranks.members, self._ranks.open())
                 call_everywhere(self._ranks, TrainerRank.free_cache)
+                logger.info("the trainer ranks are ready; the engines load the model")
                 self._wait(engines, self._open_engines(engines))
             else:
                 # In parallel: both load libraries and a model.
                 opened = self._open_engines(engines) + self._ranks.open()
                 self._wait([*engines, *self._ranks.members], opened)
+            logger.info("trainer ranks and engines are ready")
             self.trainer = Trainer(spec.settings, ShardRanks(self, spec.execution.sequence_parallel))
             self._engines = RayEngine(engines, self._replace_engine, self._supervisor, config.call_timeout_s)
             self._stack = self._stack.pop_all()

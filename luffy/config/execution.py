@@ -54,6 +54,9 @@ class VLLMConfig(StrictModel):
     """Sequences decoded at the same time."""
     max_num_batched_tokens: PositiveInt | None = None
     """Tokens of one engine step; None: vLLM's own choice."""
+    enforce_eager: bool = False
+    """Start without compiling the model and capturing CUDA graphs: up to a minute sooner, and slower at each token.
+    Without a GPU vLLM always runs so."""
 
 
 class RayConfig(StrictModel):

@@ -56,7 +56,7 @@ class UpdateMetrics:
         for name, histogram in self._weights.items():
             quantiles = histogram.quantiles(sum_over_ranks, _QUANTILES)
             summary |= {f"actor/{name}_weight_{label}": value for label, value in quantiles.items()}
-        gaps = self._logp_gap.quantiles(sum_over_ranks, {"p99": 0.99})
+        gaps = self._logp_gap.quantiles(sum_over_ranks, {"p99": 0.99, "max": 1.0})
         return summary | {f"rollout/logp_gap_{label}": value for label, value in gaps.items()}
 
     def _add_policy(self, micro: TrainBatch, tokens: TokenBatch) -> None:

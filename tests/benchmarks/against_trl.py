@@ -1,26 +1,38 @@
 """Seconds per RL step of TRL's GRPOTrainer and of luffy's RL stage, on the same model, prompts and lengths.
 
 Run: python tests/benchmarks/against_trl.py [14m|arithmetic|small] [steps] [threads] [TRL's batch sizes: 8,16]
+     python tests/benchmarks/against_trl.py --one luffy|trl 0.5B|tiny STEPS VARIANT [FOLDER]    (one alone, with vLLM)
 
 Needs `pip install trl`. Both train a randomly initialised Qwen2 in float32 with Dr.GRPO: 8 rows a prompt, one optimizer
 step per batch of rollouts, no gradient checkpointing. Each variant runs in a process of its own, one after the other;
 its first step is not counted. `14m` (16 prompts, up to 600 tokens) takes 40 minutes for a counted step, the others
 minutes. With a batch of 128 rows TRL needs more than 24 GB of memory for it; a variant that is killed is left out.
+
+With vLLM, on the GPU that the trainer uses too, the variants are `colocated` (luffy: under Ray, bfloat16 weights with
+float32 master weights, micro-batches of 16,384 packed tokens) and `colocated-8` (TRL: float32 weights under bfloat16
+autocast, its default, with 8 rows a micro-batch). Both engines sleep while the trainer learns. Before the update TRL
+scores each response once more, to correct for the sampler's probabilities; its gap of log-probabilities is from there.
+FOLDER keeps the model for the next variant. `tiny` runs on a CPU with vLLM's CPU build.
 """
 
 import importlib.util
 import json
+import logging
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -29,9 +41,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
-from luffy.cluster.local import LocalCluster
+from luffy.cluster.rl_cluster import open_cluster
 from luffy.config import load_experiment
-from luffy.config.execution import ExecutionConfig
+from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.rl.collector import GroupCollector
@@ -62,14 +74,28 @@ class Size:
     response_tokens: int
     trl_batches: tuple[int, ...]
     """Values of TRL's `per_device_train_batch_size` to try; the fastest counts."""
+    kv_heads: int | None = None
+    """None: as many as heads."""
 
 
 SIZES = {
     "14m": Size(512, 384, 1024, 8, 6, 16, 48, 600, (8, 16, 32, 128)),
     "arithmetic": Size(79, 96, 256, 3, 4, 16, 24, 80, (16, 32, 64, 128)),
     "small": Size(79, 96, 256, 3, 4, 2, 24, 40, (8, 16)),
+    "0.5B": Size(151_936, 896, 4864, 24, 14, 32, 256, 1024, (), kv_heads=2),
+    "tiny": Size(512, 64, 128, 2, 2, 2, 16, 24, (), kv_heads=1),
 }
-OURS: dict[str, dict[str, object]] = {"padded": {}, "packed": {"packing": True}}
+OURS = {"padded": ExecutionConfig(), "packed": ExecutionConfig(packing=True)}
+VLLM = "colocated"
+"""Prefix of the variants with vLLM."""
+VLLM_SHARE = 0.3
+"""Of the GPU's memory, for weights and KV cache of the engine."""
+COLOCATED = ExecutionConfig(
+    packing=True,
+    zero_stage=1,
+    vllm=VLLMConfig(gpu_memory_utilization=VLLM_SHARE),
+    ray=RayConfig(placement="colocated"),
+)
 
 
 def tokenizer_of(size: Size) -> PreTrainedTokenizerFast:
@@ -85,102 +111,179 @@ def prompts_of(size: Size, steps: int) -> list[tuple[int, ...]]:
     return [tuple(row) for row in torch.randint(2, size.vocabulary, shape, generator=generator).tolist()]
 
 
-def save_model(size: Size, folder: Path) -> None:
+def save_model(size: Size, folder: Path, dtype: torch.dtype) -> None:
+    """Write the model and its tokenizer, unless the folder has them."""
+    if (folder / "tokenizer.json").exists():
+        return
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=size.vocabulary, hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=size.heads,
-        max_position_embeddings=1024, tie_word_embeddings=True, eos_token_id=END, pad_token_id=0,
+        num_hidden_layers=size.layers, num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads or size.heads, max_position_embeddings=2048, tie_word_embeddings=True,
+        eos_token_id=END, pad_token_id=0,
     )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    Qwen2ForCausalLM(config).to(dtype).save_pretrained(folder)
     tokenizer_of(size).save_pretrained(folder)
 
 
-Step = tuple[float, float, int]
-"""Seconds of generation, seconds of the update, and response tokens."""
+class Step(NamedTuple):
+    """Seconds of the parts, tokens, and distance of the log-probabilities of engine and trainer."""
+
+    generation: float
+    weights: float
+    """From the trainer to the engine."""
+    update: float
+    tokens: float
+    """Of the responses."""
+    gap_mean: float = math.nan
+    gap_max: float = math.nan
+
+    @property
+    def seconds(self) -> float:
+        return self.generation + self.weights + self.update
+
+    def __str__(self) -> str:
+        parts = f"generation {self.generation:.2f} s, weights {self.weights:.2f} s, update {self.update:.2f} s"
+        speed = f"{self.tokens:,.0f} tokens, {self.tokens / self.seconds:,.0f} a second"
+        return f"{parts}; {speed}; gap of log-probabilities {self.gap_mean:.5f}, at most {self.gap_max:.4f}"
 
 
-def luffy_steps(size: Size, folder: Path, steps: int, variant: str) -> Iterator[Step]:
-    """Steps of the RL stage's own loop, with the embedded engine and real grading."""
+def say(text: str) -> None:
+    """Print `text` with the seconds since this process started."""
+    print(f"{time.time() - psutil.Process().create_time():6.1f} s: {text}", flush=True)
+
+
+def echo(folder: Path) -> None:
+    """Print, from a thread, what is appended to the logs of the processes under Ray."""
+
+    def watch() -> None:
+        shown: dict[Path, int] = {}
+        while True:
+            for log in folder.glob("**/logs/*.log"):
+                lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+                for line in lines[shown.get(log, 0) :]:
+                    say(f"{log.stem}: {line}")
+                shown[log] = len(lines)
+            time.sleep(0.3)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -> Iterator[Step]:
+    """Steps of the RL stage's own loop with real grading, by the embedded engine or by vLLM under Ray."""
+    execution = COLOCATED if variant == VLLM else OURS[variant]
     config = load_experiment(
         ROOT / "exp_configs" / "arithmetic.yaml",
         ["chain=rl", "method=dr_grpo", f"rl.steps={steps}", f"rl.prompts_per_step={size.prompts}",
-         f"rl.max_response_tokens={size.response_tokens}", "data.max_trace_tokens=8", f"rl.optimizer.lr={LR}"],
+         f"rl.max_response_tokens={size.response_tokens}", "data.max_trace_tokens=8", f"rl.optimizer.lr={LR}",
+         *(("cluster=ray", "model.dtype=bfloat16", "execution.zero_stage=1", "execution.ray.placement=colocated")
+           if variant == VLLM else ())],
     )  # fmt: skip
     settings = STAGE_KINDS["rl"].configure(config)
     longest = size.prompt_tokens + size.response_tokens
-    spec = TrainerSpec(settings, ExecutionConfig(**OURS[variant]), folder, folder / "out", longest, pad_id=0)
+    spec = TrainerSpec(settings, execution, model, folder / "out", longest, pad_id=0)
     tasks = [RolloutTask(str(i), ids, "0", ()) for i, ids in enumerate(prompts_of(size, steps))]
     decode = tokenizer_of(size).decode
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(spec))
+        say("the model lies there; the cluster starts")
+        cluster = stack.enter_context(open_cluster(spec))
+        say("started")
         grader = stack.enter_context(GraderPool.configured(2, settings.grading, folder / JUDGE_CACHE))
         params = SamplingParams(1.0, size.response_tokens, (END,))
         collector = GroupCollector(grader, decode, params, settings.objective.group, steps, settings.seed)
         runner = stack.enter_context(StepRunner(settings, cluster, tasks, collector, RolloutJournal(folder / "j")))
         for step in range(1, steps + 1):
             outcome = runner.run(step)
-            waited = outcome.metrics["perf/trainer_idle_s"]
+            found = outcome.metrics
+            waited, weights = found["perf/trainer_idle_s"], found["perf/weights_s"]
             tokens = sum(len(row.response_ids) for group in outcome.groups for row in group.trajectories)
-            yield waited, outcome.metrics["perf/step_s"] - waited, tokens
+            gaps = found["rollout/logp_gap_mean"], found["rollout/logp_gap_max"]
+            yield Step(waited - weights, weights, found["perf/step_s"] - waited, tokens, *gaps)
 
 
-def trl_steps(size: Size, folder: Path, steps: int, variant: str) -> Iterator[Step]:
-    """Steps of GRPOTrainer, which generates with transformers' `generate`."""
+def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -> Iterator[Step]:
+    """Steps of GRPOTrainer, which generates with transformers' `generate` or with vLLM."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    batch = int(variant)
+    engine, batch = variant.startswith(VLLM), int(variant.removeprefix(f"{VLLM}-"))
+    on_gpu = torch.cuda.is_available()
     arguments = GRPOConfig(
-        output_dir=str(folder / "trl"), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+        output_dir=str(folder / "trl"), use_cpu=not on_gpu, bf16=on_gpu, gradient_checkpointing=False, report_to="none",
         save_strategy="no", logging_strategy="no", disable_tqdm=True, learning_rate=LR, max_steps=steps,
         num_generations=ROWS, per_device_train_batch_size=batch,
         gradient_accumulation_steps=size.prompts * ROWS // batch, max_completion_length=size.response_tokens,
-        loss_type="dr_grpo", scale_rewards="none", beta=0.0, temperature=1.0,
+        loss_type="dr_grpo", scale_rewards="none", beta=0.0, temperature=1.0, use_vllm=engine,
+        vllm_max_model_length=size.prompt_tokens + size.response_tokens, vllm_gpu_memory_utilization=VLLM_SHARE,
+        vllm_enable_sleep_mode=on_gpu,
     )  # fmt: skip
     texts = [" ".join(f"w{token}" for token in ids) for ids in prompts_of(size, steps)]
     generation: list[float] = []
+    weights: list[float] = []
     tokens: list[int] = []
-    walls: list[float] = []
+    steps_done: list[Step] = []
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *_: object, **__: object) -> None:
-            walls.append(time.perf_counter())
+            self.began = time.perf_counter()
 
         def on_step_end(self, *_: object, **__: object) -> None:
-            walls[-1] = time.perf_counter() - walls[-1]
+            if on_gpu:
+                torch.cuda.synchronize()
+            wall, drawn, sent = time.perf_counter() - self.began, sum(generation), sum(weights)
+            metrics = trainer._metrics["train"]
+            gaps = (metrics[f"sampling/sampling_logp_difference/{kind}"] for kind in ("mean", "max"))
+            found = [gap[-1] if gap else math.nan for gap in gaps]
+            steps_done.append(Step(drawn - sent, sent, wall - drawn, sum(tokens), *found))
+            say(f"TRL's step {len(steps_done)}: {steps_done[-1]}")
+            for column in (generation, weights, tokens):
+                column.clear()
 
     def length_reward(completions: list[str], **_: object) -> list[float]:
         return [len(text) / 1000 for text in completions]
 
-    def timed(generate: Callable[..., tuple]) -> Callable[..., tuple]:
-        def call(*given: object) -> tuple:
+    def timed(call: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
+        def timing(*given: object, **named: object) -> object:
             began = time.perf_counter()
-            found = generate(*given)
-            generation.append(time.perf_counter() - began)
-            tokens.append(sum(map(len, found[1])))
+            found = call(*given, **named)
+            seconds.append(time.perf_counter() - began)
+            if isinstance(found, tuple):
+                tokens.append(sum(map(len, found[1])))
             return found
 
-        return call
+        return timing
 
     trainer = GRPOTrainer(
-        model=Qwen2ForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32),
+        model=Qwen2ForCausalLM.from_pretrained(model, attn_implementation="sdpa", dtype=torch.float32),
         reward_funcs=length_reward, args=arguments, train_dataset=Dataset.from_dict({"prompt": texts}),
-        processing_class=PreTrainedTokenizerFast.from_pretrained(folder), callbacks=[Clock()],
+        processing_class=PreTrainedTokenizerFast.from_pretrained(model), callbacks=[Clock()],
     )  # fmt: skip
-    trainer._generate = timed(trainer._generate)
+    trainer._generate = timed(trainer._generate, generation)
+    if engine:
+        # vLLM's CPU build repacks its weights, and TRL then cannot replace them.
+        sync = trainer.vllm_generation.sync_weights if on_gpu else lambda: None
+        trainer.vllm_generation.sync_weights = timed(sync, weights)
+    say("started")
     trainer.train()
-    assert len(walls) == len(generation) == steps, "one generation a step"
-    yield from ((drawn, wall - drawn, count) for drawn, wall, count in zip(generation, walls, tokens, strict=True))
+    yield from steps_done
 
 
-def measure(system: str, size: str, steps: int, variant: str) -> Step:
-    """The mean of all steps but the first."""
+def measure(system: str, size: str, steps: int, variant: str, kept: Path | None = None) -> Step:
+    """The mean of all steps but the first; each is printed. `kept` is a folder for the model."""
+    say("libraries are loaded")
+    dtype = torch.bfloat16 if variant.startswith(VLLM) else torch.float32
     with tempfile.TemporaryDirectory() as name:
-        save_model(SIZES[size], Path(name))
-        found = list((trl_steps if system == "trl" else luffy_steps)(SIZES[size], Path(name), steps + 1, variant))[1:]
-    generation, update, tokens = (sum(column) / len(found) for column in zip(*found, strict=True))
-    return generation, update, int(tokens)
+        folder = Path(name)
+        model = folder / "model" if kept is None else kept / f"{size}-{dtype}"
+        save_model(SIZES[size], model, dtype)
+        echo(folder)
+        found = []
+        for step in (trl_steps if system == "trl" else luffy_steps)(SIZES[size], folder, model, steps + 1, variant):
+            found.append(step)
+            if system == "luffy":
+                say(f"luffy's step {len(found)}: {step}")
+    counted = found[1:]
+    return Step(*(sum(column) / len(counted) for column in zip(*counted, strict=True)))
 
 
 def in_a_process(system: str, size: str, steps: int, variant: str, threads: int) -> Step:
@@ -191,14 +294,15 @@ def in_a_process(system: str, size: str, steps: int, variant: str, threads: int)
         "TOKENIZERS_PARALLELISM": "false",
     }
     done = subprocess.run(arguments, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return tuple(json.loads(done.stdout.splitlines()[-1]))
+    return Step(*json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:
     """Print one line for each variant of both."""
     if sys.argv[1:2] == ["--one"]:
-        system, size, steps, variant = sys.argv[2:]
-        print("\n" + json.dumps(measure(system, size, int(steps), variant)), flush=True)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+        system, size, steps, variant, *kept = sys.argv[2:]
+        print("\n" + json.dumps(measure(system, size, int(steps), variant, *map(Path, kept))), flush=True)
         os._exit(0)  # DeepSpeed's group and the graders need no farewell
     if importlib.util.find_spec("trl") is None:
         raise SystemExit("trl is not installed: pip install trl")
@@ -211,17 +315,16 @@ def main() -> None:
     table = Table("system", "batch", "generation s", "update s", "step s", "response tokens", "tokens/s", title=names)
     for system, variant in variants:
         try:
-            generation, update, tokens = in_a_process(system, size, steps, variant, threads)
+            found = in_a_process(system, size, steps, variant, threads)
         except subprocess.CalledProcessError as error:
             print(
                 f"{system} {variant}: ended with {error.returncode} (-9: killed, for lack of memory, say)", flush=True
             )
             continue
-        step = generation + update
-        print(f"{system} {variant}: {step:.1f} s a step", flush=True)
-        table.add_row(
-            system, variant, f"{generation:.2f}", f"{update:.2f}", f"{step:.2f}", f"{tokens:,}", f"{tokens / step:,.0f}"
-        )
+        print(f"{system} {variant}: {found.seconds:.1f} s a step", flush=True)
+        parts = (found.generation, found.update, found.seconds)
+        speed = (f"{found.tokens:,.0f}", f"{found.tokens / found.seconds:,.0f}")
+        table.add_row(system, variant, *(f"{seconds:.2f}" for seconds in parts), *speed)
     Console().print(table)
     print(f"{size}: {SIZES[size]}, mean of {steps} steps after the first, {threads} threads")
 

@@ -10,7 +10,7 @@ import torch
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError
 from luffy.rollout.engine import RolloutRequest, SamplingParams, limit
-from luffy.rollout.vllm_engine import VLLMEngine
+from luffy.rollout.vllm_engine import VLLMEngine, _engine_arguments
 from luffy.rollout.vllm_limits import cpu_cache_bytes
 
 SHAPE = {"num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings": 1024}
@@ -92,3 +92,14 @@ def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(
 def test_the_kv_cache_on_cpu_always_holds_one_sequence() -> None:
     long = SMOLLM2 | {"max_position_embeddings": 131072}
     assert cpu_cache_bytes(VLLMConfig(), long, "float32", None) == (131072 + 128) * TOKEN
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "asked", "expected"), [(True, False, False), (True, True, True), (False, False, True)]
+)
+def test_a_start_without_compilation(
+    on_gpu: bool, asked: bool, expected: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    found = _engine_arguments(folder, SMOLLM2, VLLMConfig(enforce_eager=asked), "float32", 256)
+    assert found["enforce_eager"] is expected

@@ -63,6 +63,14 @@ def test_clipped_tokens_are_reported() -> None:
     assert 0 < metrics["actor/clip_fraction"] < 1
 
 
+def test_the_largest_gap_to_the_sampler_is_reported_to_a_tenth() -> None:
+    batch = make_batch("on_policy", tiny_model())
+    policy = Policy(tiny_model(), OPTIMIZER, execution(micro_batch_tokens=50), "float32")
+    found = policy.accumulate(batch, step_of("on_policy"))["rollout/logp_gap_max"]
+    largest = float((batch.logp_old_BT - batch.logp_behavior_BT)[batch.response_mask_BT].abs().nan_to_num().max())
+    assert largest <= found <= 1.1 * largest
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_weights_change() -> None:
     model = tiny_model()
     batch = make_batch("luffy", model)
