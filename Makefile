@@ -41,8 +41,8 @@ test: $(VENV)/.installed-dev  ## Run all tests
 test-fast: $(VENV)/.installed-dev  ## Run the tests that take seconds
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
 
-test-gpu: $(VENV)/.installed-dev  ## Run what needs an NVIDIA GPU
-	$(BIN)/python -m pytest tests/gpu tests/unit/training/test_gradient_equality.py $(ARGS)
+test-gpu: $(VENV)/.installed-dev  ## Measure and test on one NVIDIA GPU, in ten minutes (ARGS='--out DIR')
+	$(BIN)/python tests/gpu/quarter_hour.py $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## Check style, spelling and types
 	$(BIN)/ruff check .
