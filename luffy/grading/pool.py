@@ -5,7 +5,8 @@
 
 A verification that hangs costs its time limit and its worker, and delays no other: after `SLICE_S` it is paused until
 the shorter ones are done. One whose worker dies gets another one, forked for it, since something else may have killed
-the first; it is `crashed` when two such workers die while the grading server lives on. Judges are called from one thread of this process, which only waits for sockets.
+the first; it is `crashed` when two such workers die while the grading server lives on. Judges are called from one
+thread of this process, which only waits for sockets.
 """
 
 import logging

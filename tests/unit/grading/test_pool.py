@@ -196,7 +196,9 @@ def test_a_server_that_is_killed_again_and_again_ends_the_stage_as_a_lost_proces
         assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
 
 
-def test_a_server_that_is_killed_while_it_loads_is_a_lost_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_while_it_loads_is_a_lost_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     killed = tmp_path / "python"
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o755)
