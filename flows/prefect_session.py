@@ -6,6 +6,7 @@ server is not used: it survives a `kill -9` of the flow.
 
 import atexit
 import http.client
+import logging
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from luffy.pipeline.workspace.lock import StageLock
 from luffy.pipeline.workspace.lock_reach import is_of_one_machine
 from luffy.processes import die_with, end
 
+logger = logging.getLogger(__name__)
 _API_VARIABLE = "PREFECT_API_URL"
 _DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -99,7 +102,7 @@ class ApiServer:
         self._home = home
         with ExitStack() as starting:
             # The first start migrates the database: one server at a time.
-            starting.enter_context(StageLock(home))
+            starting.enter_context(StageLock(home, waiting=partial(logger.warning, "%s: waiting for %s", home)))
             back_up_before_upgrade(home)
             self._starting = starting.pop_all()
         mode = {"PREFECT__SERVER_EPHEMERAL": "1"} if port is None else {"PREFECT_SERVER_API_PORT": str(port)}

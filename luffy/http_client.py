@@ -19,6 +19,7 @@ import httpx
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError, LostError
 
+logger = logging.getLogger(__name__)
 # It reports every request.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 _Result = TypeVar("_Result")
@@ -29,7 +30,9 @@ _LONGER_FOR_RATES = 8
 """Factor of the delays after a 429: such limits are usually counted by the minute."""
 _LONGEST_DELAY_S = 30.0
 _LONGEST_ASKED_S = 600.0
-"""Longest `Retry-After` that is honoured."""
+"""Longest `Retry-After` that is waited for; a longer one ends the attempts."""
+_LONG_S = 5.0
+"""A wait that is said: shorter ones are part of ordinary work."""
 _SPREAD = 0.25
 """Each delay is stretched by up to this share, so that requests refused together do not come back together."""
 _ERROR_FIELDS = ("error", "detail", "message")
@@ -79,6 +82,11 @@ class Answer:
         return passing or self._is_late_failure
 
     @property
+    def asks_for_too_long(self) -> bool:
+        """Whether the server wants to be left alone for longer than a client waits."""
+        return (_asked_s(self.retry_after) or 0) > _LONGEST_ASKED_S
+
+    @property
     def _is_late_failure(self) -> bool:
         """A gateway that has begun to answer reports a failure of its server under the status of a success."""
         return 200 <= self.status < 300 and bool(self.body.get("error"))
@@ -123,6 +131,7 @@ class HTTPClient:
             timeout=httpx.Timeout(limits.read_timeout_s, connect=limits.connect_timeout_s),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         )
+        self._said_until = 0.0
 
     @classmethod
     def to_server(cls, url: str, config: ServerConfig, setting: str = "execution.server") -> "HTTPClient":
@@ -170,18 +179,32 @@ class HTTPClient:
         A request that timed out is repeated only with `retry_timeouts`.
         """
         for attempt in range(self._limits.max_retries):
-            answer: Answer | None
+            failure: Answer | NoAnswer
             try:
-                answer = await self.ask(path, body)
+                failure = await self.ask(path, body)
             except NoAnswer as error:
                 if isinstance(error.__cause__, httpx.ReadTimeout) and not retry_timeouts:
                     raise
-                answer = None
+                failure = error
             else:
-                if not answer.may_pass or (_asked_s(answer.retry_after) or 0) > _LONGEST_ASKED_S:
-                    return self._given(path, answer)
-            await asyncio.sleep(retry_delay_s(attempt, answer))
+                if not failure.may_pass or failure.asks_for_too_long:
+                    return self._given(path, failure)
+            await self.pause(attempt, failure)
         return await self.post(path, body)
+
+    async def pause(self, attempt: int, failure: Answer | NoAnswer | None) -> None:
+        """Wait after failed attempt number `attempt` (from 0); `failure` None: its answer was of no use.
+
+        A long wait, or one after a long silence, is logged, once for all requests that wait at the same time.
+        """
+        answer = failure if isinstance(failure, Answer) else None
+        delay_s, now = retry_delay_s(attempt, answer), time.monotonic()
+        is_late = isinstance(failure, NoAnswer) and isinstance(failure.__cause__, httpx.TimeoutException | TimeoutError)
+        if failure is not None and (is_late or delay_s >= _LONG_S) and now >= self._said_until:
+            self._said_until = now + delay_s
+            why = str(failure) if answer is None else f"{self.url}: {answer.complaint}"
+            logger.warning("%s; asking again in %.0f s", why, delay_s)
+        await asyncio.sleep(delay_s)
 
     async def close(self) -> None:
         """Close its connections."""
@@ -279,12 +302,10 @@ def missing_key(server: ServerConfig, setting: str) -> str | None:
 def retry_delay_s(attempt: int, answer: Answer | None = None) -> float:
     """How long to wait after failed attempt number `attempt` (from 0), which got this `answer` if any.
 
-    What the server asks for, up to ten minutes; else twice as long each time, from 0.5 s or, after a 429, from 4 s.
+    What the server asks for; else twice as long each time, from 0.5 s or, after a 429, from 4 s.
     """
-    asked_s = None if answer is None else _asked_s(answer.retry_after)
-    if asked_s is not None:
-        delay_s = min(asked_s, _LONGEST_ASKED_S)
-    else:
+    delay_s = None if answer is None else _asked_s(answer.retry_after)
+    if delay_s is None:
         is_rate_limit = answer is not None and answer.status == _TOO_MANY_REQUESTS
         first_s = _FIRST_DELAY_S * (_LONGER_FOR_RATES if is_rate_limit else 1)
         delay_s = min(first_s * 2**attempt, _LONGEST_DELAY_S)

@@ -14,11 +14,6 @@ from luffy.grading.fork_server import ForkServer
 
 
 class _SharedServer(ForkServer):
-    def fork(self, connection_fd: int) -> int:
-        if self._process is not None and self._process.poll() is not None:
-            self._kill()  # by a test that ends all processes; the next one is started
-        return super().fork(connection_fd)
-
     def interrupt_loading(self) -> None:
         """For other pools it goes on."""
 

@@ -224,7 +224,7 @@ def lines_table(lines: Iterable[StageLine]) -> Table:
             _metric_words(line),
             Text(duration(elapsed) if elapsed is not None and line.state != "reused" else "", style="dim"),
             f"{duration(left)} left" if left is not None else "",
-            Text(line.note if line.state != "running" else "", style="dim", overflow="ellipsis", no_wrap=True),
+            Text(line.news if line.state == "running" else line.note, style="dim", overflow="ellipsis", no_wrap=True),
         )
     return table
 

@@ -21,6 +21,8 @@ class StageLine:
     name: str
     state: StageState = "pending"
     note: str = ""
+    news: str = ""
+    """The last message, until the next progress: what a running stage waits for, say."""
     step: int = 0
     total: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -60,13 +62,14 @@ class StageLine:
             case "waiting":
                 self.state, self.note = "waiting", f"waiting for {event.text}"
             case "message":
-                self.note = event.text
+                self.note = self.news = event.text
             case "progress":
                 self._advance(event)
 
     def _advance(self, event: Event) -> None:
         if self._first_time is None:
             self._first_step, self._first_time = event.step, event.time
+        self.news = ""
         self.step, self.total, self._last_time = event.step, event.total, event.time
         self.metrics |= {name: event.metrics[name] for name in _SHOWN_METRICS if name in event.metrics}
 

@@ -1,5 +1,6 @@
 """Placement of ranks and engines: one Ray placement group, with the bundles of the ranks first."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from luffy.config.execution import RayConfig
 from luffy.errors import ClusterError, ConfigError
 
+logger = logging.getLogger(__name__)
+_QUIET_S = 10.0
+"""A longer wait for resources is logged once."""
 Bundle = dict[str, float]
 
 
@@ -73,7 +77,9 @@ def reserve(wanted: Layout, timeout_s: float) -> PlacementGroup:
                 "machines"
             )
     group = placement_group(list(wanted.bundles), strategy="PACK")
-    if not group.wait(timeout_s):
+    if not group.wait(min(_QUIET_S, timeout_s)):
+        logger.warning("waiting for GPUs and CPUs of the Ray cluster, for %g s at most", timeout_s)
+    if not group.wait(max(timeout_s - _QUIET_S, 0)):
         remove_placement_group(group)
         raise ClusterError(
             f"{wanted.total('GPU'):g} GPUs and {wanted.total('CPU'):g} CPUs did not become free within "

@@ -40,7 +40,7 @@ from luffy.data.prompt_identity import problem_key, problem_text
 from luffy.data.row_filters import FilteredRow, RowFilter, Rules, with_instructions, with_system_prompt
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
 from luffy.data.verify_traces import TraceReplayer
-from luffy.errors import DataError, LuffyError
+from luffy.errors import DataError, LostError
 from luffy.files import replacing, write_atomic
 from luffy.grading import GraderPool
 from luffy.processes import die_with
@@ -110,7 +110,7 @@ def filter_source(source: TraceSource, job: FilterJob, folder: Path, num_workers
     """Filter all rows of `source` into shards under `folder`; return the number of shards.
 
     Short generated sources, single shards and `num_workers` 1 are processed in this process with `grader`. Shards that
-    were made from other inputs (`job.inputs`) are made again. LuffyError when a worker dies.
+    were made from other inputs (`job.inputs`) are made again. LostError when a worker dies.
     """
     _drop_shards_of_other_inputs(folder, job.inputs)
     cut = _Cut(source, folder)
@@ -264,7 +264,7 @@ def _in_processes(shards: Iterable[Shard], job: FilterJob, folder: Path, num_wor
                 _raise_failures(done)
         _raise_failures(under_way)
     except BrokenProcessPool:
-        raise LuffyError(
+        raise LostError(
             "a process of prepare_data was killed (out of memory? lower execution.data_workers); the same command "
             "keeps the finished shards and continues"
         ) from None

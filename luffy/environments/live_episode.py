@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment
 from luffy.environments.received import received_counts, received_messages
 from luffy.environments.rubric import TURNS, EpisodeScorer, EpisodeView
-from luffy.errors import EnvironmentFault, UserError
+from luffy.errors import EnvironmentFault, LostError, UserError
 from luffy.grading import Problem
 from luffy.seeds import derive_seed
 from luffy.types import FinishReason, Message, Source
@@ -160,10 +160,14 @@ class FailedEpisode(Exception):
 
 
 async def called(method: Awaitable[_Result]) -> _Result:
-    """The result of a method of the environment, or of a measure; FailedEpisode where it raises."""
+    """The result of a method of the environment, or of a measure; FailedEpisode where it raises.
+
+    UserError, EnvironmentFault and LostError are passed on: what the environment needs is missing, for the other
+    episodes, too.
+    """
     try:
         return await method
-    except (UserError, EnvironmentFault):  # what the environment needs is missing, for the other episodes, too
+    except (UserError, EnvironmentFault, LostError):
         raise
     except asyncio.CancelledError as error:
         if cast(asyncio.Task[object], asyncio.current_task()).cancelling():

@@ -10,7 +10,7 @@ from typing import cast
 from luffy.config.environment import ANSWER, EpisodeScoring, JudgeMeasure
 from luffy.environments.limited_calls import LimitedCalls
 from luffy.environments.received import finite_number
-from luffy.errors import ConfigError
+from luffy.errors import ConfigError, LostError
 from luffy.grading.extract import final_reply
 from luffy.grading.judge import Judges
 from luffy.grading.request import JudgeRequest
@@ -108,7 +108,8 @@ class EpisodeScorer:
         """All measures of an episode.
 
         Passes on exceptions of the functions; raises LateCall for one that does not end in time, TypeError for a result
-        that is not a number and for a weighted count that is missing, NoVerdict for a judge that gives no verdict.
+        that is not a number and for a weighted count that is missing, NoVerdict for a judge's reply without a verdict,
+        LostError for a judge that cannot be reached.
         """
         if missing := sorted(self._weighted_counts - view.counts.keys()):
             raise TypeError(f"counts returned no {missing[0]}, which {_WHERE}.weights names")
@@ -149,6 +150,8 @@ class EpisodeScorer:
         assert self._judges is not None, "judges are opened with the player"
         request = JudgeRequest(_shown(kind, view), view.answer, _question(view))
         grade = await asyncio.wrap_future(self._judges.submit(kind.grader, request))
+        if grade.is_unjudged:
+            raise LostError(f"measure {name}: {grade.reason}; the same command continues")
         if grade.outcome not in (Outcome.CORRECT, Outcome.WRONG):
             raise NoVerdict(f"measure {name}: {grade.reason}")
         return float(grade.outcome is Outcome.CORRECT)

@@ -5,6 +5,7 @@ killed at its time limit costs nothing more.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import luffy
-from luffy.errors import LuffyError
+from luffy.errors import LostError, LuffyError
 from luffy.grading.messages import READY
 
 STARTUP_TIMEOUT_S = 120.0
@@ -24,7 +25,8 @@ STARTUP_TIMEOUT_S = 120.0
 class ForkServer:
     """Forks workers; started by the first `fork`, and again by the next one where it has died.
 
-    The kernel kills it when this process ends, and its workers with it.
+    The kernel kills it when this process ends, and its workers with it, as it kills the workers with a server that
+    something else has ended, such as the out-of-memory killer.
     """
 
     def __init__(self, functions: Sequence[str] = ()) -> None:
@@ -33,33 +35,42 @@ class ForkServer:
         self._ending = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._num_starts = 0
         self._is_ready = False
         self._closed = False
 
-    def fork(self, connection_fd: int) -> int:
-        """Return the process id of a new worker that serves `connection_fd`; LuffyError when there can be none."""
-        with self._asking:
-            try:
-                return self._forked(connection_fd)
-            except OSError as error:
-                process = self._process
-                self._kill()
-                code = None if process is None else process.returncode
-                raise LuffyError(
-                    f"a grading worker did not start (exit code {code}: {error}); "
-                    "check that `python -c 'import math_verify'` works in this environment"
-                ) from None
+    def fork(self, connection_fd: int) -> tuple[int, int]:
+        """Return the process id of a new worker that serves `connection_fd`, and the number of the server's start.
 
-    def collect(self, pid: int) -> None:
-        """Reap a worker that has been killed. Until then its process id is not reused."""
+        LuffyError when there can be none; LostError when the server was killed or is silent.
+        """
         with self._asking:
-            if self._control is None:
-                return  # the server has died, and init collects its workers
+            if self._control is not None:
+                try:
+                    return self._forked(self._control, connection_fd)
+                except OSError:
+                    self._kill()  # it has died since the last fork
+            try:
+                return self._forked(self._started(), connection_fd)
+            except OSError as error:
+                raise self._failure(error) from None
+
+    def collect(self, pid: int, start: int) -> bool:
+        """Reap a worker that has been killed. Until then its process id is not reused.
+
+        Returns whether the server from which it was forked, by its `start`, has outlived it: where it has not, the
+        kernel has killed the worker, whatever it was doing, and init collects it.
+        """
+        with self._asking:
+            if self._control is None or start != self._num_starts:
+                return False
             try:
                 self._control.send(str(pid).encode())
                 _received(self._control)
             except OSError:
                 self._kill()
+                return False
+            return True
 
     def interrupt_loading(self) -> None:
         """Kill a server that is still loading, from any thread; there will be no other one."""
@@ -74,10 +85,18 @@ class ForkServer:
             self._closed = True
             self._kill()
 
-    def _forked(self, connection_fd: int) -> int:
-        control = self._control or self._started()
+    def _forked(self, control: socket.socket, connection_fd: int) -> tuple[int, int]:
         socket.send_fds(control, [b"fork"], [connection_fd])
-        return int(_received(control))
+        return int(_received(control)), self._num_starts
+
+    def _failure(self, error: OSError) -> LuffyError:
+        process = self._process
+        self._kill()
+        code = None if process is None else process.returncode
+        why = f"a grading worker did not start (exit code {code}: {error})"
+        if code == -signal.SIGKILL:  # by something else, or just now, since it was silent
+            return LostError(f"{why}; is this machine short of memory? The same command continues")
+        return LuffyError(f"{why}; check that `python -c 'import math_verify'` works in this environment")
 
     def _started(self) -> socket.socket:
         control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -87,6 +106,7 @@ class ForkServer:
             if self._closed:
                 raise ConnectionAbortedError("the pool is closed")
             self._is_ready = False
+            self._num_starts += 1
             self._process = _spawned(remote.fileno(), self._functions)
         if _received(control) != READY.encode():
             raise ConnectionResetError("no sign of life")

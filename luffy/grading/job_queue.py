@@ -26,7 +26,9 @@ class Job:
     seconds: float = 0.0
     """Time that it has run for; counted against the time limit, and without the time for which it was put aside."""
     deaths: int = 0
-    """Number of workers that died while running it."""
+    """Number of workers that were forked for it, and died while running it."""
+    losses: int = 0
+    """Number of workers whose death says nothing of it: one had been idle before, or died with the grading server."""
 
 
 class JobQueue:

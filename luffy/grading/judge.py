@@ -24,7 +24,7 @@ from luffy.errors import ConfigError, LuffyError
 from luffy.files import write_atomic
 from luffy.grading.extract import final_reply
 from luffy.grading.request import Grade, JudgeRequest
-from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, RequestLimits, api_key_of, retry_delay_s
+from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, RequestLimits, api_key_of
 from luffy.types import Outcome
 
 MAX_REPLY_BYTES = 1 << 20
@@ -36,10 +36,11 @@ _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
 class _Failed(Exception):
     """An attempt without a verdict, with the outcome and the reason."""
 
-    def __init__(self, outcome: Outcome, reason: str, answer: Answer | None = None) -> None:
+    def __init__(self, outcome: Outcome, reason: str, cause: Answer | NoAnswer | None = None) -> None:
         super().__init__(reason)
         self.outcome = outcome
-        self.answer = answer
+        self.cause = cause
+        """The refusal, or why there is no answer; None for an answer that holds no verdict."""
 
 
 class Judges:
@@ -122,7 +123,9 @@ class _Judge:
             try:
                 return _verdict(await self._ask(body))
             except _Failed as error:
-                await asyncio.sleep(retry_delay_s(attempt, error.answer))
+                if isinstance(error.cause, Answer) and error.cause.asks_for_too_long:
+                    raise
+                await self._client.pause(attempt, error.cause)
         return _verdict(await self._ask(body))
 
     async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
@@ -130,7 +133,7 @@ class _Judge:
             answer = await self._client.ask("/chat/completions", body)
         except NoAnswer as error:
             is_late = isinstance(error.__cause__, httpx.TimeoutException | TimeoutError)
-            raise _Failed(Outcome.TIMED_OUT if is_late else Outcome.CRASHED, str(error)) from None
+            raise _Failed(Outcome.TIMED_OUT if is_late else Outcome.CRASHED, str(error), error) from None
         if answer.status in _REFUSED_FOR_GOOD:
             raise ConfigError(
                 f"the judge refuses the request: {_status(answer)}; check url, model and api_key_variable of the judge"

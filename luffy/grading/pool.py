@@ -4,8 +4,9 @@
         grades = pool.grade([GradeRequest(response=r"... \boxed{52}", ground_truth="52")])
 
 A verification that hangs costs its time limit and its worker, and delays no other: after `SLICE_S` it is paused until
-the shorter ones are done. One whose worker dies gets a second worker, since something else may have killed the first;
-it is `crashed` when that dies too. Judges are called from one thread of this process, which only waits for sockets.
+the shorter ones are done. One whose worker dies gets another one, forked for it, since something else may have killed
+the first; it is `crashed` when two such workers die while the grading server lives on. Judges are called from one
+thread of this process, which only waits for sockets.
 """
 
 import logging
@@ -19,13 +20,13 @@ from pathlib import Path
 from types import TracebackType
 
 from luffy.config.grading import GraderKind, GradingConfig
-from luffy.errors import ConfigError, DataError, LuffyError
+from luffy.errors import ConfigError, DataError, LostError, LuffyError
 from luffy.grading.job_queue import Job, JobQueue
 from luffy.grading.judge import Judges
 from luffy.grading.kinds import conclude, functions_of, steps
 from luffy.grading.memo import MEMO_SIZE, VerdictMemo, timed_out
 from luffy.grading.messages import LOAD, Reply
-from luffy.grading.process import WorkerProcess
+from luffy.grading.process import SERVER_DIED, WorkerProcess
 from luffy.grading.request import Grade, GradeRequest, Judging, Verification
 from luffy.grading.workers import Workers
 from luffy.types import Outcome
@@ -42,6 +43,9 @@ SLICE_S = 0.25
 
 _PAUSED_PER_WORKER = 8
 """Verifications put aside at a time. Each holds what it has allocated so far, usually some tens of megabytes."""
+
+_MOST_LOSSES = 2
+"""Workers that a verification may lose to something else: one that had been idle, or those of a server that died."""
 
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
@@ -114,8 +118,9 @@ class GraderPool:
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
         """Return one grade per request, in order.
 
-        LuffyError when the pool is closed or no worker can start; DataError for a grader that a problem names and
-        that does not exist; ConfigError for a custom function that cannot be imported and a judge that refuses.
+        LuffyError when the pool is closed or no worker can start; LostError when the grading server is killed again and
+        again; DataError for a grader that a problem names and that does not exist; ConfigError for a custom function
+        that cannot be imported and a judge that refuses.
         """
         if self._closed:
             raise LuffyError(_CLOSED)
@@ -219,10 +224,10 @@ class GraderPool:
             reply = self._wait(job, worker)
             if reply is None:
                 return None
-            if worker.is_gone and reply.outcome is Outcome.CRASHED and not job.deaths:
-                job.deaths, job.seconds = 1, 0.0
-                continue
-            return self._graded(job, reply)
+            has_died = worker.is_gone and reply.outcome is Outcome.CRASHED
+            if not has_died or _is_to_blame(job, worker):
+                return self._graded(job, reply)
+            job.seconds = 0.0
 
     def _worker_of(self, job: Job) -> WorkerProcess:
         """The paused worker of a job, resumed, or a new worker that begins it."""
@@ -231,7 +236,7 @@ class GraderPool:
             worker.resume()
             return worker
         try:
-            worker = self._workers.take()
+            worker = self._workers.take(fresh=job.deaths + job.losses > 0)
         except LuffyError:
             self._refuse_if_closed()
             raise
@@ -270,6 +275,21 @@ class GraderPool:
 
 def _functions(kinds: Sequence[GraderKind]) -> list[str]:
     return [path for kind in kinds for path in functions_of(kind)]
+
+
+def _is_to_blame(job: Job, worker: WorkerProcess) -> bool:
+    """Count the death of a worker; return whether it is a verdict. LostError when the grading server died repeatedly.
+
+    A worker that had been idle may have died before it got the job, and with a dead server all of its workers die: only
+    the death of one that was forked for the job, and whose server lived on, may come from the job.
+    """
+    if worker.is_fresh and not worker.is_lost:
+        job.deaths += 1
+        return job.deaths > 1
+    job.losses += 1
+    if job.losses > _MOST_LOSSES:
+        raise LostError(SERVER_DIED)
+    return False
 
 
 def _can_wait(work: Verification) -> bool:

@@ -10,13 +10,14 @@ from multiprocessing.connection import Connection
 
 import psutil
 
-from luffy.errors import LuffyError
+from luffy.errors import LostError, LuffyError
 from luffy.grading.fork_server import STARTUP_TIMEOUT_S, ForkServer
 from luffy.grading.messages import Reply, receive_ready, receive_reply, send_work
 from luffy.grading.request import Verification
 from luffy.processes import signal_group
 from luffy.types import Outcome
 
+SERVER_DIED = "the grading server was killed (is this machine short of memory?); the same command continues"
 SENDING_TIMEOUT_S = 10.0
 """A message longer than the pipe's buffer waits for a worker that reads, which an idle one does at once."""
 
@@ -27,16 +28,21 @@ class WorkerProcess:
     def __init__(self, server: ForkServer) -> None:
         self.is_gone = False
         """Whether it has been killed, or has died."""
+        self.is_lost = False
+        """Whether it died with the server from which it was forked: that says nothing of its work."""
+        self.is_fresh = True
+        """Whether it has not waited for work between two jobs, where anything may have killed it."""
         self._server = server
         self._ending = threading.Lock()
         self._is_collected = False
         self._connection, remote = Pipe(duplex=True)
         _limit_sending(self._connection)
         with remote:
-            self.pid = server.fork(remote.fileno())
+            self.pid, self._start = server.fork(remote.fileno())
 
     def wait_until_ready(self) -> None:
-        """Return when the worker has loaded the user's functions; LuffyError when it cannot."""
+        """Return when the worker has loaded the user's functions; LuffyError when it cannot, LostError where its server
+        has died."""
         why = "did not start; its last message is on stderr"
         try:
             if not self._connection.poll(STARTUP_TIMEOUT_S):
@@ -46,6 +52,8 @@ class WorkerProcess:
         except (EOFError, OSError):
             pass  # it died while loading
         self.kill()
+        if self.is_lost:
+            raise LostError(SERVER_DIED)
         raise LuffyError(f"a grading worker {why}")
 
     def begin(self, work: Verification) -> None:
@@ -89,7 +97,7 @@ class WorkerProcess:
         with self._ending:
             if not self._is_collected:
                 signal_group(self.pid, signal.SIGKILL)
-                self._server.collect(self.pid)
+                self.is_lost = not self._server.collect(self.pid, self._start)
                 self._is_collected = True
         self._connection.close()
 

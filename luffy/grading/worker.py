@@ -55,8 +55,7 @@ def _fork_workers(control: socket.socket) -> int | None:
         if not message:
             return None
         if not descriptors:
-            with contextlib.suppress(ChildProcessError):  # a worker of the server before this one
-                os.waitpid(int(message), 0)
+            os.waitpid(int(message), 0)
             control.send(b"collected")
             continue
         (connection_fd,) = descriptors

@@ -19,10 +19,13 @@ class Workers:
         self._live: set[WorkerProcess] = set()
         self._closing = False
 
-    def take(self) -> WorkerProcess:
-        """Return a worker that is ready, forked where none is idle; LuffyError when it cannot start."""
+    def take(self, *, fresh: bool = False) -> WorkerProcess:
+        """Return a worker that is ready, forked where none is idle, or where it has to be `fresh`.
+
+        LuffyError when it cannot start, LostError when the grading server is gone.
+        """
         with self._lock:
-            if self._idle:
+            if self._idle and not fresh:
                 return self._idle.pop()
         worker = WorkerProcess(self._server)
         with self._lock:
@@ -42,6 +45,7 @@ class Workers:
         with self._lock:
             is_kept = not worker.is_gone and not self._closing and len(self._idle) < self._most_idle
             if is_kept:
+                worker.is_fresh = False
                 self._idle.append(worker)
         if not is_kept:
             self.discard(worker)

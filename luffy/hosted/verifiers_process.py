@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import itertools
 import json
+import logging
 import os
 import queue
 import signal
@@ -25,14 +26,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from luffy.config.verifiers_package import VerifiersPackage
-from luffy.errors import ConfigError, DataError, EnvironmentFault, LuffyError
+from luffy.errors import ConfigError, DataError, EnvironmentFault, LostError, LuffyError
 from luffy.processes import die_with, end_group, signal_group
 
+logger = logging.getLogger(__name__)
 _HOST = Path(__file__).with_name("verifiers_host.py")
 _START_FACTOR = 10
 """The time limit of loading, which may import a lot and build data sets, in multiples of the limit of a call."""
 _ALIVE_S = 10.0
 """A process whose event loop does not answer for so long after a call's time limit is hung as a whole."""
+_QUIET_S = 10.0
+"""Loading that takes longer is logged once."""
 _CLOSE_S = 15.0
 """The process gives the environment's teardown 10 seconds."""
 _LOG_LEVEL, _HASH_SEED = "VF_LOG_LEVEL", "PYTHONHASHSEED"
@@ -76,11 +80,17 @@ class VerifiersProcess:
         self._lost: LuffyError | None = None
         self._start()
         request: dict[str, object] = {"environment": package.environment, "arguments": package.arguments}
+        limit_s = _START_FACTOR * package.call_timeout_s
+        still = threading.Timer(_QUIET_S, logger.warning, ("%s still loads, for %g s at most", self._where, limit_s))
+        still.daemon = True
+        still.start()
         try:
-            found = self._result("load", _START_FACTOR * package.call_timeout_s, directory=str(Path.cwd()), **request)
+            found = self._result("load", limit_s, directory=str(Path.cwd()), **request)
         except LuffyError:
             self.close()
             raise
+        finally:
+            still.cancel()
         self.description = HostedDescription(**cast(dict[str, Any], found))
 
     @property
@@ -101,7 +111,7 @@ class VerifiersProcess:
         """The reply to a request.
 
         Raises HostedFault where the environment fails, DataError for a task that is not there, EnvironmentFault where
-        the process has died or hangs.
+        the process has died or hangs, LostError where it was killed.
         """
         return self._result(op, self._package.call_timeout_s, **request)
 
@@ -156,9 +166,13 @@ class VerifiersProcess:
         started.put(process)
         for line in cast(Any, process.stdout):
             self._deliver(json.loads(line))
-        self._lose(EnvironmentFault(f"{self._where} has died (process {process.pid}); the log has its last words"))
         with self._ending:
             end_group(process)
+        if process.returncode == -signal.SIGKILL:  # from outside, unless it hung, which `_late` has said by then
+            why = f"was killed (process {process.pid}; is this machine short of memory?); the same command continues"
+            self._lose(LostError(f"{self._where} {why}"))
+        else:
+            self._lose(EnvironmentFault(f"{self._where} has died (process {process.pid}); the log has its last words"))
 
     def _deliver(self, reply: Mapping[str, Any]) -> None:
         with self._lock:

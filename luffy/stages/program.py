@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -68,6 +68,8 @@ from luffy.processes import (
 from luffy.stop_request import StoppedOnRequest, deferring_stop_requests, receive_stop_requests
 
 logger = logging.getLogger(__name__)
+_WAITING = ("luffy.http_client", "luffy.cluster.placement", "luffy.hosted.verifiers_process")
+"""Modules whose warnings say that the stage waits long for something: the terminal shows them, too."""
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables that limit torch, MKL and oneDNN to AVX2."""
 Settings = TypeVar("Settings", bound=StageSettings)
@@ -157,7 +159,12 @@ def _guarded(
 ) -> int:
     """Run under the lock; every outcome becomes an event and an exit code, and no child process is left."""
     try:
-        with StageLock(out, waiting=partial(_waiting, events)), _leased(out, events, supervisor), deferring:
+        with (
+            _telling_of_waits(events),
+            StageLock(out, waiting=partial(_waiting, events)),
+            _leased(out, events, supervisor),
+            deferring,
+        ):
             _run_locked(job, run, out, events)
     except StoppedOnRequest as stopped:
         with contextlib.suppress(OSError):
@@ -301,6 +308,30 @@ def _lose_lease(events: EventWriter, supervisor: int | None, fate: str) -> None:
 def _waiting(events: EventWriter, holder: str) -> None:
     logger.info("waiting for %s", holder)
     events.waiting(holder)
+
+
+class _Teller(logging.Handler):
+    """Shows log records on the terminal of the run."""
+
+    def __init__(self, events: EventWriter) -> None:
+        super().__init__(logging.WARNING)
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # a full disk, which is reported by the stage's own work
+            self._events.message(record.getMessage())
+
+
+@contextlib.contextmanager
+def _telling_of_waits(events: EventWriter) -> Iterator[None]:
+    teller, loggers = _Teller(events), [logging.getLogger(name) for name in _WAITING]
+    for each in loggers:
+        each.addHandler(teller)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeHandler(teller)
 
 
 def _end_with(supervisor: int | None) -> None:

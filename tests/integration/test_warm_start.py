@@ -19,7 +19,7 @@ from patience import PATIENCE_S, wait_until
 from toy_run import Recorder
 
 from luffy.config import load_experiment
-from luffy.errors import EXIT_INTERRUPTED, StageFailed
+from luffy.errors import EXIT_FAILURE, StageFailed
 from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.machine import supervise as supervision
@@ -263,7 +263,8 @@ def test_after_the_death_of_the_server_stages_start_cold(program, tmp_path):
     with warm_server(tmp_path) as warm:
         with pytest.raises(StageFailed, match="the same command resumes it") as caught:
             run(tmp_path, on_line=lambda line: os.kill(warm.pid, signal.SIGKILL))
-        assert caught.value.exit_code == EXIT_INTERRUPTED
+        assert (caught.value.exit_code, caught.value.is_interruption) == (EXIT_FAILURE, False)  # as when killed itself
+        assert caught.value.temporary
         program("import os; print(os.getppid())")
         assert run(tmp_path).endswith(f"\n{os.getpid()}\n")
 

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from signal import SIGKILL
 
-from luffy.errors import EXIT_INTERRUPTED, StageFailed
+from luffy.errors import StageFailed
 from luffy.pipeline.machine.warm_server import READY, Order
 from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
 
@@ -187,9 +187,8 @@ class WarmStage:
                 self._take()
             except (OSError, EOFError):
                 raise StageFailed(
-                    "was interrupted, because the warm server that started it died; "
+                    "was lost, because the warm server that started it died; "
                     f"the same command resumes it (log: {self._log})",
-                    exit_code=EXIT_INTERRUPTED,
                     temporary=True,
                 ) from None
         return self.returncode

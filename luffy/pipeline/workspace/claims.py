@@ -5,6 +5,7 @@ garbage collection can find that no run uses it.
 """
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from luffy.pipeline.workspace import Workspace
 from luffy.pipeline.workspace.space import usable
 
+logger = logging.getLogger(__name__)
 _FILE = ".claims.lock"
 
 
@@ -30,7 +32,12 @@ def _held(workspace: Workspace, mode: int) -> Iterator[None]:
     with usable(workspace.root):
         descriptor = os.open(workspace.root / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, mode)
+        try:
+            fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = "`luffy gc`, which decides what to delete" if mode == fcntl.LOCK_SH else "runs that begin a stage"
+            logger.warning("waiting in %s for %s", workspace.root, other)
+            fcntl.flock(descriptor, mode)
         yield
     finally:
         os.close(descriptor)

@@ -56,11 +56,11 @@ class StageLock:
     def _wait(self, descriptor: int) -> None:
         announced: str | None = None
         while not _try_lock(descriptor):
-            holder = _name_in(descriptor)
-            if holder and holder != announced:
+            time.sleep(_POLL_S)
+            holder = _name_in(descriptor) or announced or "another process"  # on a full disk it has no name
+            if holder != announced:
                 self._waiting(holder)
                 announced = holder
-            time.sleep(_POLL_S)
 
 
 @contextmanager

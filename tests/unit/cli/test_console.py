@@ -61,6 +61,14 @@ def test_live_table_has_one_line_a_stage_with_its_numbers(plans):
         assert part in lines[3]
 
 
+def test_live_table_shows_what_a_running_stage_waits_for(plans):
+    progress = ChainProgress([plan.node.name for plan in plans])
+    progress.planned(plans[3])
+    progress.event(plans[3], Event("started", 0.0, 1))
+    progress.event(plans[3], Event("message", 0.0, 1, text="asking again in 300 s"))
+    assert "asking again in 300 s" in text_of(live_table(progress)).splitlines()[3]
+
+
 def test_without_a_terminal_a_stage_gives_few_plain_lines(plans):
     console = Console(file=io.StringIO(), width=80)
     with stage_display(["prepare_data"], console) as display:

@@ -23,6 +23,15 @@ def test_metrics_that_are_shown_are_kept_from_event_to_event():
     assert line.metrics == {"loss": 1.0, "reward": 0.5}
 
 
+def test_a_message_is_news_until_the_next_progress():
+    line = StageLine("rl")
+    line.take(Event("started", 0.0, 1))
+    line.take(Event("message", 1.0, 1, text="http://host: slow down; asking again in 300 s"))
+    assert line.news == line.note != ""
+    line.take(progress(1, 2.0))
+    assert line.news == ""
+
+
 def test_a_waiting_stage_says_for_whom_until_it_starts():
     line = StageLine("rl")
     line.take(Event("waiting", 0.0, 1, text="pid 17 on host"))

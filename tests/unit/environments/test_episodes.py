@@ -25,7 +25,7 @@ from luffy.environments.limited_environment import with_time_limit
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
-from luffy.errors import DataError, EnvironmentFault, LuffyError
+from luffy.errors import DataError, EnvironmentFault, LostError, LuffyError
 from luffy.grading import Grade, Problem
 from luffy.rl.rows import Row
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
@@ -492,6 +492,11 @@ class Refusing(Echo):
 def test_what_the_user_has_to_mend_is_raised_at_once(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match="has no number"):
         _play(tokenizer, Refusing(), ["turn 0"])
+
+
+def test_what_the_environment_has_lost_is_no_failure_of_its_episode(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(LostError, match="no answer"):
+        _play(tokenizer, Failing(LostError("http://tool: no answer")), ["turn 0"])
 
 
 class Breaking(Scripted):

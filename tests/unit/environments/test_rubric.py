@@ -16,9 +16,10 @@ from luffy.config.environment import EpisodeScoring, JudgeMeasure
 from luffy.config.grading import JudgeGrader
 from luffy.config.strict import FOR_IDENTITY
 from luffy.environments.limited_calls import LateCall
+from luffy.environments.live_episode import called
 from luffy.environments.relative import shortest_correct
 from luffy.environments.rubric import EpisodeScorer, EpisodeView, NoVerdict
-from luffy.errors import ConfigError
+from luffy.errors import ConfigError, LostError
 from luffy.grading.judge import Judges
 from luffy.types import Message
 
@@ -145,6 +146,13 @@ def test_a_judge_without_a_verdict_is_no_silent_zero(tmp_path: Path) -> None:
         scoring = EpisodeScoring(measures={"polite": judged(f"{endpoint.url}/v1")})
         with pytest.raises(NoVerdict, match="measure polite: judge: the reply holds no verdict"):
             asyncio.run(EpisodeScorer(scoring, (), judges=judges).measure(VIEW))
+
+
+def test_a_judge_that_cannot_be_reached_is_no_failure_of_the_episode(tmp_path: Path) -> None:
+    with closing(Judges(tmp_path)) as judges:
+        scoring = EpisodeScoring(measures={"polite": judged("http://127.0.0.1:9/v1")})
+        with pytest.raises(LostError, match=r"measure polite: judge: http://127\.0\.0\.1:9/v1: no answer"):
+            asyncio.run(called(EpisodeScorer(scoring, (), judges=judges).measure(VIEW)))
 
 
 def test_the_rubric_makes_the_judges_prompt() -> None:

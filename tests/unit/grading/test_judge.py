@@ -21,8 +21,8 @@ from luffy.config.grading import (
     WeightedGrader,
     WeightedPart,
 )
-from luffy.errors import ConfigError, LuffyError
-from luffy.grading import Grade, GradeRequest, GraderPool, Problem
+from luffy.errors import ConfigError, LostError, LuffyError
+from luffy.grading import Grade, GradeRequest, GraderPool, Problem, require_verdicts
 from luffy.grading.kinds import conclude, leaves
 from luffy.types import Outcome
 
@@ -273,6 +273,19 @@ def test_failures_are_retried_up_to_the_limit_and_named(
 def test_a_second_attempt_may_succeed(endpoint: Endpoint) -> None:
     endpoint.answer = says("hm", "VERDICT: CORRECT")
     assert judge(endpoint, "4").outcome is Outcome.CORRECT
+
+
+def test_a_judge_that_wants_to_be_left_alone_for_a_day_is(endpoint: Endpoint) -> None:
+    def limited(own: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> None:
+        handler.send_response(429)
+        handler.send_header("Retry-After", "100000")
+        handler.end_headers()
+
+    endpoint.answer = limited
+    grade = judge(endpoint, "4", retries=3)
+    assert len(endpoint.prompts) == 1
+    with pytest.raises(LostError, match=r"have no verdict \(judge: .* 429 .*\(Retry-After: 100000\)\); kept"):
+        require_verdicts([grade], "answers", "kept")
 
 
 def test_a_reply_that_only_drips_is_timed_out(endpoint: Endpoint) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S, wait_until, wait_until_ended
 
-from luffy.errors import LuffyError
+from luffy.errors import EXIT_TEMPORARY, LostError, LuffyError
 from luffy.grading import Grade, GradeRequest, GraderPool
 from luffy.types import Outcome
 
@@ -23,6 +23,7 @@ LIMIT_S = 5.0
 
 HANGS = r"\boxed{(1+\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7}+\sqrt{11})^{60}}"
 """An honest formula, which nothing refuses and nobody waits for."""
+SLOW = HANGS.replace("60", "7")
 WORKING_CPU_S = 0.3
 """A worker is forked with all that it needs loaded: one that has used this much is in the middle of an answer."""
 
@@ -146,6 +147,64 @@ def test_a_worker_killed_from_outside_changes_no_verdict() -> None:
         assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
         os.kill(pool.worker_pids()[0], signal.SIGKILL)
         assert grade_one(pool, r"\boxed{x+3}", "1+x").outcome is Outcome.WRONG
+
+
+def kill_the_server_of(pool: GraderPool) -> None:
+    """As the out-of-memory killer does; returns once its workers are gone, too."""
+    workers = [psutil.Process(pid) for pid in pool.worker_pids()]
+    workers[0].parent().kill()
+    wait_until_ended(workers)
+
+
+def with_two_idle_workers(pool: GraderPool) -> GraderPool:
+    pool.grade([GradeRequest(SLOW.replace("11", number), "3") for number in ("11", "13", "17", "19")])
+    assert len(pool.worker_pids()) == 2
+    return pool
+
+
+@pytest.mark.parametrize("victim", ["server", "workers"])
+def test_the_death_of_what_waited_for_work_is_no_verdict(victim: str) -> None:
+    with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool:
+        if victim == "server":
+            kill_the_server_of(with_two_idle_workers(pool))
+        else:
+            for pid in with_two_idle_workers(pool).worker_pids():
+                os.kill(pid, signal.SIGKILL)
+        assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
+        assert grade_one(pool, r"\boxed{x+2}", "1+x").outcome is Outcome.WRONG
+
+
+def test_answers_whose_server_is_killed_are_graded_by_another_one() -> None:
+    with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
+        slow = [GradeRequest(SLOW.replace("11", number), "3") for number in ("11", "13", "17", "19")]
+        grading = thread.submit(pool.grade, slow)
+        wait_until(lambda: any(is_at_work(pid) for pid in pool.worker_pids()))
+        kill_the_server_of(pool)
+        assert [grade.outcome for grade in grading.result(PATIENCE_S)] == [Outcome.WRONG] * 4
+
+
+def test_a_server_that_is_killed_again_and_again_ends_the_stage_as_a_lost_process() -> None:
+    with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
+        grading = thread.submit(grade_one, pool, HANGS, "3")
+        while not grading.done():
+            wait_until(lambda: grading.done() or any(is_at_work(pid) for pid in pool.worker_pids()))
+            if not grading.done():
+                kill_the_server_of(pool)
+        with pytest.raises(LostError, match="grading server was killed") as caught:
+            grading.result()
+        assert caught.value.exit_code == EXIT_TEMPORARY
+        assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
+
+
+def test_a_server_that_is_killed_while_it_loads_is_a_lost_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(killed))
+    with GraderPool(1, PATIENCE_S) as pool, pytest.raises(LostError, match=r"exit code -9.*short of memory"):
+        grade_one(pool, r"\boxed{x+1}", "1+x")
 
 
 def test_a_timeout_is_remembered_and_a_crash_is_not() -> None:

@@ -1,15 +1,24 @@
-"""How long a client waits before it repeats a request."""
+"""How long a client waits before it repeats a request, and what it says of that."""
+
+import asyncio
+import logging
+import re
 
 import pytest
 
-from luffy.http_client import Answer, retry_delay_s
+from luffy.http_client import Answer, HTTPClient, NoAnswer, RequestLimits, retry_delay_s
 
 
 @pytest.mark.parametrize(
-    ("asks", "least", "most"), [(None, 2.0, 2.5), ("7", 7.0, 8.75), ("soon", 2.0, 2.5), ("86400", 600.0, 750.0)]
+    ("asks", "least", "most"), [(None, 2.0, 2.5), ("7", 7.0, 8.75), ("soon", 2.0, 2.5), ("600", 600.0, 750.0)]
 )
-def test_a_server_decides_how_long_to_wait_up_to_ten_minutes(asks: str | None, least: float, most: float) -> None:
+def test_a_server_decides_how_long_to_wait(asks: str | None, least: float, most: float) -> None:
     assert least <= retry_delay_s(2, Answer(503, {}, asks)) <= most
+
+
+@pytest.mark.parametrize(("asks", "too_long"), [(None, False), ("600", False), ("100000", True), ("soon", False)])
+def test_more_than_ten_minutes_are_too_long(asks: str | None, too_long: bool) -> None:
+    assert Answer(503, {}, asks).asks_for_too_long is too_long
 
 
 def test_without_an_answer_the_delays_double() -> None:
@@ -19,3 +28,50 @@ def test_without_an_answer_the_delays_double() -> None:
 def test_the_five_attempts_after_a_rate_limit_take_more_than_its_minute() -> None:
     assert sum(retry_delay_s(attempt, Answer(429, {})) for attempt in range(5)) > 60
     assert retry_delay_s(0, Answer(429, {}, "0.1")) < 0.2
+
+
+def silence() -> NoAnswer:
+    error = NoAnswer("http://host: no answer within 1800 s")
+    error.__cause__ = TimeoutError()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (
+            Answer(429, {"error": "slow down"}, "300"),
+            r"http://host: status 429: slow down \(Retry-After: 300\); asking",
+        ),
+        (silence(), "http://host: no answer within 1800 s; asking again in 1 s"),
+        (Answer(503, {}, "0.1"), None),
+        (NoAnswer("http://host: no answer (broken pipe)"), None),
+        (None, None),
+    ],
+)
+def test_long_waits_are_said_once_for_all_requests_that_wait(
+    failure: Answer | NoAnswer | None,
+    said: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def wait() -> None:
+        client = HTTPClient("http://host", None, RequestLimits(1.0, 1.0))
+        await asyncio.gather(client.pause(0, failure), client.pause(0, failure))
+        await client.close()
+
+    monkeypatch.setattr("luffy.http_client.asyncio.sleep", sleep)
+    with caplog.at_level(logging.WARNING, logger="luffy.http_client"):
+        asyncio.run(wait())
+    assert len(slept) == 2
+    messages = [record.getMessage() for record in caplog.records]
+    if said is None:
+        assert messages == []
+    else:
+        (message,) = messages
+        assert re.match(said, message)

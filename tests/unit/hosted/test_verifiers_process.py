@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.config.verifiers_package import VerifiersPackage
-from luffy.errors import ConfigError, DataError, EnvironmentFault
+from luffy.errors import ConfigError, DataError, EnvironmentFault, LostError
 from luffy.hosted.verifiers_process import HostedFault, VerifiersProcess
 
 FAKES = Path(__file__).parents[2] / "synthetic" / "fake_verifiers"
@@ -179,7 +179,7 @@ def test_a_killed_process_fails_all_who_wait(opened):
         waiting = asyncio.create_task(process.awaited("respond", episode=episode, text="wait", calls=[], is_cut=False))
         await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(EnvironmentFault, match="has died"):
+        with pytest.raises(LostError, match="was killed"):
             await waiting
 
     asyncio.run(wait())

@@ -18,11 +18,12 @@ from luffy.config.data import DataConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
+from luffy.data import shards
 from luffy.data.parquet import read_prompts
 from luffy.data.prompt_identity import problem_key
 from luffy.data.shards import ShardWorker
 from luffy.data.splits import LUFFY_SCHEMA
-from luffy.errors import DataError
+from luffy.errors import DataError, LostError
 from luffy.pipeline.machine.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext, StageResult
@@ -66,6 +67,21 @@ def prepare(out: Path, asked: PrepareDataSettings, workers: int = 1) -> StageRes
     execution = ExecutionConfig(data_workers=workers, grader_workers=1)
     context = StageContext(out, {}, "key", "prepare_data", execution, TrackingConfig(), EventWriter(out / "events"))
     return run(asked, context)
+
+
+class _Deadly:
+    """Kills the process that unpickles it."""
+
+    def __reduce__(self):
+        return eval, ("__import__('os').kill(__import__('os').getpid(), 9)",)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_worker_that_is_killed_is_a_lost_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = settings(write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)]))
+    monkeypatch.setattr(shards.FilterJob, "__reduce__", _Deadly.__reduce__)
+    with pytest.raises(LostError, match=r"lower execution\.data_workers"):
+        prepare(tmp_path / "out", asked, workers=2)
 
 
 def contents(out: Path, result: StageResult) -> dict[str, bytes]:

@@ -1,5 +1,6 @@
 """What all stage programs share: an attempt with code edited since the plan never becomes part of a clean result."""
 
+import asyncio
 import shutil
 import time
 from pathlib import Path
@@ -7,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
+from luffy.http_client import Answer, HTTPClient, RequestLimits
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.identity import read_identity
 from luffy.pipeline.chain.job import JOB_FILE, write_job
-from luffy.pipeline.chain.manifest import read_manifest, write_manifest
+from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest, write_manifest
 from luffy.pipeline.experiment import Experiment, open_experiment
-from luffy.pipeline.machine.events import EVENTS_FILE, EventWriter
+from luffy.pipeline.machine.events import EVENTS_FILE, EventReader, EventWriter
 from luffy.pipeline.workspace import Workspace
 from luffy.stages import program
 from luffy.stages.program import StageContext, StageResult, run_program
@@ -72,6 +74,25 @@ def test_an_attempt_with_edited_code_is_not_resumed_once_the_edit_is_reverted(ex
     manifest, record = read_manifest(out), read_identity(out)
     assert manifest is not None and manifest.code_changed == ()
     assert record is not None and record.edited == {}
+
+
+def test_what_a_stage_waits_for_long_is_told_to_the_terminal(experiment, monkeypatch) -> None:
+    def run(settings: object, context: StageContext) -> StageResult:
+        client = HTTPClient("http://host", None, RequestLimits(1.0, 1.0))
+        asyncio.run(client.pause(0, Answer(429, {"error": "slow down"}, "300")))
+        return StageResult((), {})
+
+    async def sleep(seconds: float) -> None: ...
+
+    monkeypatch.setattr("luffy.http_client.asyncio.sleep", sleep)
+    monkeypatch.setattr(program, "code_fingerprint", lambda stage: PLANNED)
+    out = experiment.plan_node("prepare_data").directory
+    for _ in range(2):  # the second attempt tells it once, too
+        (out / EVENTS_FILE).unlink(missing_ok=True)
+        run_program("prepare_data", run, ["--config", str(out / JOB_FILE), "--out", str(out)])
+        (out / MANIFEST_FILE).unlink()
+    told = [event.text for event in EventReader(out / EVENTS_FILE).read() if event.kind == "message"]
+    assert len(told) == 1 and told[0].startswith("http://host: status 429: slow down (Retry-After: 300); asking again")
 
 
 def test_a_retry_with_the_same_edited_code_resumes_and_its_result_is_not_reused(experiment, monkeypatch) -> None:

@@ -521,14 +521,14 @@ def test_both_limits_must_agree(workspace, two):
     assert workspace.runs / "smoke-1" not in found(workspace, Retention(keep_runs=5, older_than_s=3600.0))
 
 
-def test_a_run_takes_up_no_stage_during_a_deletion(workspace, opened, finish_all):
+def test_a_run_takes_up_no_stage_during_a_deletion_and_says_so(workspace, opened, finish_all, caplog):
     finish_all(opened())
     experiment = opened()
     run = ExperimentRun(experiment, workspace.new_run("smoke", {}))
     taking = threading.Thread(target=lambda: run.execute("prepare_data", Unwatched()))
     with disposing(workspace):
         taking.start()
-        taking.join(0.5)
+        wait_until(lambda: "waiting" in caplog.text and "luffy gc" in caplog.text)
         assert taking.is_alive()
         assert "prepare_data" not in read_run(run.directory).stages
     taking.join(PATIENCE_S)

@@ -6,7 +6,7 @@ import threading
 
 from patience import PATIENCE_S, wait_until
 
-from luffy.pipeline.workspace.lock import StageLock, holder_of
+from luffy.pipeline.workspace.lock import LOCK_FILE, StageLock, holder_of
 
 HOLD = "import sys, time; from pathlib import Path; from luffy.pipeline.workspace.lock import StageLock\n"
 HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); time.sleep(7200)"
@@ -36,6 +36,18 @@ def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path
     process.wait()
     waiter.join(PATIENCE_S)
     assert not waiter.is_alive()
+
+
+def test_a_waiter_says_so_where_the_holder_could_not_write_its_name(tmp_path):
+    process, told = hold(tmp_path), []
+    (tmp_path / LOCK_FILE).write_text("")
+    waiter = threading.Thread(target=lambda: StageLock(tmp_path, told.append).__enter__())
+    waiter.start()
+    wait_until(lambda: told)
+    process.kill()
+    process.wait()
+    waiter.join(PATIENCE_S)
+    assert told == ["another process"]
 
 
 def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path):
