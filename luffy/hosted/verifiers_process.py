@@ -26,6 +26,7 @@ from typing import Any, cast
 
 from luffy.config.verifiers_package import VerifiersPackage
 from luffy.errors import ConfigError, DataError, EnvironmentFault, LuffyError
+from luffy.json_text import parse_json
 from luffy.processes import die_with, end_group, signal_group
 
 _HOST = Path(__file__).with_name("verifiers_host.py")
@@ -154,9 +155,15 @@ class VerifiersProcess:
             started.put(error)
             return
         started.put(process)
+        end = f"has died (process {process.pid}); the log has its last words"
         for line in cast(Any, process.stdout):
-            self._deliver(json.loads(line))
-        self._lose(EnvironmentFault(f"{self._where} has died (process {process.pid}); the log has its last words"))
+            try:
+                reply = parse_json(line)
+            except ValueError as error:
+                end = f"wrote a line that is no reply ({error}); its process was ended"
+                break
+            self._deliver(reply)
+        self._lose(EnvironmentFault(f"{self._where} {end}"))
         with self._ending:
             end_group(process)
 

@@ -54,7 +54,7 @@ def test_a_folder_that_exists_only_as_code_is_refused_before_anything_starts(fol
     for refusing in (
         lambda: architecture_of(model),
         lambda: adapt_model_folder(model, folder.parent / "out"),
-        lambda: model_folder(str(folder)),
+        lambda: model_folder(str(folder), "rl.teacher.path"),
     ):
         with pytest.raises(DataError, match=r"model_type 'own' is defined by Python code .* never run") as caught:
             refusing()
