@@ -18,7 +18,7 @@ _FOLDERS = ("adapter", "additional_chat_templates")
 """Folders in a model folder of which the same holds."""
 _WEIGHTS = ".safetensors"
 _MAX_TEXT_BYTES = 1 << 28
-"""Of a file that is not weights; the largest tokenizers have some 30 MB."""
+"""Largest file that is not weights; the largest tokenizers have some 30 MB."""
 
 
 def model_files(folder: Path, setting: str) -> dict[str, Path]:
