@@ -1,8 +1,10 @@
 """Atomic file writes: a reader sees a file whole or not at all, even after a kill or a power cut. Files of lines."""
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,13 @@ from typing import IO
 
 _FICLONE = 0x40049409
 """The request of `ioctl_ficlone(2)`; Python has named it since 3.12."""
+_KINDS = {
+    "a regular file": stat.S_ISREG,
+    "a folder": stat.S_ISDIR,
+    "a pipe": stat.S_ISFIFO,
+    "a socket": stat.S_ISSOCK,
+    "a device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
+}
 
 
 @contextmanager
@@ -87,6 +96,21 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def kind_of_file(path: Path) -> str:
+    """What is at `path`, in words: `a regular file`, `a pipe`."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "a link that leads nowhere" if path.is_symlink() else "nothing"
+    return next((words for words, is_kind in _KINDS.items() if is_kind(mode)), "no regular file")
+
+
+def refuse_special(path: Path) -> None:
+    """Raise OSError for a device, a pipe or a socket: it may have no end, or keep its reader waiting forever."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, f"it is {kind_of_file(path)}; give a regular file", str(path))
+
+
 def link_or_copy(source: str, target: str) -> str:
     """Put `source` at `target`: a hard link where the file system has them, else a copy. For `shutil.copytree`.
 
@@ -111,5 +135,7 @@ def clone_or_copy(source: str, target: str) -> str:
             fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
         shutil.copystat(source, target)
     except OSError:  # the file system cannot, or it is another one
+        if Path(source).stat().st_size > shutil.disk_usage(Path(target).parent).free:  # a sparse file grows when copied
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target) from None
         shutil.copy2(source, target)
     return target

@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import email.utils
-import json
 import logging
 import math
 import os
@@ -18,6 +17,7 @@ import httpx
 
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError, LostError
+from luffy.json_text import parse_json
 
 logger = logging.getLogger(__name__)
 # It reports every request.
@@ -270,7 +270,7 @@ async def _cancel_others() -> None:
 
 def _json_object(text: str) -> Mapping[str, Any]:
     try:
-        body = json.loads(text)
+        body = parse_json(text)
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}

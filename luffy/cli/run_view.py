@@ -1,6 +1,5 @@
 """A run as table rows: its stages, their origins and their results."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from luffy.cli.accuracies import RESULTS_FILE, Accuracy, read_accuracies
 from luffy.cli.console import duration
 from luffy.cli.inventory import stage_state
+from luffy.json_text import parse_json
 from luffy.pages.headline import HEADLINE_METRICS
 from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.chain.manifest import Manifest, read_manifest
@@ -127,7 +127,7 @@ def _source_words(source: Mapping[str, Json], seed: Json) -> str:
 
 def _read_card(directory: Path) -> Mapping[str, Json]:
     try:
-        return json.loads((directory / _CARD_FILE).read_text(encoding="utf-8"))["sources"]
+        return parse_json((directory / _CARD_FILE).read_text(encoding="utf-8"))["sources"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # not written yet, or by another version
 

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from luffy.config.key_paths import child, element_index, key_paths
 from luffy.config.yaml_source import KeyPath, Value, parse_scalar
 from luffy.errors import ConfigError
+from luffy.json_text import MAX_DEPTH
 
 _BY_NAME: tuple[KeyPath, ...] = (
     ("arms",),
@@ -20,6 +21,8 @@ _BY_NAME: tuple[KeyPath, ...] = (
     ("grading", "named"),
 )
 """Mappings whose keys the user chooses. `null` for a key that a lower layer has removes its entry."""
+_MAX_SHOWN = 60
+"""Characters of a value that an error shows."""
 
 
 @dataclass(slots=True)
@@ -115,12 +118,18 @@ def _parse(text: str, origin: str) -> Override:
     path = tuple(key.strip().split("."))
     if not separator or not all(path):
         raise ConfigError(f"{origin}: {text!r} is not of the form key.path=value (e.g. rl.steps=50)")
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"{origin}: {key[:40]}...: a key of {len(path)} parts; at most {MAX_DEPTH} are read")
     if path == ("extends",):
         raise ConfigError(f"{origin}: extends cannot be overridden; give the other file in place of this one")
     try:
         return Override(path, parse_scalar(value), origin)
-    except YAMLError:
-        raise ConfigError(f"{origin}: {key}: {value!r} is not valid YAML; quote it or close its brackets") from None
+    except YAMLError as error:
+        reason = f" ({error.problem})" if isinstance(error, MarkedYAMLError) else ""
+        shown = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."
+        raise ConfigError(
+            f"{origin}: {key}: {shown!r} is not valid YAML{reason}; quote it or close its brackets"
+        ) from None
 
 
 def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tuple[Value, KeyPath]:

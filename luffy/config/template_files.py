@@ -8,6 +8,7 @@ from pathlib import Path
 from luffy.config.evaluation import QUESTION_SLOT, TEMPLATES
 from luffy.config.yaml_source import KeyPath, Value
 from luffy.errors import ConfigError
+from luffy.files import refuse_special
 
 _FIELD = "template"
 
@@ -39,6 +40,7 @@ def _names_file(template: str) -> bool:
 
 def _text(path: Path, where: str) -> str:
     try:
+        refuse_special(path)
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{where}: {path}: no such file; relative paths start at {Path.cwd()}") from None

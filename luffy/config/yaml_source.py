@@ -4,11 +4,12 @@ import re
 from collections.abc import Hashable
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from luffy.errors import ConfigError
+from luffy.json_text import MAX_DEPTH
 
 try:
     from yaml import CSafeLoader as _FastSafeLoader
@@ -19,6 +20,8 @@ Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 KeyPath = tuple[str, ...]
 _MAX_NODES = 200_000
 """Values of a file with every alias (`*name`) written out: nine lines of aliases can expand to a billion values."""
+_MAX_BYTES = 1 << 24  # a device may have no end
+_TOO_DEEP = f"nested too deep, at most {MAX_DEPTH} levels are read"
 
 
 class _Keys:
@@ -79,6 +82,7 @@ def _parse(text: str) -> tuple[yaml.Node | None, Value]:
 
 
 def _parse_by(kind: type[_Loader | _ExplainingLoader], text: str) -> tuple[yaml.Node | None, Value]:
+    _refuse_deep(kind, text)
     loader = kind(text)
     try:
         node = loader.get_single_node()
@@ -86,29 +90,45 @@ def _parse_by(kind: type[_Loader | _ExplainingLoader], text: str) -> tuple[yaml.
             return None, None
         _refuse_bomb(node)
         return node, loader.construct_document(node)
-    except RecursionError:
-        raise yaml.YAMLError("nested too deeply") from None
     except ValueError as error:  # an integer of thousands of digits
         raise yaml.YAMLError(str(error)) from None
     finally:
         loader.dispose()
 
 
-def _refuse_bomb(root: yaml.Node) -> None:
-    """Raise yaml.YAMLError for aliases that contain themselves, or that expand to more than `_MAX_NODES` values."""
-    sizes: dict[int, int | None] = {}
+def _refuse_deep(kind: type[_Loader | _ExplainingLoader], text: str) -> None:
+    """Raise yaml.MarkedYAMLError at the line where `text` nests too deep.
 
-    def size(node: yaml.Node) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = None  # being counted
-            sizes[id(node)] = 1 + sum(map(size, _children(node)))
-        known = sizes[id(node)]
+    Counted from the parser's events, which come one by one: the composer recurses, libyaml's without any check.
+    """
+    depth = 0
+    for event in yaml.parse(text, kind):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=cast(Any, event.start_mark))
+
+
+def _refuse_bomb(root: yaml.Node) -> None:
+    """Raise yaml.YAMLError for aliases that contain themselves, or that expand to too many values or levels."""
+    seen: dict[int, tuple[int, int] | None] = {}
+
+    def size(node: yaml.Node) -> tuple[int, int]:
+        """Values of the node, and levels of lists and mappings."""
+        if id(node) not in seen:
+            seen[id(node)] = None  # being counted
+            below = list(map(size, _children(node)))
+            depth = isinstance(node, yaml.CollectionNode) + max((levels for _, levels in below), default=0)
+            seen[id(node)] = 1 + sum(values for values, _ in below), depth
+        known = seen[id(node)]
         if known is None:
             raise yaml.YAMLError("an alias that contains itself")
         return known
 
-    if size(root) > _MAX_NODES:
+    values, depth = size(root)
+    if values > _MAX_NODES:
         raise yaml.YAMLError(f"its aliases stand for more than {_MAX_NODES} values")
+    if depth > MAX_DEPTH:
+        raise yaml.YAMLError(f"its aliases stand for {depth} levels: {_TOO_DEEP}")
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:
@@ -134,13 +154,17 @@ def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     Raises ConfigError when the file is missing, is not UTF-8, is not YAML, is not a mapping or repeats a key.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:  # may be a pipe of the shell
+            content = file.read(_MAX_BYTES + 1)
+        text = content.decode()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a YAML file") from None
     except (IsADirectoryError, PermissionError) as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{path}: has more than {_MAX_BYTES} bytes, the most that a YAML file may have")
     try:
         node, value = _parse(text)
     except yaml.MarkedYAMLError as error:

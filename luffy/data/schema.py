@@ -23,6 +23,7 @@ import pyarrow as pa
 from luffy.data.columns import as_text
 from luffy.data.prompt_identity import prompt_uid
 from luffy.errors import LuffyError
+from luffy.json_text import parse_json, refuse_deep
 from luffy.types import Message, Origin, Prompt, Trace
 
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
@@ -331,10 +332,10 @@ def _extra_info(value: object) -> dict[str, object]:
 
 
 def check_json(value: object, field: str) -> None:
-    """Raise RowError where `value` cannot be written as JSON (a date, bytes)."""
+    """Raise RowError where `value` cannot be written as JSON (a date, bytes), or nests too deep to be read again."""
     try:
-        _to_json(value)
-    except (TypeError, ValueError) as error:
+        refuse_deep(_to_json(value))
+    except (TypeError, ValueError, RecursionError) as error:
         raise RowError(field, f"cannot be written as JSON: {error}") from None
 
 
@@ -342,8 +343,8 @@ def _decoded(text: str) -> object:
     if not text.strip():
         return None
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise RowError("extra_info", f"is not JSON: {error}") from None
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
+from luffy.config.foreign_folders import model_files
 from luffy.config.model import GGUF, locate
 from luffy.config.shipped import template_file
 from luffy.data.templates import PLAIN_TEMPLATE, prompt_texts, stop_token_ids
 from luffy.errors import DataError
+from luffy.files import refuse_special
 from luffy.types import Message, Prompt
 
 PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eos|>"
@@ -85,6 +87,8 @@ def adapt_tokenizer(
     from transformers import AutoTokenizer  # loads torch, which a tokenizer built from the data can do without
 
     here = locate(model_path)
+    if (folder := Path(here).expanduser()).is_dir():
+        model_files(folder, setting)  # what is read here, saving the tokenizer copies
     try:
         if here.endswith(GGUF):
             tokenizer = AutoTokenizer.from_pretrained(
@@ -122,6 +126,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 def _read_template(path: Path) -> str:
     try:
+        refuse_special(path)
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(f"model.chat_template: {path}: no such file (working directory {Path.cwd()})") from None

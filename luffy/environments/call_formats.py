@@ -23,6 +23,7 @@ from luffy.config.environment import CallFormat
 from luffy.environments.tool_schemas import Schema, json_types
 from luffy.errors import ConfigError
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
+from luffy.json_text import refuse_deep
 from luffy.types import Message
 
 
@@ -287,11 +288,12 @@ def _decoded(text: str, start: int) -> tuple[object, int]:
     """The JSON value at `start` and where it ends; _NotJson where there is none."""
     start = _end_of_space(text, start)
     try:
+        refuse_deep(text, start)
         return _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         raise _NotJson(f"{error.msg} (character {error.pos - start} of the JSON)") from None
-    except (ValueError, RecursionError) as error:
-        raise _NotJson("it is nested too deep" if isinstance(error, RecursionError) else str(error)) from None
+    except ValueError as error:
+        raise _NotJson(str(error)) from None
 
 
 def _end_of_space(text: str, start: int) -> int:

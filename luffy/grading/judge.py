@@ -25,6 +25,7 @@ from luffy.files import write_atomic
 from luffy.grading.extract import final_reply
 from luffy.grading.request import Grade, JudgeRequest
 from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, RequestLimits, api_key_of
+from luffy.json_text import parse_json
 from luffy.types import Outcome
 
 MAX_REPLY_BYTES = 1 << 20
@@ -202,7 +203,7 @@ def _remembered(file: Path | None) -> str | None:
     if file is None:
         return None
     try:
-        word = json.loads(file.read_text(encoding="utf-8"))["verdict"]
+        word = parse_json(file.read_text(encoding="utf-8"))["verdict"]
     except (OSError, ValueError, LookupError, TypeError):
         return None  # not asked yet; a file that is no verdict is written again
     return word if isinstance(word, str) else None

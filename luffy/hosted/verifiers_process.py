@@ -27,6 +27,7 @@ from typing import Any, cast
 
 from luffy.config.verifiers_package import VerifiersPackage
 from luffy.errors import ConfigError, DataError, EnvironmentFault, LostError, LuffyError
+from luffy.json_text import parse_json
 from luffy.processes import die_with, end_group, signal_group
 
 logger = logging.getLogger(__name__)
@@ -164,15 +165,22 @@ class VerifiersProcess:
             started.put(error)
             return
         started.put(process)
+        end = f"has died (process {process.pid}); the log has its last words"
         for line in cast(Any, process.stdout):
-            self._deliver(json.loads(line))
+            try:
+                reply = parse_json(line)
+            except ValueError as error:
+                end = f"wrote a line that is no reply ({error}); its process was ended"
+                self._lose(EnvironmentFault(f"{self._where} {end}"))  # before its own end looks like a kill from outside
+                break
+            self._deliver(reply)
         with self._ending:
             end_group(process)
         if process.returncode == -signal.SIGKILL:  # from outside, unless it hung, which `_late` has said by then
             why = f"was killed (process {process.pid}; is this machine short of memory?); the same command continues"
             self._lose(LostError(f"{self._where} {why}"))
         else:
-            self._lose(EnvironmentFault(f"{self._where} has died (process {process.pid}); the log has its last words"))
+            self._lose(EnvironmentFault(f"{self._where} {end}"))
 
     def _deliver(self, reply: Mapping[str, Any]) -> None:
         with self._lock:

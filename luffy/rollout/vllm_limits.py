@@ -1,7 +1,6 @@
 """Checks for what vLLM does not support, made before anything heavy starts and without importing vLLM."""
 
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, VLLMConfig
 from luffy.errors import ConfigError
+from luffy.json_text import parse_json
 from luffy.pipeline.machine.architecture import from_model_config
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 
@@ -92,7 +92,7 @@ def read_shape(folder: Path) -> Mapping[str, object]:
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{folder}: not a model folder: it has no config.json")
-    shape = json.loads(path.read_text(encoding="utf-8"))
+    shape = parse_json(path.read_text(encoding="utf-8"))
     assert isinstance(shape, dict)
     return shape
 

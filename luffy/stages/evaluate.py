@@ -9,7 +9,6 @@ in the same way are reused and only graded again (`luffy.stages.adoption`). Resp
 one.
 """
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +41,7 @@ from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.suite_checks import check_problems, check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
+from luffy.json_text import parse_json
 from luffy.pages.evaluation_page import PAGE_FILE, write_summaries
 from luffy.pages.evaluation_tables import SUMMARY_FILE, by_decoding
 from luffy.rollout.engine import SwappableEngine
@@ -158,7 +158,7 @@ def read_suites(data: Path, only: Sequence[str] | None = None) -> list[Suite]:
     """
     files = suite_files(data, only)
     card = data / "card.json"
-    sources = json.loads(card.read_text(encoding="utf-8"))["sources"] if card.exists() else {}
+    sources = parse_json(card.read_text(encoding="utf-8"))["sources"] if card.exists() else {}
     order = [name.removeprefix("suites.") for name in sources]
     if not files:
         raise DataError(f"{data / 'suites'}: no suite to evaluate; give at least one in data.suites")
@@ -277,7 +277,7 @@ def num_responses(cells: Sequence[SuiteDecoding], settings: EvaluateSettings) ->
 
 
 def _context_length(model: Path) -> int | None:
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config = parse_json((model / "config.json").read_text(encoding="utf-8"))
     return config.get("max_position_embeddings")
 
 

@@ -167,7 +167,7 @@ class _Opening:
             return None
         if isinstance(config, SelfTeacher):
             return TeacherSpec(self._model, longest)
-        folder = model_folder(config.path)
+        folder = model_folder(config.path, "rl.teacher.path")
         if not is_same_tokenizer(load_tokenizer(folder), self._tokenizer):
             raise DataError(
                 f"rl.teacher.path: the tokenizer of {config.path} is not the policy's, so it cannot score the "

@@ -210,7 +210,7 @@ def _opened_teacher(name: str, asked: Sequence[Prompt], work: _Work) -> Iterator
 def _folder_teacher(desk: Desk, asked: Sequence[Prompt], work: _Work) -> FolderTeacher:
     config, context = desk.config, work.context
     assert config.path is not None
-    folder = model_folder(config.path)
+    folder = model_folder(config.path, f"synthesize.teachers.{desk.name}.path")
     tokenizer = adapt_tokenizer(str(folder), None, f"synthesize.teachers.{desk.name}.path")
     longest = max(prompt_lengths(tokenizer, [desk.messages(prompt) for prompt in asked])) + config.max_response_tokens
     room = context_length(read_shape(folder))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from luffy.files import LineAppender, replacing
+from luffy.json_text import parse_json
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -71,7 +72,7 @@ def _parse(line: bytes) -> dict[str, Json] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        values = json.loads(line)
+        values = parse_json(line)
     except ValueError:
         return None
     return values if isinstance(values, dict) else None

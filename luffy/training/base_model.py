@@ -3,25 +3,35 @@
 import json
 import shutil
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
-from luffy.config.foreign_folders import CODE_FILES, refuse_code
+from luffy.config.foreign_folders import copy_model_files, model_files, refuse_code
 from luffy.config.model import GGUF, ModelConfig, TinyArchitecture, locate
 from luffy.errors import DataError
-from luffy.files import clone_or_copy, link_or_copy
+from luffy.files import clone_or_copy, link_or_copy, refuse_special
+from luffy.json_text import parse_json
+from luffy.training.stored_weights import INDEX_FILE, SINGLE_FILE, StoredWeights
 
-_TOKENIZER_FILES = (
+_LEFT_OUT = (
     "tokenizer*",
     "vocab*",
-    "merges.txt",
+    "*.txt",
+    "*.model",
+    "*.jinja",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
+    "generation_config.json",
+    "config.json",
+    ".*",
 )
+"""Files of the tokenizer, which `prepare_data` writes, and what is adapted."""
 _BLOBS, _CACHED_MODEL = "blobs", "models--"
 
 
@@ -45,16 +55,32 @@ def new_tiny_model(architecture: TinyArchitecture, tokenizer: PreTrainedTokenize
     return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 
 
-def model_folder(source: str) -> Path:
-    """The folder of a local path or hub id, which is downloaded; nothing is changed in it."""
+def model_folder(source: str, setting: str) -> Path:
+    """The folder of a local path or hub id, which is downloaded; nothing is changed in it.
+
+    Raises DataError, naming `setting`, where it holds no whole model.
+    """
     here = locate(source)
     folder = Path(here).expanduser()
     if not folder.is_dir():
         folder = Path(snapshot_download(here, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{source} has no config.json; give a Hugging Face model folder or a hub id")
-    refuse_code(folder, source)
+    _refuse_unusable(folder, setting)
+    StoredWeights.of(folder, setting).check(folder)
     return folder
+
+
+def _refuse_unusable(folder: Path, setting: str) -> dict[str, Path]:
+    """The files of a model folder; DataError for one that is no model's, exists as code, or leads out of itself."""
+    files = model_files(folder, setting)
+    if "config.json" not in files:
+        raise DataError(f"{setting}: {folder} has no config.json; give a Hugging Face model folder or a hub id")
+    if "adapter_config.json" in files:
+        raise DataError(
+            f"{setting}: {folder} holds an adapter (adapter_config.json), which would not be loaded; give a folder "
+            "with the adapter merged into the model, or remove its adapter_* files"
+        )
+    refuse_code(folder, setting)
+    return files
 
 
 def adapt_model_folder(model: ModelConfig, out: Path) -> tuple[int, ...]:
@@ -82,14 +108,21 @@ def dequantise(file: Path, out: Path) -> None:
     """Write the weights of a GGUF file to `out` as a Hugging Face folder in float32.
 
     transformers refuses to save a model loaded from a GGUF file, so the weights are copied into a new model with the
-    same configuration.
+    same configuration. Raises DataError for a file that is not whole, or lacks weights of its model.
     """
     try:
-        read = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+        refuse_special(file)
+        found = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
         )
+        read, loaded = cast(Any, found)  # its annotation knows the model alone
     except ImportError as error:
         raise DataError(f"model.path: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
+    except Exception as error:  # noqa: BLE001 - a file that is no model raises anything in transformers and gguf
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        raise DataError(f"model.path: {file} is no whole {GGUF} file ({reason}); download it again") from None
+    if lacking := sorted(loaded["missing_keys"]):
+        raise DataError(f"model.path: {file} lacks {len(lacking)} weights of its model, the first is {lacking[0]}")
     config = type(read.config).from_dict(
         {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
     )
@@ -99,19 +132,31 @@ def dequantise(file: Path, out: Path) -> None:
 
 
 def _adapt_folder(source: Path, model: ModelConfig, out: Path, put: Callable[[str, str], str]) -> tuple[int, ...]:
-    if not (source / "config.json").is_file():
-        raise DataError(f"model.path: {source} has no config.json; give a Hugging Face model folder")
-    refuse_code(source, "model.path")
-    shutil.copytree(
-        source,
-        out,
-        copy_function=put,
-        ignore=shutil.ignore_patterns(*_TOKENIZER_FILES, *CODE_FILES, "generation_config.json", "config.json", ".*"),
-        dirs_exist_ok=True,
-    )
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    files = _refuse_unusable(source, "model.path")
+    config = _object_in(files["config.json"])
+    turn_ends = _turn_ends(files.get("generation_config.json"))
+    out.mkdir(exist_ok=True)
     (out / "config.json").write_text(json.dumps(_adapt(config, model), indent=2), encoding="utf-8")
-    return _turn_ends(source / "generation_config.json")
+    weights = StoredWeights.of(source)
+    weights.check(out)
+    left_out = {name for name in files if name.endswith(".safetensors")} - set(weights.shards)
+    left_out |= {INDEX_FILE} if weights.shards == (SINGLE_FILE,) else set()
+    for name, file in files.items():
+        is_other = "/" in name or any(fnmatchcase(name, pattern) for pattern in _LEFT_OUT)
+        if not is_other and name not in left_out:
+            put(str(file), str(out / name))
+    return turn_ends
+
+
+def _object_in(file: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder."""
+    try:
+        found = parse_json(file.read_bytes())
+    except ValueError as error:
+        raise DataError(f"model.path: {file} is not JSON ({error}); download the model again") from None
+    if not isinstance(found, dict):
+        raise DataError(f"model.path: {file} has to be a JSON object, found {type(found).__name__}")
+    return found
 
 
 def _put(source: str, target: str) -> str:
@@ -124,19 +169,19 @@ def _put(source: str, target: str) -> str:
     return link_or_copy(source, target) if is_blob else clone_or_copy(source, target)
 
 
-def _turn_ends(generation_config: Path) -> tuple[int, ...]:
-    if not generation_config.is_file():
+def _turn_ends(generation_config: Path | None) -> tuple[int, ...]:
+    if generation_config is None:
         return ()
-    found = json.loads(generation_config.read_text(encoding="utf-8")).get("eos_token_id")
+    found = _object_in(generation_config).get("eos_token_id")
     return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
     """Copy the tokenizer of `prepare_data` into a model folder."""
-    shutil.copytree(source, out, dirs_exist_ok=True)
+    copy_model_files(source, out, "the tokenizer")
 
 
-def _adapt(config: dict, model: ModelConfig) -> dict:
+def _adapt(config: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
     config.pop("auto_map", None)  # names code of the folder, which is not copied
     if model.max_position_embeddings is not None:
         config["max_position_embeddings"] = model.max_position_embeddings

@@ -5,17 +5,13 @@ module exists. Each rank then reads its own shares from the memory-mapped safete
 share and the parameters of the largest module.
 """
 
-import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 from transformers.initialization import no_init_weights
@@ -25,6 +21,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.training.deepspeed_engine import building_in_shares
 from luffy.training.policy import load_causal_lm
+from luffy.training.stored_weights import StoredWeights, empty_model
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +34,14 @@ def load_to_train(folder: Path, dtype: DType, execution: ExecutionConfig) -> Pre
     """
     if execution.zero_stage < 3:
         return load_causal_lm(folder, dtype)
-    stored = _StoredWeights.of(folder)
+    stored = StoredWeights.of(folder)
     with torch.device("meta"):
-        outline = _empty_model(folder, dtype)
+        outline = empty_model(folder, dtype)
     if not _has_all(stored, outline):
         logger.warning("%s is loaded whole on every rank: its weights are not stored as the model has them", folder)
         return load_causal_lm(folder, dtype)
     with building_in_shares(dtype, execution), no_init_weights():
-        causal_lm = _empty_model(folder, dtype)
+        causal_lm = empty_model(folder, dtype)
     causal_lm.tie_weights()
     for name, parameter in causal_lm.named_parameters():
         _fill(parameter, stored.read(name))
@@ -53,53 +50,14 @@ def load_to_train(folder: Path, dtype: DType, execution: ExecutionConfig) -> Pre
     return causal_lm
 
 
-def _empty_model(folder: Path, dtype: DType) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return AutoModelForCausalLM.from_config(
-        config, dtype=getattr(torch, dtype), attn_implementation="sdpa", trust_remote_code=False
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredWeights:
-    """The tensors in the safetensors files of a model folder."""
-
-    files: Mapping[str, Path]
-    """The file of each tensor."""
-
-    @classmethod
-    def of(cls, folder: Path) -> "_StoredWeights":
-        """The tensors in the folder's index, or in its only file; none without either."""
-        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-        if index.is_file():
-            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return cls({name: folder / file for name, file in named.items()})
-        if not single.is_file():
-            return cls({})
-        with safe_open(single, "pt") as file:
-            return cls(dict.fromkeys(file.keys(), single))
-
-    def shape(self, name: str) -> list[int] | None:
-        """Shape of the tensor; None without a tensor of that name."""
-        if name not in self.files:
-            return None
-        with safe_open(self.files[name], "pt") as file:
-            return list(file.get_slice(name).get_shape())
-
-    def read(self, name: str) -> Tensor:
-        """The tensor, memory-mapped: only the parts that are used are read from disk."""
-        with safe_open(self.files[name], "pt") as file:
-            return file.get_tensor(name)
-
-
-def _has_all(stored: _StoredWeights, outline: PreTrainedModel) -> bool:
+def _has_all(stored: StoredWeights, outline: PreTrainedModel) -> bool:
     """Whether every parameter is stored under its own name, as it is, and there is nothing else to load."""
-    parameters = dict(outline.named_parameters(remove_duplicate=False))
+    parameters, shapes = dict(outline.named_parameters(remove_duplicate=False)), stored.shapes
     return (
         outline.state_dict().keys() <= parameters.keys()  # no buffer is stored
         and not outline._keep_in_fp32_modules_strict
         and not any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(outline))
-        and all(stored.shape(name) == list(weight.shape) for name, weight in outline.named_parameters())
+        and all(shapes.get(name) == list(weight.shape) for name, weight in outline.named_parameters())
     )
 
 

@@ -20,6 +20,7 @@ LAYERS = (
         "stop_request",
         "http_client",
         "import_paths",
+        "json_text",
         "library_loading",
         "markdown_text",
     },

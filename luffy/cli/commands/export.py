@@ -1,13 +1,13 @@
 """`luffy export STAGE FOLDER`: the policy of a training stage as a plain Hugging Face folder."""
 
 from pathlib import Path
-from shutil import copytree
 from typing import Annotated
 
 from typer import Argument, Option
 
 from luffy.cli.console import say
 from luffy.cli.options import Debug
+from luffy.config.foreign_folders import copy_model_files
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.errors import EXIT_OK, DataError
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
@@ -43,7 +43,7 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     if not (stage / "config.yaml").is_file():
         raise DataError(f"{stage}: is no stage directory; give workspace/stages/rl/KEY or workspace/runs/RUN/stages/rl")
     if step is None and (stage / MANIFEST_FILE).is_file() and (stage / _MODEL).is_dir():
-        copytree(stage / _MODEL, folder, dirs_exist_ok=True)
+        copy_model_files(stage / _MODEL, folder, str(stage))
         return "the final model"
     job = read_job(stage / "config.yaml")
     if not isinstance(job.settings, RLSettings | SFTSettings):

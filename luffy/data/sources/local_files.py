@@ -7,7 +7,6 @@ import csv
 import dataclasses
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, RowError, prompt_from_r
 from luffy.data.sources.column_mapping import columns_of, prompt_from_fields
 from luffy.data.sources.trace_source import QuarantinedRow, Row
 from luffy.errors import DataError
+from luffy.json_text import parse_json
 from luffy.types import Prompt
 
 NumberedRow = tuple[str, int, Mapping[str, object] | RowError]
@@ -169,10 +169,10 @@ def _jsonl_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> I
 
 def _jsonl_row(line: bytes) -> Mapping[str, object] | RowError:
     try:
-        row = json.loads(line.decode())
+        row = parse_json(line.decode())
     except UnicodeDecodeError as error:
         return RowError("(line)", f"is not UTF-8 text (byte {error.start + 1}: 0x{line[error.start]:02x})")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return RowError("(line)", f"is not JSON: {error}")
     if not isinstance(row, Mapping):
         return RowError("(line)", f"must be a JSON object, found {type(row).__name__}")

@@ -18,6 +18,7 @@ from luffy.config.strict import FOR_IDENTITY
 from luffy.data.prompt_identity import prompt_uid
 from luffy.data.sources.trace_source import QuarantinedRow, Row
 from luffy.errors import DataError
+from luffy.json_text import parse_json
 from luffy.seeds import derive_seed
 from luffy.types import Message, Prompt
 
@@ -81,10 +82,10 @@ class ReasoningGymPrompts:
         score of its own answer."""
         dataset = self._tasks[self._source.tasks.index(name)]
         try:
-            entry = json.loads(json.dumps(item))
+            entry = parse_json(json.dumps(item))
             if dataset.score_answer(item["answer"], entry) != dataset.score_answer(item["answer"], item):
                 return None
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError):
             return None
         return {GYM_ENTRY: {"task": name, "options": self._source.options.get(name, {}), "entry": entry}}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.stage_kinds import STAGE_ORDER, StageKind
 from luffy.evaluation.results import checkpoint_name
+from luffy.json_text import parse_json
 from luffy.pipeline.chain.graph import kind_of, nodes_providing
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 
@@ -111,7 +112,7 @@ def _records(workspace: Workspace) -> Iterable[tuple[dict[str, object], str]]:
 
 def _read(file: Path) -> dict[str, object] | None:
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None  # half a record names nothing; the evaluation keeps its key for a name
     return record if isinstance(record, dict) else None

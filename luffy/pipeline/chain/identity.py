@@ -15,6 +15,7 @@ from luffy.config import StageName
 from luffy.config.settings import ReportSettings, RLSettings, SFTSettings, StageSettings
 from luffy.config.strict import FOR_IDENTITY
 from luffy.files import write_atomic
+from luffy.json_text import parse_json
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 IDENTITY_FILE = "identity.json"
@@ -124,7 +125,7 @@ def write_identity(directory: Path, record: IdentityRecord) -> None:
 def read_identity(directory: Path) -> IdentityRecord | None:
     """The record in `directory`; None if it is missing or unreadable."""
     try:
-        fields = json.loads((directory / IDENTITY_FILE).read_text(encoding="utf-8"))
+        fields = parse_json((directory / IDENTITY_FILE).read_text(encoding="utf-8"))
         identity, consumed = Identity(**fields["identity"]), dict(fields["consumed"])
         experiment, edited = fields.get("experiment", ""), dict(fields.get("edited", {}))
         extended = fields.get("extended", "")

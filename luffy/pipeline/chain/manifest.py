@@ -16,7 +16,7 @@ from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig
 from luffy.config.strict import StrictModel
 from luffy.errors import LuffyError
-from luffy.files import write_atomic
+from luffy.files import refuse_special, write_atomic
 
 MANIFEST_FILE = "manifest.json"
 _BLOCK_BYTES = 1 << 20
@@ -155,7 +155,8 @@ def finished_manifest(directory: Path) -> Manifest:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of the content, 64 hex digits."""
+    """SHA-256 of the content, 64 hex digits; OSError for a pipe or a device."""
+    refuse_special(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

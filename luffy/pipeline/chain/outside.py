@@ -6,6 +6,7 @@ from pathlib import Path
 
 from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
 from luffy.config.environment import CustomEnvironment, EpisodeScoring, ToolsEnvironment
+from luffy.config.foreign_folders import model_files
 from luffy.config.grading import CustomGrader
 from luffy.config.model import locate
 from luffy.config.rl_teacher import ModelTeacher
@@ -111,6 +112,8 @@ def _is_local(path: str) -> bool:
 
 def _content(field: str, path: Path) -> str:
     try:
+        if (path / "config.json").is_file():  # refused before any stage runs
+            return _hashed(model_files(path, field))
         return _hash(path)
     except FileNotFoundError:
         raise DataError(f"{field}: {path}: no such file; relative paths start at {Path.cwd()}") from None
@@ -121,16 +124,20 @@ def _content(field: str, path: Path) -> str:
 def _hash(path: Path) -> str:
     if "*" in str(path):
         lines = [f"{file.name}\0{hash_file(file)}\n" for file in expand_pattern(str(path))]
-    elif path.is_dir():
-        lines = [f"{file.relative_to(path)}\0{_mark(file)}\n" for file in sorted(path.rglob("*")) if file.is_file()]
-    else:
-        return hash_file(path)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+    if path.is_dir():
+        return _hashed({str(file.relative_to(path)): file for file in sorted(path.rglob("*")) if file.is_file()})
+    return hash_file(path)
+
+
+def _hashed(files: Mapping[str, Path]) -> str:
+    lines = [f"{name}\0{_mark(name, file)}\n" for name, file in files.items()]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _mark(file: Path) -> str:
+def _mark(name: str, file: Path) -> str:
     """Hash of the content; for weights only size and time, since reading a large model takes minutes."""
-    if file.suffix in _WEIGHTS:
+    if name.endswith(_WEIGHTS):
         stat = file.stat()
         return f"{stat.st_size} {stat.st_mtime_ns}"
     return hash_file(file)

@@ -4,7 +4,6 @@ It comes from a model folder's `config.json`, from the local cache of the hub, o
 from the network.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from luffy.config.foreign_folders import refuse_code
 from luffy.config.model import GGUF, ModelConfig, TinyArchitecture
 from luffy.errors import DataError
+from luffy.json_text import parse_json
 
 TINY_VOCABULARY = 512
 """Upper limit of the vocabulary of a base policy trained from scratch; the actual size depends on its data."""
@@ -129,7 +129,7 @@ def _size(value: object) -> int:
 
 def _read(file: Path) -> ModelArchitecture | None:
     try:
-        return from_model_config(json.loads(file.read_text(encoding="utf-8")))
+        return from_model_config(parse_json(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"model.path: {file.parent} has no config.json; give a Hugging Face model folder") from None
     except OSError as error:

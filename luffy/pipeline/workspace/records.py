@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
 from luffy.errors import DataError
+from luffy.json_text import parse_json
 from luffy.pipeline.chain.identity import Json
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 from luffy.pipeline.workspace.lock import LOCK_FILE, holder_of
@@ -159,7 +160,7 @@ def list_records(workspace: Workspace) -> list[RunRecord]:
 def read_run(directory: Path) -> RunRecord:
     """The record in `directory`; if it cannot be read, only the stages linked beside it."""
     try:
-        values = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))
+        values = parse_json((directory / RUN_FILE).read_text(encoding="utf-8"))
         return RunRecord(
             directory,
             values["state"],

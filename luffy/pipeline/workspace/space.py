@@ -1,7 +1,6 @@
 """A disk that is full, read-only or too small: reported in one line, before a stage starts where possible."""
 
 import errno
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from luffy.config.execution import CheckpointConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings
 from luffy.errors import WorkspaceError
+from luffy.json_text import parse_json
 from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.machine.architecture import architecture_of, from_model_config
@@ -119,7 +119,7 @@ def _parameters(plan: StagePlan) -> int | None:
 
 def _parameters_in(folder: Path) -> int | None:
     try:
-        known = from_model_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        known = from_model_config(parse_json((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None  # the stage itself reports the error
     if known is not None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from luffy.config.layers import parse_overrides
 from luffy.config.yaml_source import _ExplainingLoader, _Loader, _parse_by, parse_scalar, read_yaml
 from luffy.errors import ConfigError
 
@@ -17,8 +18,16 @@ LAUGHS = "a0: &a0 [1, 1]\n" + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}']
         (LAUGHS, "stand for more than 200000 values"),
         ("a: &a [*a]", "an alias that contains itself"),
         ("a: &a {b: *a}", "an alias that contains itself"),
-        ("a: " + "[" * 5000, "nested too deeply"),
-        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("a: " + "[" * 5000, "nested too deep"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deep"),
+        ("a: 1\nb: " + "[" * 50_000, r"own\.yaml:2: .*nested too deep, at most 100 levels are read"),
+        ("a: " + "{a: " * 50_000, "nested too deep"),
+        ("a:\n  " + "- " * 50_000 + "1", "nested too deep"),
+        ("a:\n  " + "? " * 50_000 + "1", "nested too deep"),
+        (
+            "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 300)),
+            "aliases stand for 301 levels",
+        ),
         ("a: !!python/object/apply:os.system [touch owned]", "could not determine a constructor"),
         ("a: !!python/name:os.system", "could not determine a constructor"),
         ("a: !!python/object/new:type [a]", "could not determine a constructor"),
@@ -33,6 +42,11 @@ LAUGHS = "a0: &a0 [1, 1]\n" + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}']
         "mapping in itself",
         "deep",
         "deep and closed",
+        "deep enough for a segmentation fault",
+        "deep mappings",
+        "deep in a block",
+        "deep keys",
+        "deep by aliases",
         "apply",
         "name",
         "new",
@@ -49,6 +63,26 @@ def test_a_hostile_file_is_one_line_and_makes_nothing(tmp_path, monkeypatch, tex
         read_yaml(tmp_path / "own.yaml")
     assert "own.yaml" in str(caught.value) and "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("rl.steps=" + "[" * 50_000, r"rl\.steps: '\[+\.\.\.' is not valid YAML \(nested too deep, at most 100 levels"),
+        ("rl.steps=" + "- " * 50_000, "nested too deep"),
+        (".".join("a" * 50_000) + "=1", "a key of 50000 parts; at most 100 are read"),
+    ],
+    ids=["list", "block", "key"],
+)
+def test_a_deep_override_is_one_short_line(override, reason):
+    with pytest.raises(ConfigError, match=reason) as caught:
+        parse_overrides([override], "command line")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_a_file_without_an_end_is_one_line():
+    with pytest.raises(ConfigError, match="/dev/zero: has more than 16777216 bytes"):
+        read_yaml(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("text", ["2024-01-01", "2024-99-99", "2024-01-01 10:00:00"])

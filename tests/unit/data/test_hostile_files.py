@@ -10,7 +10,7 @@ import pytest
 from luffy.config.data import FileSource
 from luffy.data import parquet
 from luffy.data.parquet import read_prompts, read_rows, write_prompts
-from luffy.data.schema import RowError
+from luffy.data.schema import RowError, check_json
 from luffy.data.sources import open_source
 from luffy.errors import DataError
 from luffy.evaluation import sample_files
@@ -114,3 +114,31 @@ def test_a_line_that_unfolds_from_little_is_no_record(tmp_path: Path, monkeypatc
     with pytest.raises(DataError, match="a line is longer than 1048576 bytes"):
         list(sample_files.read_samples_of(tmp_path))
     assert len(content) < 1 << 14 and pa.total_allocated_bytes() - before < 16 << 20
+
+
+def deep(levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_a_row_that_nests_too_deep_is_quarantined_and_the_others_are_read(tmp_path: Path) -> None:
+    row = {"prompt": "1+1?", "data_source": "t", "reward_model": {"ground_truth": "2"}}
+    fields = json.dumps(row)[:-1]
+    lines = [
+        "[" * 200_000,
+        f'{fields}, "extra_info": {{"a": {"[" * 101}{"]" * 101}}}}}',
+        json.dumps({**row, "extra_info": '{"a": ' + "[" * 50_000}),
+        json.dumps(row),
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    rows = list(open_source(FileSource(kind="file", path=str(tmp_path / "rows.jsonl")), "train", 0).rows())
+    assert [type(each).__name__ for each in rows] == [*["QuarantinedRow"] * 3, "Prompt"]
+    assert all("nested too deep" in each.reason for each in rows[:3])
+
+
+@pytest.mark.parametrize("levels", [150, 5000])
+def test_a_value_that_nests_too_deep_to_be_read_again_is_refused(levels: int) -> None:
+    with pytest.raises(RowError, match=r"cannot be written as JSON: .*(nested too deep|recursion)"):
+        check_json({"a": deep(levels)}, "extra_info")

@@ -255,6 +255,11 @@ def test_a_damaged_cache_entry_is_requested_again(endpoint: Endpoint, tmp_path: 
             "judge: the reply is no chat completion",
         ),
         (
+            lambda endpoint, handler, prompt: send(handler, 200, b"[" * 200_000),
+            Outcome.CRASHED,
+            "judge: the reply is no chat completion",
+        ),
+        (
             lambda endpoint, handler, prompt: send(handler, 200, b" " * (2 << 20)),
             Outcome.CRASHED,
             "judge: {url}: the response is longer than 1048576 bytes",

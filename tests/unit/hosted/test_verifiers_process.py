@@ -242,3 +242,12 @@ def test_an_interpreter_without_verifiers_is_named(monkeypatch):
     package = VerifiersPackage(environment="x", python=sys.executable)
     with pytest.raises(ConfigError, match="cannot import verifiers"):
         VerifiersProcess(package)
+
+
+def test_a_process_that_writes_no_replies_is_ended_and_named(tmp_path):
+    babbler = tmp_path / "python"
+    babbler.write_text("#!/bin/sh\nhead -c 200000 /dev/zero | tr '\\0' '['; echo; sleep 600\n")
+    babbler.chmod(0o755)
+    package = VerifiersPackage(environment="x", python=str(babbler), call_timeout_s=PATIENCE_S)
+    with pytest.raises(EnvironmentFault, match=r"wrote a line that is no reply \(it is nested too deep: 200000 levels"):
+        VerifiersProcess(package)

@@ -294,7 +294,14 @@ def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(
 
 @pytest.mark.parametrize(
     "body",
-    [b"<html>", {"choices": []}, {"choices": [{"text": "a", "finish_reason": "stop"}]}, completion("", "abort").body],
+    [
+        b"<html>",
+        b"[" * 200_000,
+        b'{"choices":' * 200_000,
+        {"choices": []},
+        {"choices": [{"text": "a", "finish_reason": "stop"}]},
+        completion("", "abort").body,
+    ],
 )
 def test_what_is_no_completion_is_refused(
     serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], body: object

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference.gradient_case import tiny_model
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from luffy.config.model import ModelConfig
 from luffy.errors import DataError
@@ -38,26 +39,23 @@ def test_a_folder_written_before_transformers_5_is_adapted_too(tmp_path: Path) -
     assert load_causal_lm(tmp_path / "model", "float32").config.rope_parameters["rope_theta"] == 40000.0
 
 
-@pytest.mark.parametrize(
-    ("rope", "adapted"),
-    [
-        (None, None),
-        (
-            {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e6, "factor": 8.0}},
-            {"full_attention": {"rope_theta": 4e4}, "sliding_attention": {"rope_theta": 4e4, "factor": 8.0}},
-        ),
-    ],
-)
-def test_the_base_of_the_rotations_may_be_missing_or_one_for_each_kind_of_layer(
-    tmp_path: Path, rope: object, adapted: object
-) -> None:
+def test_the_base_of_the_rotations_may_be_missing(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "given")
     file = tmp_path / "given/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": rope}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": None}))
     adapt_model_folder(ModelConfig(path=str(tmp_path / "given"), rope_theta=4e4), tmp_path / "model")
-    config = json.loads((tmp_path / "model/config.json").read_text())
-    assert config["rope_parameters"] == adapted
-    assert config.get("rope_theta") == (4e4 if rope is None else None)
+    assert json.loads((tmp_path / "model/config.json").read_text())["rope_theta"] == 4e4
+
+
+def test_the_base_of_the_rotations_may_be_one_for_each_kind_of_layer(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    gemma = Gemma3TextConfig(vocab_size=32, head_dim=8, num_hidden_layers=2, layer_types=None, **sizes)
+    Gemma3ForCausalLM(gemma).save_pretrained(tmp_path / "given")
+    adapt_model_folder(ModelConfig(path=str(tmp_path / "given"), rope_theta=4e4), tmp_path / "model")
+    rope = json.loads((tmp_path / "model/config.json").read_text())["rope_parameters"]
+    assert {kind: each["rope_theta"] for kind, each in rope.items()} == dict.fromkeys(
+        ("full_attention", "sliding_attention"), 4e4
+    )
 
 
 @pytest.mark.parametrize(("written", "found"), [([3, 5], (3, 5)), (3, (3,)), (None, ())])

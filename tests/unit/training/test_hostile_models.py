@@ -15,7 +15,7 @@ from luffy.data.tokenizer import adapt_tokenizer
 from luffy.errors import DataError
 from luffy.pipeline.machine.architecture import architecture_of
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.training.base_model import adapt_model_folder, model_folder
+from luffy.training.base_model import adapt_model_folder, copy_tokenizer, model_folder
 from luffy.training.policy import load_causal_lm
 
 LOADERS = {"from_pretrained", "from_config"}
@@ -54,7 +54,7 @@ def test_a_folder_that_exists_only_as_code_is_refused_before_anything_starts(fol
     for refusing in (
         lambda: architecture_of(model),
         lambda: adapt_model_folder(model, folder.parent / "out"),
-        lambda: model_folder(str(folder)),
+        lambda: model_folder(str(folder), "rl.teacher.path"),
     ):
         with pytest.raises(DataError, match=r"model_type 'own' is defined by Python code .* never run") as caught:
             refusing()
@@ -86,6 +86,32 @@ def test_pickled_weights_are_refused_and_never_opened(folder: Path, name: str) -
     with pytest.raises(OSError, match="safetensors"):
         load_causal_lm(folder, "float32")
     assert not owned.exists()
+
+
+@pytest.mark.parametrize("name", ["notes.json", "model-00002.safetensors", "tokenizer_config.json", "LICENSE"])
+def test_what_a_link_leads_to_is_not_copied_into_the_workspace(folder: Path, name: str) -> None:
+    secret = folder.parent / "secret"
+    secret.write_text('{"key": "canary"}')
+    (folder / name).symlink_to(secret)
+    model = ModelConfig(path=str(folder))
+    for adopting in (
+        lambda: adapt_model_folder(model, folder.parent / "out"),
+        lambda: model_folder(str(folder), "rl.teacher.path"),
+        lambda: adapt_tokenizer(str(folder), None),
+        lambda: copy_tokenizer(folder, folder.parent / "out"),
+    ):
+        with pytest.raises(DataError, match=rf"{name} is a link out of the folder, to {secret}") as caught:
+            adopting()
+        assert "\n" not in str(caught.value)
+    assert not (folder.parent / "out").exists()
+
+
+def test_a_linked_folder_is_not_copied_either(folder: Path) -> None:
+    (folder.parent / "private").mkdir()
+    (folder.parent / "private" / "key.json").write_text('"canary"')
+    (folder / "more").symlink_to("../private")
+    adapt_model_folder(ModelConfig(path=str(folder)), folder.parent / "out")
+    assert sorted(path.name for path in (folder.parent / "out").iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_a_tokenizer_that_is_code_is_refused(tmp_path: Path) -> None:

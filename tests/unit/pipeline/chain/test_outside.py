@@ -1,3 +1,6 @@
+import json
+import os
+
 import pytest
 
 from luffy.errors import ConfigError, DataError
@@ -106,3 +109,52 @@ def test_a_file_that_cannot_be_read_is_the_users_mistake_wherever_it_is(opened, 
     (tmp_path / "memory.json").symlink_to("/proc/self/mem")
     with pytest.raises(DataError, match=r"data\.corpus\.path: .*: cannot be read \(Input/output error\)"):
         opened(f"data.corpus={{kind: file, path: '{tmp_path}{path}'}}")
+
+
+@pytest.mark.parametrize(("target", "what"), [("/dev/zero", "a device"), (None, "a pipe")])
+@pytest.mark.parametrize("path", ["/rows.jsonl", "/*.jsonl"])
+def test_a_data_file_without_an_end_is_refused_and_not_read(opened, tmp_path, path, target, what):
+    file = tmp_path / "rows.jsonl"
+    file.symlink_to(target) if target else os.mkfifo(file)
+    with pytest.raises(DataError, match=rf"data\.corpus\.path: .*: cannot be read \(it is {what}; give a regular file"):
+        opened(f"data.corpus={{kind: file, path: '{tmp_path}{path}'}}")
+
+
+@pytest.mark.parametrize("key", ["evaluation.template", "model.chat_template"])
+def test_a_template_without_an_end_is_refused_and_not_read(opened, tmp_path, key):
+    os.mkfifo(tmp_path / "own.jinja")
+    with pytest.raises((ConfigError, DataError), match=rf"{key}.*: cannot be read \(it is a pipe; give a regular"):
+        opened(*policy(model_folder(tmp_path)), f"{key}={tmp_path / 'own.jinja'}")
+
+
+def policy(folder):
+    return f"model={json.dumps({'path': str(folder), 'architecture': None})}", "base=null", "data.corpus=null"
+
+
+def model_folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "none"}')
+    (folder / "model.safetensors").write_text("one")
+    return folder
+
+
+@pytest.mark.parametrize("key", ["model.path", "rl.teacher.path"])
+def test_a_model_folder_that_leads_out_of_itself_is_refused_before_anything_runs(opened, tmp_path, key):
+    folder = model_folder(tmp_path)
+    (tmp_path / "secret.json").write_text("{}")
+    (folder / "notes.json").symlink_to("../secret.json")
+    chosen = policy(folder)
+    if key == "rl.teacher.path":
+        chosen = ["method=opd", f"rl.teacher={{kind: model, path: {folder}}}"]
+    with pytest.raises(DataError, match=rf"{key}: .*notes\.json is a link out of the folder, to .*secret\.json"):
+        opened(*chosen)
+
+
+def test_other_files_beside_a_model_are_not_its_identity(opened, tmp_path):
+    chosen = "method=opd", f"rl.teacher={{kind: model, path: {model_folder(tmp_path)}}}"
+    before = opened(*chosen)
+    (tmp_path / "model" / "README.md").write_text("read me")
+    assert opened(*chosen).identities["rl"].key == before.identities["rl"].key
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "other"}')
+    assert opened(*chosen).identities["rl"].key != before.identities["rl"].key
