@@ -75,7 +75,7 @@ def test_so_does_a_program_that_is_started_by_hand(undisturbed, below_a_launcher
     assert (tmp_path / "base" / weights).read_bytes() == (directory / weights).read_bytes()
 
 
-def test_ray_starts_on_this_machine_inside_a_job_of_another_cluster(below_a_launcher):
+def test_ray_starts_on_this_machine_inside_a_job_of_another_cluster():
     program = """
 import ray
 from luffy.cluster.ray_session import ray_session
@@ -83,10 +83,13 @@ from luffy.config.execution import RayConfig
 with ray_session(RayConfig(), 1):
     print(ray.get(ray.remote(lambda: "ran").remote()))
 """
-    job = '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}}'
+    job = {
+        "RAY_ADDRESS": "10.255.255.1:6379",
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}}',
+    }
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "RAY_JOB_CONFIG_JSON_ENV_VAR": job},
+        env={**os.environ, **job},
         capture_output=True,
         text=True,
         check=False,
