@@ -56,7 +56,7 @@ def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
 
 def _start(config: RayConfig, num_actors: int) -> list[psutil.Process]:
     """Start a cluster on this machine; returns its daemons."""
-    # Of a Ray job that runs luffy: it names files in the storage of that job's cluster.
+    # Where a Ray job runs luffy, this names files in the storage of that job's cluster.
     os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
     earlier = psutil.Process().children()
     explained = _failing_with(lambda text: ClusterError(f"Ray did not start on this machine: {text}"))

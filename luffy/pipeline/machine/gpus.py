@@ -21,7 +21,7 @@ QUEUE = "gpu"
 """Name of the Prefect concurrency limit that guards GPUs."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
-_NONE = ([], ["-1"], ["NoDevFiles"])
+_NONE: tuple[list[str], ...] = ([], ["-1"], ["NoDevFiles"])
 """How CUDA_VISIBLE_DEVICES begins where it hides all GPUs, by a person or by Slurm."""
 _PART = "MIG-"
 """Names of parts of a GPU, which `nvidia-smi` does not list here."""

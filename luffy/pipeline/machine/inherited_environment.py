@@ -22,16 +22,22 @@ _FOREIGN = re.compile(
     | SM_FRAMEWORK_.* | SM_HP_MP_PARAMETERS | SMDATAPARALLEL_.*
     | VLLM_DP_.* | VLLM_PORT                            # a service called vllm in Kubernetes has an address there
     | DS_ACCELERATOR                                    # DeepSpeed follows torch, which follows CUDA_VISIBLE_DEVICES
-    | TORCH_DISTRIBUTED_DEBUG                           # further collectives, or no import of torch with another word
     | TORCH_ALLOW_TF32_CUBLAS_OVERRIDE                  # float32 with ten bits; NVIDIA's images set it
+    | ATEN_CPU_CAPABILITY | MKL_CBWR | (ONEDNN|DNNL)_MAX_CPU_ISA    # set by execution.cpu_instructions alone
     | PYTHON(OPTIMIZE|WARNINGS|SAFEPATH|INTMAXSTRDIGITS)    # docstrings of tools, modules and verdicts of the user
     """,
     re.VERBOSE,
 )
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_NUMBER = (r"\s*0*[1-9]\d*\s*", "a whole number from 1 on")
+_ALLOWED = {
+    "OMP_NUM_THREADS": _NUMBER,
+    "MKL_NUM_THREADS": _NUMBER,
+    "TORCH_DISTRIBUTED_DEBUG": ("off|info|detail", "OFF, INFO or DETAIL"),
+}
+"""What torch and other libraries take; with something else one of them cannot be imported."""
 _RAY_SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-"""Of the names of Ray's sockets under its temporary folder the longest one."""
+"""The longest name of a socket of Ray, under its temporary folder."""
 _MAX_SOCKET_BYTES = 107
 """`sun_path` of `unix(7)`, without the byte that ends it."""
 
@@ -51,14 +57,14 @@ def drop_foreign(variables: MutableMapping[str, str]) -> None:
 
 def complaints_about_variables(variables: Mapping[str, str], *, starts_ray: bool) -> list[str]:
     """One line for each variable with which a stage would fail; `starts_ray`: on this machine."""
-    return [*_about_threads(variables), *_about_temporary_folder(variables, starts_ray)]
+    return [*_about_values(variables), *_about_temporary_folder(variables, starts_ray)]
 
 
-def _about_threads(variables: Mapping[str, str]) -> Iterator[str]:
-    for name in _THREADS:
+def _about_values(variables: Mapping[str, str]) -> Iterator[str]:
+    for name, (pattern, allowed) in _ALLOWED.items():
         value = variables.get(name)
-        if value is not None and not re.fullmatch(r"\s*0*[1-9]\d*\s*", value, re.ASCII):
-            yield f"{name}={value!r}: is not a whole number from 1 on; correct it, or unset it"
+        if value is not None and not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
+            yield f"{name}={value!r}: is not {allowed}; correct it, or unset it"
 
 
 def _about_temporary_folder(variables: Mapping[str, str], starts_ray: bool) -> Iterator[str]:
@@ -71,8 +77,8 @@ def _about_temporary_folder(variables: Mapping[str, str], starts_ray: bool) -> I
         )
     if not starts_ray or unusable:
         return
-    name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in variables), None)
-    folder = variables[name] if name else "/tmp"  # noqa: S108 - Ray's own default
+    name = "RAY_TMPDIR" if "RAY_TMPDIR" in variables else "TMPDIR"
+    folder = variables.get(name, "/tmp")  # noqa: S108 - Ray's own default
     num_bytes = len(bytes(Path(folder, _RAY_SOCKET)))
     if num_bytes > _MAX_SOCKET_BYTES:
         longest = _MAX_SOCKET_BYTES - len(f"/{_RAY_SOCKET}")

@@ -19,6 +19,7 @@ FOREIGN = (
     *("PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "ACCELERATE_USE_FSDP"),
     *("FSDP_CPU_RAM_EFFICIENT_LOADING", "PARALLELISM_CONFIG_TP_SIZE", "SM_FRAMEWORK_PARAMS", "SM_HP_MP_PARAMETERS"),
     *("SMDATAPARALLEL_LOCAL_RANK", "VLLM_DP_RANK", "VLLM_PORT", "DS_ACCELERATOR", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA"),
 )
 OF_PYTHON = ("PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONSAFEPATH", "PYTHONINTMAXSTRDIGITS")
 KEPT = (
@@ -70,6 +71,8 @@ def test_no_process_of_a_stage_has_them(tmp_path, monkeypatch, start):
         ({"OMP_NUM_THREADS": "abc"}, False, "OMP_NUM_THREADS='abc': is not a whole number from 1 on"),
         ({"OMP_NUM_THREADS": "0"}, False, "OMP_NUM_THREADS='0'"),
         ({"MKL_NUM_THREADS": ""}, False, "MKL_NUM_THREADS=''"),
+        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, False, None),
+        ({"TORCH_DISTRIBUTED_DEBUG": "1"}, False, "TORCH_DISTRIBUTED_DEBUG='1': is not OFF, INFO or DETAIL"),
         (
             {"TMPDIR": "/nowhere"},
             False,
