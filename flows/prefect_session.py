@@ -33,9 +33,9 @@ from luffy.processes import die_with, end
 
 logger = logging.getLogger(__name__)
 _API_VARIABLE = "PREFECT_API_URL"
+NO_TELEMETRY = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
 _DEFAULTS = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
+    **NO_TELEMETRY,
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "luffy",
 }

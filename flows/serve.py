@@ -1,12 +1,11 @@
 """Prefect on this machine in one command: server with UI, work pool, worker, and the deployments of prefect.yaml.
 
     luffy serve                                        (or: make serve, python flows/serve.py)
-    prefect deployment run full-pipeline/arithmetic    (in any other terminal of the same folder)
 
-Everything is kept under the workspace and bound to the loopback address, unless `--host` names another one, which
-requires a password. While it runs, `prefect.toml` in the folder points Prefect's command line and the flows to the
-server. Ctrl-C or `kill -9` of this process ends everything; a stage that was running resumes when its run is started
-again.
+It prints the commands with which any other terminal runs a deployment; runs work in the folder where the server was
+started. Everything is kept under the workspace and bound to the loopback address, unless `--host` names another one,
+which requires a password. Ctrl-C or `kill -9` of this process ends everything; a stage that was running resumes when
+its run is started again.
 """
 
 if __name__ == "__main__":
@@ -15,6 +14,7 @@ if __name__ == "__main__":
     script("serve")
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -27,12 +27,11 @@ from types import FrameType
 
 import httpx
 
-from luffy.cli.console import show_error, terminal
+from luffy.cli.console import say, show_error, terminal
 from luffy.cli.metrics_page import served_metrics
 from luffy.cli.workspace_watch import WorkspaceWatch
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
-from luffy.files import write_atomic
 from luffy.flows.alerts import Alerts, keep_automations
 from luffy.flows.api_client import ApiClient
 from luffy.flows.basic_auth import ServerAddress, guard
@@ -40,19 +39,14 @@ from luffy.flows.gpu_limit import limit_gpus
 from luffy.flows.own_pages import ServerNames
 from luffy.flows.pages import served_pages
 from luffy.flows.prefect_server import NAMES_VARIABLE
-from luffy.flows.prefect_session import ApiServer, answers, set_environment
+from luffy.flows.prefect_session import NO_TELEMETRY, ApiServer, answers, set_environment
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.pipeline.workspace.lock import StageLock
 from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 from luffy.tasks.host_tag import names_another_host
 
 _DEPLOYMENTS = (SHIPPED / "prefect.yaml").resolve()
-_CHECKOUT = SHIPPED.parents[1]
-PROJECT = _CHECKOUT if (_CHECKOUT / "prefect.yaml").is_file() else Path.cwd()
-"""The checkout, or where an installed luffy was started: runs work in it."""
 POOL = "luffy"
-_POINTER = PROJECT / "prefect.toml"
-_POINTER_HEAD = "# Written by `luffy serve` and removed when it ends; not to be committed.\n"
 _ENVIRONMENT = {
     "PREFECT_SERVER_UI_API_URL": "/api",  # under whatever name the browser has for this machine
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -115,7 +109,6 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int, alerts: Ale
         keep_automations(api, alerts)
         dead = _open_runs(api)
         num_gpus = limit_gpus(api)
-        stack.enter_context(_pointer(url))
         worker = stack.enter_context(_worker(api, limit, home / "worker.log"))
         _wait_for_pool(api, worker, home / "worker.log")
         _deploy()
@@ -143,10 +136,6 @@ def _refuse_if_taken(address: ServerAddress) -> None:
         except OSError as error:
             option = "--port" if address.is_loopback else "--port or --host"
             raise UserError(f"--port {port}: {error.strerror}; give another {option}") from None
-    if _POINTER.exists() and not _POINTER.read_text(encoding="utf-8").startswith(_POINTER_HEAD):
-        raise UserError(f"{_POINTER}: is your own, and would be overwritten; move its settings to a Prefect profile")
-    if (other := _pointed_at()) and answers(other, timeout_s=2.0):
-        raise UserError(f"this folder is served already, at {other} ({_POINTER.name}); end that first")
 
 
 def _the_only_one(workspace: Workspace) -> StageLock:
@@ -161,28 +150,6 @@ def _the_only_one(workspace: Workspace) -> StageLock:
 
 
 @contextmanager
-def _pointer(url: str) -> Iterator[None]:
-    """`prefect.toml` for as long as there is a server; a flow that finds it without one uses an embedded server."""
-    try:
-        write_atomic(_POINTER, f'{_POINTER_HEAD}[api]\nurl = "{url}"\n')
-    except OSError as error:
-        raise UserError(
-            f"{_POINTER}: cannot be written ({error.strerror}); start luffy serve in a folder that you may write to"
-        ) from None
-    try:
-        yield
-    finally:
-        if _pointed_at() == url:
-            _POINTER.unlink(missing_ok=True)
-
-
-def _pointed_at() -> str | None:
-    """The address in a pointer of an earlier `make serve`."""
-    lines = _POINTER.read_text(encoding="utf-8").splitlines() if _POINTER.exists() else []
-    return next((line.split('"')[1] for line in lines if line.startswith('url = "')), None)
-
-
-@contextmanager
 def _worker(api: ApiClient, limit: int, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The worker, whose start makes the work pool; at its end no run of it is left."""
     parent, mark = os.getpid(), f"serve-{os.getpid()}"
@@ -190,7 +157,6 @@ def _worker(api: ApiClient, limit: int, log_path: Path) -> Iterator[subprocess.P
     with log_path.open("ab") as log:
         process = subprocess.Popen(
             command,
-            cwd=PROJECT,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -226,7 +192,7 @@ def _has_pool(api: ApiClient) -> bool:
 
 def _deploy() -> None:
     command = [*_prefect(), "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)]
-    done = subprocess.run(command, cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
@@ -263,9 +229,11 @@ def _say(api: ApiClient, address: ServerAddress, workspace: Workspace, num_gpus:
         out.print(f"listens at:  {address.host}, with a password; other terminals need PREFECT_API_AUTH_STRING")
     out.print(f"workspace:   {workspace.root}")
     out.print(f"GPUs:        {num_gpus or 'none'}")
-    out.print("deployments, to run in another terminal of this folder:")
+    out.print("deployments, to run in any other terminal:")
+    variables = " ".join(f"{name}={value}" for name, value in {"PREFECT_API_URL": address.url, **NO_TELEMETRY}.items())
+    say(f"    export {variables}")
     for name in names:
-        out.print(f"    prefect deployment run {name} --watch")
+        say(f"    {shlex.join(_prefect())} deployment run {name} --watch")
     out.print("Ctrl-C ends server, worker and runs.")
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import ray
 
+from luffy.pipeline.machine.inherited_environment import drop_foreign
+
 if TYPE_CHECKING:
     from luffy.training.rank_calls import Rank, RankSpec
 
@@ -24,7 +26,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class ProcessSetup:
-    """Log file and thread count, applied before anything else in an actor's process."""
+    """Log file, environment and thread count, applied before anything else in an actor's process."""
 
     log: Path
     """File that receives stdout and stderr; its last lines are shown when the process dies."""
@@ -37,6 +39,7 @@ class ProcessSetup:
         sys.stderr.flush()
         os.dup2(sink, 1)
         os.dup2(sink, 2)
+        drop_foreign(os.environ)  # of whoever has started the cluster
         if self.num_threads is not None:
             import torch
 

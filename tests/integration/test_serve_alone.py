@@ -24,11 +24,6 @@ IDLE = [sys.executable, "-c", "import time; time.sleep(7200)"]
 
 
 @pytest.fixture
-def no_pointer(tmp_path, monkeypatch):
-    monkeypatch.setattr(serve, "_POINTER", tmp_path / "prefect.toml")
-
-
-@pytest.fixture
 def idle():
     process = subprocess.Popen(IDLE)
     yield process
@@ -52,7 +47,7 @@ class SlowApi(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_port_where_another_program_listens_is_refused(no_pointer):
+def test_a_port_where_another_program_listens_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=f"--port {port}: Address already in use; give another --port"):
@@ -70,7 +65,7 @@ def test_a_workspace_that_is_served_is_refused_with_the_name_of_the_holder(tmp_p
         pass
 
 
-def test_the_lock_is_taken_before_any_server_is_started(tmp_path, no_pointer, monkeypatch):
+def test_the_lock_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "ApiServer", lambda *arguments: pytest.fail("a server was started"))
     monkeypatch.setattr(serve, "set_environment", lambda *arguments, **options: None)
     monkeypatch.setattr(serve.os, "environ", {})
@@ -81,7 +76,7 @@ def test_the_lock_is_taken_before_any_server_is_started(tmp_path, no_pointer, mo
         serve._serve(workspace, ServerAddress(free_port(2)), 1, Alerts())
 
 
-def test_the_port_of_the_reports_is_taken_before_any_server_is_started(tmp_path, no_pointer, monkeypatch):
+def test_the_port_of_the_reports_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "ApiServer", lambda *arguments: pytest.fail("a server was started"))
     monkeypatch.setattr(serve, "set_environment", lambda *arguments, **options: None)
     monkeypatch.setattr(serve.os, "environ", {})

@@ -115,6 +115,14 @@ def test_a_warm_stage_sees_the_same_process_state_as_a_cold_one(program, tmp_pat
     assert run(tmp_path, "--one", "two words").splitlines() == [*found, str(os.getpid())]
 
 
+def test_variables_of_a_launcher_reach_no_warm_stage_and_start_none_cold(program, tmp_path, monkeypatch, never_cold):
+    for name in ("RANK", "PYTHONOPTIMIZE"):
+        monkeypatch.setenv(name, "2")
+    program("import os, sys; print('RANK' in os.environ, sys.flags.optimize)")
+    with warm_server(tmp_path):
+        assert run(tmp_path) == "False 0\n"
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [

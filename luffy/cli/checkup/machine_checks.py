@@ -1,5 +1,6 @@
 """Checks of the machine: disk, shared memory, open files, ports, clock, the Prefect server, and keys."""
 
+import os
 import resource
 import socket
 import tempfile
@@ -15,6 +16,7 @@ from luffy.config import ExperimentConfig
 from luffy.config.execution import ServerConfig
 from luffy.errors import ConfigError, WorkspaceError
 from luffy.http_client import missing_key
+from luffy.pipeline.machine.inherited_environment import complaints_about_variables
 from luffy.pipeline.workspace import MIN_FREE_BYTES, Workspace
 from luffy.pipeline.workspace.disk import free_bytes
 from luffy.pipeline.workspace.lock_reach import LOCAL_LOCKS_REMEDY, ends_at_machine, of_unknown_reach
@@ -113,6 +115,14 @@ def check_prefect(url: str | None, answers: Callable[[str], bool]) -> Finding:
     return note(
         "prefect", f"nothing answers at {url}; runs use an embedded server", "luffy serve, or unset the address"
     )
+
+
+def check_variables() -> Iterator[Finding]:
+    """Whether a stage, and Ray on this machine, can work with the environment variables that they would inherit."""
+    of_all = complaints_about_variables(os.environ, starts_ray=False)
+    for line in complaints_about_variables(os.environ, starts_ray=True):
+        found, _, remedy = line.partition("; ")
+        yield broken("environment", found, remedy) if line in of_all else note("environment", found, remedy)
 
 
 def check_keys(config: ExperimentConfig) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from luffy.cli.checkup.finding import Finding, broken
 from luffy.cli.console import say
 from luffy.cli.options import Debug, WorkspaceFolder, complete_config
-from luffy.errors import EXIT_FAILURE, EXIT_OK
+from luffy.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from luffy.pipeline.workspace import Workspace, find_workspace
 
 _SERVE_PORT = 4200
@@ -60,14 +60,19 @@ def _findings(workspace: Workspace, config: str | None, *, no_run: bool) -> Iter
     from luffy.cli.checkup import machine_checks, software_checks, trial_run
     from luffy.config import load_experiment
     from luffy.flows.prefect_session import answers, configured_api
-    from luffy.pipeline.machine.gpus import detected_gpus
+    from luffy.pipeline.machine.gpus import Gpu, detected_gpus
 
     experiment = None if config is None else load_experiment(config)  # a mistake in it ends the command at once
     yield from _distribution()
     if (constraints := software_checks.check_constraints()) is not None:
         yield constraints
-    gpus = detected_gpus()
-    yield software_checks.check_gpus(gpus)
+    yield from machine_checks.check_variables()
+    gpus: tuple[Gpu, ...] | None = ()
+    try:
+        yield software_checks.check_gpus(gpus := detected_gpus())
+    except ConfigError as error:
+        found, _, remedy = str(error).rpartition("; ")
+        yield broken("gpus", found, remedy)
     yield software_checks.check_vllm(has_gpu=bool(gpus))
     yield software_checks.check_sandbox()
     yield machine_checks.check_workspace(workspace)

@@ -21,6 +21,10 @@ QUEUE = "gpu"
 """Name of the Prefect concurrency limit that guards GPUs."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
+_NONE: tuple[list[str], ...] = ([], ["-1"], ["NoDevFiles"])
+"""How CUDA_VISIBLE_DEVICES begins where it hides all GPUs, by a person or by Slurm."""
+_PART = "MIG-"
+"""Names of parts of a GPU, which `nvidia-smi` does not list here."""
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
 _QUERY_NAMES = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 _QUERY_TIMEOUT_S = 10.0
@@ -49,7 +53,8 @@ class Gpu:
 def detected_gpus() -> tuple[Gpu, ...] | None:
     """The GPUs of this machine that CUDA_VISIBLE_DEVICES admits; None if the driver does not respond.
 
-    Uses `nvidia-smi`, to avoid importing torch. Without it the machine has no GPU.
+    Uses `nvidia-smi`, to avoid importing torch. Without it the machine has no GPU. Raises ConfigError if the variable
+    names a GPU twice, or one that this machine has not: CUDA would silently go without, or hide all that follow.
     """
     try:
         answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
@@ -59,16 +64,33 @@ def detected_gpus() -> tuple[Gpu, ...] | None:
         return ()
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
+    names = _admitted_names()
+    if names is None or names[:1] in _NONE:
+        return tuple(gpus) if names is None else ()
+    found = [
+        [Gpu(name, gpu.uuid, gpu.memory_gib) for gpu in gpus if name == gpu.name or gpu.uuid.startswith(name)]
+        for name in names
+        if not name.startswith(_PART)
+    ]
+    uuids = [gpu.uuid for of_name in found for gpu in of_name]
+    if any(len(of_name) != 1 for of_name in found) or len({*uuids}) < len(uuids):
+        raise ConfigError(
+            f"{_VISIBLE}={','.join(names)}: names a GPU that this machine has not, or one twice; it has "
+            f"{', '.join(gpu.name for gpu in gpus)}; correct the variable, or unset it"
+        )
+    return tuple(gpu for of_name in found for gpu in of_name)
+
+
+def hidden_gpus() -> str:
+    """The kinds of this machine's GPUs where CUDA_VISIBLE_DEVICES hides all of them, else empty."""
+    names = _admitted_names()
+    return ", ".join(gpu_names()) if names is not None and names[:1] in _NONE else ""
+
+
+def _admitted_names() -> list[str] | None:
+    """The names in CUDA_VISIBLE_DEVICES; None where it is not set."""
     listed = os.environ.get(_VISIBLE)
-    if listed is None:
-        return tuple(gpus)
-    names = [name.strip() for name in listed.split(",") if name.strip()]
-    return tuple(
-        Gpu(name, gpu.uuid, gpu.memory_gib)
-        for gpu in gpus
-        for name in names[:]
-        if name == gpu.name or gpu.uuid.startswith(name)
-    )
+    return None if listed is None else [name.strip() for name in listed.split(",") if name.strip()]
 
 
 def gpu_names() -> tuple[str, ...]:

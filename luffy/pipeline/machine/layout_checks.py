@@ -40,6 +40,13 @@ class Placement:
         return self.config.cluster == "ray" and not _TRAINING.isdisjoint(self.stages)
 
     @property
+    def starts_ray(self) -> bool:
+        """Whether a stage starts Ray on this machine, for training or for several engines that answer prompts."""
+        execution = self.config.execution
+        trains_here = self.trains_on_ray and execution.ray.address is None
+        return trains_here or (bool(self.vllm_users) and execution.vllm.engines > 1)
+
+    @property
     def num_engines(self) -> int:
         """Engines of RL under `cluster: ray`."""
         return self.config.num_engines if self.trains_on_ray and "rl" in self.stages else 0

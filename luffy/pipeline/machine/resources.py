@@ -4,6 +4,7 @@ Under `cluster: local` it covers vLLM engines that answer the prompts of evaluat
 rollout engine.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,8 @@ from luffy.errors import ConfigError
 from luffy.pipeline.machine.adapter_shape import linear_layers, missing_package
 from luffy.pipeline.machine.architecture import architecture_of
 from luffy.pipeline.machine.gpu_memory import GpuMemory
-from luffy.pipeline.machine.gpus import detected_gpus
+from luffy.pipeline.machine.gpus import detected_gpus, hidden_gpus
+from luffy.pipeline.machine.inherited_environment import complaints_about_variables
 from luffy.pipeline.machine.layout_checks import Placement, complaints_about, memory_of, states_other_gpus
 from luffy.pipeline.machine.layout_search import nearest_layout
 
@@ -53,7 +55,10 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     placement = Placement(config, wanted, detected_gpus_gib(), architecture=None)
     notes = _advice_on_engine(config) if config.cluster == "local" and "rl" in wanted else []
     notes += _unset_keys(config, wanted)
-    complaints = [*_unusable_adapter(placement), *_attention_without_gpu(placement)]
+    if hidden := hidden_gpus():
+        notes.append(f"CUDA_VISIBLE_DEVICES hides the GPUs of this machine ({hidden}): stages run on its CPU")
+    complaints = complaints_about_variables(os.environ, starts_ray=placement.starts_ray)
+    complaints += [*_unusable_adapter(placement), *_attention_without_gpu(placement)]
     if not placement.trains_on_ray and not placement.checks_generation:
         return Resources((), tuple(notes), tuple(complaints))
     placement = replace(placement, architecture=architecture_of(config.model))

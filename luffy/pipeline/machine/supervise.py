@@ -25,6 +25,7 @@ from luffy.errors import EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_TEMPORARY, EXIT_U
 from luffy.pipeline.chain.job import JOB_FILE
 from luffy.pipeline.chain.reuse import LOG_FILE
 from luffy.pipeline.machine.events import EVENTS_FILE, Event, EventReader
+from luffy.pipeline.machine.inherited_environment import own_environment
 from luffy.pipeline.machine.warm_start import WarmServer, current_warm_server
 from luffy.pipeline.workspace.disk import free_bytes
 from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
@@ -102,7 +103,7 @@ def supervise(
 
     with log_path.open("ab") as out, log_path.open(encoding="utf-8", errors="replace") as log:
         log.seek(0, os.SEEK_END)
-        child = _start(command, out, {**os.environ, **(environment or {})}, current_warm_server())
+        child = _start(command, out, {**own_environment(), **(environment or {})}, current_warm_server())
         process = child.process
         try:
             while process.poll() is None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from signal import SIGKILL
 
 from luffy.errors import StageFailed
+from luffy.pipeline.machine.inherited_environment import own_environment
 from luffy.pipeline.machine.warm_server import READY, Order
 from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
 
@@ -63,7 +64,8 @@ class WarmServer:
         self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="warm-server")
         self._growing = threading.Lock()
         self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
-        self._surroundings = _surroundings(os.environ)
+        environment = own_environment()
+        self._surroundings = _surroundings(environment)
         self._connection, far_end = Pipe()
         self._ready = False
         self._ordering = threading.Lock()
@@ -75,7 +77,7 @@ class WarmServer:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, MARK_VARIABLE: self.mark, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1"},
+                env={**environment, MARK_VARIABLE: self.mark, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1"},
                 pass_fds=[far_end.fileno()],
                 start_new_session=True,
                 # The stage then gets SIGTERM. The signal follows the forking thread, which must outlive the server.

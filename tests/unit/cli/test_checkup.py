@@ -12,6 +12,7 @@ from luffy.cli.checkup.machine_checks import (
     check_ports,
     check_prefect,
     check_shared_memory,
+    check_variables,
     check_workspace,
 )
 from luffy.cli.checkup.software_checks import (
@@ -90,6 +91,14 @@ def test_vllm_that_is_installed_has_to_import(installed, has_gpu, probed, severi
     finding = check_vllm(has_gpu=has_gpu, versions=installed.get, probe=lambda code: probed)
     assert finding.severity == severity and words in finding.found
     assert bool(finding.remedy) == (severity != "ok")
+
+
+def test_variables_with_which_a_stage_would_fail_are_found_with_their_remedy(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
+    threads, folder = check_variables()
+    assert (threads.severity, threads.remedy) == ("broken", "correct it, or unset it")
+    assert (folder.severity, "mkdir -p" in folder.remedy) == ("note", True)
 
 
 def test_a_probe_that_dies_is_told_by_its_last_line():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S, wait_until
 
+from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, ConfigError, LostError, StageFailed
 from luffy.pipeline.machine import gpus
@@ -97,6 +98,25 @@ def test_more_gpus_than_exist_are_refused_in_one_line(machine):
     with pytest.raises(ConfigError, match="takes 3 GPUs, this machine has 2") as caught, take(3):
         pass
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("visible", ["7", "0,7", "0,0", "0,GPU-aa", "GPU-", "GPU-cc"])
+def test_a_gpu_that_is_not_there_or_named_twice_is_refused_in_one_line(machine, monkeypatch, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    said = f"^CUDA_VISIBLE_DEVICES={visible}: names a GPU that this machine has not, or one twice; it has 0, 1; correct"
+    with pytest.raises(ConfigError, match=said) as caught, take():
+        pass
+    assert "\n" not in str(caught.value)
+    assert main(["plan", "smoke"]) == 2
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
+def test_a_plan_says_that_the_gpus_of_the_machine_are_hidden(machine, monkeypatch, capsys, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with take() as shown:
+        assert shown == {}
+    assert main(["plan", "smoke", "--workspace", str(machine)]) == 0
+    assert "CUDA_VISIBLE_DEVICES hides the GPUs of this machine" in capsys.readouterr().out
 
 
 def test_the_death_of_the_holder_frees_its_gpu(machine, monkeypatch):

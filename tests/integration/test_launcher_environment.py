@@ -1,0 +1,99 @@
+"""Below torchrun, mpirun or accelerate, or in a container of Kubernetes, a run computes what it does in a shell."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flow_process import UNDISTURBED, run
+from patience import PATIENCE_S
+from prefect_api import shared_api
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+HOSTILE = """
+MASTER_ADDR=10.255.255.1 MASTER_PORT=29500 RANK=3 WORLD_SIZE=8 LOCAL_RANK=5 LOCAL_WORLD_SIZE=8 LOCAL_SIZE=8 NODE_RANK=1
+GROUP_RANK=1 GROUP_WORLD_SIZE=2 ROLE_RANK=3 ROLE_WORLD_SIZE=8 ROLE_NAME=default CROSS_RANK=1 CROSS_SIZE=2
+TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_ERROR_FILE=/nowhere/error.json
+OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=2 PMI_RANK=3 PMI_SIZE=8 PMIX_RANK=3
+MV2_COMM_WORLD_SIZE=8 MPI_LOCALRANKID=4 MPI_LOCALNRANKS=8 SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_LOCALID=3
+ACCELERATE_USE_FSDP=true FSDP_CPU_RAM_EFFICIENT_LOADING=true ACCELERATE_USE_DEEPSPEED=true ACCELERATE_TORCH_DEVICE=meta
+SM_FRAMEWORK_PARAMS={"sagemaker_mpi_enabled":true} SM_HP_MP_PARAMETERS={"partitions":2} SMDATAPARALLEL_LOCAL_RANK=3
+VLLM_DP_SIZE=4 VLLM_DP_RANK=2 VLLM_PORT=tcp://10.255.255.1:8000 RAY_ADDRESS=10.255.255.1:6379 DS_ACCELERATOR=cuda
+ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=3 PYTHONHASHSEED=12345
+PYTHONOPTIMIZE=2 PYTHONSTARTUP=/nowhere.py PYTHONINTMAXSTRDIGITS=640
+"""
+OUTPUTS = ("*.parquet", "*.zst", "model/*", "results.json")
+
+
+@pytest.fixture
+def below_a_launcher(undisturbed, monkeypatch):
+    """The environment of this process, after everything that tests share was started in its own."""
+    shared_api()
+    for variable in HOSTILE.split():
+        monkeypatch.setenv(*variable.split("=", 1))
+
+
+def made(workspace):
+    """What the stages of the only run have made, without times: files of bytes, and metrics."""
+    (newest,) = (workspace / "runs").iterdir()
+    found: dict[str, object] = {}
+    for link in (newest / "stages").iterdir():
+        folder = link.resolve()
+        files = [file for pattern in OUTPUTS for file in folder.glob(pattern)]
+        found |= {f"{link.name}/{file.relative_to(folder)}": file.read_bytes() for file in files}
+        if (metrics := folder / "metrics.jsonl").exists():
+            rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+            kept = [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in rows]
+            found[f"{link.name}/metrics"] = kept
+    return found
+
+
+def test_the_whole_chain_gives_the_same_bytes(undisturbed, below_a_launcher, tmp_path):
+    result = run(tmp_path / "workspace", *UNDISTURBED, flow="full_pipeline")
+    assert result.returncode == 0, result.stderr
+    expected, found = made(undisturbed[0]), made(tmp_path / "workspace")
+    assert {"base/metrics", "rl/model/model.safetensors", "evaluate_rl/results.json"} <= expected.keys()
+    assert {name: found.get(name) == value for name, value in expected.items()} == dict.fromkeys(expected, True)
+
+
+def test_so_does_a_program_that_is_started_by_hand(undisturbed, below_a_launcher, tmp_path):
+    (directory,) = (undisturbed[0] / "stages" / "base").iterdir()
+    program = [sys.executable, "-m", "luffy.stages.base", "--config", str(directory / "config.yaml")]
+    done = subprocess.run(
+        [*program, "--out", str(tmp_path / "base")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONOPTIMIZE": ""},  # which this interpreter itself would follow
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    weights = Path("model", "model.safetensors")
+    assert (tmp_path / "base" / weights).read_bytes() == (directory / weights).read_bytes()
+
+
+def test_ray_starts_on_this_machine_inside_a_job_of_another_cluster():
+    program = """
+import ray
+from luffy.cluster.ray_session import ray_session
+from luffy.config.execution import RayConfig
+with ray_session(RayConfig(), 1):
+    print(ray.get(ray.remote(lambda: "ran").remote()))
+"""
+    job = {
+        "RAY_ADDRESS": "10.255.255.1:6379",
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}}',
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **job},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout.splitlines()[-1:] == ["ran"], done.stderr
