@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from luffy.config.foreign_folders import CODE_FILES, refuse_code
 from luffy.config.model import GGUF, ModelConfig, TinyArchitecture, locate
 from luffy.errors import DataError
 from luffy.files import clone_or_copy, link_or_copy
+from luffy.pipeline.machine.architecture import num_embeddings
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -57,25 +58,25 @@ def model_folder(source: str) -> Path:
     return folder
 
 
-def adapt_model_folder(model: ModelConfig, out: Path) -> tuple[int, ...]:
+def adapt_model_folder(model: ModelConfig, out: Path, ends: Sequence[int] = ()) -> None:
     """Copy the folder (or hub snapshot) of `model` to `out` with its configuration adapted, weights untouched.
 
     Weights in the hub's cache are linked. The tokenizer is left out, since `prepare_data` writes an adapted one. So is
-    `generation_config.json`: only the experiment's settings decide how text is sampled. Returns the end-of-sequence
-    tokens that it names. A GGUF file is dequantised into a folder first.
+    `generation_config.json`: only the experiment's settings decide how text is sampled. `ends` are the tokens that
+    end a response; several are named in the configuration, and so by exported models. A GGUF file is dequantised first.
     """
     assert model.source is not None
     here = locate(model.source)
     if here.endswith(GGUF):
         folder = out.with_name("dequantised")
         dequantise(Path(here), folder)
-        turn_ends = _adapt_folder(folder, model, out, link_or_copy)  # nobody else knows this folder
+        _adapt_folder(folder, model, out, ends, link_or_copy)  # nobody else knows this folder
         shutil.rmtree(folder)
-        return turn_ends
+        return
     source = Path(here)
     if not source.is_dir():
         source = Path(snapshot_download(here, allow_patterns=["*.json", "*.safetensors"]))
-    return _adapt_folder(source, model, out, _put)
+    _adapt_folder(source, model, out, ends, _put)
 
 
 def dequantise(file: Path, out: Path) -> None:
@@ -98,7 +99,9 @@ def dequantise(file: Path, out: Path) -> None:
     fresh.save_pretrained(out)
 
 
-def _adapt_folder(source: Path, model: ModelConfig, out: Path, put: Callable[[str, str], str]) -> tuple[int, ...]:
+def _adapt_folder(
+    source: Path, model: ModelConfig, out: Path, ends: Sequence[int], put: Callable[[str, str], str]
+) -> None:
     if not (source / "config.json").is_file():
         raise DataError(f"model.path: {source} has no config.json; give a Hugging Face model folder")
     refuse_code(source, "model.path")
@@ -110,8 +113,7 @@ def _adapt_folder(source: Path, model: ModelConfig, out: Path, put: Callable[[st
         dirs_exist_ok=True,
     )
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    (out / "config.json").write_text(json.dumps(_adapt(config, model), indent=2), encoding="utf-8")
-    return _turn_ends(source / "generation_config.json")
+    (out / "config.json").write_text(json.dumps(_adapt(config, model, ends), indent=2), encoding="utf-8")
 
 
 def _put(source: str, target: str) -> str:
@@ -124,20 +126,18 @@ def _put(source: str, target: str) -> str:
     return link_or_copy(source, target) if is_blob else clone_or_copy(source, target)
 
 
-def _turn_ends(generation_config: Path) -> tuple[int, ...]:
-    if not generation_config.is_file():
-        return ()
-    found = json.loads(generation_config.read_text(encoding="utf-8")).get("eos_token_id")
-    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
-
-
 def copy_tokenizer(source: Path, out: Path) -> None:
     """Copy the tokenizer of `prepare_data` into a model folder."""
     shutil.copytree(source, out, dirs_exist_ok=True)
 
 
-def _adapt(config: dict, model: ModelConfig) -> dict:
+def _adapt(config: dict, model: ModelConfig, ends: Sequence[int]) -> dict:
     config.pop("auto_map", None)  # names code of the folder, which is not copied
+    if len(ends) > 1:
+        config["eos_token_id"] = list(ends)
+    padding, rows = config.get("pad_token_id"), num_embeddings(config)
+    if padding is not None and rows is not None and padding >= rows:
+        config["pad_token_id"] = None  # torch refuses embeddings that lack it; the tokenizer decides what padding is
     if model.max_position_embeddings is not None:
         config["max_position_embeddings"] = model.max_position_embeddings
         config["sliding_window"] = None
