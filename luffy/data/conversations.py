@@ -22,7 +22,15 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import History
 from luffy.data.cut_messages import cut
-from luffy.data.templates import decode, encode_traces, prompt_opener, prompt_texts, render_prompts, stop_token_ids
+from luffy.data.templates import (
+    decode,
+    encode_traces,
+    prompt_opener,
+    prompt_texts,
+    render_prompts,
+    stop_texts,
+    stop_token_ids,
+)
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Source, Trace
 
@@ -222,7 +230,7 @@ class ConversationEncoder:
         """The template's text for messages of these roles, in pieces, and how it changes the content of each."""
         slots = [f"LUFFYSLOT{index}END" for index in range(len(roles))]
         text = self._after_reply(roles, slots)
-        text = text.removeprefix(str(self._tokenizer.eos_token))  # the policy has sampled it
+        text = text.removeprefix(stop_texts(self._tokenizer)[0])  # the policy has sampled it, or another one
         written = [self._writes(roles, slots, index) for index in range(len(roles))]
         pieces: list[_Piece] = []
         for part in _one_of([*self._special, *slots]).split(text):

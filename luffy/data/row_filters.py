@@ -13,7 +13,14 @@ from luffy.data.contamination import BenchmarkIndex, Hit
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.language import is_foreign
 from luffy.data.prompt_identity import problem_text
-from luffy.data.templates import is_complete, prompt_lengths, prompt_opener, trace_lengths, with_opened_thinking
+from luffy.data.templates import (
+    is_complete,
+    prompt_lengths,
+    prompt_opener,
+    stop_texts,
+    trace_lengths,
+    with_opened_thinking,
+)
 from luffy.data.verify_traces import Replayed, TraceReplayer, grade_traces, with_verdict
 from luffy.errors import DataError
 from luffy.grading import GraderPool
@@ -277,7 +284,7 @@ class RowFilter:
             return Rejection.TRACE_TOO_LONG
         if trace.logprobs is not None and len(trace.logprobs) != each.num_tokens:
             return Rejection.TRACE_LOGPROBS_MISMATCH
-        if str(self.tokenizer.eos_token) in trace.text:
+        if any(text in trace.text for text in stop_texts(self.tokenizer)):
             return Rejection.TRACE_HOLDS_STOP_TOKEN
         if not is_complete(trace.text, opener):
             return Rejection.TRACE_INCOMPLETE

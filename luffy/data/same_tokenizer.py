@@ -4,16 +4,18 @@ import json
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.data.templates import stop_token_ids
-
 
 def is_same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers give every text the same ids and end it with the same token."""
-    ends_alike = stop_token_ids(one) == stop_token_ids(other)
-    return ends_alike and _rules(one) == _rules(other)
+    """Whether two tokenizers give every text the same ids and have the same end of sequence.
+
+    Tokens that only one of them has at the end of its vocabulary, such as padding, are no difference.
+    """
+    shared = min(len(one), len(other))
+    return one.eos_token_id == other.eos_token_id and _rules(one, shared) == _rules(other, shared)
 
 
-def _rules(tokenizer: PreTrainedTokenizerBase) -> object:
+def _rules(tokenizer: PreTrainedTokenizerBase, shared: int) -> object:
     """How a tokenizer cuts text, without the padding and truncation that calls may leave switched on."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    rules["added_tokens"] = [token for token in rules["added_tokens"] if token["id"] < shared]
     return {name: value for name, value in rules.items() if name not in ("padding", "truncation", "post_processor")}

@@ -8,7 +8,7 @@
 Many rows at once are several times faster than one by one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +28,10 @@ _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _THINK_OPENERS = ("<think>\n", "<think>")
 _TEXTS_AT_ONCE = 8192
 _PROBE = (Message("user", "1"),)
+_REPLY = Message("assistant", "LUFFYREPLY")
+_STOP_TOKENS = "stop_token_ids"
+"""Key of `tokenizer_config.json`, which every model folder has; absent where only the end-of-sequence token ends
+responses."""
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -47,7 +51,7 @@ def render_prompts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[S
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Return the ids of prompts made without a chat template, with the tokenizer's own opening tokens in front."""
     # A post-processor may also append tokens (T5's end of sequence), which a prompt must not have.
-    opening = [token for token in tokenizer("")["input_ids"] if token not in stop_token_ids(tokenizer)]
+    opening = [token for token in tokenizer("")["input_ids"] if token != tokenizer.eos_token_id]
     return [[*opening, *ids] for ids in _encode(tokenizer, texts)]
 
 
@@ -75,7 +79,37 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the ids that end a response; the first one is appended to traces."""
     if tokenizer.eos_token_id is None:
         raise DataError(f"{tokenizer.name_or_path}: the tokenizer has no eos_token, so responses could not end")
-    return (int(tokenizer.eos_token_id),)
+    return tuple(tokenizer.init_kwargs.get(_STOP_TOKENS) or (int(tokenizer.eos_token_id),))
+
+
+def add_stop_tokens(tokenizer: PreTrainedTokenizerBase, named: Iterable[int]) -> None:
+    """Let the tokens that a model's own settings name end responses, too (`stop_token_ids`).
+
+    Traces end with the one of them that ends a turn of the chat template: the end-of-sequence token of Llama 3 or Phi 3
+    may be another. What is no token of the vocabulary is left out, since it is never sampled.
+    """
+    vocabulary = set(tokenizer.get_vocab().values())
+    ends = {*stop_token_ids(tokenizer), *vocabulary.intersection(named)}
+    last = turn_end(tokenizer)
+    first = last if last in ends else int(tokenizer.eos_token_id)
+    if len(ends) > 1:
+        tokenizer.init_kwargs[_STOP_TOKENS] = [first, *sorted(ends - {first})]
+
+
+def stop_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the tokens that end a response, as text."""
+    return tuple(str(tokenizer.convert_ids_to_tokens(token)) for token in stop_token_ids(tokenizer))
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the special token that the chat template writes right after an assistant's message; None: none is."""
+    try:
+        (text,) = prompt_texts(tokenizer, [[*_PROBE, _REPLY, *_PROBE]])
+    except DataError:  # a template for a single question
+        return None
+    after = text.partition(_REPLY.content)[2]
+    special = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return special.get(max((token for token in special if after.startswith(token)), key=len, default=""))
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

@@ -1,9 +1,11 @@
 """The experiment's tokenizer: built from the data for an embedded base policy, or adapted from a model's own."""
 
 import json
+import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
@@ -11,11 +13,13 @@ from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 from luffy.config.foreign_folders import model_files
 from luffy.config.model import GGUF, locate
 from luffy.config.shipped import template_file
-from luffy.data.templates import PLAIN_TEMPLATE, prompt_texts, stop_token_ids
+from luffy.data.templates import PLAIN_TEMPLATE, add_stop_tokens, prompt_texts, stop_token_ids
 from luffy.errors import DataError
 from luffy.files import refuse_special
+from luffy.pipeline.machine.architecture import num_embeddings
 from luffy.types import Message, Prompt
 
+logger = logging.getLogger(__name__)
 PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eos|>"
 WHOLE_TOKENS = ("<think>", "</think>", "\\boxed{")
 """Single tokens wherever they occur, so that a policy opens or closes its reasoning and its box with one token."""
@@ -81,8 +85,9 @@ def adapt_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a `ModelConfig.source`, with the chat template `chat_template` (name or file) if given.
 
-    DataError where the model has no tokenizer, or no chat template that writes a question. A missing pad token becomes
-    the stop token: padding is always masked. Messages name `setting`, where the model is configured.
+    The tokens with which the model's own settings end a response are among its `stop_token_ids`. A missing pad token
+    becomes the end-of-sequence token: padding is always masked. DataError where the model has no tokenizer, no chat
+    template that writes a question, or no embedding for a token. Messages name `setting`, which configures the model.
     """
     from transformers import AutoTokenizer  # loads torch, which a tokenizer built from the data can do without
 
@@ -114,9 +119,66 @@ def adapt_tokenizer(
             f"{setting}: the chat template of {model_path!r} leaves out the user's message (does it want a list of "
             f"parts in place of a text?); {remedy}"
         )
+    if not here.endswith(GGUF):  # whose file holds the vocabulary of its own weights, and one end of a sequence
+        config = _settings(here, "config.json")
+        if (rows := num_embeddings(config)) is not None:
+            _leave_out_beyond(tokenizer, rows, f"{setting}: the model of {model_path!r}")
+        # As in transformers, config.json holds where generation_config.json names none.
+        ends = _settings(here, "generation_config.json").get("eos_token_id") or config.get("eos_token_id")
+        add_stop_tokens(tokenizer, ends if isinstance(ends, list) else [ends] if isinstance(ends, int) else [])
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _leave_out_beyond(tokenizer: PreTrainedTokenizerBase, rows: int, whose: str) -> None:
+    """Remove added tokens without an embedding: looking one up would end training, on a GPU in a device assertion.
+
+    Nothing is lost with padding (`[PAD]` added, embeddings not resized), whose embedding never counts, or with a token
+    that only its own text in the data would make: the model has never seen it, and reads the text as any other from now
+    on. DataError for a token that occurs all the same: one that ends or opens a text, or that the chat template writes;
+    and for a vocabulary that is not the model's. New rows are not made up here, since they would not be trained.
+    """
+    beyond = {token: place for token, place in tokenizer.get_vocab().items() if place >= rows}
+    if not beyond:
+        return
+    if tokenizer.pad_token in beyond:
+        tokenizer.pad_token = None
+    extra = tokenizer.extra_special_tokens
+    tokenizer.extra_special_tokens = [token for token in extra if token not in beyond]
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    template = str(tokenizer.chat_template)
+    needed = [
+        token for token in beyond if token not in added or token in tokenizer.all_special_tokens or token in template
+    ]
+    if needed:
+        raise DataError(
+            f"{whose} has embeddings for {rows} tokens (vocab_size), and its tokenizer writes {needed[0]!r} as "
+            f"{beyond[needed[0]]}; take the tokenizer that belongs to it, or give it {max(beyond.values()) + 1} "
+            "embeddings (resize_token_embeddings) and train them before"
+        )
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < rows]
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    logger.warning(
+        "%s has embeddings for %d tokens, and its tokenizer %d more (%s): they are left out, and their text is read as "
+        "any other",
+        whose, rows, len(beyond), ", ".join(sorted(beyond)[:3]),
+    )  # fmt: skip
+
+
+def _settings(model: str, name: str) -> Mapping[str, Any]:
+    """A JSON file of a model folder or of the hub; empty where there is none."""
+    from transformers.utils import cached_file
+
+    file = cached_file(
+        model, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    try:
+        found = json.loads(Path(file).read_text(encoding="utf-8")) if file is not None else {}
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: is no JSON file ({error})") from None
+    return found if isinstance(found, dict) else {}
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -4,14 +4,14 @@ Run: python -m luffy.stages.base --config DIR/config.yaml --out DIR
 """
 
 import json
-import logging
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
+
+from transformers import PreTrainedTokenizerBase
 
 from luffy.config.objective import NegativeLogLikelihoodLoss, NormaliserConfig, TermConfig
 from luffy.config.settings import BaseSettings
 from luffy.data.parquet import read_prompts
-from luffy.data.templates import load_tokenizer
+from luffy.data.templates import load_tokenizer, stop_texts, stop_token_ids, turn_end
 from luffy.errors import DataError
 from luffy.rollout.text_endpoint import write_endpoint
 from luffy.stages.program import StageContext, StageResult, main
@@ -23,7 +23,6 @@ from luffy.training.policy import Policy
 from luffy.training.rank_calls import LocalRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank
 
-logger = logging.getLogger(__name__)
 LANGUAGE_MODELLING = TermConfig(
     name="nll",
     select="off_policy",
@@ -39,9 +38,11 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         context.events.progress(1, 1)
         return StageResult(outputs=("model",), metrics={})
     if settings.model.source is not None:
-        turn_ends = adapt_model_folder(settings.model, context.out / "model")
+        tokenizer = load_tokenizer(context.inputs["data"] / "tokenizer")
+        adapt_model_folder(settings.model, context.out / "model", stop_token_ids(tokenizer))
         copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
-        _warn_of_other_ends(context.out / "model", turn_ends)
+        for line in _words_on_ends(tokenizer):
+            context.events.message(line)
         context.events.progress(1, 1)
         return StageResult(outputs=("model",), metrics={})
     assert settings.base is not None and settings.model.architecture is not None
@@ -67,17 +68,16 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
     return run_supervised(settings, context, LocalRanks(rank), examples, plan, hours)
 
 
-def _warn_of_other_ends(model: Path, turn_ends: Sequence[int]) -> None:
-    """Warn when the model's own settings end responses at tokens other than the tokenizer's end of sequence."""
-    tokenizer = load_tokenizer(model)
-    others = [str(tokenizer.convert_ids_to_tokens(token)) for token in turn_ends if token != tokenizer.eos_token_id]
-    if others:
-        logger.warning(
-            "responses end only at %s, but the model's own settings also end them at %s: if it ends its turns with "
-            "that, set evaluation.stop=%s, or its responses will run on",
-            tokenizer.eos_token,
-            " and ".join(others),
-            json.dumps(others),
+def _words_on_ends(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Where responses end at several tokens, and where a chat model's may run on."""
+    ends, last = stop_texts(tokenizer), turn_end(tokenizer)
+    if len(ends) > 1:
+        yield f"responses end at {' or '.join(ends)}; traces with {ends[0]}"
+    if last is not None and last not in stop_token_ids(tokenizer):
+        written = str(tokenizer.convert_ids_to_tokens(last))
+        yield (
+            f"responses end at {' or '.join(ends)}, and the chat template ends turns with {written}: if the model was "
+            f"trained on that, set rl.stop and evaluation.stop to {json.dumps([written])}, or its responses will run on"
         )
 
 

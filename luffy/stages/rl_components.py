@@ -18,6 +18,7 @@ from luffy.environments.players import open_player
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, Grader, GraderPool
 from luffy.grading.judge import Judges
+from luffy.pipeline.machine.architecture import num_embeddings
 from luffy.rl.anchors import Anchors
 from luffy.rl.collector import GroupCollector
 from luffy.rl.hints import HintedPrompts
@@ -28,6 +29,7 @@ from luffy.rl.tasks import RolloutTask
 from luffy.rl.teacher_prompts import TeacherPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
+from luffy.rollout.vllm_limits import read_shape
 from luffy.stages.program import StageContext
 from luffy.stages.rl_tasks import prompts_file, read_tasks
 from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
@@ -173,6 +175,13 @@ class _Opening:
                 f"rl.teacher.path: the tokenizer of {config.path} is not the policy's, so it cannot score the "
                 "policy's tokens; take a teacher of the same family, or let it write traces instead (section "
                 "synthesize)"
+            )
+        rows = num_embeddings(read_shape(folder))
+        if rows is not None and rows < len(self._tokenizer):
+            raise DataError(
+                f"rl.teacher.path: {config.path} has embeddings for {rows} tokens (vocab_size), and the policy's "
+                f"tokenizer has {len(self._tokenizer)}; give it as many (resize_token_embeddings), or take a teacher "
+                "that has them"
             )
         return TeacherSpec(folder, longest)
 

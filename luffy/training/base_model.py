@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +16,7 @@ from luffy.config.model import GGUF, ModelConfig, TinyArchitecture, locate
 from luffy.errors import DataError
 from luffy.files import clone_or_copy, link_or_copy, refuse_special
 from luffy.json_text import parse_json
+from luffy.pipeline.machine.architecture import num_embeddings
 from luffy.training.stored_weights import INDEX_FILE, SINGLE_FILE, StoredWeights
 
 _LEFT_OUT = (
@@ -83,25 +84,25 @@ def _refuse_unusable(folder: Path, setting: str) -> dict[str, Path]:
     return files
 
 
-def adapt_model_folder(model: ModelConfig, out: Path) -> tuple[int, ...]:
+def adapt_model_folder(model: ModelConfig, out: Path, ends: Sequence[int] = ()) -> None:
     """Copy the folder (or hub snapshot) of `model` to `out` with its configuration adapted, weights untouched.
 
     Weights in the hub's cache are linked. The tokenizer is left out, since `prepare_data` writes an adapted one. So is
-    `generation_config.json`: only the experiment's settings decide how text is sampled. Returns the end-of-sequence
-    tokens that it names. A GGUF file is dequantised into a folder first.
+    `generation_config.json`: only the experiment's settings decide how text is sampled. `ends` are the tokens that
+    end a response; several are named in the configuration, and so by exported models. A GGUF file is dequantised first.
     """
     assert model.source is not None
     here = locate(model.source)
     if here.endswith(GGUF):
         folder = out.with_name("dequantised")
         dequantise(Path(here), folder)
-        turn_ends = _adapt_folder(folder, model, out, link_or_copy)  # nobody else knows this folder
+        _adapt_folder(folder, model, out, ends, link_or_copy)  # nobody else knows this folder
         shutil.rmtree(folder)
-        return turn_ends
+        return
     source = Path(here)
     if not source.is_dir():
         source = Path(snapshot_download(here, allow_patterns=["*.json", "*.safetensors"]))
-    return _adapt_folder(source, model, out, _put)
+    _adapt_folder(source, model, out, ends, _put)
 
 
 def dequantise(file: Path, out: Path) -> None:
@@ -131,12 +132,13 @@ def dequantise(file: Path, out: Path) -> None:
     fresh.save_pretrained(out)
 
 
-def _adapt_folder(source: Path, model: ModelConfig, out: Path, put: Callable[[str, str], str]) -> tuple[int, ...]:
+def _adapt_folder(
+    source: Path, model: ModelConfig, out: Path, ends: Sequence[int], put: Callable[[str, str], str]
+) -> None:
     files = _refuse_unusable(source, "model.path")
     config = _object_in(files["config.json"])
-    turn_ends = _turn_ends(files.get("generation_config.json"))
     out.mkdir(exist_ok=True)
-    (out / "config.json").write_text(json.dumps(_adapt(config, model), indent=2), encoding="utf-8")
+    (out / "config.json").write_text(json.dumps(_adapt(config, model, ends), indent=2), encoding="utf-8")
     weights = StoredWeights.of(source)
     weights.check(out)
     left_out = {name for name in files if name.endswith(".safetensors")} - set(weights.shards)
@@ -145,7 +147,6 @@ def _adapt_folder(source: Path, model: ModelConfig, out: Path, put: Callable[[st
         is_other = "/" in name or any(fnmatchcase(name, pattern) for pattern in _LEFT_OUT)
         if not is_other and name not in left_out:
             put(str(file), str(out / name))
-    return turn_ends
 
 
 def _object_in(file: Path) -> dict[str, Any]:
@@ -169,20 +170,18 @@ def _put(source: str, target: str) -> str:
     return link_or_copy(source, target) if is_blob else clone_or_copy(source, target)
 
 
-def _turn_ends(generation_config: Path | None) -> tuple[int, ...]:
-    if generation_config is None:
-        return ()
-    found = _object_in(generation_config).get("eos_token_id")
-    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
-
-
 def copy_tokenizer(source: Path, out: Path) -> None:
     """Copy the tokenizer of `prepare_data` into a model folder."""
     copy_model_files(source, out, "the tokenizer")
 
 
-def _adapt(config: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+def _adapt(config: dict[str, Any], model: ModelConfig, ends: Sequence[int]) -> dict[str, Any]:
     config.pop("auto_map", None)  # names code of the folder, which is not copied
+    if len(ends) > 1:
+        config["eos_token_id"] = list(ends)
+    padding, rows = config.get("pad_token_id"), num_embeddings(config)
+    if padding is not None and rows is not None and padding >= rows:
+        config["pad_token_id"] = None  # torch refuses embeddings that lack it; the tokenizer decides what padding is
     if model.max_position_embeddings is not None:
         config["max_position_embeddings"] = model.max_position_embeddings
         config["sliding_window"] = None

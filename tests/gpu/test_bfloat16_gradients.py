@@ -86,7 +86,7 @@ def test_a_step_of_an_offloaded_optimizer_is_within_the_bound(case: str) -> None
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "flex"])
 def test_other_kernels_are_within_the_bound(attention: AttentionKind, layout: str) -> None:
     if attention == "flex" and layout == "padded":
-        pytest.skip("flex is for packed rows")
+        pytest.skip("needs packed rows: flex is for them alone")
     try:
         found = distance("luffy", attention=attention, **LAYOUTS[layout])
     except ConfigError as error:

@@ -164,7 +164,7 @@ def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, unlearn
         learn(unlearned)
     assert not die_at.exists()
     children = [line.split() for line in Path(f"{die_at}.children").read_text().splitlines()]
-    assert len(children) >= 2  # of the sandbox, and the grading server
+    assert children  # the interpreter of the tool's code, with bubblewrap around it where that is installed
     wait_until(lambda: not any(_is_alive(int(pid), float(started)) for pid, started in children))
     assert [path.name for path in (unlearned / "stages/rl").glob("*/journal/*.parquet")] == ["step_000001.parquet"]
     learn(unlearned)

@@ -222,6 +222,21 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_the_first_step(
 
 
 @pytest.mark.slow
+def test_a_teacher_with_too_few_embeddings_is_refused_before_the_first_step(
+    upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    teacher = tmp_path / "teacher"
+    shutil.copytree(upstream["model"].parent / "teacher", teacher)
+    shape = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps({**shape, "vocab_size": shape["vocab_size"] - 1}))
+    config = experiment("opd", f"rl.teacher={{kind: model, path: {teacher}}}")
+    with pytest.raises(
+        DataError, match=rf"embeddings for {shape['vocab_size'] - 1} tokens .* has {shape['vocab_size']};"
+    ):
+        run_rl(config, tmp_path / "out", upstream)
+
+
+@pytest.mark.slow
 def test_an_adapter_has_the_frozen_model_as_its_own_teacher(upstream: dict[str, Path], finished: Finished) -> None:
     """The policy's first step, whose adapter changes nothing yet, has the teacher's scores of full training."""
     config, out = finished("opsd", "model.lora={rank: 4, alpha: 8}")

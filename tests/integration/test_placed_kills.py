@@ -11,7 +11,7 @@ from patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="the counting library is built with gcc"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev"),
 ]
 CAMPAIGN = Path(__file__).parents[1] / "campaigns" / "placed_kills.py"
 

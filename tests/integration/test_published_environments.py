@@ -25,7 +25,7 @@ from luffy.types import Message, Prompt
 PYTHON = os.environ.get("LUFFY_TEST_VERIFIERS")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(PYTHON is None, reason="LUFFY_TEST_VERIFIERS names no interpreter with verifiers"),
+    pytest.mark.skipif(PYTHON is None, reason="needs verifiers: name its interpreter in LUFFY_TEST_VERIFIERS"),
 ]
 REFERENCE = Path(__file__).parents[1] / "synthetic" / "verifiers_evaluation.py"
 Turns = Sequence[Message]

@@ -239,7 +239,7 @@ def test_stopping_the_supervisor_ends_all_stage_processes_but_not_the_server(pro
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_processes_that_give_themselves_a_title_end_with_the_stage(program, tmp_path, is_warm):
     """As vLLM's workers do; the title would overwrite the mark by which they are found."""
-    pytest.importorskip("setproctitle")
+    pytest.importorskip("setproctitle", reason="needs the package setproctitle")
     program(TITLED)
     pids = []
 
@@ -287,7 +287,7 @@ def made_in(directory):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_start_warm(), reason="no flow starts its stages warm where there is a GPU")
+@pytest.mark.skipif(not can_start_warm(), reason="needs a machine without a GPU")
 def test_warm_and_cold_training_are_equal_bit_for_bit(undisturbed, tmp_path):
     """Base and RL of the finished run, whose flow has forked them from a warm server, and made again cold."""
     workspace = shutil.copytree(undisturbed[0], tmp_path / "workspace", symlinks=True)

@@ -11,10 +11,11 @@ from patience import PATIENCE_S
 
 PYTHON = os.environ.get("LUFFY_TEST_TASK_SETS")
 needs_interpreter = pytest.mark.skipif(
-    PYTHON is None, reason="LUFFY_TEST_TASK_SETS names no interpreter with verifiers 0.4.0"
+    PYTHON is None, reason="needs verifiers 0.4.0: name its interpreter in LUFFY_TEST_TASK_SETS"
 )
 needs_uv = pytest.mark.skipif(
-    PYTHON is None or not Path(PYTHON).with_name("uv").exists(), reason="no uv beside the interpreter"
+    PYTHON is None or not Path(PYTHON).with_name("uv").exists(),
+    reason="needs uv beside the interpreter that LUFFY_TEST_TASK_SETS names",
 )
 
 

@@ -98,7 +98,20 @@ def _find_facts(package: Path, module: str, file: Path, content: bytes) -> Modul
     tree = _WithoutDocstrings().visit(ast.parse(content, filename=module))
     named = set(_named(tree, module if file.name == "__init__.py" else module.rpartition(".")[0]))
     own = sorted(name for name in named if name == package.name or name.startswith(f"{package.name}."))
-    return ModuleFacts(_hash(ast.dump(tree, annotate_fields=False).encode()), tuple(own))
+    return ModuleFacts(_hash(_dump(tree).encode()), tuple(own))
+
+
+def _dump(value: object) -> str:
+    """A syntax tree as text, the same in every version of Python.
+
+    Later versions have more fields, which are empty here, and 3.12 has empty texts in f-strings.
+    """
+    if isinstance(value, ast.JoinedStr):
+        value = ast.JoinedStr([part for part in value.values if getattr(part, "value", None) != ""])
+    if isinstance(value, ast.AST):
+        given = [f"{name}={_dump(each)}" for name, each in ast.iter_fields(value) if each is not None and each != []]
+        return f"{type(value).__name__}({','.join(given)})"
+    return f"[{','.join(map(_dump, value))}]" if isinstance(value, list) else ascii(value)
 
 
 def _named(tree: ast.Module, inside: str) -> Iterator[str]:

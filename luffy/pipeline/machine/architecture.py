@@ -4,15 +4,17 @@ It comes from a model folder's `config.json`, from the local cache of the hub, o
 from the network.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from luffy.config.foreign_folders import refuse_code
 from luffy.config.model import GGUF, ModelConfig, TinyArchitecture
 from luffy.errors import DataError
 from luffy.json_text import parse_json
 
+_Facts = TypeVar("_Facts")
 TINY_VOCABULARY = 512
 """Upper limit of the vocabulary of a base policy trained from scratch; the actual size depends on its data."""
 
@@ -79,20 +81,45 @@ def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
     """
     if model.architecture is not None:
         return _tiny(model.architecture)
-    if model.path is None:
-        return None
-    if model.path.endswith(GGUF):  # its header takes seconds to read
-        return None
-    folder = Path(model.path)
-    if folder.exists() or model.path.startswith((".", "/", "~")):
-        refuse_code(folder, "model.path")
-        return _read(folder / "config.json")
-    if model.path in _KNOWN:
+    if model.path in _KNOWN and not Path(model.path).exists():
         return _KNOWN[model.path]
-    from huggingface_hub import try_to_load_from_cache  # a fifth of a second that only other hub ids need
+    file = _config_file(model.path)
+    return None if file is None else _read(file, from_model_config)
 
-    cached = try_to_load_from_cache(model.path, "config.json") if model.path.count("/") == 1 else None
-    return _read(Path(cached)) if isinstance(cached, str) else None
+
+def positions_of(model: ModelConfig) -> int | None:
+    """Largest number of tokens of a sequence, as all stages read it; None if unknown, as for hub ids not in the cache.
+
+    A sliding window is no limit, and scaled rotations count only as far as `max_position_embeddings` contains them.
+    Raises DataError as `architecture_of`.
+    """
+    if model.architecture is not None:
+        return model.architecture.max_position_embeddings
+    if model.max_position_embeddings is not None:
+        return model.max_position_embeddings
+    file = _config_file(model.path)
+    found = None if file is None else _read(file, lambda config: config.get("max_position_embeddings"))
+    return found if isinstance(found, int) else None
+
+
+def num_embeddings(config: Mapping[str, Any]) -> int | None:
+    """Number of tokens for which a model has embeddings, from its `config.json`; None: unknown."""
+    found = config.get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
+def _config_file(path: str | None) -> Path | None:
+    """The `config.json` of a local folder or of the hub's local cache; None: there is none, or it is a GGUF file."""
+    if path is None or path.endswith(GGUF):  # whose header takes seconds to read
+        return None
+    folder = Path(path)
+    if folder.exists() or path.startswith((".", "/", "~")):
+        refuse_code(folder, "model.path")
+        return folder / "config.json"
+    from huggingface_hub import try_to_load_from_cache  # a fifth of a second that only hub ids need
+
+    cached = try_to_load_from_cache(path, "config.json") if path.count("/") == 1 else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def from_model_config(config: Mapping[str, object]) -> ModelArchitecture | None:
@@ -127,9 +154,9 @@ def _size(value: object) -> int:
     return value
 
 
-def _read(file: Path) -> ModelArchitecture | None:
+def _read(file: Path, facts: Callable[[Mapping[str, Any]], _Facts]) -> _Facts:
     try:
-        return from_model_config(parse_json(file.read_text(encoding="utf-8")))
+        return facts(parse_json(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"model.path: {file.parent} has no config.json; give a Hugging Face model folder") from None
     except OSError as error:

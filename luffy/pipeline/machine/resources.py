@@ -5,7 +5,7 @@ rollout engine.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config import ExperimentConfig
@@ -14,7 +14,7 @@ from luffy.config.rl_teacher import ModelTeacher
 from luffy.config.stage_kinds import cluster_gpus, engine_gpus
 from luffy.errors import ConfigError
 from luffy.pipeline.machine.adapter_shape import linear_layers, missing_package
-from luffy.pipeline.machine.architecture import architecture_of
+from luffy.pipeline.machine.architecture import architecture_of, positions_of
 from luffy.pipeline.machine.gpu_memory import GpuMemory
 from luffy.pipeline.machine.gpus import detected_gpus, hidden_gpus
 from luffy.pipeline.machine.inherited_environment import complaints_about_variables
@@ -58,7 +58,7 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     if hidden := hidden_gpus():
         notes.append(f"CUDA_VISIBLE_DEVICES hides the GPUs of this machine ({hidden}): stages run on its CPU")
     complaints = complaints_about_variables(os.environ, starts_ray=placement.starts_ray)
-    complaints += [*_unusable_adapter(placement), *_attention_without_gpu(placement)]
+    complaints += [*_too_long(config, wanted), *_unusable_adapter(placement), *_attention_without_gpu(placement)]
     if not placement.trains_on_ray and not placement.checks_generation:
         return Resources((), tuple(notes), tuple(complaints))
     placement = replace(placement, architecture=architecture_of(config.model))
@@ -79,6 +79,52 @@ def _unset_keys(config: ExperimentConfig, wanted: Sequence[str]) -> list[str]:
 
     found = [missing_key(server, setting) for setting, server in used.items()]
     return [line for line in found if line is not None]
+
+
+def _too_long(config: ExperimentConfig, wanted: Sequence[str]) -> Iterator[str]:
+    """Complaints about rows that may be longer than their model's positions, which a stage would refuse hours later.
+
+    Prompts of suites have no limit in the settings, and teachers count in tokens of their own: only responses count.
+    """
+    rl, tokens = config.rl if "rl" in wanted else None, {"data.max_prompt_tokens": config.data.max_prompt_tokens}
+    rows: dict[str, Mapping[str, int | None]] = {}
+    if "sft" in wanted or ("base" in wanted and config.model.architecture is not None):
+        rows["traces"] = tokens | {"data.max_trace_tokens": config.data.max_trace_tokens}
+    if rl is not None:
+        rows["rl"] = tokens | {"rl.max_response_tokens": rl.max_response_tokens}
+        if rl.validation is not None:
+            rows["rl.validation"] = {"rl.validation.max_response_tokens": rl.validation.max_response_tokens}
+    for name, answers in (("difficulty", config.measured_difficulty), ("sample", config.sampled_traces)):
+        if answers is not None and name in wanted:
+            rows[name] = tokens | {f"{name}.max_response_tokens": answers.max_response_tokens}
+    if "sft" in wanted and config.sft is not None and config.sft.validation is not None:
+        rows["sft.validation"] = {"sft.validation.max_response_tokens": config.sft.validation.max_response_tokens}
+    if config.evaluation is not None and {"evaluate", "sweep"} & {*wanted}:
+        rows["evaluation"] = {"evaluation.max_response_tokens": config.evaluation.max_response_tokens}
+    part = "model" if config.model.architecture is None else "model.architecture"
+    remedy = f"lower them, or raise {part}.max_position_embeddings"
+    for name, row in rows.items():
+        yield from _beyond(positions_of(config.model), name, row, "the model", remedy)
+    if rl is not None and isinstance(rl.teacher, ModelTeacher):
+        positions = positions_of(ModelConfig(path=rl.teacher.path))
+        yield from _beyond(positions, "rl.teacher", rows["rl"], rl.teacher.path, "lower them, or take another teacher")
+    teachers = config.synthesize.teachers if config.synthesize is not None and "synthesize" in wanted else {}
+    for name, teacher in teachers.items():
+        where = f"synthesize.teachers.{name}"
+        limit = {f"{where}.max_response_tokens": teacher.max_response_tokens}
+        positions = None if teacher.path is None else positions_of(ModelConfig(path=teacher.path))
+        yield from _beyond(positions, where, limit, str(teacher.path), "lower it")
+
+
+def _beyond(positions: int | None, where: str, row: Mapping[str, int | None], whose: str, remedy: str) -> Iterator[str]:
+    """A complaint if a row does not fit; where only the response is known, one token of the prompt is added."""
+    given = {name: tokens for name, tokens in row.items() if tokens is not None}
+    if positions is not None and sum(given.values()) + (len(row) == 1) > positions:
+        words = " and ".join(f"{name} ({tokens})" for name, tokens in given.items())
+        yield (
+            f"{where}: {words} are more tokens than the {positions} positions of {whose} (max_position_embeddings); "
+            f"{remedy}"
+        )
 
 
 def _attention_without_gpu(placement: Placement) -> list[str]:

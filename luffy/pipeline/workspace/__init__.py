@@ -119,6 +119,8 @@ def find_workspace(chosen: Path | str | None = None) -> Workspace:
     given = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace")
     try:
         root = given.expanduser().resolve()
+        if circle := next((path for path in (root, *root.parents) if path.is_symlink()), None):
+            raise _unwritable(given, f"Symlink loop from {str(circle)!r}")  # Python 3.13 resolves all but those
         there = next(path for path in (root, *root.parents) if path.exists())
         str(root).encode()
     except OSError as error:

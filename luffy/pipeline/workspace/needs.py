@@ -121,10 +121,11 @@ def _named_paths(values: Json | Mapping[str, Json], start: str, workspace: Works
     elif isinstance(values, str) and os.sep in values and "\0" not in values:
         try:
             path = Path.cwd() / start / Path(values).expanduser()
-        except RuntimeError:  # text that looks like the home folder of a user who does not exist (`~~~md/x`)
+            # Both the given path, perhaps a link in a run's directory, and its target.
+            places = {path, path.resolve()}
+        except RuntimeError:  # a circle of links, or text that looks like the home of nobody (`~~~md/x`)
             return
-        # Both the given path, perhaps a link in a run's directory, and its target.
-        yield from (place for place in {path, path.resolve()} if place.is_relative_to(workspace.root))
+        yield from (place for place in places if place.is_relative_to(workspace.root))
 
 
 def _child_of(folder: Path, path: Path, depth: int) -> Path | None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S
 
@@ -107,9 +108,8 @@ def test_no_more_disagreements_than_known(
 @needs_outputs
 def test_letters_in_model_outputs_are_those_of_the_benchmarks_own_script() -> None:
     """Which guesses at random where it finds none (there are 367 of these), and takes the first of several answers."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    options = {row["question_id"]: row["options"] for row in parquet.read_table(QUESTIONS).to_pylist()}
-    rows = parquet.read_table(OUTPUTS).to_pylist()
+    options = {row["question_id"]: row["options"] for row in pq.read_table(QUESTIONS).to_pylist()}
+    rows = pq.read_table(OUTPUTS).to_pylist()
     found = [
         grade_choice(
             GradeRequest(

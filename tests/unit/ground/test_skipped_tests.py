@@ -1,3 +1,4 @@
+import ast
 import os
 import subprocess
 import sys
@@ -46,3 +47,20 @@ def test_a_run_ends_with_what_its_skipped_tests_needed(tmp_path):
 
 def test_a_reason_of_another_kind_has_a_line_of_its_own():
     assert num_skipped(["Skipped: no such thing", "needs a GPU"]) == {"no such thing": 1, "needs a GPU": 1}
+
+
+def test_every_skip_says_what_it_needs():
+    reasons = {}
+    for path in sorted(TESTS.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or not ast.unparse(call.func).endswith(
+                ("pytest.skip", ".skipif", "orskip")
+            ):
+                continue
+            said = next((each.value for each in call.keywords if each.arg == "reason"), None)
+            if ast.unparse(call.func).endswith("pytest.skip"):
+                said = call.args[0]
+            reasons[f"{path.name}:{call.lineno}"] = "" if said is None else ast.unparse(said).lstrip("f\"'")
+    assert len(reasons) > 30
+    computed = ("str(error)", "_namespaces")  # what they hold begins so, too, or is torch's own
+    assert not {place: said for place, said in reasons.items() if not said.startswith(("needs ", *computed))}

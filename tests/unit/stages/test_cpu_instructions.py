@@ -16,7 +16,7 @@ ASKED = "print(torch.backends.cpu.get_cpu_capability())"
 MULTIPLIED = "torch.set_num_threads(1); torch.manual_seed(0); x = torch.randn(300, 300); " \
     "print(torch.softmax(x @ x, 1).double().sum(0).norm().item().hex())"  # fmt: skip
 pytestmark = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="a CPU without AVX2"
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="needs a CPU with AVX2"
 )
 
 

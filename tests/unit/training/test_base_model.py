@@ -58,13 +58,6 @@ def test_the_base_of_the_rotations_may_be_one_for_each_kind_of_layer(tmp_path: P
     )
 
 
-@pytest.mark.parametrize(("written", "found"), [([3, 5], (3, 5)), (3, (3,)), (None, ())])
-def test_the_folders_own_ends_of_a_response_are_told(tmp_path: Path, written: object, found: tuple[int, ...]) -> None:
-    tiny_model().save_pretrained(tmp_path / "given")
-    (tmp_path / "given/generation_config.json").write_text(json.dumps({"eos_token_id": written}))
-    assert adapt_model_folder(ModelConfig(path=str(tmp_path / "given")), tmp_path / "model") == found
-
-
 def test_the_given_folder_stays_as_it_was(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "given")
     before = {file.name: file.read_bytes() for file in (tmp_path / "given").iterdir()}

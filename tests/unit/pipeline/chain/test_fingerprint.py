@@ -70,6 +70,12 @@ def test_docstrings_comments_and_layout_do_not_change_it(package):
     assert not changed_by(package, "core/used.py", code)
 
 
+def test_it_is_the_same_in_every_version_of_python(package):
+    """Whose syntax trees differ; a workspace may be used with several."""
+    (package / "core" / "used.py").write_text("class A:\n    def f(self, *, n=None): return f'{n:>{n}}é'")
+    assert code_fingerprint("rl", package)["pkg.core.used"] == "94699db7d48f276c"
+
+
 def test_files_packaged_beside_a_module_change_it(package):
     (package / "core" / "page.html.jinja").write_text("<p>")
     assert changed_by(package, "core/page.html.jinja", "<div>")

@@ -311,3 +311,67 @@ def test_the_table_of_the_documentation_has_the_estimates(driver):
         assert found == {kind: {cell} for kind, cell in zip(KINDS, cells, strict=True)}
         counts = {gpu.name == "GPU in evaluation": gpu.count for gpu in kinds}
         assert counts == {False: int(number), True: 8}
+
+
+def model_of(folder, positions):
+    shape = {"model_type": "own", "vocab_size": 9, "max_position_embeddings": positions}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
+
+
+LONG = ["model.architecture.max_position_embeddings=112", "evaluation.max_response_tokens=111"]  # exactly as much
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ([], ()),
+        (["data.max_prompt_tokens=49"], ("traces: data.max_prompt_tokens (49) and data.max_trace_tokens (64)", "rl: ")),
+        (["rl.max_response_tokens=65"], ("rl: data.max_prompt_tokens (48) and rl.max_response_tokens (65)",)),
+        (["evaluation.max_response_tokens=112"], ("evaluation: evaluation.max_response_tokens (112)",)),
+        (["stages=[prepare_data, base, rl]", "data.max_trace_tokens=64"], ()),
+        (["rl.validation={every: 1, suites: [in_distribution], max_response_tokens: 200}"], ("rl.validation: ",)),
+        (["difficulty={max_response_tokens: 80}"], ("difficulty: data.max_prompt_tokens (48) and difficulty.max",)),
+    ],
+)
+def test_rows_longer_than_the_positions_are_found_before_anything_runs(overrides, found):
+    config = load_experiment(CONFIGS / "smoke.yaml", [*LONG, *overrides])
+    complaints = find_resources(config).complaints
+    assert len(complaints) == len(found)
+    for complaint, start in zip(complaints, found, strict=True):
+        assert complaint.startswith(start) and "the 112 positions of the model" in complaint
+        assert complaint.endswith("raise model.architecture.max_position_embeddings")
+
+
+def test_the_positions_of_folders_are_read_and_those_of_hub_ids_may_be_unknown(tmp_path):
+    def complaints(*overrides):
+        return find_resources(
+            load_experiment(
+                CONFIGS / "smoke.yaml", ["model.architecture=null", "base=null", "data.corpus=null", *overrides]
+            )
+        ).complaints
+
+    folder = model_of(tmp_path / "model", 100)
+    assert len(complaints(f"model.path={folder}")) == 2
+    assert not complaints(f"model.path={folder}", "model.max_position_embeddings=112")
+    assert not complaints("model.path=nobody/has-it")
+    teacher = f"synthesize={{teachers: {{t: {{path: {folder}, max_response_tokens: 100}}}}}}"
+    (line,) = complaints("model.path=nobody/has-it", teacher)
+    assert line.startswith(
+        "synthesize.teachers.t: synthesize.teachers.t.max_response_tokens (100) are more tokens than"
+    )
+
+
+def test_a_teacher_that_scores_rollouts_has_positions_for_them(tmp_path):
+    teacher = f"rl.teacher={{kind: model, path: {model_of(tmp_path / 'teacher', 100)}}}"
+    (line,) = find_resources(load_experiment(CONFIGS / "smoke.yaml", ["method=opd", teacher])).complaints
+    assert line.startswith(
+        "rl.teacher: data.max_prompt_tokens (48) and rl.max_response_tokens (64) are more tokens than"
+    )
+
+
+def test_every_shipped_experiment_fits_its_model():
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        if not path.name.startswith(("compare_", "grid_", "study_")):
+            assert not [line for line in find_resources(load_experiment(path)).complaints if "positions" in line], path

@@ -492,7 +492,9 @@ def test_a_text_of_a_configuration_that_only_looks_like_a_path_names_nothing(wor
     finish_all(opened())
     run_of(opened())
     other = workspace.new_run("other", {})
-    config = {"data": {"system_prompt": "~~~md/x", "fence": "~nobody-of-that-name/x"}}
+    (workspace.root / "circle").symlink_to("circle")
+    texts = {"system_prompt": "~~~md/x", "fence": "~nobody-of-that-name/x", "circle": f"{workspace.root}/circle/x"}
+    config = {"data": texts}
     write_run(other, {"state": "finished", "experiment": "other", "stages": {}, "config": config})
     assert found(workspace) == {}
 

@@ -51,7 +51,7 @@ def built(folder):
     return source.with_suffix(".so")
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="the library is built with gcc")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
 def test_a_workspace_without_working_locks_is_refused_in_one_line(tmp_path):
     environment = {"LD_PRELOAD": str(built(tmp_path)), "FLOCK_ERRNO": "0", "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, "-c", PREPARE, tmp_path / "lab", *map(str, REASONS)]
