@@ -147,7 +147,8 @@ def parts(cache: Path, miniature: bool) -> dict[str, Part]:
 
 def _tests(miniature: bool) -> list[list[str]]:
     """First what fits the GPU side by side, then what takes much of its memory, then what starts engines."""
-    pytest = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider"]
+    # Workers with a thread for each core would hold each other up, and what runs beside them.
+    pytest = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider"]
     side_by_side = ["-n", "6", "--dist", "worksteal"] if importlib.util.find_spec("xdist") and not miniature else []
     gradients = ["tests/unit/training/test_gradient_equality.py", *(["-k", "srft"] if miniature else [])]
     small = [f"tests/gpu/test_{name}.py" for name in ("bfloat16_gradients", "resumption")]

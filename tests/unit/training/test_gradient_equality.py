@@ -97,7 +97,7 @@ def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(
     parameters = {name: parameter.detach() for name, parameter in _names(policy).items()}
     start = {name: parameter.detach().double() for name, parameter in _model().named_parameters()}
     # Compare the movement: the parameters themselves would hide an error of scale behind their own size.
-    moved = {name: parameters[name].double() - start[name] for name in start}
+    moved = {name: parameters[name].double().cpu() - start[name] for name in start}
     expected_moved = {name: expected_parameters[name] - start[name] for name in start}
     assert relative_l2(parameters, expected_parameters) < TOLERANCE
     assert relative_l2(moved, expected_moved) < 1e-3
