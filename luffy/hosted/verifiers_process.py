@@ -171,9 +171,7 @@ class VerifiersProcess:
                 reply = parse_json(line)
             except ValueError as error:
                 end = f"wrote a line that is no reply ({error}); its process was ended"
-                self._lose(
-                    EnvironmentFault(f"{self._where} {end}")
-                )
+                self._lose(EnvironmentFault(f"{self._where} {end}"))
                 break
             self._deliver(reply)
         with self._ending:
