@@ -220,7 +220,13 @@ class GraderPool:
     def _run(self, job: Job) -> Grade | None:
         """Return the grade of a job; None where it has been put aside."""
         while True:
-            worker = self._worker_of(job)
+            try:
+                worker = self._worker_of(job)
+            except LostError:  # its server died before it was ready
+                job.losses += 1
+                if job.losses > _MOST_LOSSES:
+                    raise
+                continue
             reply = self._wait(job, worker)
             if reply is None:
                 return None

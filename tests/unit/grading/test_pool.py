@@ -178,7 +178,7 @@ def test_answers_whose_server_is_killed_are_graded_by_another_one() -> None:
     with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
         slow = [GradeRequest(SLOW.replace("11", number), "3") for number in ("11", "13", "17", "19")]
         grading = thread.submit(pool.grade, slow)
-        wait_until(lambda: any(is_at_work(pid) for pid in pool.worker_pids()))
+        wait_until(pool.worker_pids)
         kill_the_server_of(pool)
         assert [grade.outcome for grade in grading.result(PATIENCE_S)] == [Outcome.WRONG] * 4
 
