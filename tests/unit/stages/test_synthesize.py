@@ -1,7 +1,6 @@
 """The stage `synthesize` with an endpoint that answers as told: what is asked, kept, counted, limited and refused."""
 
 import dataclasses
-import json
 import re
 import threading
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from reference.gradient_case import tiny_model
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, mortal, refusal
 
@@ -289,7 +289,7 @@ def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_pol
 ) -> None:
     folder = tmp_path / "teacher"
     tiny_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    tiny_model().save_pretrained(folder)  # a context of 64 tokens
     config = settings({"own": {"path": str(folder), "max_response_tokens": 20, "num_samples": 2}})
 
     def start(answer: Callable[[str, int], str]) -> ScriptedEngine:
@@ -333,7 +333,7 @@ def test_a_teacher_without_a_chat_template_is_refused_by_its_own_name(tmp_path: 
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "teacher")
-    (tmp_path / "teacher" / "config.json").write_text("{}")
+    tiny_model().save_pretrained(tmp_path / "teacher")
     config = settings({"own": {"path": str(tmp_path / "teacher"), "max_response_tokens": 20}})
     with pytest.raises(
         DataError, match=r"^synthesize\.teachers\.own\.path: .* no chat template; choose another model$"

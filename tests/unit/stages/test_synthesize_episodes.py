@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S, wait_until
+from reference.gradient_case import tiny_model
 from synthetic.arithmetic import ScriptedEngine
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
 
@@ -281,7 +282,9 @@ def test_a_model_folder_plays_as_an_endpoint_does(
     tokenizer = load_tokenizer(inputs["data"] / "tokenizer")
     folder = tmp_path / "teacher" / "model"
     tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 256}))
+    teacher = tiny_model()
+    teacher.config.max_position_embeddings = 256
+    teacher.save_pretrained(folder)
     engine = ScriptedEngine(tokenizer, lambda prompt, seed: "4")
     monkeypatch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
     teachers = {"own": {"path": str(folder), "max_response_tokens": 64, "num_samples": 1}}
