@@ -4,6 +4,8 @@ All tests take models of one class, which share their code.
 """
 
 import copy
+import os
+import shutil
 
 import pytest
 import torch
@@ -30,6 +32,9 @@ from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.policy import Policy
 
 pytestmark = pytest.mark.slow
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: apt-get install g++"
+)
 LAYOUTS = (
     {"micro_batch_tokens": 10_000},
     {"micro_batch_tokens": 40, "packing": True},
@@ -47,6 +52,7 @@ def num_compiled() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+@needs_compiler
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["padded", "packed", "gradient_checkpointing"])
 def test_gradients_equal_the_float64_reference(layout: dict[str, object]) -> None:
     model = tiny_model()
@@ -60,6 +66,7 @@ def test_gradients_equal_the_float64_reference(layout: dict[str, object]) -> Non
     assert relative_l2({name: parameter.detach() for name, parameter in named.items()}, parameters) < 1e-5
 
 
+@needs_compiler
 def test_other_sizes_are_not_compiled_again() -> None:
     layout = {"micro_batch_tokens": 10_000, "compile": True}
     policy = Policy(tiny_model(), OPTIMIZER, execution(**layout), "float32")
@@ -70,6 +77,7 @@ def test_other_sizes_are_not_compiled_again() -> None:
     assert num_compiled() == before
 
 
+@needs_compiler
 def test_a_frozen_model_is_compiled_too() -> None:
     before, batch = num_compiled(), batch_of(rows_of(LENGTHS))
     compiled, plain = (FrozenPolicy(tiny_model(), execution(compile=each), 1.0) for each in (True, False))
@@ -77,6 +85,7 @@ def test_a_frozen_model_is_compiled_too() -> None:
     assert num_compiled() > before
 
 
+@needs_compiler
 def test_generation_runs_uncompiled_and_training_goes_on_compiled() -> None:
     policies = [Policy(tiny_model(), OPTIMIZER, execution(compile=each), "float32") for each in (True, False)]
     requests = [RolloutRequest(prompt_ids=(2, 3, 4), seed=seed) for seed in range(3)]
