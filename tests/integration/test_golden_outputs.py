@@ -1,0 +1,87 @@
+"""Two small chains give the bits that are committed in golden_outputs.json: a change that is to leave results as they are
+leaves them equal.
+
+    python tests/integration/test_golden_outputs.py      # replaces what is committed for this kind of CPU and torch
+
+A change that alters results on purpose says so in the changelog, and commits what this prints. CPUs of another vendor
+round differently even with `cpu_instructions: avx2`, and so may another build of torch: each has an entry of its own.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).with_name("golden_outputs.json")
+TIMEOUT_S = 900.0
+CHAINS = {
+    "smoke": (),
+    # Long enough that RL is rewarded.
+    "arithmetic": (
+        *("data.train.num_prompts=64", "data.corpus.num_prompts=12800", "base.steps=100", "sft.num_traces=16"),
+        *("sft.batch_size=8", "sft.epochs=1", "rl.steps=4", "rl.prompts_per_step=8", "execution.checkpoint.rl_every=2"),
+        *(f"data.suites.{suite}.num_prompts=16" for suite in ("in_distribution", "longer", "other_mix", "retention")),
+    ),
+}
+METRICS = ("actor/loss", "actor/grad_norm", "reward/mean", "rollout/response_length_mean", "rollout/logp_gap_mean")
+pytestmark = pytest.mark.slow
+
+
+def kind_of_machine() -> str:
+    """What the bits may depend on beside the code."""
+    cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    vendor = re.search(r"vendor_id\s*: (\S+)", cpu)
+    return f"{vendor[1] if vendor else platform.machine()}, torch {torch.__version__}"
+
+
+def outputs(name: str, overrides: Sequence[str], workspace: Path) -> Mapping[str, str]:
+    """Digests of the data, of weights and metrics of every training stage, and of every evaluation."""
+    settings = ["execution.cpu_instructions=avx2", "execution.num_threads=1", *overrides]
+    command = [sys.executable, "-m", "luffy", "run", name, *settings, "--workspace", str(workspace)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LUFFY_")}
+    subprocess.run(command, cwd=ROOT, env=kept, check=True, timeout=TIMEOUT_S)
+    stages = workspace / "stages"
+    found = {
+        "data": _digest(pandas.read_parquet(*stages.glob("prepare_data/*/train.parquet")).to_json(orient="records"))
+    }
+    for stage in ("base", "sft", "rl"):
+        (folder,) = (stages / stage).iterdir()
+        found[f"{stage} weights"] = _digest((folder / "model" / "model.safetensors").read_bytes())
+        rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        found[f"{stage} metrics"] = _digest(json.dumps([[row.get(metric) for metric in METRICS] for row in rows]))
+    for file in stages.glob("evaluate/*/results.json"):
+        results = json.loads(file.read_text())
+        graded = [[row["suite"], row["decoding"], row["outcomes"], row["mean_tokens"]] for row in results["rows"]]
+        found[f"evaluation of {results['checkpoint']}"] = _digest(json.dumps(graded))
+    return dict(sorted(found.items()))
+
+
+def _digest(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_gives_the_committed_bits(name: str, tmp_path: Path) -> None:
+    golden = json.loads(GOLDEN.read_text()).get(kind_of_machine())
+    if golden is None:
+        pytest.skip(f"needs golden outputs of this machine: {kind_of_machine()}")
+    assert outputs(name, CHAINS[name], tmp_path) == golden[name]
+
+
+if __name__ == "__main__":
+    everything = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        made = {name: outputs(name, overrides, Path(folder) / name) for name, overrides in CHAINS.items()}
+    GOLDEN.write_text(json.dumps(everything | {kind_of_machine(): made}, indent=1) + "\n")
+    print(GOLDEN.read_text())
