@@ -1,5 +1,5 @@
-"""Two small chains give the bits that are committed in golden_outputs.json: a change that is to leave results as they are
-leaves them equal.
+"""Two small chains give the bits that are committed in golden_outputs.json, so that a change which is to leave results
+as they are can be seen to do so.
 
     python tests/integration/test_golden_outputs.py      # replaces what is committed for this kind of CPU and torch
 
@@ -52,9 +52,8 @@ def outputs(name: str, overrides: Sequence[str], workspace: Path) -> Mapping[str
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LUFFY_")}
     subprocess.run(command, cwd=ROOT, env=kept, check=True, timeout=TIMEOUT_S)
     stages = workspace / "stages"
-    found = {
-        "data": _digest(pandas.read_parquet(*stages.glob("prepare_data/*/train.parquet")).to_json(orient="records"))
-    }
+    (train,) = stages.glob("prepare_data/*/train.parquet")
+    found = {"data": _digest(pandas.read_parquet(train).to_json(orient="records"))}
     for stage in ("base", "sft", "rl"):
         (folder,) = (stages / stage).iterdir()
         found[f"{stage} weights"] = _digest((folder / "model" / "model.safetensors").read_bytes())
