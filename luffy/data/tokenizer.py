@@ -16,6 +16,7 @@ from luffy.config.shipped import template_file
 from luffy.data.templates import PLAIN_TEMPLATE, add_stop_tokens, prompt_texts, stop_token_ids
 from luffy.errors import DataError
 from luffy.files import refuse_special
+from luffy.json_text import parse_json
 from luffy.pipeline.machine.architecture import num_embeddings
 from luffy.types import Message, Prompt
 
@@ -175,8 +176,8 @@ def _settings(model: str, name: str) -> Mapping[str, Any]:
         model, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
     )
     try:
-        found = json.loads(Path(file).read_text(encoding="utf-8")) if file is not None else {}
-    except (ValueError, RecursionError) as error:
+        found = parse_json(Path(file).read_bytes()) if file is not None else {}
+    except ValueError as error:
         raise DataError(f"{file}: is no JSON file ({error})") from None
     return found if isinstance(found, dict) else {}
 

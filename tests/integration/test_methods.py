@@ -13,6 +13,7 @@ import torch
 from forked_program import ForkedProgram
 from reference.taught_presets import teacher_overrides
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.experiment import ExperimentConfig
@@ -227,12 +228,12 @@ def test_a_teacher_with_too_few_embeddings_is_refused_before_the_first_step(
 ) -> None:
     teacher = tmp_path / "teacher"
     shutil.copytree(upstream["model"].parent / "teacher", teacher)
-    shape = json.loads((teacher / "config.json").read_text())
-    (teacher / "config.json").write_text(json.dumps({**shape, "vocab_size": shape["vocab_size"] - 1}))
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    rows = model.config.vocab_size
+    model.resize_token_embeddings(rows - 1)
+    model.save_pretrained(teacher)
     config = experiment("opd", f"rl.teacher={{kind: model, path: {teacher}}}")
-    with pytest.raises(
-        DataError, match=rf"embeddings for {shape['vocab_size'] - 1} tokens .* has {shape['vocab_size']};"
-    ):
+    with pytest.raises(DataError, match=rf"embeddings for {rows - 1} tokens .* has {rows};"):
         run_rl(config, tmp_path / "out", upstream)
 
 

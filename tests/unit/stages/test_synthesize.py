@@ -289,7 +289,9 @@ def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_pol
 ) -> None:
     folder = tmp_path / "teacher"
     tiny_tokenizer().save_pretrained(folder)
-    tiny_model().save_pretrained(folder)  # a context of 64 tokens
+    model = tiny_model()  # with a context of 64 tokens
+    model.resize_token_embeddings(len(tiny_tokenizer()))
+    model.save_pretrained(folder)
     config = settings({"own": {"path": str(folder), "max_response_tokens": 20, "num_samples": 2}})
 
     def start(answer: Callable[[str, int], str]) -> ScriptedEngine:
