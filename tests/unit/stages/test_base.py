@@ -43,6 +43,7 @@ def make(tmp_path: Path) -> Callable[..., Path]:
     def given(change: Change = lambda tokenizer: None, **files: dict) -> Path:
         folder, tokenizer = tmp_path / "given", tiny_tokenizer()
         model = new_tiny_model(TinyArchitecture(hidden_size=16, num_heads=2, num_layers=1), tokenizer, seed=0)
+        model.resize_token_embeddings(files.get("config", {}).get("vocab_size", ROWS))
         model.save_pretrained(folder)
         change(tokenizer)
         tokenizer.save_pretrained(folder)
