@@ -77,7 +77,8 @@ PHASES = (
     r"rank_0: .*(accelerator|Loading weights: 100)"
 )
 """Lines that tell where the time of a start goes."""
-ERRORS = r"Error: |^error|failed|refuses"
+ERRORS = r"^(?!.*WARNING).*(Error: |failed|refuses)|^error"
+"""vLLM warns of each optional library that it does not find."""
 UNFINISHED = r"(?<!\d)\d?\d%\|"
 """Of a progress bar; its lines are never results."""
 RL_HEADLINE = rf": started|step \d|{ERRORS}"
