@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from installed import needs_vllm
 
 from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR
@@ -53,6 +54,7 @@ def test_a_bench_measures_every_stage_and_plans_show_its_times(tmp_path: Path, c
     assert lines["times:"].startswith("times: bench of ")
 
 
+@needs_vllm
 def test_a_stage_that_cannot_run_gives_its_reason_and_the_others_are_measured(tmp_path: Path, capsys) -> None:
     # The engine says so when RL starts.
     refused = ["rl.engine=vllm", "execution.vllm.max_num_batched_tokens=8"]

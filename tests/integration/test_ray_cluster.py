@@ -7,6 +7,7 @@ first update, publish, the loss of an engine, end.
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -127,19 +128,21 @@ def test_a_broadcast_and_the_object_store_bring_the_same_bits(pair: Pair) -> Non
 def test_rollouts_continue_after_a_publish_and_their_tokens_carry_its_version(pair: Pair) -> None:
     requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(200)]
     completions: list[Completion] = []
-    num_calls, published = 0, threading.Event()
+    num_calls, began_s, took_s, published = 0, 0.0, 0.0, threading.Event()
 
     def generate_until_published() -> None:
-        nonlocal num_calls
+        nonlocal num_calls, began_s, took_s
         while not published.is_set():
+            began_s = time.monotonic()
             completions.extend(pair.ray.engine.generate(requests, params()))
+            took_s = time.monotonic() - began_s
             num_calls += 1
 
     later = threading.Thread(target=generate_until_published, name="later", daemon=True)
     later.start()
     pair.ray.trainer.learn(groups_of(2), 2)
     pair.ray.trainer.learn(groups_of(3), 3)
-    wait_until(lambda: num_calls > 0)  # engines that answer are in the middle of the next call
+    wait_until(lambda: num_calls > 0 and time.monotonic() - began_s > took_s / 2)  # in the middle of a call
     pair.ray.publish(3)
     calls_before = num_calls
     wait_until(lambda: num_calls > calls_before + 1)

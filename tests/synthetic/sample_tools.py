@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 from luffy.environments import EpisodeState, ToolError
-from luffy.errors import LostError
+from luffy.errors import LostError, LuffyError
 
 RELEASED = threading.Event()
 """Lets the calls of `hang` return."""
@@ -85,6 +85,11 @@ def explain() -> str:
 def lose_service() -> str:
     """Raise the exception of a service that is gone."""
     raise LostError("the service is gone")
+
+
+def fail_for_good() -> str:
+    """Raise an error of luffy's own, which is no message for the policy."""
+    raise LuffyError("the service refuses")
 
 
 def hang() -> str:

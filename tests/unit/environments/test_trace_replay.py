@@ -19,6 +19,7 @@ from luffy.data.sources import load_source
 from luffy.data.verify_traces import Replayed
 from luffy.environments.call_formats import HermesCalls, ToolCall
 from luffy.environments.trace_replay import EnvironmentReplayer
+from luffy.errors import LostError
 from luffy.pipeline.machine.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext
@@ -78,9 +79,15 @@ def test_a_cut_record_matches_the_whole_answer() -> None:
 
 
 def test_an_environment_that_fails_is_told_from_one_that_answers_otherwise(caplog: pytest.LogCaptureFixture) -> None:
-    config = ToolsEnvironment(kind="tools", tools=("synthetic.sample_tools:lose_service",))
-    assert EnvironmentReplayer(config).replay([calling("lose_service", [{}], ["42"])]) == [[Replayed.CRASHED]]
+    config = ToolsEnvironment(kind="tools", tools=("synthetic.sample_tools:fail_for_good",))
+    assert EnvironmentReplayer(config).replay([calling("fail_for_good", [{}], ["42"])]) == [[Replayed.CRASHED]]
     assert "cannot be played again" in caplog.text
+
+
+def test_an_environment_that_is_lost_says_nothing_of_the_trace() -> None:
+    config = ToolsEnvironment(kind="tools", tools=("synthetic.sample_tools:lose_service",))
+    with pytest.raises(LostError, match="the service is gone"):
+        EnvironmentReplayer(config).replay([calling("lose_service", [{}], ["42"])])
 
 
 @pytest.mark.parametrize(("rule", "num_kept"), [("off", 10), ("keep", 10), ("reject", 8)])

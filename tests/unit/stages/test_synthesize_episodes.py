@@ -283,6 +283,7 @@ def test_a_model_folder_plays_as_an_endpoint_does(
     folder = tmp_path / "teacher" / "model"
     tokenizer.save_pretrained(folder)
     teacher = tiny_model()
+    teacher.resize_token_embeddings(len(tokenizer))
     teacher.config.max_position_embeddings = 256
     teacher.save_pretrained(folder)
     engine = ScriptedEngine(tokenizer, lambda prompt, seed: "4")
