@@ -7,7 +7,6 @@ environment, starts an API if none answers, and only then imports the flow, whic
 import importlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,7 +20,6 @@ from luffy.library_loading import without_collections
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
-from luffy.pipeline.workspace.lock_reach import lock_note
 
 _MIN_WARM_STAGES = 2
 _EMBEDDED_RETRIES = 2
@@ -45,8 +43,6 @@ def launch(
     signal.signal(signal.SIGTERM, partial(_interrupt, terminated))
     try:
         workspace.prepare()
-        if (note := lock_note(workspace.root)) is not None:
-            sys.stderr.write(f"note: {note}\n")
         os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
         set_environment(workspace.prefect_home, debug=debug)
         server = prefect_api()

@@ -27,8 +27,7 @@ import luffy
 from luffy.errors import LuffyError
 from luffy.flows.basic_auth import LOOPBACK, reachable_host, share_auth_string
 from luffy.flows.database_backup import back_up_before_upgrade, note_opened
-from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.lock_reach import is_of_one_machine
+from luffy.pipeline.workspace.lock import StageLock, is_shared
 from luffy.processes import die_with, end
 
 logger = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ class ApiServer:
 def _embedded_home(home: Path) -> Path:
     """A folder of this machine alone where others may write `home`: SQLite does not work for several machines."""
     home.mkdir(parents=True, exist_ok=True)
-    return home if is_of_one_machine(home) else home / "embedded" / socket.gethostname()
+    return home / "embedded" / socket.gethostname() if is_shared(home) else home
 
 
 def _command(host: str, port: int) -> list[str]:

@@ -24,6 +24,7 @@ from luffy.pages.method_comparison_page import (
 )
 from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pages.tuning_section import tries_table
+from luffy.pipeline.chain.reuse import FinishedStage
 from luffy.pipeline.workspace import Workspace
 from luffy.tasks.artifacts import Artifact
 from luffy.tasks.many_runs import (
@@ -36,7 +37,6 @@ from luffy.tasks.many_runs import (
     run_all,
     table_artifact,
 )
-from luffy.tasks.stages import FinishedStage
 from luffy.tasks.tuned_arms import tune_arms
 
 PAGE_FILE = "comparison.html"

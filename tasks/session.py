@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from prefect.logging import get_run_logger
 from luffy.cli.console import duration, progress_words, stage_display
 from luffy.cli.progress import StageLine
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.errors import LuffyError
+from luffy.errors import LuffyError, StageFailed
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
@@ -57,12 +57,15 @@ class Session:
         display: StageObserver,
         publisher: Publisher,
         stop: Callable[[], None] = lambda: None,
+        force: Collection[str] = (),
     ) -> None:
         self.run = run
         self.display = display
         self.publisher = publisher
         self.stop = stop
         """Ends stages that run outside the main thread."""
+        self.force = frozenset(force)
+        """Stages (nodes) that are made again although they are finished."""
 
     @property
     def page(self) -> Path | None:
@@ -187,6 +190,9 @@ class PrefectObserver:
         context = TaskRunContext.get()
         assert context is not None, "to be made inside a task"
         self._task_run = context.task_run.id
+        self._attempt = context.task_run.run_count
+        """From 1 on."""
+        self._execution = session.run.experiment.config.execution
         self._events = StageEvents(session.run.directory.name)
         self._line = StageLine("")
         self._logged = 0.0
@@ -225,6 +231,11 @@ class PrefectObserver:
         self._events.ended(plan.identity.key, self._line, "reused" if plan.action == "reuse" else "finished")
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
+        if isinstance(error, StageFailed) and error.temporary and self._attempt <= self._execution.retries:
+            why = str(error).partition("\n")[0].partition("; the end of ")[0].removeprefix(f"{plan.node.name} ")
+            delay = f"resuming in {self._execution.retry_delay_s:.0f} s ({self._attempt} of {self._execution.retries})"
+            self.event(plan, Event("message", time.time(), os.getpid(), text=f"{why}; {delay}"))
+            return
         self._display.failed(plan, error)
         line = self._line
         where = f" at step {line.step}/{line.total}; run it again to resume it" if line.total else ""

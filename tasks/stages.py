@@ -1,48 +1,112 @@
 """The Prefect task for each kind of stage, and the execution of a whole chain.
 
-A task starts the stage program, watches it and returns the location of the result; for a finished stage it starts
-nothing. Tasks are called directly, never submitted: only then does a cancelled run end its stages at once. Prefect does
-not retry them: the run resumes a failed stage itself.
+A stage's directory is its entry in Prefect's cache: the record lies there beside the manifest, and loading it checks
+the result's files. So a finished stage is `Cached`, a damaged one a miss. Two runs that need a stage at once make it
+once: the second waits for a lock that the kernel frees when its holder dies, and finds the record.
+
+Tasks are called directly, never submitted: only then does a cancelled run end its stages at once.
 """
 
+import os
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
+from prefect import Task, task
+from prefect.cache_policies import CachePolicy
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.serializers import JSONSerializer
+from prefect.settings import PREFECT_TASKS_REFRESH_CACHE
+from prefect.transactions import IsolationLevel
 
 from luffy.config import STAGE_KINDS
+from luffy.errors import StageFailed
 from luffy.pipeline.chain.graph import StageNode
+from luffy.pipeline.chain.reuse import RECORD_FILE, FinishedStage
 from luffy.pipeline.chain.walk import find_room, walk
+from luffy.pipeline.machine.events import Event
+from luffy.pipeline.workspace import Workspace
+from luffy.pipeline.workspace.lock import FlockManager
 from luffy.tasks.gpu_slots import gpu_slots
 from luffy.tasks.session import PrefectObserver, Session
 
-
-@dataclass(frozen=True)
-class FinishedStage:
-    """Location and digest of a stage's result."""
-
-    node: str
-    directory: Path
-    digest: str
-    """Hash over all its outputs."""
+_ERROR_RECORD = re.compile(r"[0-9a-f]{32}")
 
 
-@task(task_run_name="{node}", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def _make(session: Session, node: str, inputs: Mapping[str, FinishedStage]) -> FinishedStage:
-    """Make the stage `node`, or reuse it; `inputs` only shows Prefect the stages that it depends on."""
-    manifest = session.run.execute(node, PrefectObserver(session), gpu_slots)
-    directory = session.run.experiment.workspace.stage_directory(manifest.stage, manifest.key)
-    return FinishedStage(node, directory, manifest.digest)
+@dataclass
+class StagePolicy(CachePolicy):
+    """The key of a stage's record: its place below the stages of the workspace."""
+
+    def compute_key(
+        self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any
+    ) -> str:
+        """Such as `rl/0f3a…/record.json`."""
+        return f"{inputs['stage']}/{inputs['key']}/{RECORD_FILE}"
+
+
+@task(task_run_name="{node}", persist_result=True, result_serializer=JSONSerializer(), cache_result_in_memory=False)
+def _make(
+    session: Session, node: str, stage: str, key: str, inputs: Mapping[str, FinishedStage], started: list[str]
+) -> FinishedStage:
+    """Make the stage `node`; `inputs` shows Prefect the stages that it depends on, `started` receives each attempt."""
+    is_first = not started
+    started.append(node)
+    session.run.execute(node, PrefectObserver(session), gpu_slots, afresh=is_first and _is_refreshed(session, node))
+    return session.run.experiment.finished(node)
 
 
 _TASKS = {kind.name: _make.with_options(name=kind.name, description=kind.title) for kind in STAGE_KINDS.values()}
 
 
 def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedStage]) -> FinishedStage:
-    """Make `node` from `inputs` (by input name) in the task of its kind, or reuse it."""
-    return _TASKS[node.stage](session, node.name, inputs)
+    """Make `node` from `inputs` (by input name) in the task of its kind, or reuse it.
+
+    A stage that was killed, or has lost a process or an endpoint, is resumed `execution.retries` times.
+    """
+    experiment, execution = session.run.experiment, session.run.experiment.config.execution
+    started: list[str] = []
+
+    def waiting(record: str, holder: str) -> None:
+        plan = experiment.plan_node(node.name)
+        session.display.planned(plan)
+        session.display.event(plan, Event("waiting", time.time(), os.getpid(), text=holder))
+
+    locks = FlockManager(experiment.workspace.locks, waiting, session.run.stopped)
+    configured = _TASKS[node.stage].with_options(
+        cache_policy=StagePolicy().configure(isolation_level=IsolationLevel.SERIALIZABLE, lock_manager=locks),
+        result_storage=experiment.workspace.stages,
+        # A verification reads every file, which the record's check does not.
+        refresh_cache=experiment.verify or _is_refreshed(session, node.name),
+        retries=execution.retries,
+        retry_delay_seconds=execution.retry_delay_s,
+        retry_condition_fn=_is_lost,
+    )
+    try:
+        finished = configured(session, node.name, node.stage, experiment.identities[node.name].key, inputs, started)
+    finally:
+        _delete_error_records(experiment.workspace)
+    if not started:  # Cached: it has yet to be shown, and entered into the run's record
+        session.run.execute(node.name, session.display)
+    return finished
+
+
+def _is_refreshed(session: Session, node: str) -> bool:
+    """Whether a finished result is to be made again, by luffy's option or by Prefect's setting."""
+    return node in session.force or PREFECT_TASKS_REFRESH_CACHE.value()
+
+
+def _is_lost(_: Task[..., FinishedStage], run: TaskRun, state: State[FinishedStage]) -> bool:
+    return isinstance(state.data, StageFailed) and state.data.temporary
+
+
+def _delete_error_records(workspace: Workspace) -> None:
+    """Prefect keeps the exception of each failed task as a file beside the stages' folders; nothing reads it."""
+    for path in workspace.stages.iterdir():
+        if _ERROR_RECORD.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def make_chain(session: Session) -> dict[str, FinishedStage]:

@@ -5,15 +5,18 @@ import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
+from pydantic import ValidationError
+
 from luffy.config import ExperimentConfig
-from luffy.errors import EXIT_USER_ERROR, StageFailed
+from luffy.errors import EXIT_USER_ERROR, LuffyError, StageFailed
 from luffy.pipeline.chain.fingerprint import code_fingerprint, settings_fingerprint
 from luffy.pipeline.chain.graph import StageNode, build_graph
 from luffy.pipeline.chain.identity import Identity, identity_of
@@ -21,13 +24,13 @@ from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.chain.manifest import Manifest, finished_manifest
 from luffy.pipeline.chain.outside import outside_files
 from luffy.pipeline.chain.plan import StagePlan, plan_graph, plan_stage
+from luffy.pipeline.chain.reuse import FinishedStage
 from luffy.pipeline.machine.events import Event
-from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus, pause
+from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus
 from luffy.pipeline.machine.supervise import stage_command, supervise
 from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, link, write_run
 from luffy.pipeline.workspace.claims import claiming
 from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.process_start import machine, pid_namespace, process_start
 from luffy.pipeline.workspace.space import check_space, usable
 
 RunState = Literal["running", "finished", "failed", "interrupted"]
@@ -87,7 +90,19 @@ class Experiment:
         node = next(node for node in self.nodes if node.name == name)
         return plan_stage(self.workspace, self.config.name, node, self.identities, verify=self.verify)
 
-    def job(self, plan: StagePlan) -> StageJob:
+    def finished(self, name: str) -> FinishedStage:
+        """The record of a finished stage. Raises LuffyError where it is not whole, or its inputs have changed."""
+        node, identity = next(node for node in self.nodes if node.name == name), self.identities[name]
+        upstream = {source: self.identities[provider] for source, provider in node.inputs.items()}
+        places = {source: f"{found.stage}/{found.key}" for source, found in upstream.items()}
+        digest = finished_manifest(self.workspace.stage_directory(identity.stage, identity.key)).digest
+        try:
+            return FinishedStage(stage=identity.stage, key=identity.key, inputs=places, digest=digest)
+        except ValidationError as error:
+            what = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise LuffyError(f"{name}: {what}; the same command makes it again") from None
+
+    def job(self, plan: StagePlan, *, afresh: bool = False) -> StageJob:
         """The job for the stage program."""
         return StageJob(
             node=plan.node.name,
@@ -102,6 +117,7 @@ class Experiment:
             extendable=plan.identity.extendable,
             extends=str(plan.extends) if plan.extends else None,
             verify=self.verify,
+            afresh=afresh,
             execution=self.config.execution,
             tracking=self.config.tracking,
         )
@@ -143,25 +159,30 @@ class ExperimentRun:
         self.experiment = experiment
         self.directory = directory
         self._command = command
-        self._stopped = stopped
+        self.stopped = stopped
         self._stages: dict[str, dict[str, str]] = {}
+        self._spent_s: defaultdict[str, float] = defaultdict(float)
         self._recording = threading.Lock()
         self._started = _now()
         self._working_directory = str(Path.cwd())
 
-    def execute(self, name: str, observer: StageObserver, turn: Turn = no_turn) -> Manifest:
-        """Make the stage `name`, or reuse it; returns its manifest. Raises StageFailed or WorkspaceError.
+    def execute(self, name: str, observer: StageObserver, turn: Turn = no_turn, *, afresh: bool = False) -> Manifest:
+        """Make the stage `name`, or reuse it; returns its manifest.
 
-        `turn` decides when a stage that is not reused may take GPUs.
+        `turn` decides when a stage that is not reused may take GPUs. Raises WorkspaceError, and StageFailed: after a
+        temporary failure another call resumes the stage. The time limit of a stage is that of all its calls together.
+        `afresh` makes it again from the beginning, whatever is there.
         """
         with claiming(self.experiment.workspace):
             plan = self.experiment.plan_node(name)
+            if afresh:
+                plan = replace(plan, action="run", reason="asked for", step=0, extends=None)
             observer.planned(plan)
             with _reporting_to(observer, plan):
                 self._enter(plan)
         with _reporting_to(observer, plan):
             if plan.action != "reuse":
-                self._start(plan, observer, turn)
+                self._start(plan, observer, turn, afresh)
             manifest = finished_manifest(plan.directory)
             for page in plan.node.kind.pages:
                 link(plan.directory / page, self.directory / page)
@@ -173,47 +194,38 @@ class ExperimentRun:
         with self._recording:
             write_run(self.directory, self._record(state))
 
-    def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn) -> None:
+    def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn, afresh: bool) -> None:
         check_space(plan, self.experiment.config.execution.checkpoint)
-        self._write_jobs(plan)
+        self._write_jobs(plan, afresh)
 
         def waiting(what: str) -> None:
             observer.event(plan, Event("waiting", time.time(), os.getpid(), text=what))
 
         wanted = gpus_of_stage(self.experiment.config, plan.node.stage)
         try:
-            with own_gpus(wanted, turn, waiting, self._stopped) as environment:
-                self._with_retries(plan, observer, environment)
+            with own_gpus(wanted, turn, waiting, self.stopped) as environment:
+                self._supervise(plan, observer, environment)
         except StageFailed as failure:
             if failure.exit_code == EXIT_USER_ERROR:
                 raise
-            raise StageFailed(f"{plan.node.name} {failure}", failure.exit_code) from None
+            raise StageFailed(f"{plan.node.name} {failure}", failure.exit_code, temporary=failure.temporary) from None
 
-    def _with_retries(self, plan: StagePlan, observer: StageObserver, environment: Mapping[str, str]) -> None:
-        """Run the stage program; after a temporary failure, run it again to resume."""
+    def _supervise(self, plan: StagePlan, observer: StageObserver, environment: Mapping[str, str]) -> None:
         execution = self.experiment.config.execution
-        limit_s = execution.time_limits_s.get(plan.node.stage)
-        began = time.monotonic()
-        for attempt in range(execution.retries + 1):
-            try:
-                supervise(
-                    self._command(plan.node.stage, plan.directory, self._job_file(plan)),
-                    plan.directory,
-                    on_event=lambda event: observer.event(plan, event),
-                    on_line=lambda text: observer.line(plan, text),
-                    environment=environment,
-                    time_limit_s=None if limit_s is None else max(limit_s - (time.monotonic() - began), 0.0),
-                    grace_s=execution.grace_s,
-                    stopped=self._stopped,
-                )
-                return
-            except StageFailed as failure:
-                if not failure.temporary or attempt == execution.retries:
-                    raise
-                why = str(failure).partition("\n")[0].partition("; the end of ")[0]
-                text = f"{why}; resuming in {execution.retry_delay_s:.0f} s ({attempt + 1} of {execution.retries})"
-                observer.event(plan, Event("message", time.time(), os.getpid(), text=text))
-                pause(self._stopped, execution.retry_delay_s)
+        limit_s, node, began = execution.time_limits_s.get(plan.node.stage), plan.node.name, time.monotonic()
+        try:
+            supervise(
+                self._command(plan.node.stage, plan.directory, self._job_file(plan)),
+                plan.directory,
+                on_event=lambda event: observer.event(plan, event),
+                on_line=lambda text: observer.line(plan, text),
+                environment=environment,
+                time_limit_s=None if limit_s is None else max(limit_s - self._spent_s[node], 0.0),
+                grace_s=execution.grace_s,
+                stopped=self.stopped,
+            )
+        finally:
+            self._spent_s[node] += time.monotonic() - began
 
     def _enter(self, plan: StagePlan) -> None:
         link(plan.directory, self.directory / "stages" / plan.node.name)
@@ -226,13 +238,13 @@ class ExperimentRun:
             }
             write_run(self.directory, self._record("running"))
 
-    def _write_jobs(self, plan: StagePlan) -> None:
+    def _write_jobs(self, plan: StagePlan, afresh: bool) -> None:
         """Write the job for the stage program, and for garbage collection, which keeps what an unfinished stage needs.
 
         The program reads the run's own file: another run of the stage, with other execution settings, may replace the
         one in the stage's directory before the program starts, or starts again.
         """
-        job = self.experiment.job(plan)
+        job = self.experiment.job(plan, afresh=afresh)
         for file in (self._job_file(plan), plan.directory / JOB_FILE):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_job(file, job)
@@ -246,10 +258,7 @@ class ExperimentRun:
             "experiment": self.experiment.config.name,
             "state": state,
             "pid": os.getpid(),
-            "process_start": process_start(os.getpid()),
-            "pid_namespace": pid_namespace(),
             "host": socket.gethostname(),
-            "machine": machine(),
             "working_directory": self._working_directory,
             "started": self._started,
             "updated": _now(),
@@ -259,17 +268,21 @@ class ExperimentRun:
 
 
 @contextmanager
-def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: False) -> Iterator[ExperimentRun]:
+def start_run(
+    experiment: Experiment,
+    stopped: Callable[[], bool] = lambda: False,
+    command: Callable[[str, Path, Path], list[str]] = stage_command,
+) -> Iterator[ExperimentRun]:
     """Start a run in a new `runs/<experiment>-<n>/`, and record how it ended.
 
-    `stopped` ends its stages as Ctrl-C would, for runs outside the main thread.
+    `stopped` ends its stages as Ctrl-C would, for runs outside the main thread; `command` starts a stage's program.
     """
     experiment.workspace.prepare()
     with ExitStack() as stack:
         with usable(experiment.workspace.root), claiming(experiment.workspace):
             directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
             stack.enter_context(StageLock(directory))
-            run = ExperimentRun(experiment, directory, stopped=stopped)
+            run = ExperimentRun(experiment, directory, command, stopped)
             run.close("running")
         try:
             yield run

@@ -18,7 +18,6 @@ from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.pass_rates import PassRate
 from luffy.files import link_or_copy, write_atomic
 from luffy.pipeline.chain.identity import Identity, IdentityRecord, read_identity
-from luffy.pipeline.chain.manifest import read_manifest
 from luffy.pipeline.workspace import is_discarded
 from luffy.types import Prompt
 
@@ -83,9 +82,7 @@ def stages_sampled_alike(directory: Path, section: str, free: Sequence[str]) -> 
     if own is None:
         return []
     others = [path for path in sorted(directory.parent.iterdir()) if path != directory and not is_discarded(path)]
-    return [
-        path for path in others if _sampling(read_identity(path), section, free) == own and not _by_edited_code(path)
-    ]
+    return [path for path in others if _sampling(read_identity(path), section, free) == own]
 
 
 def _answers_file(shard: Path) -> Path:
@@ -102,9 +99,3 @@ def _sampling(
     sampling = {name: value for name, value in values.items() if name not in free}
     settings = {**record.identity.settings, section: sampling}
     return dataclasses.replace(record.identity, settings=settings), record.consumed
-
-
-def _by_edited_code(directory: Path) -> bool:
-    """Whether code was edited between planning and running the stage in this directory, finished or not."""
-    manifest, record = read_manifest(directory), read_identity(directory)
-    return (manifest is not None and bool(manifest.code_changed)) or (record is not None and bool(record.edited))

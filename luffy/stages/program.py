@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
@@ -30,7 +30,6 @@ from luffy.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    EXIT_TEMPORARY,
     ConfigError,
     LuffyError,
     NoSpaceError,
@@ -51,11 +50,9 @@ from luffy.pipeline.chain.manifest import (
     write_manifest,
 )
 from luffy.pipeline.chain.provenance import hardware, package_versions
-from luffy.pipeline.chain.reuse import Condition, clear, examine
+from luffy.pipeline.chain.reuse import Condition, afresh, clear, examine
 from luffy.pipeline.machine.events import EVENTS_FILE, EventReader, EventWriter, seconds_of_attempts
-from luffy.pipeline.workspace.lease import leased
 from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.lock_reach import is_of_one_machine
 from luffy.pipeline.workspace.space import READ_ONLY, lack_of_space
 from luffy.processes import (
     MARK_VARIABLE,
@@ -70,6 +67,7 @@ from luffy.stop_request import StoppedOnRequest, deferring_stop_requests, receiv
 logger = logging.getLogger(__name__)
 _WAITING = ("luffy.http_client", "luffy.cluster.placement", "luffy.hosted.verifiers_process")
 """Modules whose warnings say that the stage waits long for something: the terminal shows them, too."""
+_SHOWN_MODULES = 3
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables that limit torch, MKL and oneDNN to AVX2."""
 Settings = TypeVar("Settings", bound=StageSettings)
@@ -162,7 +160,6 @@ def _guarded(
         with (
             _telling_of_waits(events),
             StageLock(out, waiting=partial(_waiting, events)),
-            _leased(out, events, supervisor),
             deferring,
         ):
             _run_locked(job, run, out, events)
@@ -188,20 +185,18 @@ def _run_locked(
 ) -> None:
     inputs = {name: Path(directory) for name, directory in job.inputs.items()}
     consumed = consumed_digests(inputs)
-    edited = _edited_modules(job)
-    condition = examine(out, job.key, consumed, verify=job.verify, edited=edited)
+    condition = afresh(out) if job.afresh else examine(out, job.key, consumed, verify=job.verify)
     if condition.reusable:
         delete_scratch(out, finished_manifest(out))
         events.finished("reused")
         return
-    attempt = _Attempt.of(job, out, condition, consumed, edited)
+    _refuse_edited_code(job)
+    attempt = _Attempt.of(job, out, condition, consumed)
     clear(out, condition)
     # Recorded before any work: an attempt that is killed leaves no manifest.
-    record = IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, edited, attempt.extended)
+    record = IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, attempt.extended)
     write_identity(out, record)
     events.started(f"from step {condition.step}" if condition.step else "", earlier_s=attempt.earlier_s)
-    if edited:
-        events.message(f"{', '.join(edited)} was edited since the plan: this result will not be reused")
     context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, attempt.shorter_run)
     # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
@@ -216,7 +211,6 @@ class _Attempt:
     """What the manifest says about the attempt that finished a stage."""
 
     consumed: dict[str, str]
-    edited: tuple[str, ...]
     shorter_run: Path | None
     """The finished shorter run that this attempt begins with; None also where an earlier attempt did."""
     extended: str
@@ -225,17 +219,15 @@ class _Attempt:
     started: str
 
     @classmethod
-    def of(
-        cls, job: StageJob, out: Path, condition: Condition, consumed: dict[str, str], edited: Mapping[str, str]
-    ) -> "_Attempt":
+    def of(cls, job: StageJob, out: Path, condition: Condition, consumed: dict[str, str]) -> "_Attempt":
         """An attempt that begins now. Work that `condition` clears does not count towards its result."""
         recorded = None if condition.from_scratch else read_identity(out)
         earlier_s = seconds_of_attempts(EventReader(out / EVENTS_FILE).read()) if recorded else 0.0
         if condition.step:
-            return cls(consumed, tuple(edited), None, _extended_before(out, recorded), earlier_s, _now())
+            return cls(consumed, None, _extended_before(out, recorded), earlier_s, _now())
         shorter_run = _shorter_run(job)
         extended = finished_manifest(shorter_run).key if shorter_run else ""
-        return cls(consumed, tuple(edited), shorter_run, extended, earlier_s, _now())
+        return cls(consumed, shorter_run, extended, earlier_s, _now())
 
 
 def _extended_before(out: Path, recorded: IdentityRecord | None) -> str:
@@ -263,7 +255,6 @@ def _manifest(job: StageJob, out: Path, attempt: _Attempt, result: StageResult) 
         earlier_s=attempt.earlier_s,
         resumed_from=result.resumed_from,
         extended=attempt.extended or None,
-        code_changed=attempt.edited,
         scratch=result.scratch,
     )
 
@@ -274,15 +265,17 @@ def _shorter_run(job: StageJob) -> Path | None:
     return found if found is not None and read_manifest(found) is not None else None
 
 
-def _edited_modules(job: StageJob) -> dict[str, str]:
-    """Modules edited since the job was planned, and the hashes of their code now ("" for one that is gone).
+def _refuse_edited_code(job: StageJob) -> None:
+    """UserError where the code was edited since the job was planned: its key would not identify the result.
 
-    Empty for a job written by hand.
+    Jobs that are written by hand name no code.
     """
-    if not job.code:
-        return {}
-    now = {**code_fingerprint(job.stage), **settings_fingerprint(job.settings)}
-    return {name: now.get(name, "") for name in sorted({*now, *job.code}) if now.get(name) != job.code.get(name)}
+    now = {**code_fingerprint(job.stage), **settings_fingerprint(job.settings)} if job.code else {}
+    if edited := sorted({name for name, _ in now.items() ^ job.code.items()}):
+        raise UserError(
+            f"{', '.join(edited[:_SHOWN_MODULES])}: edited since the run began, so the key of {job.node} does not "
+            "identify what it would make; the same command plans it again"
+        )
 
 
 def _read(stage: StageName, path: Path) -> StageJob:
@@ -290,19 +283,6 @@ def _read(stage: StageName, path: Path) -> StageJob:
     if job.stage != stage:
         raise ConfigError(f"{path}: stage: is {job.stage!r}; run python -m luffy.stages.{job.stage}")
     return job
-
-
-def _leased(out: Path, events: EventWriter, supervisor: int | None) -> AbstractContextManager[None]:
-    """Keeps other machines out by a lease, since they may not see the lock, depending on how they mount the file
-    system."""
-    if is_of_one_machine(out):
-        return contextlib.nullcontext()
-    return leased(out, partial(_waiting, events), partial(_lose_lease, events, supervisor))
-
-
-def _lose_lease(events: EventWriter, supervisor: int | None, fate: str) -> None:
-    """Called when another machine has taken the stage, or may take it: this one must not write to it any more."""
-    _end_at_once(events, supervisor, f"this machine was away for too long; {fate}", EXIT_TEMPORARY)
 
 
 def _waiting(events: EventWriter, holder: str) -> None:
@@ -356,17 +336,15 @@ def _end_children(supervisor: int | None = None) -> None:
 
 
 def _give_up(events: EventWriter, supervisor: int | None) -> None:
-    """Called from any thread, after the grace period of a stop request."""
-    _end_at_once(events, supervisor, "interrupted", EXIT_INTERRUPTED)
+    """Called from any thread, after the grace period of a stop request: end all processes of this stage.
 
-
-def _end_at_once(events: EventWriter, supervisor: int | None, why: str, code: int) -> NoReturn:
-    """End all processes of this stage. The event comes after the others have ended: its disk may hang."""
+    The event comes after the others have ended: its disk may hang.
+    """
     mark = os.environ.get(MARK_VARIABLE)
     if mark:
         end_processes(mark, 0.0, spared=supervisor)
-    _record_failure(events, why)
-    os._exit(code)
+    _record_failure(events, "interrupted")
+    os._exit(EXIT_INTERRUPTED)
 
 
 def _set_up_cpu(execution: ExecutionConfig) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
-from toy_run import Recorder, toy_experiment, toy_run
+from toy_run import Recorder, toy_run
 
+from luffy.errors import StageFailed
 from luffy.pipeline.chain.job import JOB_FILE, write_job
 
 DRIVER = Path(__file__).with_name("toy_run.py")
@@ -90,17 +91,19 @@ def test_a_longer_run_gets_its_own_directory(tmp_path):
 @pytest.mark.slow
 def test_another_run_of_the_stage_does_not_change_the_execution_settings_of_the_one_at_work(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_FAULT", "killed")
-    retried = ("execution.retries=1", "execution.retry_delay_s=0.1")
-    other = toy_experiment(tmp_path, *retried, "execution.num_threads=2")
+    run, other = (toy_run(tmp_path, f"execution.num_threads={threads}") for threads in (1, 2))
+    with pytest.raises(StageFailed) as caught:
+        run.execute("prepare_data", Recorder())
+    assert caught.value.temporary
+    plan = other.experiment.plan_node("prepare_data")
 
     class Meddling(Recorder):
-        def event(self, plan, event):
-            if event.kind == "message":  # the stage was killed, and starts again
-                write_job(plan.directory / JOB_FILE, other.job(plan))
+        def planned(self, plan):
+            write_job(plan.directory / JOB_FILE, other.experiment.job(plan))
 
-    manifest = toy_run(tmp_path, *retried, "execution.num_threads=1").execute("prepare_data", Meddling())
-    assert manifest.resumed_from == 2
-    assert manifest.execution.num_threads == 1
+    write_job(plan.directory / JOB_FILE, other.experiment.job(plan))
+    manifest = run.execute("prepare_data", Meddling())
+    assert (manifest.resumed_from, manifest.execution.num_threads) == (2, 1)
 
 
 @pytest.mark.slow

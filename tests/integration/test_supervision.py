@@ -89,37 +89,6 @@ def test_a_crash_carries_the_end_of_the_log(tmp_path, monkeypatch):
     assert "Traceback" in str(caught.value)
 
 
-RETRIED = ("execution.retries=1", "execution.retry_delay_s=0.1")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [("killed", "was ended by SIGKILL"), ("lost", "failed with exit code 75: http://host:8000: no answer")],
-)
-def test_a_stage_that_was_killed_or_lost_something_is_resumed_within_the_run(tmp_path, monkeypatch, fault, why):
-    monkeypatch.setenv("TOY_FAULT", fault)
-    recorder = Recorder()
-    manifest = toy_run(tmp_path, *RETRIED).execute("prepare_data", recorder)
-    assert manifest.resumed_from == 2
-    assert recorder.texts("message") == [f"{why}; resuming in 0 s (1 of 1)"]
-    assert recorder.texts("planned") == ["run"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "mode", "starts", "code"), [("lost for good", "", 2, 1), ("crash", "", 1, 1), ("", "mistake", 1, 2)]
-)
-def test_retries_are_limited_and_exclude_crashes_and_mistakes(tmp_path, monkeypatch, fault, mode, starts, code):
-    monkeypatch.setenv("TOY_FAULT", fault)
-    monkeypatch.setenv("TOY_MODE", mode)
-    recorder = Recorder()
-    with pytest.raises(StageFailed) as caught:
-        toy_run(tmp_path, *RETRIED).execute("prepare_data", recorder)
-    assert len(recorder.texts("started")) == starts
-    assert caught.value.exit_code == code
-
-
 @pytest.mark.slow
 def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_MODE", "family")
@@ -132,7 +101,7 @@ def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path
     monkeypatch.setattr("luffy.pipeline.machine.supervise.time", passes)
     limit = f"execution.time_limits_s={{prepare_data: {limit_s}}}"
     with pytest.raises(StageFailed, match="prepare_data has reached its time limit; the same command") as caught:
-        toy_run(tmp_path, *RETRIED, limit).execute("prepare_data", recorder)
+        toy_run(tmp_path, limit).execute("prepare_data", recorder)
     assert caught.value.exit_code == 1
     (child,) = re.findall(r"child (\d+)", "\n".join(recorder.texts("line")))
     assert not alive(int(child))

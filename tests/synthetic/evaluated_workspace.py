@@ -38,7 +38,6 @@ def write_evaluation(
     problems: Sequence[str] = tuple(f"p{i}" for i in range(100)),
     evaluation: Mapping[str, object] | None = None,
     day: int = 1,
-    code_changed: tuple[str, ...] = (),
     without: str = "",
     reference: str = "2",
     system_prompt: str | None = None,
@@ -90,7 +89,6 @@ def write_evaluation(
             hardware={},
             started=f"2026-03-{day:02d}T10:00:00+00:00",
             ended=f"2026-03-{day:02d}T11:00:00+00:00",
-            code_changed=code_changed,
         ),
     )
     return directory

@@ -19,7 +19,6 @@ from luffy.http_client import missing_key
 from luffy.pipeline.machine.inherited_environment import complaints_about_variables
 from luffy.pipeline.workspace import MIN_FREE_BYTES, Workspace
 from luffy.pipeline.workspace.disk import free_bytes
-from luffy.pipeline.workspace.lock_reach import LOCAL_LOCKS_REMEDY, ends_at_machine, of_unknown_reach
 
 _COMFORTABLE_BYTES = 10 << 30
 _MIN_SHARED_BYTES = 1 << 30
@@ -43,20 +42,6 @@ def check_workspace(workspace: Workspace, free: Callable[[Path], int] = free_byt
         return broken("disk", str(error), "give another --workspace, or correct its permissions")
     found = f"{workspace.root}: {size_words(left)} free"
     return ok("disk", found) if left >= _COMFORTABLE_BYTES else note("disk", found, f"checkpoints need room: {_GC}")
-
-
-def check_lock_reach(
-    workspace: Workspace,
-    ends: Callable[[Path], str | None] = ends_at_machine,
-    unknown: Callable[[Path], str | None] = of_unknown_reach,
-) -> Finding:
-    """Whether other machines that share the workspace see its locks."""
-    if (mount := ends(workspace.root)) is not None:
-        return note("locks", f"{workspace.root}: {mount}: other machines do not see them", LOCAL_LOCKS_REMEDY)
-    if (kind := unknown(workspace.root)) is not None:
-        remedy = f"if they share it, {LOCAL_LOCKS_REMEDY}"
-        return note("locks", f"{workspace.root}: {kind}: whether other machines see them is not known", remedy)
-    return ok("locks", "no mount option keeps them to this machine")
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - not for files of ours

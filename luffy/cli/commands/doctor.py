@@ -76,7 +76,6 @@ def _findings(workspace: Workspace, config: str | None, *, no_run: bool) -> Iter
     yield software_checks.check_vllm(has_gpu=bool(gpus))
     yield software_checks.check_sandbox()
     yield machine_checks.check_workspace(workspace)
-    yield machine_checks.check_lock_reach(workspace)
     yield machine_checks.check_shared_memory()
     yield machine_checks.check_open_files()
     yield machine_checks.check_clock(workspace)

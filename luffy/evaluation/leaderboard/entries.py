@@ -144,8 +144,6 @@ def _doubt(directory: Path, manifest: Manifest | None) -> str:
     """Why the results in a directory do not count; empty when they do."""
     if manifest is None:
         return _OTHER_VERSION if (directory / MANIFEST_FILE).exists() else "not finished"
-    if manifest.code_changed:
-        return f"{', '.join(manifest.code_changed)} was edited before it started"
     damaged = manifest.damaged(directory)
     return "".join(f"{path} is {complaint}" for path, complaint in list(damaged.items())[:1])
 

@@ -152,7 +152,7 @@ def stage_table(manifests: Mapping[str, Manifest]) -> Table:
     rows = tuple(
         (
             TableCell(node),
-            TableCell(manifest.key, _doubts(manifest)),
+            TableCell(manifest.key),
             TableCell(wording.timestamp(manifest.started)),
             TableCell(wording.duration(manifest.total_s)),
             TableCell(wording.size(sum(output.bytes for output in manifest.outputs))),
@@ -222,12 +222,6 @@ def _tally(counts: Mapping[str, int]) -> str:
 
 def _quantiles(quantiles: Mapping[str, int]) -> str:
     return f"{quantiles['p50']} (max {quantiles['max']})" if quantiles else "–"
-
-
-def _doubts(manifest: Manifest) -> tuple[str, ...]:
-    """Warnings about the validity of the stage's key."""
-    changed = ", ".join(manifest.code_changed)
-    return (f"not made by the code of this key: {changed} was edited before the start",) if changed else ()
 
 
 def _resumed(manifest: Manifest) -> str:

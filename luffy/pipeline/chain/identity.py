@@ -8,7 +8,7 @@ example, makes the headline table.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from luffy.config import StageName
@@ -109,9 +109,6 @@ class IdentityRecord:
     """Input name to the digest of the result that the attempt read."""
     experiment: str = ""
     """Name of the experiment that made the attempt; empty if unknown."""
-    edited: dict[str, str] = field(default_factory=dict)
-    """Modules that were edited between the plan and the attempt, and the hashes of their code as it ran: the key does
-    not identify what the attempt left. Empty for a record of an earlier version."""
     extended: str = ""
     """Key of the finished shorter run that the attempt continued; empty without one."""
 
@@ -127,9 +124,8 @@ def read_identity(directory: Path) -> IdentityRecord | None:
     try:
         fields = parse_json((directory / IDENTITY_FILE).read_text(encoding="utf-8"))
         identity, consumed = Identity(**fields["identity"]), dict(fields["consumed"])
-        experiment, edited = fields.get("experiment", ""), dict(fields.get("edited", {}))
-        extended = fields.get("extended", "")
-        return IdentityRecord(fields["key"], fields["node"], identity, consumed, experiment, edited, extended)
+        experiment, extended = fields.get("experiment", ""), fields.get("extended", "")
+        return IdentityRecord(fields["key"], fields["node"], identity, consumed, experiment, extended)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # written by another version, or damaged
 

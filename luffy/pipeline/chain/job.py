@@ -43,6 +43,8 @@ class StageJob(StrictModel):
     """Directory of a finished, shorter run of the same series to continue."""
     verify: bool = False
     """Compare full hashes before a finished result is reused."""
+    afresh: bool = False
+    """Delete what is there and begin again."""
     execution: ExecutionConfig
     tracking: TrackingConfig
 

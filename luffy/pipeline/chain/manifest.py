@@ -59,8 +59,6 @@ class Manifest(StrictModel):
     """Step of the checkpoint that the last attempt started from; 0: from the beginning."""
     extended: str | None = None
     """Key of the shorter run that was continued."""
-    code_changed: tuple[str, ...] = ()
-    """Modules that were edited between the plan and the start of the stage: the key does not identify this result."""
     scratch: tuple[str, ...] = ()
     """Folders that the stage needed until it was finished; still there only after a kill."""
 

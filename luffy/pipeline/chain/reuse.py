@@ -3,13 +3,11 @@
 The rules, in the order in which they apply:
 
 1. The manifest exists, its outputs are intact, and the inputs still have the digests that were consumed: reused.
-   (Unless the code was edited between the plan and the stage's start: then the key does not describe the result.)
 2. The inputs have changed since: nothing in the directory can be trusted; the stage starts from scratch.
 3. Only exported model files are damaged: the files of the training itself (checkpoints, journal, metrics) are intact,
    so the export is cleared and the stage resumes from its newest checkpoint.
 4. Anything else is damaged: the stage starts from scratch.
-5. No manifest: the stage was interrupted and resumes from its newest checkpoint. (Unless the interrupted attempt ran
-   code edited since its plan, and this one runs other code: the result would be a mixture of both.)
+5. No manifest: the stage was interrupted and resumes from its newest checkpoint.
 """
 
 import os
@@ -17,23 +15,26 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
-from luffy.pipeline.chain.identity import IDENTITY_FILE, IdentityRecord, read_identity
+from luffy.pipeline.chain.identity import IDENTITY_FILE, read_identity
 from luffy.pipeline.chain.job import JOB_FILE
-from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.chain.manifest import MANIFEST_FILE, consumed_digests, finished_manifest, read_manifest
 from luffy.pipeline.chain.partial_writes import partial_writes
 from luffy.pipeline.machine.events import EVENTS_FILE
-from luffy.pipeline.workspace.lease import LEASE_FOLDER
+from luffy.pipeline.workspace import find_workspace
 from luffy.pipeline.workspace.lock import LOCK_FILE
 
 LOG_FILE = "log.txt"
+RECORD_FILE = "record.json"
+"""Prefect's record of a finished stage. A torn or stale one is a miss, and costs a look at the manifest."""
 PAID_ANSWERS = "paid_answers.jsonl"
 """File of paid answers. The key of each covers the whole question, so answers stay valid after any change."""
 _EXPORT_FOLDER = "model"
-_AS_PLANNED: Mapping[str, str] = MappingProxyType({})
-_KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE, LEASE_FOLDER, PAID_ANSWERS})
+_KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE, PAID_ANSWERS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,10 @@ def examine(
     consumed: Mapping[str, str],
     *,
     verify: bool = False,
-    edited: Mapping[str, str] = _AS_PLANNED,
 ) -> Condition:
-    """The condition of `directory` for the stage `key` whose inputs now have the digests `consumed`.
-
-    `edited`: the modules that differ from the plan in the process that would make the stage, with their hashes.
-    """
-    manifest, recorded = read_manifest(directory), read_identity(directory)
-    record = manifest or recorded
+    """The condition of `directory` for the stage `key` whose inputs now have the digests `consumed`."""
+    manifest = read_manifest(directory)
+    record = manifest or read_identity(directory)
     if record is None:
         return _unknown(directory)
     if record.key != key:
@@ -76,10 +73,9 @@ def examine(
     if changed:
         return Condition(False, f"{', '.join(changed)} came out differently", _all_entries(directory))
     if manifest is None:
-        return _interrupted(directory, recorded, edited)
-    if manifest.code_changed:
-        reason = f"{', '.join(manifest.code_changed)} was edited while the run that made it was under way"
-        return Condition(False, reason, _all_entries(directory))
+        if (directory / MANIFEST_FILE).exists():
+            return Condition(False, f"{MANIFEST_FILE} is not readable", _all_entries(directory))
+        return Condition(False, step=_resume_step(directory))
     damaged = manifest.damaged(directory, verify=verify)
     if not damaged:
         return Condition(True)
@@ -87,6 +83,43 @@ def examine(
     if all(path.startswith(f"{_EXPORT_FOLDER}/") for path in damaged) and newest_checkpoint(directory):
         return Condition(False, reason, (MANIFEST_FILE, _EXPORT_FOLDER), _resume_step(directory))
     return Condition(False, reason, _all_entries(directory))
+
+
+class FinishedStage(BaseModel):
+    """Where a finished stage is: the record that Prefect keeps of it, beside its manifest.
+
+    Loading it raises ValueError where the result is not there whole, made from the inputs as they are now: Prefect then
+    makes the stage again. Its place is relative, below the stages of the workspace in LUFFY_WORKSPACE.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stage: str
+    key: str
+    inputs: dict[str, str]
+    """Input name to the place of the stage that it was made from, such as `sft/0f3a…`."""
+    digest: str
+    """Hash over all outputs."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        stages = find_workspace().stages
+        condition = examine(
+            self.directory, self.key, consumed_digests({name: stages / place for name, place in self.inputs.items()})
+        )
+        if not condition.reusable or finished_manifest(self.directory).digest != self.digest:
+            raise ValueError(f"{self.directory}: {condition.reason or 'not the result that was recorded'}")
+        return self
+
+    @property
+    def directory(self) -> Path:
+        """The stage's directory."""
+        return find_workspace().stage_directory(self.stage, self.key)
+
+
+def afresh(directory: Path) -> Condition:
+    """The condition of `directory` for a stage that is to be made again, whatever is there."""
+    return Condition(False, "asked for", _all_entries(directory))
 
 
 def clear(directory: Path, condition: Condition) -> None:
@@ -118,16 +151,6 @@ def _unknown(directory: Path) -> Condition:
     if (directory / IDENTITY_FILE).exists():
         return Condition(False, f"{IDENTITY_FILE} is not readable", _all_entries(directory))
     return Condition(False)
-
-
-def _interrupted(directory: Path, recorded: IdentityRecord | None, edited: Mapping[str, str]) -> Condition:
-    if (directory / MANIFEST_FILE).exists():
-        return Condition(False, f"{MANIFEST_FILE} is not readable", _all_entries(directory))
-    # A retry of the same job with the same code resumes: its manifest will name the edited modules again.
-    if recorded is not None and recorded.edited and recorded.edited != edited:
-        reason = f"{', '.join(recorded.edited)} was edited before the attempt that was interrupted"
-        return Condition(False, reason, _all_entries(directory))
-    return Condition(False, step=_resume_step(directory))
 
 
 def _resume_step(directory: Path) -> int:

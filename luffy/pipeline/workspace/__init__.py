@@ -1,6 +1,7 @@
 """The layout of a workspace: stages by key, runs by name.
 
 <root>/stages/<stage>/<key>/         one directory per result
+<root>/locks/<stage>-<key>.lock     held while a run makes a stage, or looks whether it is finished
 <root>/runs/<experiment>-<n>/        run.json, links to the stages it used, the jobs of those that it started
 <root>/prefect/                      the database of the embedded Prefect server
 <root>/warm_server.log               log of the process that stages are forked from
@@ -18,7 +19,7 @@ from luffy.config import StageName
 from luffy.errors import WorkspaceError
 from luffy.files import write_atomic
 from luffy.pipeline.workspace.disk import free_bytes
-from luffy.pipeline.workspace.lock_reach import check_locks
+from luffy.pipeline.workspace.lock import check_locks
 
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
@@ -43,6 +44,11 @@ class Workspace:
     @property
     def runs(self) -> Path:
         return self.root / "runs"
+
+    @property
+    def locks(self) -> Path:
+        """Locks of the records of finished stages."""
+        return self.root / "locks"
 
     @property
     def prefect_home(self) -> Path:

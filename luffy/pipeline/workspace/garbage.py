@@ -19,7 +19,6 @@ from luffy.pipeline.chain.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.chain.partial_writes import is_temporary, partial_writes
 from luffy.pipeline.chain.reuse import LOG_FILE
 from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, Workspace, is_discarded
-from luffy.pipeline.workspace.lease import LEASE_FOLDER
 from luffy.pipeline.workspace.lock import LOCK_FILE, holder_of
 from luffy.pipeline.workspace.needs import Needs, find_needs, stage_directories
 from luffy.pipeline.workspace.records import RunRecord, list_records
@@ -196,7 +195,7 @@ def _own(directory: Path, notes: list[str]) -> bool:
 
 
 def _is_empty(directory: Path) -> bool:
-    return not any(path.name not in (LOCK_FILE, LEASE_FOLDER) for path in directory.iterdir())
+    return not any(path.name != LOCK_FILE for path in directory.iterdir())
 
 
 def _title(directory: Path) -> str:

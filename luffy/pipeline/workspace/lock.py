@@ -1,22 +1,42 @@
-"""One process at a time in the directory of a stage or a run: `flock` on a file in it, freed by the holder's death.
+"""Locks by `flock`, which the kernel frees when their holder dies, whatever ends it.
 
-`flock` works on one machine, and on network file systems that pass it on.
+They work on one machine, and on file systems that pass them on to the others. `check_locks` refuses a workspace where
+they do not.
 """
 
 import fcntl
 import os
+import re
 import socket
+import tempfile
 import time
+from asyncio import to_thread
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from luffy.errors import LuffyError
-from luffy.pipeline.workspace.lease import foreign_holder
+from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed, WorkspaceError
 
 LOCK_FILE = ".lock"
 _POLL_S = 0.2
+_MOUNTS = Path("/proc/self/mounts")
+_NFS = ("nolock", "local_lock=all", "local_lock=flock")
+_SHARED: dict[str, tuple[str, ...]] = {
+    "nfs": _NFS,
+    "nfs4": _NFS,
+    "lustre": ("localflock",),
+    "ocfs2": ("localflocks",),
+    "cifs": ("nobrl",),
+    "smb3": ("nobrl",),
+    "fuse.sshfs": ("rw", "ro"),
+    "ceph": (),
+    "gfs2": (),
+    "gpfs": (),
+    "beegfs": (),
+}
+"""File systems of several machines, and the mount options with which the kernel keeps locks to itself: nfs(5),
+mount.lustre(8), mount.ocfs2(8), mount.cifs(8). sshfs always does."""
 
 
 class StageLock:
@@ -65,13 +85,7 @@ class StageLock:
 
 @contextmanager
 def lock_if_free(directory: Path) -> Iterator[bool]:
-    """Holds the lock of `directory` inside the block if it is free; yields whether it is held. Creates no file.
-
-    It is not free where another machine has left a lease, since its process may live.
-    """
-    if foreign_holder(directory) is not None:
-        yield False
-        return
+    """Holds the lock of `directory` inside the block if it is free; yields whether it is held. Creates no file."""
     try:
         descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -84,9 +98,7 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
 
 
 def holder_of(directory: Path) -> str | None:
-    """Who works in `directory` ("pid 17 on host"): the holder of its lock, or of another machine's lease; else None."""
-    if (elsewhere := foreign_holder(directory)) is not None:
-        return elsewhere
+    """Who works in `directory` ("pid 17 on host"): the holder of its lock; None where it is free."""
     try:
         descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -97,6 +109,138 @@ def holder_of(directory: Path) -> str | None:
         return _name_in(descriptor) or "another process"
     finally:
         os.close(descriptor)
+
+
+class FlockManager:
+    """Prefect's lock manager (`prefect.locking.protocol.LockManager`) for records of results, one file a record.
+
+    Prefect's own file lock outlives a `kill -9` of its holder, after which every later run would wait for ever.
+
+    Args:
+        folder: Where the files are, such as `rl-0f3a….lock` for the record `rl/0f3a…/record.json`.
+        waiting: Called once with the record and the name of its holder, when a wait begins.
+        stopped: Whether to give up waiting, which raises StageFailed.
+    """
+
+    def __init__(
+        self, folder: Path, waiting: Callable[[str, str], None], stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._folder = folder
+        self._waiting = waiting
+        self._stopped = stopped
+        # By key and holder: threads of one process exclude each other, too, and Prefect ignores a refusal.
+        self._held: dict[tuple[str, str], int] = {}
+
+    def acquire_lock(
+        self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
+    ) -> bool:
+        """Hold the lock of the record `key`; whether that succeeded within `acquire_timeout` seconds (None: ever)."""
+        if (key, holder) in self._held:
+            return True
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, descriptor)
+            deadline = None if acquire_timeout is None else time.monotonic() + acquire_timeout
+            announced = False
+            while not _try_lock(descriptor):
+                if self._stopped():
+                    raise StageFailed("interrupted while waiting; the same command resumes it", EXIT_INTERRUPTED)
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+                if not announced and (name := _name_in(descriptor)):
+                    self._waiting(key, name)
+                    announced = True
+                time.sleep(_POLL_S)
+            on_failure.pop_all()
+        _write_name(descriptor, _own_name())
+        self._held[key, holder] = descriptor
+        return True
+
+    def release_lock(self, key: str, holder: str) -> None:
+        """Free the record `key`."""
+        descriptor = self._held.pop((key, holder))
+        _write_name(descriptor, "")
+        os.close(descriptor)
+
+    def is_lock_holder(self, key: str, holder: str) -> bool:
+        """Whether `holder` holds the lock of the record `key`."""
+        return (key, holder) in self._held
+
+    def is_locked(self, key: str) -> bool:
+        """Whether anybody holds the lock of the record `key`."""
+        return not self.wait_for_lock(key, timeout=0.0)
+
+    def wait_for_lock(self, key: str, timeout: float | None = None) -> bool:
+        """Whether the record `key` became free within `timeout` seconds (None: wait for ever)."""
+        if not self._path(key).exists():
+            return True
+        free = self.acquire_lock(key, "", timeout)
+        if free:
+            self.release_lock(key, "")
+        return free
+
+    async def aacquire_lock(
+        self, key: str, holder: str, acquire_timeout: float | None = None, hold_timeout: float | None = None
+    ) -> bool:
+        """`acquire_lock`, for Prefect's asynchronous callers."""
+        return await to_thread(self.acquire_lock, key, holder, acquire_timeout, hold_timeout)
+
+    async def await_for_lock(self, key: str, timeout: float | None = None) -> bool:
+        """`wait_for_lock`, for Prefect's asynchronous callers."""
+        return await to_thread(self.wait_for_lock, key, timeout)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key.rpartition('/')[0].replace('/', '-')}.lock"
+
+
+def check_locks(folder: Path, mounts: Path = _MOUNTS) -> None:
+    """Raise WorkspaceError where `flock` does not keep a second process out, here or on another machine."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
+        fault = _fault(probe.name) or _local_option(folder.resolve(), mounts)
+    if fault is not None:
+        raise WorkspaceError(
+            f"workspace {folder}: its file system has no working file locks (flock: {fault}), so two runs could write "
+            "one result; mount it with locks that all machines see, or give another with --workspace"
+        )
+
+
+def is_shared(folder: Path, mounts: Path = _MOUNTS) -> bool:
+    """Whether other machines may write there, by the kind of its file system."""
+    return _mount_of(folder.resolve(), mounts)[0] in _SHARED
+
+
+def _local_option(folder: Path, mounts: Path) -> str | None:
+    kind, options = _mount_of(folder, mounts)
+    found = [option for option in _SHARED.get(kind, ()) if option in options]
+    return f"other machines do not see those of {kind} with {found[0]}" if found else None
+
+
+def _fault(path: str) -> str | None:
+    first, second = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for _ in range(2))
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        return error.strerror
+    finally:
+        os.close(first)
+        os.close(second)
+    return "a second holder is not kept out"
+
+
+def _mount_of(folder: Path, mounts: Path) -> tuple[str, list[str]]:
+    """Kind and options of the file system; the last of several mounts at one point covers the others."""
+    best, found = -1, ("", list[str]())
+    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+        _, point, kind, options, *_ = line.split(" ")
+        # Spaces and the like are written in octal: proc_pid_mounts(5), getmntent(3).
+        where = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point))
+        if folder.is_relative_to(where) and len(where.parts) >= best:
+            best, found = len(where.parts), (kind, options.split(","))
+    return found
 
 
 def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:

@@ -1,9 +1,7 @@
-"""The runs of a workspace as recorded in their `run.json`, and whether the process of each is still alive."""
+"""The runs of a workspace as recorded in their `run.json`, and whether the process of each still holds its lock."""
 
 import difflib
 import json
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
@@ -19,19 +16,12 @@ from luffy.errors import DataError
 from luffy.json_text import parse_json
 from luffy.pipeline.chain.identity import Json
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
-from luffy.pipeline.workspace.lock import LOCK_FILE, holder_of
-from luffy.pipeline.workspace.process_start import (
-    is_other_container,
-    is_other_machine,
-    pid_namespace,
-    process_start,
-)
+from luffy.pipeline.workspace.lock import holder_of
 
 RunCondition = Literal["running", "finished", "failed", "interrupted", "killed", "unreadable"]
 ARMS_FOLDER = "arms"
 _STAGES_FOLDER = "stages"
 _RECORDED: tuple[RunCondition, ...] = ("running", "finished", "failed", "interrupted")
-_CLOCK_SLACK_S = 5.0
 _SUGGESTED = 5
 
 
@@ -62,12 +52,6 @@ class RunRecord:
     stages: Mapping[str, StageEntry] = field(default_factory=dict)
     """By node, in the order in which the run reached them."""
     config: Mapping[str, Json] = field(default_factory=dict)
-    process_start: str = ""
-    """`process_start` of its process; empty in records of earlier versions."""
-    pid_namespace: str = ""
-    """`pid_namespace` of its process; empty in records of earlier versions."""
-    machine: str = ""
-    """`machine` of its process; empty in records of earlier versions, and where it is unknown."""
     working_directory: str = ""
     """Where the relative paths of its configuration start; empty in records of earlier versions."""
 
@@ -81,26 +65,15 @@ class RunRecord:
         return datetime.fromisoformat(self.started).timestamp() if self.started else 0.0
 
     @property
-    def is_elsewhere(self) -> bool:
-        """Whether another machine or container started it, whose processes cannot be checked from here.
-
-        An equal host name does not exclude it: virtual machines of one image, or containers, may have the same one.
-        """
-        if not self.host:
-            return False
-        has_other_name = self.host != socket.gethostname()
-        return has_other_name or is_other_machine(self.machine) or is_other_container(self.pid_namespace)
-
-    @property
     def condition(self) -> RunCondition:
-        """The state as recorded, but never `running` for a run whose process is gone."""
-        if self.recorded == "running" and not self._may_live():
+        """The state as recorded, but never `running` for a run whose process is gone: the kernel has freed its lock."""
+        if self.recorded == "running" and holder_of(self.directory) is None:
             return "killed"
         return next((state for state in _RECORDED if state == self.recorded), "unreadable")
 
     @property
     def is_live(self) -> bool:
-        """Whether a process works on it, or may do so on another machine."""
+        """Whether a process works on it."""
         return self.condition == "running"
 
     @property
@@ -116,39 +89,6 @@ class RunRecord:
         """Directories of a comparison's runs, by `<arm>-<seed>`; empty for other runs."""
         folder = self.directory / ARMS_FOLDER
         return {link.name: link.resolve() for link in sorted(folder.iterdir())} if folder.is_dir() else {}
-
-    def _may_live(self) -> bool:
-        is_held = self._is_held()
-        if is_held is not None:
-            return is_held
-        if self.is_elsewhere:
-            return True
-        # The process that makes the directory has yet to enter itself. It does so under the workspace's lock, so that
-        # a deletion, which holds that lock, never has to rely on the file's age.
-        if self.pid is None:
-            return time.time() - _modified(self.directory / RUN_FILE) < _CLOCK_SLACK_S
-        if self.process_start and (found := process_start(self.pid)):
-            return found == self.process_start
-        try:
-            # Counted from a boot time that moves with the clock, and so used only where there is nothing better.
-            began = psutil.Process(self.pid).create_time()
-        except psutil.NoSuchProcess:
-            return False
-        except psutil.AccessDenied:
-            return True
-        # A process that started after the run has only reused the pid of the dead one.
-        return bool(self.process_start) or not self.started or began <= self.started_s + _CLOCK_SLACK_S
-
-    def _is_held(self) -> bool | None:
-        """Whether a process holds the run's lock, in whatever container of this machine.
-
-        None if there is none (in runs of earlier versions), and for another machine, whose locks are seen here only if
-        the file system passes them on.
-        """
-        boot = self.pid_namespace.partition(":")[0]
-        if not boot or boot != pid_namespace().partition(":")[0] or not (self.directory / LOCK_FILE).exists():
-            return None
-        return holder_of(self.directory) is not None
 
 
 def list_records(workspace: Workspace) -> list[RunRecord]:
@@ -171,9 +111,6 @@ def read_run(directory: Path) -> RunRecord:
             values.get("updated", ""),
             {node: _entry(directory, node, stage) for node, stage in values.get("stages", {}).items()},
             values.get("config", {}),
-            values.get("process_start", ""),
-            values.get("pid_namespace", ""),
-            values.get("machine", ""),
             values.get("working_directory", ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -7,7 +7,6 @@ import pytest
 from luffy.cli.checkup.machine_checks import (
     check_clock,
     check_keys,
-    check_lock_reach,
     check_open_files,
     check_ports,
     check_prefect,
@@ -129,17 +128,6 @@ def test_checking_a_workspace_that_does_not_exist_makes_none(tmp_path):
     check_workspace(Workspace(tmp_path / "new"))
     check_clock(Workspace(tmp_path / "new"))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_locks_that_end_at_the_machine_are_a_note(tmp_path):
-    workspace = Workspace(tmp_path)
-    assert check_lock_reach(workspace, ends=lambda folder: None, unknown=lambda folder: None).severity == "ok"
-    unknown = check_lock_reach(workspace, ends=lambda folder: None, unknown=lambda folder: "fuse.s3fs")
-    assert unknown.severity == "note"
-    assert "fuse.s3fs: whether other machines see them is not known" in unknown.found
-    finding = check_lock_reach(workspace, ends=lambda folder: "nfs with nolock")
-    assert (finding.severity, finding.check) == ("note", "locks")
-    assert "nfs with nolock: other machines do not see them" in finding.found and "luffy gc" in finding.remedy
 
 
 def test_shared_memory_that_is_missing_is_a_note(tmp_path):

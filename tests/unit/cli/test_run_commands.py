@@ -32,7 +32,6 @@ from luffy.pipeline.chain.job import write_job
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.machine.events import EventWriter
 from luffy.pipeline.workspace import Workspace
-from luffy.pipeline.workspace.process_start import process_start
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Source, Trajectory
@@ -340,28 +339,6 @@ def test_watch_follows_stages_and_ends_with_the_run(workspace):
     run.close("failed")
     rest, code = follower.end()
     assert rest == "smoke-1: failed\n" and code == 1
-
-
-def test_watch_says_that_a_run_was_killed(workspace):
-    experiment = opened(workspace)
-    plan = experiment.plan_node("prepare_data")
-    child = subprocess.Popen(["sleep", "7200"])
-    directory = workspace.new_run("smoke", {"state": "running"})
-    run = ExperimentRun(experiment, directory)
-    begin(plan)
-    EventWriter(plan.directory / "events.jsonl").started()
-    run._enter(plan)
-    record = json.loads((directory / "run.json").read_text())
-    its = {"pid": child.pid, "process_start": process_start(child.pid)}
-    (directory / "run.json").write_text(json.dumps({**record, **its}))
-    follower = Follower(workspace, "smoke-1")
-    follower.until("prepare_data: running")
-    child.kill()
-    child.wait()
-    rest, code = follower.end()
-    assert "prepare_data: interrupted" in rest
-    assert f"smoke-1: killed (pid {child.pid} is gone); the same command resumes it" in rest
-    assert code == 1
 
 
 @pytest.mark.parametrize(("state", "code"), [("finished", 0), ("interrupted", 130), ("failed", 1)])

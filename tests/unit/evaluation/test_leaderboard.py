@@ -199,7 +199,6 @@ def test_the_mean_is_over_all_suites_with_an_interval_narrower_than_theirs(works
 
 def test_what_cannot_be_trusted_is_left_out_and_named(workspace: Workspace) -> None:
     write_evaluation(workspace, "good", {GREEDY: first(50)})
-    write_evaluation(workspace, "edited", {GREEDY: first(50)}, code_changed=("luffy.grading.pool",))
     (write_evaluation(workspace, "damaged", {GREEDY: first(50)}) / "samples.jsonl.zst").write_text("{}")
     (write_evaluation(workspace, "running", {GREEDY: first(50)}) / "manifest.json").unlink()
     (write_evaluation(workspace, "older", {GREEDY: first(50)}) / "manifest.json").write_text('{"stage": "evaluate"}')
@@ -207,7 +206,6 @@ def test_what_cannot_be_trusted_is_left_out_and_named(workspace: Workspace) -> N
     board = board_of(workspace)
     assert [row.model for row in board.tables[0].rows] == ["good"]
     assert {item.directory.name: item.reason for item in board.left_out} == {
-        "edited": "luffy.grading.pool was edited before it started",
         "damaged": "samples.jsonl.zst is changed",
         "running": "not finished",
         "older": "written by another version",

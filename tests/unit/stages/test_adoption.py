@@ -37,12 +37,12 @@ def evaluation(**changes: object) -> EvaluateSettings:
     return SETTINGS.model_copy(update={"evaluation": EVALUATION.model_copy(update=changes)})
 
 
-def finish(directory: Path, outputs: tuple[str, ...], code_changed: tuple[str, ...] = ()) -> None:
+def finish(directory: Path, outputs: tuple[str, ...]) -> None:
     now = "2026-03-04T10:00:00+00:00"
     manifest = Manifest(
         stage="evaluate", node="it", key=directory.name, series=None, settings={}, upstream={}, consumed={},
         outputs=collect_outputs(directory, outputs), metrics={}, execution=ExecutionConfig(), versions={}, hardware={},
-        started=now, ended=now, code_changed=code_changed,
+        started=now, ended=now,
     )  # fmt: skip
     write_manifest(directory, manifest)
 
@@ -178,10 +178,6 @@ def break_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
-def edited(path: Path) -> None:
-    finish(path.parent, OUTPUTS, code_changed=("luffy.grading.pool",))
-
-
 def other_responses(path: Path) -> None:
     """Another evaluation's samples under this one's hashes; the manifest knows no better."""
     shutil.copy(path.parents[1] / "eighth" / SAMPLES_FILE, path)
@@ -193,7 +189,7 @@ def discard(path: Path) -> None:
     path.parent.rename(path.parent.with_name(f".trash-{path.parent.name}"))
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, break_off, edited, other_responses, discard])
+@pytest.mark.parametrize("damage", [Path.unlink, break_off, other_responses, discard])
 def test_an_evaluation_that_does_not_count_is_not_taken_from(bench: Bench, damage: Callable[[Path], None]) -> None:
     bench.evaluate("eighth", SETTINGS.model_copy(update={"seed": 8}))
     damage(bench.root / "workspace" / "first" / SAMPLES_FILE)

@@ -1,4 +1,4 @@
-"""What all stage programs share: an attempt with code edited since the plan never becomes part of a clean result."""
+"""What all stage programs share: what an attempt leaves to the next one, and which code a stage refuses."""
 
 import asyncio
 import shutil
@@ -10,8 +10,7 @@ import pytest
 from luffy.config import load_experiment
 from luffy.http_client import Answer, HTTPClient, RequestLimits
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
-from luffy.pipeline.chain.identity import read_identity
-from luffy.pipeline.chain.job import JOB_FILE, write_job
+from luffy.pipeline.chain.job import JOB_FILE, read_job, write_job
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest, write_manifest
 from luffy.pipeline.experiment import Experiment, open_experiment
 from luffy.pipeline.machine.events import EVENTS_FILE, EventReader, EventWriter
@@ -64,16 +63,14 @@ def attempt(
     return resumed
 
 
-def test_an_attempt_with_edited_code_is_not_resumed_once_the_edit_is_reverted(experiment, monkeypatch) -> None:
-    out = experiment.plan_node("prepare_data").directory
-    assert attempt(experiment, monkeypatch, EDITED, killed=True) == [0]
-    plan = experiment.plan_node("prepare_data")
-    assert (plan.action, plan.step) == ("run", 0)
-    assert plan.reason == "luffy.data.schema was edited before the attempt that was interrupted"
-    assert attempt(experiment, monkeypatch, PLANNED) == [0]
-    manifest, record = read_manifest(out), read_identity(out)
-    assert manifest is not None and manifest.code_changed == ()
-    assert record is not None and record.edited == {}
+def test_code_that_was_edited_since_the_plan_is_refused_before_it_touches_anything(
+    experiment, monkeypatch, capsys
+) -> None:
+    assert attempt(experiment, monkeypatch, PLANNED, killed=True) == [0]
+    assert attempt(experiment, monkeypatch, EDITED) == []
+    said = capsys.readouterr().err
+    assert "luffy.data.schema: edited since the run began" in said and "the same command plans it again" in said
+    assert attempt(experiment, monkeypatch, PLANNED) == [1]
 
 
 def test_what_a_stage_waits_for_long_is_told_to_the_terminal(experiment, monkeypatch) -> None:
@@ -93,22 +90,6 @@ def test_what_a_stage_waits_for_long_is_told_to_the_terminal(experiment, monkeyp
         (out / MANIFEST_FILE).unlink()
     told = [event.text for event in EventReader(out / EVENTS_FILE).read() if event.kind == "message"]
     assert len(told) == 1 and told[0].startswith("http://host: status 429: slow down (Retry-After: 300); asking again")
-
-
-def test_a_retry_with_the_same_edited_code_resumes_and_its_result_is_not_reused(experiment, monkeypatch) -> None:
-    out = experiment.plan_node("prepare_data").directory
-    assert attempt(experiment, monkeypatch, EDITED, killed=True) == [0]
-    assert attempt(experiment, monkeypatch, EDITED) == [1]
-    manifest = read_manifest(out)
-    assert manifest is not None and manifest.code_changed == ("luffy.data.schema",)
-    assert experiment.plan_node("prepare_data").action == "run"
-
-
-def test_edited_code_that_resumes_a_clean_attempt_marks_what_it_leaves(experiment, monkeypatch) -> None:
-    assert attempt(experiment, monkeypatch, PLANNED, killed=True) == [0]
-    assert experiment.plan_node("prepare_data").action == "resume"
-    assert attempt(experiment, monkeypatch, EDITED, killed=True) == [1]
-    assert attempt(experiment, monkeypatch, PLANNED) == [0]
 
 
 def test_a_longer_run_that_is_killed_and_resumed_still_says_which_run_it_continues(experiment, monkeypatch) -> None:
@@ -131,8 +112,11 @@ def test_a_longer_run_that_is_killed_and_resumed_still_says_which_run_it_continu
 
 def test_the_time_of_earlier_attempts_counts_and_of_cleared_work_does_not(experiment, monkeypatch) -> None:
     out = experiment.plan_node("prepare_data").directory
-    assert attempt(experiment, monkeypatch, EDITED, killed=True, lasting_s=5000.0) == [0]
-    assert attempt(experiment, monkeypatch, PLANNED, killed=True, lasting_s=1000.0) == [0]  # from scratch
+    assert attempt(experiment, monkeypatch, PLANNED, killed=True, lasting_s=5000.0) == [0]
+    job = read_job(out / JOB_FILE)
+    write_job(out / JOB_FILE, job.model_copy(update={"afresh": True}))
+    assert attempt(experiment, monkeypatch, PLANNED, killed=True, lasting_s=1000.0) == [0]
+    write_job(out / JOB_FILE, job)
     assert attempt(experiment, monkeypatch, PLANNED, killed=True, lasting_s=200.0) == [1]
     assert attempt(experiment, monkeypatch, PLANNED) == [2]
     manifest = read_manifest(out)

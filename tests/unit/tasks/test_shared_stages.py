@@ -2,16 +2,15 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
 
 from luffy.errors import StageFailed
+from luffy.pipeline.chain.reuse import FinishedStage
 from luffy.tasks.many_runs import SharedStages
-from luffy.tasks.stages import FinishedStage
 
-MADE = FinishedStage("sft", Path("x"), "digest")
+MADE = FinishedStage.model_construct(stage="sft", key="x", inputs={}, digest="digest")
 
 
 def test_the_others_wait_for_the_first():

@@ -1,0 +1,48 @@
+"""A Prefect flow over toy stages: `python toy_flow.py WORKSPACE FORCED OVERRIDE ...`; prints each task's last state.
+
+The server is that of PREFECT_API_URL; FORCED are names of stages, separated by commas.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from toy_run import Recorder, toy_command, toy_experiment
+
+from luffy.flows.prefect_session import set_environment
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE
+
+root, forced, overrides = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+os.environ[WORKSPACE_VARIABLE] = str(root)
+set_environment(root / "prefect", debug=False)
+
+from prefect import flow  # noqa: E402
+from prefect.client.orchestration import get_client  # noqa: E402
+from prefect.client.schemas.filters import FlowRunFilter  # noqa: E402
+from prefect.runtime import flow_run  # noqa: E402
+
+from luffy.pipeline.experiment import start_run  # noqa: E402
+from luffy.tasks.session import Session, publishing  # noqa: E402
+from luffy.tasks.stages import make_chain  # noqa: E402
+
+
+@flow(name="toy", retries=0, persist_result=False)
+def toy() -> str:
+    """Make the chain; returns the identifier of the flow run."""
+    with (
+        start_run(toy_experiment(root, *overrides), command=toy_command) as run,
+        publishing(flow_run.get_id(), []) as publisher,
+    ):
+        make_chain(Session(run, Recorder(echo=True), publisher, force=filter(None, forced.split(","))))
+    return flow_run.get_id()
+
+
+def say_states(identifier: str) -> None:
+    """`state base: Cached`, for each task run."""
+    with get_client(sync_client=True) as client:
+        for task_run in client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [identifier]})):
+            sys.stdout.write(f"state {task_run.name}: {task_run.state_name} after {task_run.run_count}\n")
+
+
+if __name__ == "__main__":
+    say_states(toy())
