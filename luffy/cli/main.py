@@ -18,7 +18,6 @@ from luffy.cli.commands.eval import eval  # noqa: A004 - the command's name
 from luffy.cli.commands.evaluate import evaluate
 from luffy.cli.commands.explain import explain
 from luffy.cli.commands.export import export
-from luffy.cli.commands.export_environment import export_environment
 from luffy.cli.commands.export_traces import export_traces
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.grid import grid
@@ -39,7 +38,7 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
     "Experiments": (run, plan, bench, explain, config, prepare, evaluate, eval, compare, grid, study, serve, doctor),
-    "Results": (runs, show, watch, diff, leaderboard, rescore, export, export_traces, export_environment, gc),
+    "Results": (runs, show, watch, diff, leaderboard, rescore, export, export_traces, gc),
 }
 _TAKE_FIELDS = (run, plan, bench, explain, config, prepare, evaluate)
 _EPILOG = """\
