@@ -14,7 +14,6 @@ from luffy.cli.commands.compare import compare
 from luffy.cli.commands.config import config
 from luffy.cli.commands.diff import diff
 from luffy.cli.commands.doctor import doctor
-from luffy.cli.commands.eval import eval  # noqa: A004 - the command's name
 from luffy.cli.commands.evaluate import evaluate
 from luffy.cli.commands.explain import explain
 from luffy.cli.commands.export import export
@@ -37,7 +36,7 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, eval, compare, grid, study, serve, doctor),
+    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, compare, grid, study, serve, doctor),
     "Results": (runs, show, watch, diff, leaderboard, rescore, export, export_traces, gc),
 }
 _TAKE_FIELDS = (run, plan, bench, explain, config, prepare, evaluate)
