@@ -394,8 +394,6 @@ class FiltersConfig(StrictModel):
     near_duplicates: PositiveShare | None = None
     """A problem whose word triples have at least this estimated Jaccard similarity with an earlier one repeats it;
     None: only equal problems do."""
-    languages: tuple[Literal["en", "de", "es", "fr", "it", "pt", "ja", "ko", "ru", "zh"], ...] | None = None
-    """Problems and traces in another language are rejected; texts without a language (formulas) stay. None: any."""
     difficulty: Literal["easy", "hard"] | None = None
     """By the shortest trace of a prompt, as in LUFFY: `easy` keeps those up to the boundary, `hard` the others."""
     difficulty_boundary_tokens: PositiveInt | None = None
