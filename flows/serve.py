@@ -21,15 +21,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 import httpx
 
 from luffy.cli.console import say, show_error, terminal
-from luffy.cli.metrics_page import served_metrics
-from luffy.cli.workspace_watch import WorkspaceWatch
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.flows.alerts import Alerts, keep_automations
@@ -68,7 +66,6 @@ def serve_until_interrupted(
     alerts: Alerts,
     *,
     end_with_parent: bool,
-    metrics: int | None = None,
 ) -> int:
     """Serve until Ctrl-C; returns the exit code, raises LuffyError."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -76,8 +73,7 @@ def serve_until_interrupted(
     if end_with_parent:
         watch_parent(os.getppid(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        with served_metrics(WorkspaceWatch(workspace), metrics) if metrics else nullcontext():
-            _serve(workspace, address, limit, alerts)
+        _serve(workspace, address, limit, alerts)
     except KeyboardInterrupt:
         terminal().print("ended")
     except httpx.HTTPError as error:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ _CONTROLS = {
 """C0 and C1 controls, and the characters that change the direction of writing."""
 _BAR_CELLS = 16
 _FILE_WIDTH = 240
-PLAIN_INTERVAL_S = 10.0
+_PLAIN_INTERVAL_S = 10.0
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
@@ -167,7 +167,7 @@ class PlainDisplay:
         line = self._line(plan)
         if event.kind in ("waiting", "message"):
             self._say(plan, line.note)
-        elif event.kind == "progress" and event.time - self._last_time[plan.node.name] >= PLAIN_INTERVAL_S:
+        elif event.kind == "progress" and event.time - self._last_time[plan.node.name] >= _PLAIN_INTERVAL_S:
             self._say(plan, progress_words(line))
 
     def line(self, plan: StagePlan, text: str) -> None:
@@ -191,29 +191,10 @@ class PlainDisplay:
         self._console.print(Text(f"{time.strftime('%H:%M:%S')} {plan.node.name}: {text}"), soft_wrap=True)
 
 
-@contextmanager
-def live_lines(lines: Callable[[], Iterable[StageLine]]) -> Iterator[Callable[[], None]]:
-    """One live line per stage on a terminal; yields a function that redraws with the present result of `lines`."""
-    with Live(console=terminal(), get_renderable=lambda: lines_table(lines()), auto_refresh=False) as live:
-        yield live.refresh
-
-
-@contextmanager
-def live_rows(header: Sequence[str], rows: Callable[[], Iterable[Sequence[str]]]) -> Iterator[Callable[[], None]]:
-    """One live table; yields a function that redraws with the present result of `rows`."""
-    with Live(console=terminal(), get_renderable=lambda: text_table(header, rows()), auto_refresh=False) as live:
-        yield live.refresh
-
-
 def live_table(progress: ChainProgress) -> Table:
-    """The current lines of all stages."""
-    return lines_table(progress.lines.values())
-
-
-def lines_table(lines: Iterable[StageLine]) -> Table:
-    """One row per stage."""
+    """The current lines of all stages, a row each."""
     table = Table.grid(padding=(0, 2))
-    for line in lines:
+    for line in progress.lines.values():
         style = _STYLES[line.state]
         elapsed = line.seconds(time.time())
         left = line.seconds_left if line.state == "running" else None
@@ -330,15 +311,6 @@ def progress_words(line: StageLine) -> str:
         f"{duration(left)} left" if left is not None else "",
     ]
     return ", ".join(filter(None, parts))
-
-
-def state_words(line: StageLine) -> str:
-    """`running`, `running, step 40/100, ...`, `finished in 3m20s ...`, `starting (run: first run)`."""
-    seconds = line.seconds(time.time())
-    took = f" in {duration(seconds)}" if line.ended is not None and seconds is not None else ""
-    steps = f", {progress_words(line)}" if line.state == "running" and line.total else ""
-    figures = f" {_metric_words(line)}" if took and line.metrics else ""
-    return f"{line.state}{took}{steps}{figures}" + (f" ({line.note})" if line.note else "")
 
 
 def _metric_words(line: StageLine) -> str:

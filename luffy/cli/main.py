@@ -14,11 +14,9 @@ from luffy.cli.commands.compare import compare
 from luffy.cli.commands.config import config
 from luffy.cli.commands.diff import diff
 from luffy.cli.commands.doctor import doctor
-from luffy.cli.commands.eval import eval  # noqa: A004 - the command's name
 from luffy.cli.commands.evaluate import evaluate
 from luffy.cli.commands.explain import explain
 from luffy.cli.commands.export import export
-from luffy.cli.commands.export_environment import export_environment
 from luffy.cli.commands.export_traces import export_traces
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.grid import grid
@@ -31,17 +29,21 @@ from luffy.cli.commands.runs import runs
 from luffy.cli.commands.serve import serve
 from luffy.cli.commands.show import show
 from luffy.cli.commands.study import study
-from luffy.cli.commands.watch import watch
 from luffy.cli.console import show_error
 from luffy.cli.options import fields_help
 from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyError
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, eval, compare, grid, study, serve, doctor),
-    "Results": (runs, show, watch, diff, leaderboard, rescore, export, export_traces, export_environment, gc),
+    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, compare, grid, study, serve, doctor),
+    "Results": (runs, show, diff, leaderboard, rescore, export, export_traces, gc),
 }
 _TAKE_FIELDS = (run, plan, bench, explain, config, prepare, evaluate)
+_GONE = {
+    "watch": "Prefect's UI lists the runs, luffy show RUN their state",
+    "eval": "luffy evaluate CONFIG --model MODEL plays an experiment's environment with any model",
+    "export-environment": "nothing takes its place; 0.2.0 was the last version with it",
+}
 _EPILOG = """\
 luffy COMMAND --help shows the options of a command; luffy config --fields lists every field of an experiment.
 
@@ -65,6 +67,9 @@ for _group, _commands in _GROUPS.items():
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if arguments[0] in _GONE:
+        show_error(f"luffy {arguments[0]} is gone; {_GONE[arguments[0]]}")
+        return EXIT_USER_ERROR
     try:
         return app(arguments, prog_name=_NAME, standalone_mode=False) or 0
     except LuffyError as error:

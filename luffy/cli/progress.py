@@ -41,11 +41,6 @@ class StageLine:
         return (self._last_time - self._first_time) / done * (self.total - self.step)
 
     @property
-    def last_time(self) -> float | None:
-        """Time of the last progress; None before any."""
-        return self._last_time or None
-
-    @property
     def percent(self) -> float:
         """Estimate for the steps that are left."""
         return 100.0 * self.step / self.total if self.total else 0.0

@@ -1,19 +1,24 @@
-"""A run as table rows: its stages, their origins and their results."""
+"""A run as table rows (its stages, their origins and their results), and its curves as pictures."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from luffy.cli.accuracies import RESULTS_FILE, Accuracy, read_accuracies
 from luffy.cli.console import duration
 from luffy.cli.inventory import stage_state
+from luffy.errors import ConfigError
+from luffy.files import write_atomic
 from luffy.json_text import parse_json
 from luffy.pages.headline import HEADLINE_METRICS
+from luffy.pages.panels import Panel, panel_plots, rl_panels, supervised_panels
+from luffy.pages.plotter import picture_svg
+from luffy.pipeline.chain.graph import nodes_showing
 from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.chain.manifest import Manifest, read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.tracking.jsonl import read_last_lines
-from luffy.tracking.metrics import METRICS_FILE, TIME_NAMESPACE
+from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
 Rows = list[list[str]]
 STAGE_HEADER = ("stage", "state", "key", "took", "this run")
@@ -58,16 +63,6 @@ def newest_metrics(directory: Path) -> Mapping[str, Json]:
     return lines[-1] if lines else {}
 
 
-def final_metrics(record: RunRecord) -> dict[tuple[str, str], Json]:
-    """The newest value of everything that does not depend on time, by stage and metric."""
-    return {
-        (node, name): value
-        for node, entry in record.stages.items()
-        for name, value in newest_metrics(entry.directory).items()
-        if not name.startswith(f"{TIME_NAMESPACE}/")
-    }
-
-
 def accuracies(record: RunRecord) -> list[Accuracy]:
     """Accuracies of every finished evaluation; those of a sweep by their step."""
     found = []
@@ -82,9 +77,29 @@ def accuracies(record: RunRecord) -> list[Accuracy]:
     return found
 
 
-def number(value: Json) -> str:
-    """A metric with four significant digits; null is a value that was not finite."""
-    return _number(value)
+def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
+    """Write an SVG per training stage to `folder`, with the panels of the report; returns the files.
+
+    Raises ConfigError where the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--svg {folder}: cannot be made ({error.strerror}); give another folder") from None
+    files = []
+    for node in nodes_showing("training_curves", record.stages):
+        rows = read_metrics(record.stages[node].directory / METRICS_FILE)
+        if rows and (plots := panel_plots(_panels(record, node), rows)):
+            files.append(folder / f"{record.name}-{node}.svg")
+            write_atomic(files[-1], picture_svg(plots, columns=3))
+    return files
+
+
+def _panels(record: RunRecord, node: str) -> Sequence[Panel]:
+    if node != "rl":
+        return supervised_panels()
+    config = record.configuration
+    return rl_panels(config.objective.terms if config is not None and config.objective is not None else ())
 
 
 def _inputs(directory: Path, record: IdentityRecord, nodes: Mapping[str, str]) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""Configurations as rows: what differs from the defaults, and what differs between two of them."""
+"""The fields of a configuration, with their defaults."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from pydantic_core import PydanticUndefined
 
 from luffy.config.strict import StrictModel
-from luffy.pipeline.chain.differences import flatten
-from luffy.pipeline.chain.identity import Json
 
 _SECTION = "(section)"
-_ABSENT = "-"
 _MAX_TEXT = 100
 
 
@@ -33,13 +30,6 @@ class Setting:
 def settings_of(model: StrictModel) -> list[Setting]:
     """Every field of `model`, in its order."""
     return list(_fields(model, None, ""))
-
-
-def changed_settings(first: Mapping[str, Json], second: Mapping[str, Json]) -> list[tuple[str, str, str]]:
-    """Dotted path, old and new value of each field that differs between two configurations."""
-    old, new = ({path: _text(value) for path, value in flatten(dict(config))} for config in (first, second))
-    paths = [*old, *(path for path in new if path not in old)]
-    return [(path, old.get(path, _ABSENT), new.get(path, _ABSENT)) for path in paths if old.get(path) != new.get(path)]
 
 
 def _fields(model: StrictModel, base: StrictModel | None, prefix: str) -> Iterator[Setting]:

@@ -104,21 +104,6 @@ class GuessNumberSource(StrictModel):
         return self
 
 
-class FiveLettersSource(StrictModel):
-    """Generated games of `environment.kind: five_letters`, with a player's turns as traces
-    (`luffy.data.sources.word_guessing`)."""
-
-    kind: Literal["five_letters"]
-    num_prompts: PositiveInt
-    num_words: Annotated[int, Field(ge=2, le=484)] | None = None
-    """Only the first words of the list (`luffy.data.five_letter_words`) are found and guessed; None: all."""
-    player: Literal["consistent", "random"] = "consistent"
-    """Who plays the traces: one whose guess agrees with all earlier answers, or one that ignores them (text for a base
-    policy)."""
-    max_turns: PositiveInt = 6
-    """A trace ends here, found or not."""
-
-
 Scalar = str | int | float | bool
 
 
@@ -335,7 +320,6 @@ SourceConfig = Annotated[
     ArithmeticSource
     | WordProblemSource
     | GuessNumberSource
-    | FiveLettersSource
     | FileSource
     | HubSource
     | ReasoningGymSource
@@ -378,7 +362,6 @@ TrainingSource = Annotated[
     ArithmeticSource
     | WordProblemSource
     | GuessNumberSource
-    | FiveLettersSource
     | FileSource
     | HubSource
     | ReasoningGymSource
@@ -411,8 +394,6 @@ class FiltersConfig(StrictModel):
     near_duplicates: PositiveShare | None = None
     """A problem whose word triples have at least this estimated Jaccard similarity with an earlier one repeats it;
     None: only equal problems do."""
-    languages: tuple[Literal["en", "de", "es", "fr", "it", "pt", "ja", "ko", "ru", "zh"], ...] | None = None
-    """Problems and traces in another language are rejected; texts without a language (formulas) stay. None: any."""
     difficulty: Literal["easy", "hard"] | None = None
     """By the shortest trace of a prompt, as in LUFFY: `easy` keeps those up to the boundary, `hard` the others."""
     difficulty_boundary_tokens: PositiveInt | None = None

@@ -166,14 +166,6 @@ class GuessNumberEnvironment(StrictModel):
     scoring: EpisodeScoring = EpisodeScoring()
 
 
-class FiveLettersEnvironment(StrictModel):
-    """A game of several turns: find a five-letter word by guessing, with a mark for each letter as the answer."""
-
-    kind: Literal["five_letters"]
-    limits: EpisodeLimits = EpisodeLimits()
-    scoring: EpisodeScoring = EpisodeScoring()
-
-
 class CustomEnvironment(StrictModel):
     """A class of your own with the methods of `luffy.environments.Environment`."""
 
@@ -213,7 +205,7 @@ class VerifiersEnvironment(VerifiersPackage):
 
 
 SingleEnvironment = Annotated[
-    ToolsEnvironment | GuessNumberEnvironment | FiveLettersEnvironment | CustomEnvironment | VerifiersEnvironment,
+    ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment,
     Field(discriminator="kind"),
 ]
 
@@ -260,12 +252,7 @@ class MixtureEnvironment(StrictModel):
 
 _DEFAULTS: dict[str, StrictModel] = {"limits": EpisodeLimits(), "scoring": EpisodeScoring()}
 EnvironmentConfig = Annotated[
-    ToolsEnvironment
-    | GuessNumberEnvironment
-    | FiveLettersEnvironment
-    | CustomEnvironment
-    | VerifiersEnvironment
-    | MixtureEnvironment,
+    ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment | MixtureEnvironment,
     Field(discriminator="kind"),
 ]
 

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.environment import History
 from luffy.data.contamination import BenchmarkIndex, Hit
 from luffy.data.conversations import encode_demonstrations
-from luffy.data.language import is_foreign
 from luffy.data.prompt_identity import problem_text
 from luffy.data.templates import (
     is_complete,
@@ -35,7 +34,6 @@ class Rejection(StrEnum):
     HOLDS_BENCHMARK_PROBLEM = "holds_benchmark_problem"
     """The prompt shares too many word runs with a benchmark's problem."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    OTHER_LANGUAGE = "other_language"
     DUPLICATE = "duplicate_uid"
     """Its uid occurred before, in the same source; where repeats are merged, it brings no new trace."""
     EQUAL_PROBLEM = "duplicate_problem"
@@ -56,7 +54,6 @@ class Rejection(StrEnum):
     TRACE_INCOMPLETE = "trace_incomplete"
     """Its reasoning, perhaps opened by the chat template, is not closed by `</think>`."""
     TRACE_HOLDS_BENCHMARK_PROBLEM = "trace_holds_benchmark_problem"
-    TRACE_OTHER_LANGUAGE = "trace_other_language"
     TRACE_WRONG = "trace_wrong"
     TRACE_NO_ANSWER = "trace_no_answer"
     TRACE_UNPARSABLE = "trace_unparsable"
@@ -78,7 +75,6 @@ _REMEDIES = {
     ),
     "raise data.max_prompt_tokens": (Rejection.PROMPT_TOO_LONG,),
     "raise data.max_trace_tokens": (Rejection.TRACE_TOO_LONG,),
-    "change data.filters.languages": (Rejection.OTHER_LANGUAGE, Rejection.TRACE_OTHER_LANGUAGE),
     "change data.filters.difficulty or its boundary": (Rejection.OTHER_DIFFICULTY,),
     "give traces that close their reasoning, or a model.chat_template that does not open it": (
         Rejection.TRACE_INCOMPLETE,
@@ -116,7 +112,6 @@ class Rules:
     (its traces go to the first row) or folded (an evaluation suite asks each problem once)."""
     unique_problems: bool = False
     """Whether the same problem under another uid is a repeat, too."""
-    languages: tuple[str, ...] | None = None
     near_duplicates: float | None = None
     keeps_traces: bool = True
     """False: an evaluation suite, whose demonstrations are dropped and which is not compared with the benchmarks."""
@@ -274,8 +269,6 @@ class RowFilter:
             return Rejection.HOLDS_BENCHMARK_PROBLEM, held
         if rules.max_prompt_tokens is not None and length > rules.max_prompt_tokens:
             return Rejection.PROMPT_TOO_LONG, None
-        if rules.languages is not None and is_foreign(problem_text(prompt.messages), rules.languages):
-            return Rejection.OTHER_LANGUAGE, None
         return None, None
 
     def _against_trace(self, each: JudgedTrace, opener: str) -> Rejection | None:
@@ -292,8 +285,6 @@ class RowFilter:
             return Rejection(f"trace_{each.outcome.value}")
         if rules.requires_replay and each.replayed not in (None, Replayed.SAME):
             return Rejection(f"trace_replay_{each.replayed}")
-        if rules.languages is not None and is_foreign(trace.text, rules.languages):
-            return Rejection.TRACE_OTHER_LANGUAGE
         return Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM if each.held is not None else None
 
 

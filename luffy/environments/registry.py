@@ -12,7 +12,6 @@ from typing import cast
 from luffy.config.environment import (
     CustomEnvironment,
     EnvironmentConfig,
-    FiveLettersEnvironment,
     GuessNumberEnvironment,
     MixtureEnvironment,
     SingleEnvironment,
@@ -21,7 +20,6 @@ from luffy.config.environment import (
 )
 from luffy.environments.call_formats import CALL_FORMATS, CallSyntax
 from luffy.environments.environment import Environment, EnvironmentFactory
-from luffy.environments.five_letters import FiveLettersGame
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.limited_environment import with_time_limit
 from luffy.environments.mixed_episode import MixedEpisode
@@ -91,11 +89,6 @@ def _guess_number(config: GuessNumberEnvironment) -> EnvironmentFactory:
 
 
 @_factory.register
-def _five_letters(config: FiveLettersEnvironment) -> EnvironmentFactory:
-    return FiveLettersGame
-
-
-@_factory.register
 def _custom(config: CustomEnvironment) -> EnvironmentFactory:
     made = imported_setting(config.factory, _FACTORY)
     if not isinstance(made, type):
@@ -151,7 +144,7 @@ def _instructions_of_tools(config: ToolsEnvironment) -> str:
 
 
 @_instructions.register
-def _instructions_of_game(config: GuessNumberEnvironment | FiveLettersEnvironment) -> str:
+def _instructions_of_game(config: GuessNumberEnvironment) -> str:
     return ""  # the prompt has the rules
 
 

@@ -245,7 +245,6 @@ def _rules(name: str, settings: PrepareDataSettings) -> Rules:
         require_verified_traces=data.require_verified_traces,
         repeats="allow" if may_repeat else data.filters.repeats if is_train else "fold",
         unique_problems=is_train,
-        languages=data.filters.languages if is_train else None,
         near_duplicates=data.filters.near_duplicates if is_train else None,
         keeps_traces=not _is_suite(name),
         history=history_of(settings.environment),

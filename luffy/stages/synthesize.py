@@ -4,7 +4,7 @@ Run: python -m luffy.stages.synthesize --config DIR/config.yaml --out DIR
 
 Each teacher of `synthesize.teachers` in turn, a model behind an endpoint or a model folder, is asked the prompts of
 prepare_data that lack a usable trace (or all), the first sample of every prompt before the second. Every answer is
-graded as the experiment grades and held to the rules for traces: length, completeness, language, decontamination.
+graded as the experiment grades and held to the rules for traces: length, completeness, decontamination.
 With `synthesize.rewrite` the one teacher is the policy: it is asked every prompt as it is, and what it fails once more
 with the expert's trace in the prompt; its answers then take the place of the experts'.
 Writes the training data of prepare_data with the answers that are kept (train.parquet, sft.parquet,
@@ -134,7 +134,6 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
     rules = Rules(
         None,
         settings.data.max_trace_tokens,
-        languages=settings.data.filters.languages,
         history=history_of(environment),
         requires_replay=replays == "reject",
     )

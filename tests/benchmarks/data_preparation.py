@@ -76,7 +76,7 @@ def prepare(path: Path, out: Path) -> None:
         "suites": {"small": {"kind": "arithmetic", "num_prompts": 100, "num_operations": [8]}},
         "max_prompt_tokens": 1024,
         "max_trace_tokens": 20_000,
-        "filters": {"near_duplicates": 0.9, "languages": ["en"]},
+        "filters": {"near_duplicates": 0.9},
     }
     settings = PrepareDataSettings(
         seed=0,

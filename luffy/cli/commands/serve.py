@@ -26,9 +26,6 @@ def serve(
     end_with_parent: Annotated[
         bool, Option("--end-with-parent", help="end when the process that started this one ends")
     ] = False,
-    metrics: Annotated[
-        int | None, Option(min=1, max=65535, help="also serve Prometheus metrics of the runs at this port of 127.0.0.1")
-    ] = None,
     notify: Annotated[
         str | None,
         Option(
@@ -53,5 +50,4 @@ def serve(
         limit,
         Alerts(notify, stall_minutes),
         end_with_parent=end_with_parent,
-        metrics=metrics,
     )

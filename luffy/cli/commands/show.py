@@ -1,4 +1,4 @@
-"""`luffy show RUN`: one run, from its configuration and the raw data to metrics, plots and samples."""
+"""`luffy show RUN`: one run, from its configuration and the raw data to metrics, curves and samples."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,6 @@ from luffy.cli import run_view
 from luffy.cli.accuracies import by_suite
 from luffy.cli.console import say, text_table, wide_terminal
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.cli.plots import terminal_plots, write_pictures
 from luffy.cli.prompt_view import HISTORY_HEADER, prompt_history
 from luffy.cli.sample_view import RewardRange, read_range, samples_of
 from luffy.cli.settings_view import settings_of
@@ -21,8 +20,7 @@ from luffy.pipeline.workspace.records import RunRecord, find_run, read_run
 def show(
     run: Annotated[str, Argument(help="a run's name or directory, or an experiment's name for its newest run")],
     everything: Annotated[bool, Option("--all", help="also fields at their defaults, and every metric")] = False,
-    plots: Annotated[bool, Option("--plots", help="also the training curves")] = False,
-    svg: Annotated[Path | None, Option(metavar="FOLDER", help="write the panels of the report as SVG files")] = None,
+    svg: Annotated[Path | None, Option(metavar="FOLDER", help="also write the training curves as SVG files")] = None,
     samples: Annotated[int | None, Option(min=1, metavar="N", help="instead: N samples with their grades")] = None,
     stage: Annotated[
         str | None, Option(metavar="STAGE", help="stage of the samples [rl, else the last evaluation]")
@@ -38,7 +36,7 @@ def show(
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """Show one run: configuration, stages, lineage, metrics, accuracies, plots, samples, one prompt's history."""
+    """Show one run: configuration, stages, lineage, metrics, accuracies, curves, samples, one prompt's history."""
     if prompt is not None and samples is not None:
         raise ConfigError("--prompt and --samples show different things: give one of them")
     if samples is None and any(value is not None for value in (reward, reward_min, reward_max, stage)):
@@ -53,9 +51,7 @@ def show(
     _show_settings(record, everything=everything)
     _show_stages(record)
     _show_results(record, everything=everything)
-    for picture in terminal_plots(record) if plots else ():
-        say(f"\n{picture}")
-    for file in write_pictures(record, svg) if svg else ():
+    for file in run_view.write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
     return EXIT_OK
 

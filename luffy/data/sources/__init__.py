@@ -18,7 +18,6 @@ from luffy.data.sources.mixture import MixedPrompts
 from luffy.data.sources.reasoning_gym import ReasoningGymPrompts
 from luffy.data.sources.trace_source import LoadedSource, QuarantinedRow, Row, TraceSource
 from luffy.data.sources.verifiers_tasks import VerifiersTasks
-from luffy.data.sources.word_guessing import WordGames
 from luffy.data.sources.word_problems import WordProblems
 from luffy.types import Prompt
 
@@ -27,7 +26,6 @@ SOURCES: dict[str, Callable[[Any, str, int], TraceSource]] = {
     "arithmetic": ArithmeticPrompts,
     "word_problems": WordProblems,
     "guess_number": GuessingGames,
-    "five_letters": WordGames,
     "file": FilePrompts,
     "hub": HubPrompts,
     "reasoning_gym": ReasoningGymPrompts,

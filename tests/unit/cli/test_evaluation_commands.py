@@ -206,5 +206,5 @@ def test_confidential_problems_are_named_and_nothing_else_of_them_is_shown(
 
 
 def test_what_is_no_evaluation_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["diff", str(tmp_path), str(tmp_path)]) == 2
-    assert "is no finished evaluation" in capsys.readouterr().err
+    assert command.main(["diff", "smoke-1", str(tmp_path)]) == 2
+    assert "smoke-1: is no finished evaluation" in capsys.readouterr().err

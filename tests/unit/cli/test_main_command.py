@@ -86,6 +86,7 @@ def test_a_mistake_in_an_experiment_is_one_line_and_exit_code_2(capsys, argument
         (["export", "workspace", "Makefile"], "Makefile: is a file; give a folder that is not there yet"),
         (["study", "study_smoke", "--cells", ","], "--cells ',': names no cell; give one or more"),
         (["study", "study_smoke", "--reproduce", ""], "--reproduce '': names no cell; give one or more"),
+        (["watch", "--all"], "luffy watch is gone; Prefect's UI lists the runs, luffy show RUN their state"),
         (["diff", "one", "other", "--show", "-1"], "'--show': Input should be greater than or equal to 0"),
         (
             ["rescore", "one", "--grader", "math", "--show", "-1"],

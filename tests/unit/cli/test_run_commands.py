@@ -1,17 +1,13 @@
-"""`show`, `diff` and `watch` of runs whose stages were finished by hand."""
+"""`show` of runs whose stages were finished by hand."""
 
 import json
 import re
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
-from patience import PATIENCE_S
-from synthetic.finished_stages import begin, finish, run_of
+from synthetic.finished_stages import finish, run_of
 from synthetic.result_rows import result_row
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -19,9 +15,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from luffy.cli import sample_view
 from luffy.cli.main import main
-from luffy.cli.plots import plot
 from luffy.cli.sample_view import RewardRange, ShownSample, read_range, samples_of
-from luffy.cli.settings_view import changed_settings, settings_of
+from luffy.cli.settings_view import settings_of
 from luffy.config import load_experiment
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError
@@ -29,8 +24,7 @@ from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.chain.job import write_job
-from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.tracking.journal import RolloutJournal
@@ -130,19 +124,10 @@ def test_files_are_named_in_the_lineage_with_their_hashes(workspace, capsys, tmp
     assert f"file {tmp_path}/rows.jsonl {digest[:16]}" in " ".join(shown(capsys, "show", "smoke").split())
 
 
-def test_plots_in_the_terminal_and_as_files(workspace, capsys, tmp_path):
+def test_curves_are_files(workspace, capsys, tmp_path):
     whole_run(workspace)
-    out = shown(capsys, "show", "smoke", "--plots", "--svg", str(tmp_path / "svg"))
-    assert "rl reward/mean" in out and "step 4" in out
+    assert "smoke-1-rl.svg" in shown(capsys, "show", "smoke", "--svg", str(tmp_path / "svg"))
     assert "Reward" in (tmp_path / "svg" / "smoke-1-rl.svg").read_text()
-
-
-def test_a_rising_curve_rises_in_the_terminal():
-    lines = plot([(step, float(step)) for step in range(120)]).splitlines()
-    assert lines[0].startswith("119 │") and lines[-2].lstrip().startswith("0 │")
-    filled = [[place for place, dot in enumerate(line.partition("│")[2]) if dot != "\u2800"] for line in lines[:-1]]
-    assert filled[0][-1] == 59 and filled[-1][0] == 0
-    assert all(above[0] > below[0] for above, below in pairwise(filled))
 
 
 def rl_with_journal(workspace):
@@ -266,127 +251,11 @@ def test_ranges_of_rewards():
             read_range(text)
 
 
-def test_two_runs_beside_each_other(workspace, capsys):
-    whole_run(workspace)
-    whole_run(workspace, "rl.optimizer.lr=5e-4", reward=0.4, correct=12)
-    out = shown(capsys, "diff", "smoke-1", str(workspace.runs / "smoke-2"))
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    first, second = opened(workspace), opened(workspace, "rl.optimizer.lr=5e-4")
-    assert any(re.match(r"rl\.optimizer\.lr \S+ 0\.0005$", line) for line in lines)
-    keys = [one.identities["rl"].key for one in (first, second)]
-    assert any(line.startswith(f"rl {keys[0]} {keys[1]} rl.optimizer.lr") for line in lines)
-    assert f"evaluate_rl {first.identities['evaluate_rl'].key} {second.identities['evaluate_rl'].key} " in " ".join(
-        lines
-    )
-    assert f"sft {first.identities['sft'].key} {first.identities['sft'].key} the same" in lines
-    assert "rl reward/mean 0.8 0.4 -0.4" in lines
-    paired = next(line for line in lines if line.startswith("evaluate_rl arc greedy"))
-    assert "40 75.0 30.0 -45.0" in paired and "0/22/18" in paired and paired.endswith("significant")
-
-
-def test_a_run_and_an_evaluation_cannot_be_compared(workspace, capsys):
-    experiment, _ = whole_run(workspace)
-    evaluation = str(experiment.plan_node("evaluate_rl").directory)
-    assert "give two of a kind" in shown(capsys, "diff", "smoke", evaluation, code=2)
-    assert "0 changed" in shown(capsys, "diff", evaluation, evaluation)
-
-
-def test_fields_that_differ_are_dotted_and_terms_go_by_their_names():
-    old, new = (load_experiment(SMOKE, overrides).model_dump(mode="json") for overrides in ((), ("method=on_policy",)))
-    paths = [path for path, *_ in changed_settings(old, new)]
-    assert "method" in paths and any(path.startswith("objective.terms.off_policy.") for path in paths)
-
-
-class Follower:
-    """`watch` in a process of its own, whose lines come as they are written."""
-
-    def __init__(self, workspace, *arguments):
-        command = [sys.executable, "-m", "luffy", "watch", *arguments, "--workspace", str(workspace.root)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def until(self, pattern):
-        for line in self.process.stdout:
-            if re.search(pattern, line):
-                return line
-        raise AssertionError(f"watch ended without {pattern!r}")
-
-    def end(self):
-        rest = self.process.stdout.read()
-        return rest, self.process.wait(PATIENCE_S)
-
-
-def test_watch_follows_stages_and_ends_with_the_run(workspace):
-    experiment = opened(workspace)
-    finish(experiment, "prepare_data")
-    run = ExperimentRun(experiment, workspace.new_run("smoke", {"state": "running"}))
-    run._enter(experiment.plan_node("prepare_data"))
-    follower = Follower(workspace)
-    follower.until(r"prepare_data: reused")
-    plan = experiment.plan_node("base")
-    begin(plan)
-    run._enter(plan)
-    events = EventWriter(plan.directory / "events.jsonl")
-    events.started()
-    follower.until(r"base: running")
-    events.progress(10, 40, loss=1.5)
-    time.sleep(0.3)
-    events.progress(20, 40, loss=0.25)
-    events.message("a word")
-    assert "step 20/40, loss 0.2500" in follower.until(r"base: running, .*a word")
-    finish(experiment, "base")
-    events.finished()
-    follower.until(r"base: finished in \d")
-    run.close("failed")
-    rest, code = follower.end()
-    assert rest == "smoke-1: failed\n" and code == 1
-
-
-@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("interrupted", 130), ("failed", 1)])
-def test_the_exit_code_of_watch_is_that_of_the_run(workspace, capsys, state, code):
-    experiment = opened(workspace)
-    for node in experiment.nodes:
-        finish(experiment, node.name)
-    run_of(experiment, state)
-    assert main(["watch", "smoke"]) == code
-    assert capsys.readouterr().out.endswith(f"smoke-1: {state}\n")
-
-
-def test_watch_follows_the_arms_of_a_comparison(workspace, capsys):
-    experiment = opened(workspace, "chain=sft")
-    for node in experiment.nodes:
-        finish(experiment, node.name)
-    arm = run_of(experiment)
-    comparison = ExperimentRun(experiment, workspace.new_run("compare", {}))
-    comparison._enter(experiment.plan_node("prepare_data"))
-    (comparison.directory / "arms").mkdir()
-    (comparison.directory / "arms" / "sft-1").symlink_to(arm)
-    record = json.loads((comparison.directory / "run.json").read_text())
-    record["config"]["stages"] = ["prepare_data", "base"]
-    (comparison.directory / "run.json").write_text(json.dumps(record))
-    comparison_ends = threading.Timer(1.0, lambda: write_state(comparison.directory, "finished"))
-    comparison_ends.start()
-    out = shown(capsys, "watch")
-    assert "prepare_data: reused" in out and "sft-1: sft: reused" in out
-    assert "sft-1: prepare_data" not in out and out.endswith("compare-1: finished\n")
-
-
-def write_state(directory, state):
-    record = json.loads((directory / "run.json").read_text())
-    temporary = directory / "new.json"
-    temporary.write_text(json.dumps({**record, "state": state}))
-    temporary.replace(directory / "run.json")
-
-
-def test_nothing_to_watch_is_a_line(workspace, capsys):
-    assert "no run is under way" in shown(capsys, "watch", code=2)
-
-
-def test_no_command_on_runs_loads_torch_or_prefect(workspace):
+def test_no_command_on_runs_loads_torch_or_prefect(workspace, tmp_path):
     whole_run(workspace)
     code = "import sys; from luffy.cli.main import main\n"
-    code += (
-        "for words in ('show smoke --plots', 'diff smoke smoke', 'watch smoke', 'runs', 'gc'): main(words.split())\n"
-    )
+    words = [f"show smoke --svg {tmp_path}", "diff smoke smoke", "runs", "gc"]
+    code += f"for words in {words}: main(words.split())\n"
     code += "sys.exit(any(name in sys.modules for name in ('torch', 'prefect')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 

@@ -1,4 +1,4 @@
-"""Near duplicates, benchmark problems in training data, languages."""
+"""Near duplicates, and benchmark problems in training data."""
 
 import os
 import random
@@ -9,7 +9,6 @@ import pytest
 
 from luffy.config.data import FieldsConfig, FileSource
 from luffy.data.contamination import BenchmarkIndex, Hit
-from luffy.data.language import language_of
 from luffy.data.near_duplicates import NUM_HASHES, near_duplicate_clusters, signature, similarity
 from luffy.data.prompt_identity import problem_text
 from luffy.data.sources import load_source
@@ -119,26 +118,3 @@ def test_real_traces_of_test_questions_are_found_by_their_questions() -> None:
     index.add("gsm8k_test", read("gsm8k/test.jsonl", "question"))
     index.finish()
     assert all(index.equal(p) for p in asked)
-
-
-@pytest.mark.parametrize(
-    ("text", "language"),
-    [
-        ("How many of the numbers are even?", "en"),
-        ("Wie viele der Zahlen sind gerade, und welche ist die größte von den anderen?", "de"),
-        ("求所有满足条件的正整数 n", "zh"),
-        ("正の整数 n をすべて求めよ", "ja"),
-        ("Найдите все целые числа", "ru"),
-        ("모든 양의 정수를 구하시오", "ko"),
-        ("$x^2 + y^2 = 25$", None),
-    ],
-)
-def test_the_language(text: str, language: str | None) -> None:
-    assert language_of(text) == language
-
-
-@needs_datasets
-def test_nearly_all_problems_of_gsm8k_and_math_are_classified_as_english() -> None:
-    problems = read("gsm8k/test.jsonl", "question") + read("math500")
-    others = [language_of(problem_text(p.messages)) for p in problems]
-    assert sum(found not in ("en", None) for found in others) / len(problems) < 0.005

@@ -119,12 +119,6 @@ def test_a_suite_keeps_no_demonstration_and_is_not_compared_with_itself(grader: 
     assert row.prompt == prompt("1") and row.reason is None
 
 
-def test_a_foreign_language_is_dropped_and_a_formula_stays(grader: GraderPool) -> None:
-    rules = Rules(999, 999, languages=("en",))
-    rows = judge(grader, prompt("Wie viele sind es, wenn die Zahl nicht eine von den"), prompt("$x+1$?"), rules=rules)
-    assert reasons(rows) == [Rejection.OTHER_LANGUAGE, None]
-
-
 def test_the_system_prompt_does_not_change_the_identity_of_a_row() -> None:
     own = dataclasses.replace(prompt("1"), messages=(Message("system", "mine"), Message("user", "1")))
     behind = with_system_prompt([prompt("1"), own], "think")

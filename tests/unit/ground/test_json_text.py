@@ -14,7 +14,7 @@ from luffy.json_text import MAX_DEPTH, NestedTooDeep, parse_json, refuse_deep
 OWN_TEXT = {
     # What luffy's own processes write: to each other, and into their own files.
     "answer_log.py", "answer_shards.py", "accuracies.py", "bubblewrap.py", "card_summary.py", "checkpoint.py",
-    "confidential_prompts.py", "custom_functions.py", "earlier_runs.py", "events.py", "export_folder.py", "form.py",
+    "confidential_prompts.py", "custom_functions.py", "earlier_runs.py", "events.py", "form.py",
     "inputs.py", "interpreter.py", "merging.py", "messages.py", "module_facts.py", "pass_rates.py", "piece_files.py",
     "readings.py", "reasoning_gym_score.py", "response_lengths.py", "sample_card.py", "sample_records.py", "shards.py",
     "splits.py", "stage_times.py", "stand_ins.py", "synthesis_card.py", "text_answers.py", "warm_server.py",
@@ -22,7 +22,7 @@ OWN_TEXT = {
     # A tokenizer that its library has read and written again.
     "same_tokenizer.py", "tokenizer.py",
     # In the interpreter of an environment, which has no luffy.
-    "classic_environments.py", "host_channel.py", "task_set_module.py",
+    "classic_environments.py", "host_channel.py",
     "json_text.py",
 }  # fmt: skip
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(alphabet='[]{}"\\a:,')
