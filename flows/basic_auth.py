@@ -4,7 +4,6 @@ The password is read from Prefect's own variables and handed on in the environme
 command, which every user of the machine can read, and never in a file.
 """
 
-import base64
 import ipaddress
 import os
 import socket
@@ -79,12 +78,6 @@ def _remove_empty() -> None:
     for name in (_SERVER, _CLIENT):
         if os.environ.get(name) == "":
             del os.environ[name]
-
-
-def authorization() -> dict[str, str]:
-    """The request headers that authenticate this process to the API; empty without an auth string."""
-    value = os.environ.get(_CLIENT)
-    return {} if not value else {"Authorization": f"Basic {base64.b64encode(value.encode()).decode()}"}
 
 
 def is_loopback(host: str) -> bool:

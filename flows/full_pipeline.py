@@ -19,12 +19,15 @@ if __name__ == "__main__":
 
     script("run")
 
+from collections.abc import Sequence
+
 from prefect import flow
 from prefect.runtime import flow_run
 
 from luffy.cli.accuracies import by_suite, read_accuracies
 from luffy.cli.console import show_report_path, terminal, text_table
 from luffy.config import ExperimentConfig, load_experiment
+from luffy.pipeline.chain.graph import select_nodes
 from luffy.pipeline.machine.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.artifacts import evaluated_folders
@@ -39,22 +42,30 @@ def _run_name() -> str:
 
 
 @flow(name="full-pipeline", flow_run_name=_run_name, retries=0, persist_result=False)
-def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
+def full_pipeline(
+    config_file: str,
+    overrides: list[str] | None = None,
+    verify: bool = False,
+    only: list[str] | None = None,
+    force: list[str] | None = None,
+) -> None:
     """Run an experiment from its data to its report, in the workspace of LUFFY_WORKSPACE.
 
     Args:
         config_file: YAML file of an experiment, or the name of a shipped one.
         overrides: Values that differ from the file, each as `key.path=value`, such as `rl.steps=200`.
         verify: Compare full hashes of earlier results before they are reused.
+        only: Stages to make; those that they are made from have to be finished.
+        force: Stages to make again from the beginning although they are finished.
     """
-    run_chain(load_experiment(config_file, overrides or []), verify=verify)
+    run_chain(load_experiment(config_file, overrides or []), verify=verify, only=only or (), force=force or ())
 
 
-def run_chain(config: ExperimentConfig, *, verify: bool) -> None:
+def run_chain(config: ExperimentConfig, *, verify: bool, only: Sequence[str] = (), force: Sequence[str] = ()) -> None:
     """Make or reuse the stages of `config` and print the results; has to be called inside a flow."""
     check_resources(config)
-    with open_session(config, find_workspace(), verify=verify) as session:
-        stages = make_chain(session)
+    with open_session(config, find_workspace(), verify=verify, force=force) as session:
+        stages = make_chain(session, select_nodes(session.run.experiment.nodes, only, "--only"))
     accuracies = read_accuracies(evaluated_folders(stage.directory for stage in stages.values()))
     if accuracies:
         header, rows = by_suite(accuracies)

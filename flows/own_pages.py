@@ -6,16 +6,23 @@ change them:
 
 - `Host`: a foreign page that had its own name point to this machine (DNS rebinding) calls the server by that name.
 - `Origin`: a foreign page that calls the server by its right name is named there.
+
+Servers are started with this check as `uvicorn --factory luffy.flows.own_pages:create_app`.
 """
 
 import ipaddress
 import json
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from luffy.library_loading import without_collections
+
+NAMES_VARIABLE = "LUFFY_SERVER_NAMES"
+"""Environment variable with the names under which the server may be called, separated by commas."""
 Message: TypeAlias = MutableMapping[str, Any]
 """A message of ASGI, or the scope of a connection."""
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -80,6 +87,14 @@ class OwnPages:
         else:
             await receive()  # the request to connect, which has to be taken first
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal})
+
+
+def create_app() -> Application:
+    """Prefect's server behind the check; its settings come from the environment."""
+    with without_collections():
+        from prefect.server.api.server import create_app as create_prefect_app
+
+    return OwnPages(create_prefect_app(), ServerNames.of(os.environ.get(NAMES_VARIABLE, "").split(",")))
 
 
 def _place(origin: str) -> str:

@@ -26,7 +26,6 @@ from typing import Any
 import luffy
 from luffy.errors import LuffyError
 from luffy.flows.basic_auth import LOOPBACK, reachable_host, share_auth_string
-from luffy.flows.database_backup import back_up_before_upgrade, note_opened
 from luffy.pipeline.workspace.lock import StageLock, is_shared
 from luffy.processes import die_with, end
 
@@ -98,11 +97,9 @@ class ApiServer:
 
     def __init__(self, home: Path, port: int | None = None, host: str = LOOPBACK) -> None:
         home.mkdir(parents=True, exist_ok=True)
-        self._home = home
         with ExitStack() as starting:
             # The first start migrates the database: one server at a time.
             starting.enter_context(StageLock(home, waiting=partial(logger.warning, "%s: waiting for %s", home)))
-            back_up_before_upgrade(home)
             self._starting = starting.pop_all()
         mode = {"PREFECT__SERVER_EPHEMERAL": "1"} if port is None else {"PREFECT_SERVER_API_PORT": str(port)}
         port = port or free_port()
@@ -128,7 +125,6 @@ class ApiServer:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise LuffyError(f"the Prefect server did not start; see {self.log_path}")
                 time.sleep(0.05)
-            note_opened(self._home)
 
     def has_ended(self) -> bool:
         """Whether the server process has ended."""
@@ -147,9 +143,9 @@ def _embedded_home(home: Path) -> Path:
 
 
 def _command(host: str, port: int) -> list[str]:
-    """What Prefect itself starts as its ephemeral server (3.7), with the application of `prefect_server`."""
+    """What Prefect itself starts as its ephemeral server (3.7), behind the check of `own_pages`."""
     root = Path(luffy.__file__).parents[1]
-    application = ["--app-dir", str(root), "--factory", "luffy.flows.prefect_server:create_app"]
+    application = ["--app-dir", str(root), "--factory", "luffy.flows.own_pages:create_app"]
     address = ["--host", host, "--port", str(port)]
     return [sys.executable, "-m", "uvicorn", *application, *address, "--log-level", "error", "--lifespan", "on"]
 

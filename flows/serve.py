@@ -24,56 +24,50 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 import httpx
 
 from luffy.cli.console import say, show_error, terminal
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
-from luffy.flows.alerts import Alerts, keep_automations
-from luffy.flows.api_client import ApiClient
 from luffy.flows.basic_auth import ServerAddress, guard
-from luffy.flows.gpu_limit import limit_gpus
-from luffy.flows.own_pages import ServerNames
-from luffy.flows.pages import served_pages
-from luffy.flows.prefect_server import NAMES_VARIABLE
+from luffy.flows.own_pages import NAMES_VARIABLE
 from luffy.flows.prefect_session import NO_TELEMETRY, ApiServer, answers, set_environment
+from luffy.pipeline.machine.gpus import QUEUE, detected_gpus
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.pipeline.workspace.lock import StageLock
 from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
-from luffy.tasks.host_tag import names_another_host
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 _DEPLOYMENTS = (SHIPPED / "prefect.yaml").resolve()
 POOL = "luffy"
 _ENVIRONMENT = {
     "PREFECT_SERVER_UI_API_URL": "/api",  # under whatever name the browser has for this machine
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "luffy.flows.event_order",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
     "PREFECT_WORKER_QUERY_SECONDS": "2",
 }
-_ENDED = "the server that ran it was ended; start the run again, and its stages resume"
+_CLOSED = "the server that ran it was ended; start the run again, and its stages resume"
 _POOL_TIMEOUT_S = 300.0
+_REQUEST_TIMEOUT_S = 300.0
+"""Long, since the server is on this machine: on one that trains it may wait minutes for a core."""
 _GRACE_S = 35.0
 """Time that runs under way have when the server ends: the default of `execution.grace_s`, and their clean-up."""
 _POLL_S = 0.5
 
 
-def serve_until_interrupted(
-    workspace: Workspace,
-    address: ServerAddress,
-    limit: int,
-    alerts: Alerts,
-    *,
-    end_with_parent: bool,
-) -> int:
+def serve_until_interrupted(workspace: Workspace, address: ServerAddress, limit: int, *, end_with_parent: bool) -> int:
     """Serve until Ctrl-C; returns the exit code, raises LuffyError."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     if end_with_parent:
         watch_parent(os.getppid(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        _serve(workspace, address, limit, alerts)
+        _serve(workspace, address, limit)
     except KeyboardInterrupt:
         terminal().print("ended")
     except httpx.HTTPError as error:
@@ -85,34 +79,39 @@ def serve_until_interrupted(
     return EXIT_OK
 
 
-def _serve(workspace: Workspace, address: ServerAddress, limit: int, alerts: Alerts) -> None:
+def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
     guard(address.host)
-    url = address.url
     _refuse_if_taken(address)
     workspace.prepare()
     home = workspace.prefect_home
     os.environ.update({**_ENVIRONMENT, "PREFECT_HOME": str(home), WORKSPACE_VARIABLE: str(workspace.root)})
-    os.environ.update({"PREFECT_API_URL": url, "PREFECT_SERVER_API_HOST": address.host})
+    os.environ.update({"PREFECT_API_URL": address.url, "PREFECT_SERVER_API_HOST": address.host})
     os.environ[NAMES_VARIABLE] = ",".join(address.own_names)
     set_environment(home, debug=True)
     with ExitStack() as stack:
         stack.enter_context(_the_only_one(workspace))
-        stack.enter_context(served_pages(workspace, address.port + 1, ServerNames.of(address.own_names)))
         server = ApiServer(home, address.port, address.host)
         stack.callback(server.stop)
         server.wait()
-        api = ApiClient(url)
-        keep_automations(api, alerts)
-        dead = _open_runs(api)
-        num_gpus = limit_gpus(api)
-        worker = stack.enter_context(_worker(api, limit, home / "worker.log"))
-        _wait_for_pool(api, worker, home / "worker.log")
+        client = stack.enter_context(_client())
+        dead = _open_runs(client)
+        num_gpus = len(detected_gpus() or ())
+        if num_gpus:
+            client.upsert_global_concurrency_limit_by_name(QUEUE, num_gpus)
+        worker = stack.enter_context(_worker(client, limit, home / "worker.log"))
+        _wait_for_pool(client, worker, home / "worker.log")
         _deploy()
-        _close(api, dead & _open_runs(api))
-        _say(api, address, workspace, num_gpus)
+        _close(client, dead & _open_runs(client))
+        _say(client, address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
         raise _ended("server", server.log_path) if server.has_ended() else _ended("worker", home / "worker.log")
+
+
+def _client() -> "SyncPrefectClient":
+    from prefect.client.orchestration import get_client  # late: the environment has to be set before
+
+    return get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
 
 
 def _ended(name: str, log: Path) -> LuffyError:
@@ -146,7 +145,7 @@ def _the_only_one(workspace: Workspace) -> StageLock:
 
 
 @contextmanager
-def _worker(api: ApiClient, limit: int, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _worker(client: "SyncPrefectClient", limit: int, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The worker, whose start makes the work pool; at its end no run of it is left."""
     parent, mark = os.getpid(), f"serve-{os.getpid()}"
     command = [*_prefect(), "worker", "start", "--pool", POOL, "--type", "process", "--limit", str(limit)]
@@ -166,24 +165,22 @@ def _worker(api: ApiClient, limit: int, log_path: Path) -> Iterator[subprocess.P
         process.terminate()
         end_processes(mark, _GRACE_S)
         process.wait()
-        _close(api, _open_runs(api))
+        _close(client, _open_runs(client))
 
 
-def _wait_for_pool(api: ApiClient, worker: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_for_pool(client: "SyncPrefectClient", worker: subprocess.Popen[bytes], log: Path) -> None:
+    from prefect.exceptions import ObjectNotFound
+
     deadline = time.monotonic() + _POOL_TIMEOUT_S
-    while not _has_pool(api):
+    while True:
+        with suppress(ObjectNotFound, httpx.HTTPError):  # a slow server is asked again
+            client.read_work_pool(POOL)
+            return
         if worker.poll() is not None:
             raise _ended("worker", log)
         if time.monotonic() > deadline:
             raise LuffyError(f"the worker has not made its work pool {POOL} in {_POOL_TIMEOUT_S:.0f} s; see {log}")
         time.sleep(_POLL_S)
-
-
-def _has_pool(api: ApiClient) -> bool:
-    try:
-        return api.ask("GET", f"work_pools/{POOL}").status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False  # a slow server is asked again
 
 
 def _deploy() -> None:
@@ -193,32 +190,38 @@ def _deploy() -> None:
         raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def _open_runs(api: ApiClient) -> set[str]:
+def _open_runs(client: "SyncPrefectClient") -> set[UUID]:
     """Runs of the pool that have begun and not ended, without those on other hosts, which go on without a server.
 
     While no worker on this host serves the pool, no process works on them. Empty where the server does not answer.
     """
-    begun = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+
+    begun = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}})
+    pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
     try:
-        found = api.rows("flow_runs", {"work_pools": {"name": {"any_": [POOL]}}, "flow_runs": begun})
+        found = client.read_flow_runs(flow_run_filter=begun, work_pool_filter=pool)
     except httpx.HTTPError:
         return set()  # the server is gone; the next one looks for them when it starts
-    return {run["id"] for run in found if not names_another_host(run["tags"])}
+    own = f"host:{socket.gethostname()}"
+    return {run.id for run in found if own in run.tags or not any(tag.startswith("host:") for tag in run.tags)}
 
 
-def _close(api: ApiClient, runs: set[str]) -> None:
+def _close(client: "SyncPrefectClient", runs: set[UUID]) -> None:
     """End the runs as crashed (or cancelled), which frees their slots."""
+    from prefect.exceptions import ObjectNotFound
+    from prefect.states import Cancelled, Crashed
+
     for run in runs:
-        with suppress(httpx.HTTPError):  # one that was deleted meanwhile
-            found = api.ask("GET", f"flow_runs/{run}").raise_for_status().json()
-            ended = "CANCELLED" if found["state_type"] == "CANCELLING" else "CRASHED"
-            state = {"type": ended, "name": ended.capitalize(), "message": _ENDED}
-            api.ask("POST", f"flow_runs/{run}/set_state", {"state": state, "force": True})
+        with suppress(ObjectNotFound, httpx.HTTPError):  # one that was deleted meanwhile
+            state = client.read_flow_run(run).state
+            end = Cancelled if state is not None and state.is_cancelling() else Crashed
+            client.set_flow_run_state(run, end(message=_CLOSED), force=True)
 
 
-def _say(api: ApiClient, address: ServerAddress, workspace: Workspace, num_gpus: int) -> None:
-    flows = {flow["id"]: flow["name"] for flow in api.rows("flows")}
-    names = sorted(f"{flows[deployment['flow_id']]}/{deployment['name']}" for deployment in api.rows("deployments"))
+def _say(client: "SyncPrefectClient", address: ServerAddress, workspace: Workspace, num_gpus: int) -> None:
+    flows = {flow.id: flow.name for flow in client.read_flows()}
+    names = sorted(f"{flows[deployment.flow_id]}/{deployment.name}" for deployment in client.read_deployments())
     out = terminal()
     out.print(f"Prefect UI:  {address.url.removesuffix('/api')}")
     if not address.is_loopback:

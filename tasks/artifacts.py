@@ -21,7 +21,6 @@ from luffy.pages.headline import headlines_first
 from luffy.pages.panels import headline_plots
 from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pipeline.chain.plan import StagePlan
-from luffy.pipeline.workspace import Workspace
 from luffy.tracking.jsonl import Json, read_last_lines, read_lines
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE
@@ -159,14 +158,8 @@ def sample_card(plan: StagePlan) -> Artifact | None:
 
 
 def report_page(plan: StagePlan) -> Artifact | None:
-    """The report as text and tables, with a link to the page with the plots."""
-    page = plan.directory / "report.html"
-    address = Workspace(plan.directory.parents[2]).pages_address
-    if address.is_file():
-        url = f"{address.read_text(encoding='utf-8').strip()}/stages/report/{plan.directory.name}/{page.name}"
-        way = f"[The report with all plots]({url}) (`{page}`)"
-    else:
-        way = f"With all plots, to open in a browser: `{page}`"
+    """The report as text and tables, with the place of the page with the plots."""
+    way = f"With all plots, to open in a browser: `{plan.directory / 'report.html'}`"
     return _file(plan.directory / "report.md", f"{way}\n\n", "Report")
 
 

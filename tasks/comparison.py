@@ -128,7 +128,7 @@ def _artifacts(findings: Findings, running: ManyRuns) -> dict[str, Artifact]:
     found = {
         "accuracy": table_artifact(accuracy_table(findings, decoding), f"Accuracy in %, {decoding}, with its interval"),
         "costs": table_artifact(cost_table(findings), "Costs of a seed, mean over seeds"),
-        "page": page_artifact(running.workspace, running.folder / PAGE_FILE, "Comparison"),
+        "page": page_artifact(running.folder / PAGE_FILE, "Comparison"),
     }
     if (differences := difference_table(findings, decoding)) is not None:
         words = f"Percentage points minus {findings.reference}, {decoding}; p-values after Holm's correction"

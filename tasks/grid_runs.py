@@ -52,6 +52,6 @@ def conclude_grid(running: ManyRuns, grid: GridExperiment, outcomes: Mapping[str
         for decoding in findings.decodings
     }
     artifacts["costs"] = table_artifact(grid_costs(findings), "Costs of a seed, mean over seeds")
-    artifacts["page"] = page_artifact(running.workspace, running.folder / PAGE_FILE, "Grid")
+    artifacts["page"] = page_artifact(running.folder / PAGE_FILE, "Grid")
     offer_artifacts(config.name, "grid", artifacts, running.session.publisher)
     return findings

@@ -25,13 +25,13 @@ from luffy.config.many_runs.arm_run import ArmRun
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
 from luffy.evaluation.method_comparison.arms import FinishedSeed, read_seed
 from luffy.pages.tables import Table, plain_table
-from luffy.pipeline.chain.reuse import FinishedStage, make_stage
 from luffy.pipeline.chain.walk import stopping_on_failure
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import Workspace, link
 from luffy.tasks.artifacts import Artifact
 from luffy.tasks.publisher import Publisher, Slot
 from luffy.tasks.session import Session, artifact_key, publishing, watching_the_server
+from luffy.tasks.stages import FinishedStage, make_stage
 
 RunOutcome = FinishedSeed | LuffyError
 
@@ -197,12 +197,8 @@ def table_artifact(table: Table, description: str) -> Artifact:
     return Artifact("table", json.dumps([dict(zip(header, row, strict=True)) for row in rows]), description)
 
 
-def page_artifact(workspace: Workspace, page: Path, what: str) -> Artifact:
-    """A link to `page`, the page of a `what` (comparison, grid); its path while no server serves it."""
-    if workspace.pages_address.is_file():
-        address = workspace.pages_address.read_text(encoding="utf-8").strip()
-        url = f"{address}/runs/{page.parent.name}/{page.name}"
-        return Artifact("markdown", f"[The {what.lower()} with all plots]({url}) (`{page}`)", what)
+def page_artifact(page: Path, what: str) -> Artifact:
+    """The place of `page`, the page of a `what` (comparison, grid)."""
     return Artifact("markdown", f"With all plots, to open in a browser: `{page}`", what)
 
 

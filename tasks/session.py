@@ -4,9 +4,10 @@ import logging
 import os
 import re
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,26 +23,25 @@ from luffy.cli.console import duration, progress_words, stage_display
 from luffy.cli.progress import StageLine
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import LuffyError, StageFailed
+from luffy.pipeline.chain.graph import select_nodes
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
 from luffy.pipeline.machine.events import Event, EventKind
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
-from luffy.tasks.alarm_watch import AlarmWatch
 from luffy.tasks.artifacts import Artifact, views_of
 from luffy.tasks.cancellation import WORKER_S, watching_for_cancellation
-from luffy.tasks.host_tag import with_own_host
 from luffy.tasks.one_line import explain_in_one_line
-from luffy.tasks.prefect_faults import tolerating_prefect
 from luffy.tasks.publisher import Publisher, Slot
-from luffy.tasks.stage_events import StageEvents
 from luffy.tasks.stage_log import StageLog
 
 _PROGRESS_INTERVAL_S = 2.0
 _LOG_INTERVAL_S = 30.0
 _REQUEST_TIMEOUT_S = 60.0
 _FAREWELL_S = 20.0
+HOST_TAG = "host:"
+"""Begins the tag of a flow run that names the host on which it runs, so that a server knows which runs are its own."""
 _LEVELS: dict[EventKind, int] = {"failed": logging.ERROR, "waiting": logging.WARNING}
 
 # At import, because errors in a flow's parameters come before it opens a session.
@@ -69,16 +69,24 @@ class Session:
 
     @property
     def page(self) -> Path | None:
-        """The page to open after the run; None if no stage makes one."""
-        pages = [page for node in self.run.experiment.nodes for page in node.kind.pages[:1]]
-        return self.run.directory / pages[-1] if pages else None
+        """The page to open after the run; None if no stage has made one."""
+        pages = [self.run.directory / page for node in self.run.experiment.nodes for page in node.kind.pages[:1]]
+        return next((page for page in reversed(pages) if page.exists()), None)
 
 
 @contextmanager
 def open_session(
-    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
+    config: ExperimentConfig,
+    workspace: Workspace,
+    *,
+    verify: bool,
+    sweep_steps: tuple[int, ...] = (),
+    force: Sequence[str] = (),
 ) -> Iterator[Session]:
-    """Open everything that the stages of `config` need, and record how the run ended."""
+    """Open everything that the stages of `config` need, and record how the run ended.
+
+    `force`: stages that are made again although they are finished; UserError for one that the chain does not have.
+    """
     experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     names = [node.name for node in experiment.nodes]
     stopped = threading.Event()
@@ -88,7 +96,7 @@ def open_session(
         publishing(flow_run, tags_of(config)) as publisher,
         stage_display(names) as display,
     ):
-        yield Session(run, display, publisher, stopped.set)
+        yield Session(run, display, publisher, stopped.set, select_nodes(experiment.nodes, force, "--force"))
 
 
 @contextmanager
@@ -172,8 +180,9 @@ class PrefectWriter:
     def _open(self) -> SyncPrefectClient:
         if self._client is None:
             client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
-            known = client.read_flow_run(self._flow_run).tags
-            client.update_flow_run(self._flow_run, tags=with_own_host(dict.fromkeys([*known, *self._labels])))
+            known = [tag for tag in client.read_flow_run(self._flow_run).tags if not tag.startswith(HOST_TAG)]
+            tags = dict.fromkeys([*known, *self._labels, f"{HOST_TAG}{socket.gethostname()}"])
+            client.update_flow_run(self._flow_run, tags=list(tags))
             self._client = client
         return self._client
 
@@ -193,10 +202,8 @@ class PrefectObserver:
         self._attempt = context.task_run.run_count
         """From 1 on."""
         self._execution = session.run.experiment.config.execution
-        self._events = StageEvents(session.run.directory.name)
         self._line = StageLine("")
         self._logged = 0.0
-        self._alarms = AlarmWatch(session.run.experiment.config, session.run.directory)
 
     def planned(self, plan: StagePlan) -> None:
         self._line = StageLine(plan.node.name, began=time.time())
@@ -226,9 +233,6 @@ class PrefectObserver:
         took = duration(self._line.seconds(time.time()) or 0.0)
         self._show_progress(plan, 100.0, "reused" if plan.action == "reuse" else f"finished in {took}")
         self._offer_views(plan)
-        if plan.action != "reuse":
-            self._sound_alarms(plan, last=True)
-        self._events.ended(plan.identity.key, self._line, "reused" if plan.action == "reuse" else "finished")
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
         if isinstance(error, StageFailed) and error.temporary and self._attempt <= self._execution.retries:
@@ -240,24 +244,14 @@ class PrefectObserver:
         line = self._line
         where = f" at step {line.step}/{line.total}; run it again to resume it" if line.total else ""
         self._show_progress(plan, line.percent, f"ended{where}")
-        self._sound_alarms(plan, last=True)
-        self._events.ended(plan.identity.key, line, "failed")
 
     def _progressed(self, plan: StagePlan) -> None:
-        self._events.progressed(plan.identity.key, self._line)
-        self._sound_alarms(plan)
         words = progress_words(self._line)
         self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
         self._offer_views(plan, running=True)
         if (now := time.monotonic()) - self._logged >= _LOG_INTERVAL_S:
             self._logged = now
             self._logger.info("%s", words)
-
-    def _sound_alarms(self, plan: StagePlan, *, last: bool = False) -> None:
-        with tolerating_prefect("alarms could not be looked for"):  # nor may an unreadable file end training
-            for alarm in self._alarms.look(plan.directory, at_once=last):
-                self._logger.warning("%s", alarm.text)
-                self._events.alarmed(plan.identity.key, self._line, alarm)
 
     def _show_progress(self, plan: StagePlan, percent: float, words: str, *, every_s: float = 0.0) -> None:
         artifact = Artifact("progress", percent, f"{plan.node.name}: {words}")

@@ -10,7 +10,7 @@ Tasks are called directly, never submitted: only then does a cancelled run end i
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ from prefect.settings import PREFECT_TASKS_REFRESH_CACHE
 from prefect.transactions import IsolationLevel
 
 from luffy.config import STAGE_KINDS
-from luffy.errors import StageFailed
-from luffy.pipeline.chain.graph import StageNode
+from luffy.errors import StageFailed, UserError
+from luffy.pipeline.chain.graph import StageNode, with_sources
 from luffy.pipeline.chain.reuse import RECORD_FILE, FinishedStage
 from luffy.pipeline.chain.walk import find_room, walk
 from luffy.pipeline.machine.events import Event
@@ -109,11 +109,19 @@ def _delete_error_records(workspace: Workspace) -> None:
             path.unlink(missing_ok=True)
 
 
-def make_chain(session: Session) -> dict[str, FinishedStage]:
+def make_chain(session: Session, only: Collection[str] = ()) -> dict[str, FinishedStage]:
     """Make every stage of the session's experiment, or reuse it; returns the results by node.
 
-    Independent stages run at the same time if the machine has the resources.
+    Independent stages run at the same time if the machine has the resources. With `only`, the stages (nodes) to make:
+    UserError where one that they are made from is not finished.
     """
     experiment = session.run.experiment
-    room = find_room(experiment.config, experiment.nodes)
-    return walk(experiment.nodes, lambda node, inputs: make_stage(session, node, inputs), room, session.stop)
+    nodes = with_sources(experiment.nodes, only) if only else experiment.nodes
+    for plan in experiment.plan() if only else ():
+        if plan.node in nodes and plan.node.name not in only and plan.action != "reuse":
+            raise UserError(
+                f"--only: {plan.node.name}, which comes before, is not finished ({plan.headline}: {plan.reason}); "
+                f"add --only {plan.node.name}, or leave --only out"
+            )
+    room = find_room(experiment.config, nodes)
+    return walk(nodes, lambda node, inputs: make_stage(session, node, inputs), room, session.stop)

@@ -59,7 +59,6 @@ def _start() -> ApiServer:
     server.wait()
     if not empty.exists():
         empty.mkdir()
-        shutil.copy(home / "prefect.version", empty)
         with (
             closing(sqlite3.connect(home / "prefect.db")) as filled,
             closing(sqlite3.connect(empty / "prefect.db")) as emptied,

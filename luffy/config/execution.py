@@ -126,18 +126,6 @@ class ServerConfig(StrictModel):
         return tuple(url if urlsplit(url).path else f"{url}/v1" for url in self.urls)
 
 
-class AlarmConfig(StrictModel):
-    """When a running stage emits an alarm for the notifications of `luffy serve`; nothing is ended by one."""
-
-    zero_reward_steps: PositiveInt = 20
-    """Consecutive RL steps with a mean reward of 0, after one above 0."""
-    no_signal_steps: PositiveInt = 20
-    """Consecutive RL steps in which every advantage is 0, for objectives whose terms are all weighted by advantages,
-    except entropy and KL."""
-    free_gb: PositiveFloat = 5.0
-    """Free space on the workspace's disk in GiB, below which it is nearly full."""
-
-
 class ExecutionConfig(StrictModel):
     """How the work is laid out on the machine: batches, processes, memory, engines and retries."""
 
@@ -183,7 +171,6 @@ class ExecutionConfig(StrictModel):
     max_logp_gap: PositiveFloat | None = None
     """Ends RL when the log-probabilities of engine and trainer differ by more on a step's sampled tokens (mean, nats);
     None: no bound."""
-    alarms: AlarmConfig = AlarmConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()

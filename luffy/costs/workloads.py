@@ -19,7 +19,7 @@ from luffy.pipeline.workspace import Workspace
 
 _KEY_LENGTH = 16
 _NOT_ABOUT_SPEED = {
-    "alarms", "checkpoint", "gpu_memory_gb", "grace_s", "log_level", "max_logp_gap", "parallel_stages", "retries",
+    "checkpoint", "gpu_memory_gb", "grace_s", "log_level", "max_logp_gap", "parallel_stages", "retries",
     "retry_delay_s", "server", "time_limits_s",
 }  # fmt: skip
 """Fields of `execution` that change no step's time."""

@@ -41,7 +41,7 @@ _RAY_NAMES: Mapping[str, str] = {
     "raylet": "raylet",
 }
 _WARM_SERVER = "luffy.pipeline.machine.warm_server"
-_API_SERVER = "luffy.flows.prefect_server:create_app"
+_API_SERVER = "luffy.flows.own_pages:create_app"
 _POLL_S = 0.02
 _END_S = 120.0
 """A flow that was killed has ended by then."""

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -20,11 +19,8 @@ import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
 from prefect_api import place_empty_database
-from webhook import messages_to
 
 from luffy.config.form import form_of_file
-from luffy.flows.api_client import ApiClient
-from luffy.flows.gpu_limit import limit_gpus
 from luffy.flows.prefect_session import free_port
 from luffy.pipeline.workspace.lock import holder_of
 
@@ -64,7 +60,7 @@ class Checkout:
     """A copy of the checkout with a workspace, and terminals in it that know the server."""
 
     def __init__(self, root):
-        self.root, self.workspace, self.port = root / "checkout", root / "workspace", free_port(2)
+        self.root, self.workspace, self.port = root / "checkout", root / "workspace", free_port()
         self.said = []
         copy_of_the_code(self.root, "flows", "tasks", "luffy", "data", "exp_configs")
         shutil.copy(ROOT / "prefect.yaml", self.root)
@@ -104,14 +100,6 @@ class Checkout:
         return subprocess.run(
             command, cwd=self.root, env={**self.environment, **more}, capture_output=True, text=True, timeout=PATIENCE_S
         )
-
-    def get(self, path):
-        """Status and text of a page beside the UI."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port + 1}/{path}", timeout=PATIENCE_S) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, ""
 
     def begin(self, overrides):
         """Start the deployment as the page of the server does; returns the run's identifier."""
@@ -181,6 +169,11 @@ class Checkout:
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return [command for command in found if all(word in command for word in words)]
+
+    def task_states(self, run):
+        """The last state of each task of a run, by name."""
+        found = self.ask("task_runs/filter", task_runs={"flow_run_id": {"any_": [run]}})
+        return {task["name"]: task["state_name"] for task in found}
 
     def worker(self):
         """The process of the worker."""
@@ -268,8 +261,7 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
     second = served.begin(SHORT)
     assert served.end_of(second) == "COMPLETED"
     shown = served.artifacts(second)
-    assert shown["smoke-base-progress"]["description"] == "base: reused"
-    assert {"smoke-base-metrics", "smoke-base-curves", "smoke-prepare-data-card"} <= set(shown)
+    assert (shown, served.task_states(second)) == ({}, {"prepare_data": "Cached", "base": "Cached"})
 
 
 def test_the_form_and_a_flow_started_by_hand_reuse_the_stages_of_the_file(served, first):
@@ -277,9 +269,7 @@ def test_the_form_and_a_flow_started_by_hand_reuse_the_stages_of_the_file(served
     form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
     run = served.begin_of("pipeline-form/arithmetic", {"experiment": form})
     assert served.end_of(run) == "COMPLETED"
-    shown = served.artifacts(run)
-    assert shown["smoke-prepare-data-progress"]["description"] == "prepare_data: reused"
-    assert shown["smoke-base-progress"]["description"] == "base: reused"
+    assert served.task_states(run) == {"prepare_data": "Cached", "base": "Cached"}
     assert served.ask(f"flow_runs/{run}")["name"].startswith("smoke sft_then_luffy")
 
     where = {"LUFFY_WORKSPACE": str(served.workspace)}
@@ -347,7 +337,7 @@ def test_a_retry_of_a_failed_run_resumes_the_stage_that_was_killed(served):
     assert (found["state_type"], found["run_count"]) == ("COMPLETED", 2)
     newest = max(served.workspace.glob("runs/*/run.json"), key=lambda path: path.stat().st_mtime)
     assert re.fullmatch(r"resume from step \d+", json.loads(newest.read_text())["stages"]["base"]["action"])
-    assert served.artifacts(run)["smoke-prepare-data-progress"]["description"] == "prepare_data: reused"
+    assert served.task_states(run)["prepare_data"] == "Cached"
 
 
 def test_a_run_whose_worker_misses_the_cancellation_ends_itself(served):
@@ -413,13 +403,10 @@ def one_gpu(served, tmp_path, monkeypatch):
         started.append(by_hand(served, *overrides, PATH=os.environ["PATH"]))
         return started[-1]
 
-    assert limit_gpus(ApiClient(served.api)) == 1
+    httpx.post(f"{served.api}/v2/concurrency_limits/", json={"name": "gpu", "limit": 1}, timeout=PATIENCE_S)
     yield start
     for process in started:
         process.kill()
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert limit_gpus(ApiClient(served.api)) == 0
-    assert served.ask("v2/concurrency_limits/gpu")["limit"] == 1
     httpx.delete(f"{served.api}/v2/concurrency_limits/gpu", timeout=PATIENCE_S).raise_for_status()
 
 
@@ -471,18 +458,6 @@ def test_the_slots_of_a_killed_process_are_free_again_when_its_lease_ends(served
     assert after.stdout == "a slot of Prefect's limit 'gpu'\nmine\n", after.stderr
 
 
-def test_reports_are_served_and_nothing_else(served):
-    report = served.workspace / "stages" / "report" / "0123456789abcdef"
-    report.mkdir(parents=True)
-    (report / "report.html").write_text("<p>found</p>")
-    (report / "log.txt").write_text("a log")
-    address = (served.workspace / "prefect" / "pages.url").read_text().strip()
-    assert address == f"http://127.0.0.1:{served.port + 1}"
-    assert served.get("stages/report/0123456789abcdef/report.html") == (200, "<p>found</p>")
-    for path in ("stages/report/0123456789abcdef/log.txt", "stages/report/../report.html", "", "prefect/server.log"):
-        assert served.get(path)[0] == 404
-
-
 def test_a_second_server_is_refused_in_one_line(served, tmp_path):
     result = served.run("flows/serve.py", "--port", str(served.port))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
@@ -494,23 +469,37 @@ def test_a_second_server_is_refused_in_one_line(served, tmp_path):
     assert "is served already, by pid" in result.stderr
 
 
-def test_kill_9_leaves_no_process_and_the_next_server_frees_and_reports_what_ran(served):
+def test_kill_9_leaves_no_process_and_the_next_server_closes_what_ran(served):
     """The last test of this server."""
-    with messages_to(ApiClient(served.api), "lab") as received:
-        run = served.begin(LONG)
-        served.wait_for_steps(run)
-        elsewhere = served.running_on("another-host")
-        served.process.kill()
-        served.process.wait()
-        wait_until(lambda: served.processes() == [])
+    run = served.begin(LONG)
+    served.wait_for_steps(run)
+    elsewhere = served.running_on("another-host")
+    served.process.kill()
+    served.process.wait()
+    wait_until(lambda: served.processes() == [])
 
-        alone = served.run("flows/prepare_data.py", "exp_configs/smoke.yaml", LUFFY_WORKSPACE=str(served.workspace))
-        assert alone.returncode == 0, alone.stderr
-        assert "using an embedded server for this run" in alone.stderr
+    alone = served.run("flows/prepare_data.py", "exp_configs/smoke.yaml", LUFFY_WORKSPACE=str(served.workspace))
+    assert alone.returncode == 0, alone.stderr
+    assert "using an embedded server for this run" in alone.stderr
 
-        served.process = served.start("--notify", "custom-webhook/lab")
-        assert (served.state(run), served.state(elsewhere)) == ("CRASHED", "RUNNING")
-        message = received.get(timeout=PATIENCE_S)
-        assert message["subject"].endswith(" crashed")
-        assert message["body"].endswith(f"To resume it: prefect flow-run retry {run}")
-        assert served.end_of(served.begin(SHORT)) == "COMPLETED"
+    served.process = served.start()
+    assert (served.state(run), served.state(elsewhere)) == ("CRASHED", "RUNNING")
+    assert served.end_of(served.begin(SHORT)) == "COMPLETED"
+    assert not [*served.workspace.glob("stages/" + "[0-9a-f]" * 32)]
+
+
+def test_the_automations_of_deploy_are_those_of_this_version_of_prefect(served, tmp_path):
+    """Applied as their file says, with a block of the server."""
+    kinds = served.ask("block_types/filter", block_types={"name": {"like_": "Custom Webhook"}})
+    (schema,) = served.ask("block_schemas/filter", block_schemas={"block_type_id": {"any_": [kinds[0]["id"]]}})
+    block = served.ask(
+        "block_documents/",
+        name="lab", block_type_id=kinds[0]["id"], block_schema_id=schema["id"],
+        data={"name": "lab", "url": "http://127.0.0.1:9/", "method": "POST"},
+    )  # fmt: skip
+    file = tmp_path / "automations.yaml"
+    file.write_text((ROOT / "deploy" / "automations.yaml").read_text().replace(": BLOCK", f": {block['id']}"))
+    done = served.run("-m", "prefect", "automation", "create", "--from-file", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {found["name"] for found in served.ask("automations/filter", sort="NAME_ASC")}
+    assert names == {"luffy: a run without a sign of life has crashed", "luffy: a run has failed or crashed"}

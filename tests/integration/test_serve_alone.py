@@ -3,18 +3,15 @@
 import socket
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
+from prefect.exceptions import ObjectNotFound
 
 from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.flows import serve
-from luffy.flows.alerts import Alerts
-from luffy.flows.api_client import ApiClient
 from luffy.flows.basic_auth import ServerAddress
 from luffy.flows.prefect_session import free_port
 from luffy.pipeline.workspace import Workspace
@@ -29,22 +26,6 @@ def idle():
     yield process
     process.kill()
     process.wait()
-
-
-class SlowApi(BaseHTTPRequestHandler):
-    """Hangs up without an answer, then fails, then has the pool."""
-
-    requests = 0
-
-    def do_GET(self):
-        type(self).requests += 1
-        if self.requests == 1:
-            return
-        self.send_response({2: 503}.get(self.requests, 200))
-        self.end_headers()
-
-    def log_message(self, *arguments):
-        pass
 
 
 def test_a_port_where_another_program_listens_is_refused():
@@ -73,18 +54,7 @@ def test_the_lock_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
     workspace.prepare()
     (workspace.prefect_home / "serving").mkdir(parents=True)
     with StageLock(workspace.prefect_home / "serving"), pytest.raises(UserError, match="is served already"):
-        serve._serve(workspace, ServerAddress(free_port(2)), 1, Alerts())
-
-
-def test_the_port_of_the_reports_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(serve, "ApiServer", lambda *arguments: pytest.fail("a server was started"))
-    monkeypatch.setattr(serve, "set_environment", lambda *arguments, **options: None)
-    monkeypatch.setattr(serve.os, "environ", {})
-    port = free_port(2)
-    with socket.create_server(("127.0.0.1", port + 1)):
-        words = rf"port {port + 1} \(for the reports, one above --port\): Address already in use; give another"
-        with pytest.raises(UserError, match=words):
-            serve._serve(Workspace(tmp_path / "workspace"), ServerAddress(port), 1, Alerts())
+        serve._serve(workspace, ServerAddress(free_port()), 1)
 
 
 def test_ports_for_servers_are_not_those_of_connections():
@@ -95,21 +65,31 @@ def test_ports_for_servers_are_not_those_of_connections():
         socket.create_server(("127.0.0.1", first + place)).close()
 
 
+class Client:
+    """Gives no answer, then an error, then does not know the pool, then has it."""
+
+    def __init__(self):
+        request = httpx.Request("GET", "http://localhost")
+        refused = httpx.HTTPStatusError("503", request=request, response=httpx.Response(503, request=request))
+        self.answers = [httpx.ConnectError("refused"), refused, ObjectNotFound(refused)]
+
+    def read_work_pool(self, name):
+        if self.answers:
+            raise self.answers.pop(0)
+
+
 def test_the_pool_is_requested_again_from_a_slow_server(tmp_path, monkeypatch, idle):
     monkeypatch.setattr(serve, "_POLL_S", 0.01)
-    monkeypatch.setattr(SlowApi, "requests", 0)
-    with ThreadingHTTPServer(("127.0.0.1", 0), SlowApi) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        serve._wait_for_pool(ApiClient(f"http://127.0.0.1:{server.server_port}/api"), idle, tmp_path / "worker.log")
-        server.shutdown()
-    assert SlowApi.requests == 3
+    client = Client()
+    serve._wait_for_pool(client, idle, tmp_path / "worker.log")
+    assert client.answers == []
 
 
 def test_a_worker_that_has_ended_is_not_waited_for(tmp_path, idle):
     idle.kill()
     idle.wait()
     with pytest.raises(LuffyError, match=r"the Prefect worker has ended by itself; see .*worker\.log"):
-        serve._wait_for_pool(ApiClient(f"http://127.0.0.1:{free_port()}/api"), idle, tmp_path / "worker.log")
+        serve._wait_for_pool(Client(), idle, tmp_path / "worker.log")
 
 
 @pytest.mark.parametrize(
@@ -133,8 +113,8 @@ def test_an_api_that_fails_ends_it_in_one_line(monkeypatch, capsys, error):
     assert "does not answer as it should" in said
 
 
-@pytest.mark.parametrize("port", ["0", "65535", "-1", "x", "70000"])
-def test_a_port_without_a_next_one_is_refused(port, capsys):
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "70000"])
+def test_a_port_that_does_not_exist_is_refused(port, capsys):
     assert main(["serve", f"--port={port}"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: Invalid value for '--port'") and said.count("\n") == 1

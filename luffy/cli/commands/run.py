@@ -1,10 +1,23 @@
 """`luffy run CONFIG`: an experiment from its data to its report."""
 
+from typing import Annotated
+
+from typer import Option
+
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
 from luffy.cli.start import StartOptions, start_experiment
 from luffy.config import load_experiment
+from luffy.pipeline.chain.graph import build_graph, select_nodes
 from luffy.pipeline.workspace import find_workspace
 
+Only = Annotated[
+    list[str] | None,
+    Option(metavar="STAGE", help="make this stage alone; those that it is made from have to be finished (repeatable)"),
+]
+Force = Annotated[
+    list[str] | None,
+    Option(metavar="STAGE", help="make this stage again from the beginning although it is finished (repeatable)"),
+]
 _FLOW = "luffy.flows.full_pipeline:full_pipeline"
 
 
@@ -13,6 +26,8 @@ def run(
     overrides: Overrides = None,
     dry_run: DryRun = False,
     verify: Verify = False,
+    only: Only = None,
+    force: Force = None,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
@@ -21,5 +36,8 @@ def run(
     Finished stages are reused and an interrupted one resumes: repeat the command to continue.
     """
     options = StartOptions(find_workspace(workspace), dry_run, verify, debug)
-    parameters = {"config_file": config, "overrides": overrides or []}
-    return start_experiment(_FLOW, load_experiment(config, overrides or ()), parameters, options)
+    experiment = load_experiment(config, overrides or ())
+    for name, chosen in (("--only", only), ("--force", force)):
+        select_nodes(build_graph(experiment), chosen or (), name)
+    parameters = {"config_file": config, "overrides": overrides or [], "only": only, "force": force}
+    return start_experiment(_FLOW, experiment, parameters, options)

@@ -7,14 +7,9 @@ from typer import Option
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.pipeline.workspace import find_workspace
 
-_MAX_PORT = 65534
-"""The next port is taken for the reports."""
-
 
 def serve(
-    port: Annotated[
-        int, Option(min=1, max=_MAX_PORT, help="port of the server; the next one is for the reports")
-    ] = 4200,
+    port: Annotated[int, Option(min=1, max=65535, help="port of the server")] = 4200,
     host: Annotated[
         str,
         Option(help="address to listen at; one that other machines can reach requires PREFECT_SERVER_API_AUTH_STRING"),
@@ -26,21 +21,10 @@ def serve(
     end_with_parent: Annotated[
         bool, Option("--end-with-parent", help="end when the process that started this one ends")
     ] = False,
-    notify: Annotated[
-        str | None,
-        Option(
-            metavar="TYPE/NAME",
-            help="report runs that fail or crash by this notification block of the server, e.g. slack-webhook/lab",
-        ),
-    ] = None,
-    stall_minutes: Annotated[
-        int | None, Option(min=1, help="with --notify: also report stages without progress for that many minutes")
-    ] = None,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
     """Serve Prefect with its UI, a worker and the deployments on this machine."""
-    from luffy.flows.alerts import Alerts
     from luffy.flows.serve import ServerAddress, serve_until_interrupted  # sets Prefect's environment before it starts
 
     address = ServerAddress(port, host, tuple(name or ()))
@@ -48,6 +32,5 @@ def serve(
         find_workspace(workspace),
         address,
         limit,
-        Alerts(notify, stall_minutes),
         end_with_parent=end_with_parent,
     )

@@ -4,13 +4,14 @@ This module alone defines which stages exist and how they depend on each other. 
 comparisons, the report and garbage collection read them. Code that only has a run's record looks up nodes by name.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.chain_layout import visits_of
 from luffy.config.settings import SampleSettings, StageSettings, SweepSettings
 from luffy.config.stage_kinds import Role, StageKind, ViewName, evaluate_settings
+from luffy.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,27 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
         sweep = SweepSettings(protocol=evaluate_settings(config), steps=sweep_steps)
         nodes += _nodes("sweep", STAGE_KINDS["sweep"], sweep, nodes)
     return tuple(nodes)
+
+
+def select_nodes(nodes: Sequence[StageNode], names: Iterable[str], option: str) -> frozenset[str]:
+    """The names of the nodes that `names` mean: nodes themselves, or all of a kind. UserError naming `option`."""
+    found: set[str] = set()
+    for name in names:
+        meant = {node.name for node in nodes if name in (node.name, node.stage)}
+        if not meant:
+            there = ", ".join(node.name for node in nodes)
+            raise UserError(f"{option} {name}: this chain has no such stage; it has {there}")
+        found |= meant
+    return frozenset(found)
+
+
+def with_sources(nodes: Sequence[StageNode], names: Collection[str]) -> tuple[StageNode, ...]:
+    """The nodes in `names` and all that they read from, in the order of the chain."""
+    needed = set(names)
+    for node in reversed(nodes):
+        if node.name in needed:
+            needed |= {*node.inputs.values()}
+    return tuple(node for node in nodes if node.name in needed)
 
 
 def kind_of(name: str) -> StageKind | None:

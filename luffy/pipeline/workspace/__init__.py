@@ -55,11 +55,6 @@ class Workspace:
         return self.root / "prefect"
 
     @property
-    def pages_address(self) -> Path:
-        """File with the address of the server that shows reports in a browser, while it runs."""
-        return self.prefect_home / "pages.url"
-
-    @property
     def warm_log(self) -> Path:
         """Log of the process that stages are forked from."""
         return self.root / "warm_server.log"

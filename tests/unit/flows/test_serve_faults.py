@@ -1,31 +1,37 @@
 """`luffy serve` on a server that does not answer as it should."""
 
+from types import SimpleNamespace
+from uuid import UUID
+
 import httpx
 import pytest
+from prefect.exceptions import ObjectNotFound
 
 from luffy.flows import serve
 
+ODD, KNOWN, CANCELLED = (UUID(int=number) for number in range(3))
 
-class Api:
-    """Does not know the run `deleted`, and answers with an error page when it is asked for `broken`."""
 
-    def __init__(self):
+class Client:
+    """Answers with `error` when it is asked for the run ODD."""
+
+    def __init__(self, status):
+        request = httpx.Request("GET", "http://localhost")
+        answer = httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+        self.error = ObjectNotFound(answer) if status == httpx.codes.NOT_FOUND else answer
         self.closed = {}
 
-    def ask(self, method, path, body=None):
-        _, run, *_ = path.split("/")
-        request = httpx.Request(method, f"http://localhost/{path}")
-        if run == "deleted":
-            return httpx.Response(404, json={"detail": "not found"}, request=request)
-        if run == "broken":
-            return httpx.Response(503, text="overloaded", request=request)
-        if body is not None:
-            self.closed[run] = body["state"]["type"]
-        return httpx.Response(200, json={"state_type": "RUNNING"}, request=request)
+    def read_flow_run(self, run):
+        if run == ODD:
+            raise self.error
+        return SimpleNamespace(state=SimpleNamespace(is_cancelling=lambda: run == CANCELLED))
+
+    def set_flow_run_state(self, run, state, *, force):
+        self.closed[run] = state.type.value
 
 
-@pytest.mark.parametrize("unanswered", ["deleted", "broken"])
-def test_a_run_that_cannot_be_closed_keeps_no_other_from_it(unanswered):
-    api = Api()
-    serve._close(api, {unanswered, "known"})
-    assert api.closed == {"known": "CRASHED"}
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_run_that_cannot_be_closed_keeps_no_other_from_it(status):
+    client = Client(status)
+    serve._close(client, {ODD, KNOWN, CANCELLED})
+    assert client.closed == {KNOWN: "CRASHED", CANCELLED: "CANCELLED"}
