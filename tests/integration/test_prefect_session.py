@@ -150,7 +150,7 @@ def test_prefect_itself_bypasses_the_proxy_for_this_machine(tmp_path, before, af
 def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(project, monkeypatch, capsys):
     """Where other machines may write the workspace, it has a folder of its own."""
     place_empty_database(project / "home" / "embedded" / socket.gethostname())
-    monkeypatch.setattr(prefect_session, "is_of_one_machine", lambda folder: False)
+    monkeypatch.setattr(prefect_session, "is_shared", lambda folder: True)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     server = prefect_api()
     try:
