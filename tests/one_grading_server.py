@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from luffy.grading import workers
-from luffy.grading.fork_server import ForkServer
+from luffy.grading.workers import ForkServer
 
 
 class _SharedServer(ForkServer):

@@ -9,26 +9,27 @@ the first; it is `crashed` when two such workers die while the grading server li
 thread of this process, which only waits for sockets.
 """
 
+import hashlib
+import heapq
+import itertools
+import json
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LostError, LuffyError
-from luffy.grading.job_queue import Job, JobQueue
 from luffy.grading.judge import Judges
 from luffy.grading.kinds import conclude, functions_of, steps
-from luffy.grading.memo import MEMO_SIZE, VerdictMemo, timed_out
-from luffy.grading.messages import LOAD, Reply
-from luffy.grading.process import SERVER_DIED, WorkerProcess
-from luffy.grading.request import Grade, GradeRequest, Judging, Verification
-from luffy.grading.workers import Workers
+from luffy.grading.request import LOAD, Grade, GradeRequest, Judging, Reply, Verification
+from luffy.grading.workers import SERVER_DIED, WorkerProcess, Workers
 from luffy.types import Outcome
 
 logger = logging.getLogger(__name__)
@@ -41,16 +42,169 @@ TIMEOUTS_FILE = "timed_out.txt"
 SLICE_S = 0.25
 """CPU time after which a verification can be overtaken; ordinary ones take milliseconds, on a loaded machine too."""
 
+OVERTAKING_S = 60.0
+"""A verification that runs long is overtaken by what is submitted within this time of it, and by nothing later."""
+
 _PAUSED_PER_WORKER = 8
 """Verifications put aside at a time. Each holds what it has allocated so far, usually some tens of megabytes."""
 
 _MOST_LOSSES = 2
 """Workers that a verification may lose to something else: one that had been idle, or those of a server that died."""
 
+MEMO_SIZE = 65_536
+"""Verdicts and time-outs remembered, the least recently used forgotten first."""
+
+_KEY_CHARS = 32
+
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
 
 _Open = Verification | Judging
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A verification and its progress."""
+
+    work: Verification
+    verdict: "Future[Grade]"
+    submitted: float = field(default_factory=time.monotonic)
+    worker: WorkerProcess | None = None
+    """Holds the computation of a job that has been put aside."""
+    seconds: float = 0.0
+    """Time that it has run for; counted against the time limit, and without the time for which it was put aside."""
+    deaths: int = 0
+    """Number of workers that were forked for it, and died while running it."""
+    losses: int = 0
+    """Number of workers whose death says nothing of it: one had been idle before, or died with the grading server."""
+
+
+class JobQueue:
+    """Jobs by the time of their submission, those put aside as though submitted `OVERTAKING_S` later."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[float, int, Job]] = []
+        self._numbers = itertools.count()
+        self._num_aside = 0
+        self._closed = False
+
+    def submit(self, jobs: list[Job]) -> bool:
+        """Queue new jobs; returns False, and takes none, after `close`."""
+        with self._changed:
+            if self._closed:
+                return False
+            for job in jobs:
+                self._push(job.submitted, job)
+            return True
+
+    def take(self) -> Job | None:
+        """Wait for the next job and return it; None after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            _, _, job = heapq.heappop(self._waiting)
+            self._num_aside -= job.worker is not None
+            return job
+
+    def put_aside(self, job: Job, worker: WorkerProcess, most: int) -> bool:
+        """Pause `job` and queue it again if shorter work is waiting; return whether it was paused.
+
+        At most `most` jobs are paused at a time: each holds the memory of its `worker`.
+        """
+        due = job.submitted + OVERTAKING_S
+        with self._changed:
+            overtaken = bool(self._waiting) and self._waiting[0][0] < due
+            if self._closed or not overtaken or self._num_aside >= most:
+                return False
+            worker.pause()
+            job.worker = worker
+            self._num_aside += 1
+            self._push(due, job)
+            return True
+
+    def close(self) -> list[Job]:
+        """Wake all threads that wait in `take`; return the jobs that were still queued."""
+        with self._changed:
+            self._closed = True
+            left, self._waiting = [job for _, _, job in self._waiting], []
+            self._changed.notify_all()
+        return left
+
+    def _push(self, due: float, job: Job) -> None:
+        heapq.heappush(self._waiting, (due, next(self._numbers), job))
+        self._changed.notify()
+
+
+class VerdictMemo:
+    """Remembers verdicts by grader, texts and time limit; may be shared by threads. `size=0` remembers nothing.
+
+    Whether a verification ends before its time limit depends on the machine, so a repetition could come out
+    differently. Therefore a pair that is being graded is not graded a second time, and one that timed out stays timed
+    out. Time-outs are rare and expensive: they are forgotten last, and a stage keeps them in a file, so that it grades
+    new rollouts after it is resumed as it would have without the interruption.
+    """
+
+    def __init__(self, timeout_s: float, size: int = MEMO_SIZE, timeouts_file: Path | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._size = size
+        self._file = timeouts_file
+        self._lock = threading.Lock()
+        self._verdicts: OrderedDict[str, Future[Grade]] = OrderedDict()
+        self._timeouts: OrderedDict[str, Future[Grade]] = OrderedDict()
+        if timeouts_file is not None and timeouts_file.exists():
+            for key in timeouts_file.read_text(encoding="ascii", errors="replace").split("\n"):
+                if len(key) == _KEY_CHARS:
+                    verdict: Future[Grade] = Future()
+                    verdict.set_result(timed_out(timeout_s))
+                    self._keep(self._timeouts, key, verdict)
+
+    def claim(self, work: Verification) -> tuple["Future[Grade]", bool]:
+        """Return a future of the verdict on `work`, and whether the caller has to compute it."""
+        key = self._key(work)
+        with self._lock:
+            for known in (self._verdicts, self._timeouts):
+                if key in known:
+                    known.move_to_end(key)
+                    return known[key], False
+            verdict: Future[Grade] = Future()
+            if self._size:
+                self._keep(self._verdicts, key, verdict)
+            return verdict, True
+
+    def settle(self, work: Verification, verdict: "Future[Grade]", found: Grade | BaseException) -> None:
+        """Complete `verdict` for all who wait for it, with a grade or the exception that prevented one."""
+        outcome = None if isinstance(found, BaseException) else found.outcome
+        # A crash may have come from outside (out of memory, a signal): the next time it gets a fresh chance.
+        if outcome in (None, Outcome.CRASHED, Outcome.TIMED_OUT):
+            self._forget(self._key(work), verdict, timed_out=outcome is Outcome.TIMED_OUT)
+        if isinstance(found, BaseException):
+            verdict.set_exception(found)
+        else:
+            verdict.set_result(found)
+
+    def _forget(self, key: str, verdict: "Future[Grade]", *, timed_out: bool) -> None:
+        with self._lock:
+            if self._verdicts.get(key) is verdict:
+                del self._verdicts[key]
+            if not timed_out or not self._size:
+                return
+            self._keep(self._timeouts, key, verdict)
+            if self._file is not None:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                with self._file.open("a", encoding="ascii") as file:
+                    # One write, as processes that prepare data share the file; a line that a kill cut short ends first.
+                    file.write(f"\n{key}\n")
+
+    def _keep(self, known: "OrderedDict[str, Future[Grade]]", key: str, verdict: "Future[Grade]") -> None:
+        known[key] = verdict
+        if len(known) > self._size:
+            known.popitem(last=False)
+
+    def _key(self, work: Verification) -> str:
+        content = json.dumps([self._timeout_s, *work._replace(note="")])
+        return hashlib.blake2b(content.encode(), digest_size=_KEY_CHARS // 2).hexdigest()
 
 
 class GraderPool:
@@ -78,7 +232,8 @@ class GraderPool:
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._config = config or GradingConfig()
-        self._functions = tuple(dict.fromkeys(_functions((self._config.kind, *self._config.named.values(), *others))))
+        kinds = (self._config.kind, *self._config.named.values(), *others)
+        self._functions = tuple(dict.fromkeys(path for kind in kinds for path in functions_of(kind)))
         self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
         self._queue = JobQueue()
         self._workers = Workers(num_workers, self._functions)
@@ -231,9 +386,14 @@ class GraderPool:
             if reply is None:
                 return None
             has_died = worker.is_gone and reply.outcome is Outcome.CRASHED
-            if not has_died or _is_to_blame(job, worker):
-                return self._graded(job, reply)
-            job.seconds = 0.0
+            if has_died and not _is_to_blame(job, worker):
+                job.seconds = 0.0
+                continue
+            if reply.misconfigured:
+                raise ConfigError(f"grading: {reply.reason}")
+            if reply.outcome is Outcome.CRASHED:
+                logger.warning("grading by %s crashed: %s", job.work.check, reply.reason)
+            return Grade(reply.outcome, None, reply.reason, job.seconds, reply.reward)
 
     def _worker_of(self, job: Job) -> WorkerProcess:
         """The paused worker of a job, resumed, or a new worker that begins it."""
@@ -263,24 +423,15 @@ class GraderPool:
             if job.seconds >= self._timeout_s:
                 self._workers.discard(worker)
                 return Reply(Outcome.TIMED_OUT, timed_out(self._timeout_s).reason)
+            if job.work.check in ("custom", LOAD):
+                continue  # a user's function is never paused, since somebody else may be waiting for it
             ran_long = worker.cpu_seconds() - cpu_before >= SLICE_S
-            if ran_long and _can_wait(job.work) and self._queue.put_aside(job, worker, self._most_aside):
+            if ran_long and self._queue.put_aside(job, worker, self._most_aside):
                 return None
-
-    def _graded(self, job: Job, reply: Reply) -> Grade:
-        if reply.misconfigured:
-            raise ConfigError(f"grading: {reply.reason}")
-        if reply.outcome is Outcome.CRASHED:
-            logger.warning("grading by %s crashed: %s", job.work.check, reply.reason)
-        return Grade(reply.outcome, None, reply.reason, job.seconds, reply.reward)
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise LuffyError(_CLOSED_MEANWHILE)
-
-
-def _functions(kinds: Sequence[GraderKind]) -> list[str]:
-    return [path for kind in kinds for path in functions_of(kind)]
 
 
 def _is_to_blame(job: Job, worker: WorkerProcess) -> bool:
@@ -298,11 +449,6 @@ def _is_to_blame(job: Job, worker: WorkerProcess) -> bool:
     return False
 
 
-def _can_wait(work: Verification) -> bool:
-    """Whether work may be paused: a user's function may not, since somebody else may be waiting for it."""
-    return work.check not in ("custom", LOAD)
-
-
 def _grade(work: Verification, verdict: "Future[Grade]", is_new: bool) -> Grade:
     """Wait for the verdict on `work`; the grade gets the answer, time and note of this request."""
     grade = _result(verdict)
@@ -315,3 +461,8 @@ def _result(verdict: "Future[Grade]") -> Grade:
         return verdict.result()
     except CancelledError:
         raise LuffyError(_CLOSED_MEANWHILE) from None
+
+
+def timed_out(timeout_s: float) -> Grade:
+    """The grade of an answer whose verification reached its time limit."""
+    return Grade(Outcome.TIMED_OUT, None, f"no verdict in {timeout_s:g} s")

@@ -1,10 +1,12 @@
-"""Requests to a grader, and its grades."""
+"""Requests to a grader and its grades, and the messages between a pool and its workers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from luffy.errors import LostError
 from luffy.types import Outcome, Prompt
@@ -135,3 +137,30 @@ class Grader(Protocol):
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
         """Return one grade for each request, in order."""
         ...
+
+
+READY = "ready"
+"""The only word of a worker's first message."""
+LOAD = "load"
+"""The check that only loads a user's function, whose path stands in place of the answer."""
+
+
+class Reply(NamedTuple):
+    """A worker's verdict."""
+
+    outcome: Outcome
+    reason: str
+    reward: float | None = None
+    misconfigured: bool = False
+    """The check itself is wrong (a function that cannot be imported): `reason` is for the user."""
+
+
+def send(connection: Connection, message: tuple[object, ...]) -> None:
+    """Send one message to the other side, without waiting for an answer."""
+    # JSON instead of pickle: a response is untrusted text, and ASCII escapes carry even lone surrogates.
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def receive(connection: Connection) -> list[Any]:
+    """Return the fields of the next message; EOFError when the other side is gone."""
+    return json.loads(connection.recv_bytes())

@@ -1,6 +1,6 @@
 """The grading processes: a server that loads the graders, and the workers that it forks.
 
-Started by `luffy.grading.fork_server` alone: `python -m luffy.grading.worker CONTROL_FD PARENT_PID [FUNCTION ...]`.
+Started by `luffy.grading.workers` alone: `python -m luffy.grading.worker CONTROL_FD PARENT_PID [FUNCTION ...]`.
 A worker reads work and answers with verdicts. The server dies with the pool, and the workers with the server.
 """
 
@@ -15,8 +15,7 @@ import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from luffy.grading.messages import LOAD, READY, Reply, receive_work, send_ready, send_reply
-from luffy.grading.request import Verification
+from luffy.grading.request import LOAD, READY, Reply, Verification, receive, send
 from luffy.processes import die_with
 from luffy.types import Outcome
 
@@ -75,13 +74,13 @@ def _work(connection: Connection, functions: Sequence[str]) -> None:
     for function in functions:
         with contextlib.suppress(custom_functions.UnusableFunction):  # reported when it is needed
             custom_functions.preload(function)
-    send_ready(connection)
+    send(connection, (READY,))
     while True:
         try:
-            work = receive_work(connection)
+            work = Verification(*receive(connection))
         except EOFError:
             return
-        send_reply(connection, _reply(work))
+        send(connection, _reply(work))
 
 
 def _reply(work: Verification) -> Reply:

@@ -273,7 +273,7 @@ def test_a_module_whose_import_never_ends_is_named_as_the_likely_cause(
 ) -> None:
     (folder / "endless_graders.py").write_text("import time\ntime.sleep(7200)\n")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("luffy.grading.process.STARTUP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("luffy.grading.workers.STARTUP_TIMEOUT_S", 1.0)
     pool = GraderPool(1, 5.0, GradingConfig(kind=CustomGrader(function="endless_graders:grade")))
     with pool, pytest.raises(LuffyError, match="did not start in 1 s; does the import of a custom grader's module end"):
         pool.check_functions()

@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from luffy.grading.job_queue import OVERTAKING_S, Job, JobQueue
-from luffy.grading.process import WorkerProcess
+from luffy.grading.pool import OVERTAKING_S, Job, JobQueue
 from luffy.grading.request import Verification
+from luffy.grading.workers import WorkerProcess
 
 
 class Paused:
