@@ -17,15 +17,15 @@ from luffy.evaluation.method_comparison.arms import Arm
 from luffy.evaluation.method_comparison.findings import Findings, as_json, find
 from luffy.evaluation.method_comparison.tuning import ArmTuning, Try, Tuning, tried
 from luffy.files import write_atomic
-from luffy.pages.method_comparison_page import (
+from luffy.pipeline.workspace import Workspace
+from luffy.report.method_comparison_page import (
     accuracy_table,
     cost_table,
     difference_table,
     render_comparison,
 )
-from luffy.pages.plotter import Plot, colored, picture_url
-from luffy.pages.tuning_section import tries_table
-from luffy.pipeline.workspace import Workspace
+from luffy.report.plotter import Plot, colored, picture_url
+from luffy.report.tuning_section import tries_table
 from luffy.tasks.artifacts import Artifact
 from luffy.tasks.many_runs import (
     ManyRuns,

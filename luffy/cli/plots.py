@@ -6,11 +6,11 @@ from pathlib import Path
 
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
-from luffy.pages.headline import CURVE_METRICS
-from luffy.pages.panels import Panel, panel_plots, rl_panels, supervised_panels
-from luffy.pages.plotter import picture_svg
 from luffy.pipeline.chain.graph import nodes_showing
 from luffy.pipeline.workspace.records import RunRecord
+from luffy.report.headline import CURVE_METRICS
+from luffy.report.panels import Panel, panel_plots, rl_panels, supervised_panels
+from luffy.report.plotter import picture_svg
 from luffy.tracking.held_out_curve import accuracy_names
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 

@@ -5,11 +5,11 @@ from itertools import islice
 
 from luffy.cli.accuracies import RESULTS_FILE
 from luffy.cli.run_view import Rows, final_metrics, number
-from luffy.pages.headline import HEADLINE_METRICS
 from luffy.pipeline.chain.differences import differences
 from luffy.pipeline.chain.identity import read_identity
 from luffy.pipeline.chain.manifest import read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
+from luffy.report.headline import HEADLINE_METRICS
 from luffy.tracking.jsonl import Json
 
 STAGE_HEADER = ("stage", "first", "second", "")

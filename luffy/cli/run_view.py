@@ -8,10 +8,10 @@ from luffy.cli.accuracies import RESULTS_FILE, Accuracy, read_accuracies
 from luffy.cli.console import duration
 from luffy.cli.inventory import stage_state
 from luffy.json_text import parse_json
-from luffy.pages.headline import HEADLINE_METRICS
 from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.chain.manifest import Manifest, read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
+from luffy.report.headline import HEADLINE_METRICS
 from luffy.tracking.jsonl import read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, TIME_NAMESPACE
 

@@ -11,9 +11,9 @@ from luffy.config.many_runs.grid import grid_points
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed
 from luffy.evaluation.method_comparison.findings import as_json, find
 from luffy.evaluation.method_comparison.tuning import ArmTuning, Tuning, tried
-from luffy.pages.method_comparison_page import render_comparison
-from luffy.pages.tables import plain_table
-from luffy.pages.tuning_section import tries_table, tuning_costs
+from luffy.report.method_comparison_page import render_comparison
+from luffy.report.tables import plain_table
+from luffy.report.tuning_section import tries_table, tuning_costs
 from luffy.tracking.metrics import METRICS_FILE, MetricsWriter
 
 CELL = ("validation", "greedy")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from luffy.config.many_runs.grid import value_text
 from luffy.evaluation.method_comparison.seed_scores import Score
 from luffy.evaluation.method_comparison.tuning import ArmTuning, Try, Tuning
-from luffy.pages.cost_tables import costs_by_name
-from luffy.pages.panels import Figure
-from luffy.pages.plotter import Dot, place_plot
-from luffy.pages.score_cells import score_cell
-from luffy.pages.tables import Table, TableCell
+from luffy.report.cost_tables import costs_by_name
+from luffy.report.panels import Figure
+from luffy.report.plotter import Dot, place_plot
+from luffy.report.score_cells import score_cell
+from luffy.report.tables import Table, TableCell
 
 
 @dataclass(frozen=True, slots=True)
