@@ -17,10 +17,10 @@ from luffy.evaluation.results import RESULTS_FILE
 from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.markdown_text import code_span
-from luffy.pages.headline import headlines_first
-from luffy.pages.panels import headline_plots
-from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pipeline.chain.plan import StagePlan
+from luffy.report.headline import headlines_first
+from luffy.report.panels import headline_plots
+from luffy.report.plotter import Plot, colored, picture_url
 from luffy.tracking.jsonl import Json, read_last_lines, read_lines
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE

@@ -10,22 +10,23 @@ from prefect.cache_policies import NO_CACHE
 from luffy.cli.console import stage_title
 from luffy.config.many_runs.arm_run import SHARED_NODES, folder_of
 from luffy.config.many_runs.comparison import Candidate, Comparison
+from luffy.config.many_runs.selection_split import decoding_of
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import read_scores
 from luffy.evaluation.method_comparison.arms import Arm
 from luffy.evaluation.method_comparison.findings import Findings, as_json, find
-from luffy.evaluation.method_comparison.tuning import Tuning
+from luffy.evaluation.method_comparison.tuning import ArmTuning, Try, Tuning, tried
 from luffy.files import write_atomic
-from luffy.pages.method_comparison_page import (
+from luffy.pipeline.chain.reuse import FinishedStage
+from luffy.pipeline.workspace import Workspace
+from luffy.report.method_comparison_page import (
     accuracy_table,
     cost_table,
     difference_table,
     render_comparison,
 )
-from luffy.pages.plotter import Plot, colored, picture_url
-from luffy.pages.tuning_section import tries_table
-from luffy.pipeline.chain.reuse import FinishedStage
-from luffy.pipeline.workspace import Workspace
+from luffy.report.plotter import Plot, colored, picture_url
+from luffy.report.tuning_section import tries_table
 from luffy.tasks.artifacts import Artifact
 from luffy.tasks.many_runs import (
     ManyRuns,
@@ -37,7 +38,6 @@ from luffy.tasks.many_runs import (
     run_all,
     table_artifact,
 )
-from luffy.tasks.tuned_arms import tune_arms
 
 PAGE_FILE = "comparison.html"
 DATA_FILE = "comparison.json"
@@ -57,11 +57,9 @@ class ReportedRuns:
 @contextmanager
 def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: bool) -> Iterator[ManyRuns]:
     """Open what the runs of `comparison` share (see `open_runs`)."""
-    # An arm has the same stages at every point of its grid, so titles can be listed before values are chosen. Those of
-    # later rungs are listed for every point.
+    # An arm has the same stages at every point of its grid, so titles can be listed before values are chosen.
     first = {name: comparison.candidates_of(name)[0] for name in comparison.config.arms}
-    tries = [run for rung in comparison.rungs for run in comparison.runs_at(rung, comparison.candidates)]
-    runs = (*tries, *comparison.reported_runs(first))
+    runs = (*comparison.tuning_runs, *comparison.reported_runs(first))
     titles = [*SHARED_NODES, *(stage_title(run.title, node) for run in runs for node in run.nodes)]
     workers = comparison.config.workers
     with open_runs(comparison.shared, titles, workspace, workers=workers, verify=verify, tag="comparison") as running:
@@ -78,11 +76,25 @@ def run_arms(running: ManyRuns, comparison: Comparison, shared: Mapping[str, Fin
 
 def tune(running: ManyRuns, comparison: Comparison, shared: Mapping[str, FinishedStage]) -> Tuning | None:
     """Run the points of every arm's grid with the seeds of `select`; None without `select`."""
-    if comparison.config.select is None:
+    select, evaluation = comparison.config.select, running.session.run.experiment.config.evaluation
+    if select is None:
         return None
-    evaluation = running.session.run.experiment.config.evaluation
     assert evaluation is not None
-    return tune_arms(comparison, lambda runs: run_all(running, runs, shared), evaluation.confidence)
+    outcomes = run_all(running, comparison.tuning_runs, shared)
+    return tuned(comparison, outcomes, evaluation.confidence)
+
+
+def tuned(comparison: Comparison, outcomes: Mapping[str, RunOutcome], confidence: float) -> Tuning:
+    """What the tuning runs of a comparison that has `select` found; `outcomes` by `ArmRun.folder`."""
+    select = comparison.config.select
+    assert select is not None
+    cell = (select.on, decoding_of(comparison.candidates[0].config, select))
+    tries: dict[str, list[Try]] = {}
+    for each in comparison.candidates:
+        of_seeds = {seed: outcomes[folder_of(each.arm, seed, each.point)] for seed in select.seeds}
+        tries.setdefault(each.arm, []).append(tried(each.point, *parted(of_seeds), cell, confidence))
+    arms = tuple(ArmTuning(arm, tuple(found)) for arm, found in tries.items())
+    return Tuning(*cell, select.seeds, select.random is not None, arms)
 
 
 @task(name="comparison", task_run_name="comparison", retries=0, cache_policy=NO_CACHE, persist_result=False)

@@ -11,8 +11,8 @@ from luffy.config.many_runs.arm_run import folder_of
 from luffy.config.many_runs.grid_experiment import GridExperiment
 from luffy.evaluation.grid_findings import GridFindings, PointResult, grid_json
 from luffy.files import write_atomic
-from luffy.pages.grid_page import grid_costs, grid_table, render_grid
 from luffy.pipeline.workspace import Workspace
+from luffy.report.grid_page import grid_costs, grid_table, render_grid
 from luffy.tasks.many_runs import (
     ManyRuns,
     RunOutcome,

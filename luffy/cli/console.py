@@ -16,13 +16,13 @@ from rich.text import Text
 
 from luffy.cli.progress import ChainProgress, StageLine, StageState
 from luffy.costs.forecast import StageForecast
-from luffy.pages.tables import Table as PageTable
-from luffy.pages.tables import plain_table
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import StageObserver
 from luffy.pipeline.machine.events import Event
 from luffy.pipeline.machine.gpu_memory import GpuMemory
+from luffy.report.tables import Table as PageTable
+from luffy.report.tables import plain_table
 
 _STYLES: dict[StageState, str] = {
     "pending": "dim",

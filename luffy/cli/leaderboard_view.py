@@ -9,8 +9,8 @@ from luffy.evaluation.leaderboard.board_json import board_json
 from luffy.evaluation.leaderboard.entries import read_entries
 from luffy.evaluation.leaderboard.published import read_published
 from luffy.files import write_atomic
-from luffy.pages import leaderboard_page as page
 from luffy.pipeline.workspace import Workspace
+from luffy.report import leaderboard_page as page
 
 HTML_FILE = "leaderboard.html"
 JSON_FILE = "leaderboard.json"

@@ -47,10 +47,8 @@ def show_plan(
 def show_comparison_plan(comparison: Comparison, workspace: Workspace, *, verify: bool) -> None:
     """Print the plan of all runs of a comparison, as far as they are known before tuning."""
     _show_runs(arm_configs(comparison), _comparison_plans(comparison, workspace, verify), workspace)
-    if num_tuning := comparison.num_tuning_runs:
+    if num_tuning := len(comparison.tuning_runs):
         say(f"{num_tuning} runs for tuning, then {comparison.num_runs - num_tuning} with the chosen values")
-    for rung in comparison.rungs if len(comparison.rungs) > 1 else ():
-        say(f"rung {rung.number}: {rung.num_tries} tries of each arm, {rung.resource} {comparison.config.budget.unit}")
 
 
 def show_grid_plan(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> None:

@@ -10,13 +10,13 @@ from luffy.cli.inventory import stage_state
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.json_text import parse_json
-from luffy.pages.headline import HEADLINE_METRICS
-from luffy.pages.panels import Panel, panel_plots, rl_panels, supervised_panels
-from luffy.pages.plotter import picture_svg
 from luffy.pipeline.chain.graph import nodes_showing
 from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.chain.manifest import Manifest, read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
+from luffy.report.headline import HEADLINE_METRICS
+from luffy.report.panels import Panel, panel_plots, rl_panels, supervised_panels
+from luffy.report.plotter import picture_svg
 from luffy.tracking.jsonl import read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 

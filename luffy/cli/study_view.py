@@ -18,8 +18,8 @@ from luffy.evaluation.study.study_results import (
     write_results,
 )
 from luffy.files import write_atomic
-from luffy.pages.study_page import study_figure, study_html, study_markdown
 from luffy.pipeline.workspace import Workspace
+from luffy.report.study_page import study_figure, study_html, study_markdown
 
 _HEADER = ("cell", "levels", "runs", "done", "left", "estimated time")
 

@@ -1,6 +1,6 @@
 """Results of an evaluation: a row per suite and decoding, counted from the records of the responses.
 
-The rows are `results.json`; `summary.md` shows them as tables (`luffy.pages.evaluation_tables`).
+The rows are `results.json`; `summary.md` shows them as tables (`luffy.report.evaluation_tables`).
 """
 
 from collections import Counter

@@ -7,8 +7,8 @@ Writes report.html, a self-contained page, and report.md.
 
 from luffy.config.settings import ReportSettings
 from luffy.files import write_atomic
-from luffy.pages.report.inputs import read_chain
-from luffy.pages.report.report_page import build_page, render_html, render_markdown
+from luffy.report.chain.inputs import read_chain
+from luffy.report.chain.report_page import build_page, render_html, render_markdown
 from luffy.stages.program import StageContext, StageResult, main
 
 HTML_FILE = "report.html"

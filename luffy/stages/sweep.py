@@ -19,8 +19,8 @@ from luffy.evaluation.model_clients import render_as_ids
 from luffy.evaluation.results import RESULTS_FILE, count_correct, read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.files import write_atomic
-from luffy.pages.sweep_page import SweptStep, render_curve
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
+from luffy.report.sweep_page import SweptStep, render_curve
 from luffy.rollout.engine import SwappableEngine
 from luffy.stages.adoption import EvaluationRequests, write_digests
 from luffy.stages.evaluate import (

@@ -1,4 +1,4 @@
-"""Arms tuned by successive halving, killed between two rungs, then a grid in the same workspace: real stages.
+"""Arms tuned, the comparison killed among its tries, then a grid in the same workspace: real stages.
 
 One run at a time, so that each flow needs one warm server, and graded without a process for it; `test_compare_methods`
 has runs side by side.
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMALL = """\
 [grading.kind=exact, evaluation.max_response_tokens=16, base.steps=4, data.validation_prompts=6,
-  data.suites.other_mix=null, data.suites.retention=null, evaluation.decodings.sampled=null,
-  "sft.optimizer.schedule={kind: constant}"]"""
+  data.suites.other_mix=null, data.suites.retention=null, evaluation.decodings.sampled=null]"""
 COMPARISON = f"""\
 name: tuned
 experiment: {ROOT}/exp_configs/smoke.yaml
@@ -27,7 +26,7 @@ seeds: [1]
 reference: luffy
 budget: {{optimizer_steps: 4}}
 workers: 1
-select: {{on: validation, seeds: [100], halving: {{min_resource: 2}}}}
+select: {{on: validation, seeds: [100]}}
 arms:
   sft: {{chain: sft, method: sft, grid: {{sft.optimizer.lr: [1e-3, 3e-3, 1e-2]}}}}
   luffy: {{chain: rl, method: luffy, grid: {{rl.optimizer.lr: [1e-3, 3e-3, 1e-2]}}}}
@@ -35,7 +34,7 @@ arms:
 GRID = f"""\
 name: rates
 experiment: {ROOT}/exp_configs/smoke.yaml
-overrides: {SMALL[:-1]}, chain=sft, method=sft, sft.epochs=null, sft.steps=2]
+overrides: {SMALL[:-1]}, chain=sft, method=sft, sft.epochs=null, sft.steps=4]
 grid: {{sft.optimizer.lr: [1e-3, 3e-3], sft.num_traces: [8, 9999]}}
 seeds: [100]
 """
@@ -43,13 +42,13 @@ seeds: [100]
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """A workspace with a comparison that was killed as its second rung began, and then started again."""
+    """A workspace with a comparison that was killed in the tries of its second arm, and then started again."""
     folder = tmp_path_factory.mktemp("tuned")
     (folder / "tuned.yaml").write_text(COMPARISON)
     (folder / "rates.yaml").write_text(GRID)
     process = start(folder / "workspace", folder / "tuned.yaml")
     for line in process.stdout:
-        if re.search(r" 100 \(.*, rung 2\): \w+: continue", line):
+        if re.search(r"luffy 100 \(.*\): rl: finished", line):
             break
     process.kill()
     process.wait()
@@ -66,20 +65,13 @@ def page(tuned):
     return folder / "workspace" / "runs" / "tuned-2"
 
 
-def test_the_better_tries_continue_on_the_next_rung_and_a_killed_comparison_repeats_none(tuned, page):
-    found = states(tuned[1])
-    first = {name: state for name, state in found.items() if ", rung 1)" in name and state != "reused"}
-    assert first == {}
+def test_a_killed_comparison_repeats_none_of_its_finished_tries(tuned, page):
+    tries = {name: state for name, state in states(tuned[1]).items() if " 100 (" in name}
+    assert {state for name, state in tries.items() if name.startswith("sft 100")} == {"reused"}
+    assert [name for name, state in tries.items() if name.endswith(": rl") and state == "reused"]
     for arm in json.loads((page / "comparison.json").read_text())["tuning"]["arms"]:
-        before, after = ([each["values"] for each in rung["tries"]] for rung in arm["rungs"])
-        ranked = sorted(arm["rungs"][0]["tries"], key=lambda each: -each["accuracy"]["value"])  # stable
-        assert len(before) == 3
-        assert after == [values for values in before if values in [each["values"] for each in ranked[:2]]]
-        assert arm["cost"]["optimizer_steps"] == 2 + 4 + 4
-        assert arm["estimated_cost_of_full_grid"]["optimizer_steps"] == 3 * 4
-    for name, stage, step in (("sft", "sft", 2), ("luffy", "rl", 1)):
-        longer = list((page / "arms").glob(f"{name}.*.rung2-100/stages/{stage}/manifest.json"))
-        assert [json.loads(file.read_text())["resumed_from"] for file in longer] == [step, step]
+        assert len(arm["tries"]) == 3
+        assert arm["cost"]["optimizer_steps"] == 3 * 4
 
 
 def test_arms_are_tuned_on_the_validation_split_alone_and_then_run_with_what_was_chosen(tuned, page):
@@ -87,18 +79,18 @@ def test_arms_are_tuned_on_the_validation_split_alone_and_then_run_with_what_was
     assert {found[name] for name in ("sft 1: sft", "luffy 1: rl")} == {"finished"}
     section = {"sft": "sft", "luffy": "rl"}
     for arm in json.loads((page / "comparison.json").read_text())["tuning"]["arms"]:
-        best = max(arm["rungs"][-1]["tries"], key=lambda each: each["accuracy"]["value"])  # the first of equal ones
+        best = max(arm["tries"], key=lambda each: each["accuracy"]["value"])  # the first of equal ones
         assert arm["chosen"] == best["values"]
         record = json.loads((page / "arms" / f"{arm['arm']}-1" / "run.json").read_text())
         assert record["config"][section[arm["arm"]]]["optimizer"]["lr"] == next(iter(arm["chosen"].values()))
     evaluated = {
         name: {row.suite for row in read_results(page / "arms" / name / "stages" / stage / "results.json").rows}
-        for name, stage in (("sft.1.rung1-100", "evaluate_sft"), ("sft-1", "evaluate_sft"), ("luffy-1", "evaluate_rl"))
+        for name, stage in (("sft.1-100", "evaluate_sft"), ("sft-1", "evaluate_sft"), ("luffy-1", "evaluate_rl"))
     }
     reported = {"in_distribution", "longer"}
-    assert evaluated == {"sft.1.rung1-100": {"validation"}, "sft-1": reported, "luffy-1": reported}
+    assert evaluated == {"sft.1-100": {"validation"}, "sft-1": reported, "luffy-1": reported}
     text = (page / "comparison.html").read_text()
-    assert "evaluated only on validation" in text and "3 tries trained for 2 optimizer steps" in text
+    assert "evaluated only on validation" in text and "Every arm had 3 tries" in text
 
 
 def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):

@@ -28,7 +28,7 @@ LAYERS = (
     {"data", "rollout", "training", "statistics"},
     {"environments"},
     {"cluster", "evaluation", "synthesis"},
-    {"pages", "rl"},
+    {"report", "rl"},
     {"stages"},
     {"costs"},
     {"cli"},

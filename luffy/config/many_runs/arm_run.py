@@ -24,19 +24,16 @@ class ArmRun:
     """What is tried; None: nothing, or what was chosen."""
     start: tuple[str, ...] = SHARED_NODES
     """The stages before it learns, in order."""
-    rung: int | None = None
-    """Its rung, from 1; None without successive halving."""
 
     @property
     def title(self) -> str:
-        tried = "" if self.point is None else self.point.text
-        details = ", ".join(filter(None, [tried, "" if self.rung is None else f"rung {self.rung}"]))
-        return f"{self.arm} {self.seed} ({details})" if details else f"{self.arm} {self.seed}"
+        tried = f" ({self.point.text})" if self.point is not None and self.point.text else ""
+        return f"{self.arm} {self.seed}{tried}"
 
     @property
     def folder(self) -> str:
         """Its name among the runs of one command."""
-        return folder_of(self.arm, self.seed, self.point, self.rung)
+        return folder_of(self.arm, self.seed, self.point)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -49,10 +46,10 @@ class ArmRun:
         return [visit.name for visit in visits_of(self.config) if "policy" in STAGE_KINDS[visit.stage].provides][-1]
 
 
-def folder_of(arm: str, seed: int, point: GridPoint | None = None, rung: int | None = None) -> str:
-    """`ArmRun.folder` of the run of `arm` with `seed` at `point`, on `rung`."""
+def folder_of(arm: str, seed: int, point: GridPoint | None = None) -> str:
+    """`ArmRun.folder` of the run of `arm` with `seed` at `point`."""
     tried = "" if point is None else f".{point.number}"  # no arm has a dot in its name
-    return f"{arm}{tried}-{seed}" if rung is None else f"{arm}{tried}.rung{rung}-{seed}"
+    return f"{arm}{tried}-{seed}"
 
 
 def learning_visits(config: ExperimentConfig) -> list[StageVisit]:

@@ -13,8 +13,7 @@ Tokens, seconds and memory are reported as costs. The number of SFT steps betwee
 (`objective.interleaved_sft`) is unknown in advance: they count as optimizer steps, and the page reports by how many an
 arm missed the budget.
 
-With grids, every arm is tuned first, at equally many points, with seeds and on problems that are not reported. With
-successive halving, the points of every arm also train for equally long, rung by rung.
+With grids, every arm is tuned first, at equally many points, with seeds and on problems that are not reported.
 """
 
 import json
@@ -30,16 +29,14 @@ from luffy.config.load import read_overridden
 from luffy.config.many_runs.arm_run import ArmRun, learns_as, seeded
 from luffy.config.many_runs.comparison_arms import (
     ArmPlan,
-    check_continues,
     check_equal,
     check_grid,
     check_shared_overrides,
     load_arm,
     points_of_arms,
 )
-from luffy.config.many_runs.comparison_config import ComparisonConfig, SelectConfig
+from luffy.config.many_runs.comparison_config import ComparisonConfig
 from luffy.config.many_runs.grid import GridPoint
-from luffy.config.many_runs.halving import Rung, at_rung, check_rungs, rungs_of
 from luffy.config.many_runs.selection_split import check_selection, reported_evaluation, selecting_evaluation
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.validation_errors import explain
@@ -85,39 +82,16 @@ class Comparison:
     @property
     def num_runs(self) -> int:
         """Number of tuning runs and reported runs together."""
-        return self.num_tuning_runs + len(self.config.seeds) * len(self.config.arms)
-
-    @property
-    def num_tuning_runs(self) -> int:
-        """Number of tuning runs of all rungs."""
-        tries = sum(rung.num_tries for rung in self.rungs)
-        return tries * len(self.config.arms) * len(self.config.select.seeds) if self.config.select is not None else 0
-
-    @property
-    def rungs(self) -> tuple[Rung, ...]:
-        """The rungs of tuning, the last with the whole budget: the only one without successive halving."""
-        select, budget = self.config.select, self.config.budget.amount
-        if select is None:
-            return ()
-        num_points = len(self.candidates_of(self.candidates[0].arm))
-        return (
-            (Rung(1, budget, num_points),) if select.halving is None else rungs_of(select.halving, budget, num_points)
-        )
+        return len(self.tuning_runs) + len(self.config.seeds) * len(self.config.arms)
 
     @property
     def tuning_runs(self) -> tuple[ArmRun, ...]:
-        """The runs of the first rung: every point of every arm with every seed of `select`."""
-        return self.runs_at(self.rungs[0], self.candidates) if self.rungs else ()
-
-    def runs_at(self, rung: Rung, candidates: Sequence[Candidate]) -> tuple[ArmRun, ...]:
-        """Each of `candidates` with every seed of `select`, as long as `rung` says; evaluated on its data alone."""
-        select = self.config.select
-        assert select is not None
-        number = rung.number if select.halving is not None else None
+        """Every point of every arm with every seed of `select`, evaluated on its data alone; none without `select`."""
+        seeds = self.config.select.seeds if self.config.select is not None else ()
         return tuple(
-            ArmRun(each.arm, seed, self._tried(each, seed, rung), each.point, ("prepare_data", "base"), number)
-            for seed in select.seeds
-            for each in candidates
+            ArmRun(each.arm, seed, self._tried(each, seed), each.point, ("prepare_data", "base"))
+            for seed in seeds
+            for each in self.candidates
         )
 
     def reported_runs(self, chosen: Mapping[str, Candidate]) -> tuple[ArmRun, ...]:
@@ -137,12 +111,11 @@ class Comparison:
         """In the order of its grid."""
         return tuple(each for each in self.candidates if each.arm == arm)
 
-    def _tried(self, candidate: Candidate, seed: int, rung: Rung) -> ExperimentConfig:
+    def _tried(self, candidate: Candidate, seed: int) -> ExperimentConfig:
         select, config = self.config.select, candidate.config
         assert select is not None
         own = {"name": f"{config.name}.try{candidate.point.number}", "evaluation": selecting_evaluation(config, select)}
-        tried = config.model_copy(update=own)
-        return seeded(tried if select.halving is None else at_rung(tried, self.config.budget, rung), seed)
+        return seeded(config.model_copy(update=own), seed)
 
 
 def is_comparison(path: Path | str) -> bool:
@@ -183,21 +156,7 @@ def comparison_of_values(values: dict[str, Value], origins: Mapping[KeyPath, str
         except ValueError as error:
             key = str(error).partition(":")[0]
             raise ConfigError(f"{_place(origins, ('select', key), path)}: select.{error}") from None
-        _check_halving(comparison, config.select, arms, _place(origins, ("select", "halving"), path))
     return comparison
-
-
-def _check_halving(comparison: Comparison, select: SelectConfig, arms: Mapping[str, ArmPlan], where: str) -> None:
-    """Refuse rungs that decide nothing, and runs that cannot be continued from rung to rung."""
-    if select.halving is None:
-        return
-    budget, rungs = comparison.config.budget, comparison.rungs
-    try:
-        check_rungs(select.halving, budget, rungs[0].num_tries if rungs else 0)
-    except ValueError as error:
-        raise ConfigError(f"{where}: select.halving.{error}") from None
-    for each in comparison.candidates:
-        check_continues(arms[each.arm], each.config, budget, rungs)
 
 
 def _candidates(config: ComparisonConfig, arms: Mapping[str, ArmPlan], experiment: Path) -> tuple[Candidate, ...]:

@@ -9,10 +9,7 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_stages, load_experiment
 from luffy.config.many_runs.comparison_config import ArmConfig, BudgetConfig, ComparisonConfig
 from luffy.config.many_runs.grid import Grid, GridPoint, draw_points, grid_points
-from luffy.config.many_runs.halving import Rung, at_resource
 from luffy.config.objective import DynamicSampling, ObjectiveConfig
-from luffy.config.settings import RLSettings, SFTSettings
-from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 
@@ -92,47 +89,6 @@ def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point
     return load_experiment(experiment, [*overrides, *lengths], given_at=where)
 
 
-def check_continues(arm: ArmPlan, config: ExperimentConfig, budget: BudgetConfig, rungs: Sequence[Rung]) -> None:
-    """Raise ConfigError if the runs of one of `rungs` do not continue those of the one before."""
-    if "sample" in config.stages:
-        arm.refuse(
-            f"select.halving: the rounds of chain {arm.config.chain} cannot be continued by longer ones; remove "
-            "select.halving"
-        )
-    for rung in rungs:
-        try:
-            shorter = at_resource(config, budget, rung.resource)
-        except ValueError as error:
-            arm.refuse(f"select.halving: {error}; change min_resource or eta")
-        if part := _part_that_depends_on_length(shorter):
-            remedy = "make it independent of them"
-            if part.endswith(".validation"):
-                remedy = "let its every divide the steps of all rungs, without keep_best"
-            arm.refuse(
-                f"select.halving: {part} depends on how many steps its stage makes, here {_last_steps(shorter)} on "
-                f"rung {rung.number}, so that no rung could continue the one before; {remedy}, or remove select.halving"
-            )
-
-
-def _part_that_depends_on_length(config: ExperimentConfig) -> str:
-    """The section of the last stage of training that a longer run would not share; empty where none is."""
-    last = _last_training(config)
-    configure = STAGE_KINDS[last].configure
-    settings = None if configure is None else configure(config)
-    assert isinstance(settings, SFTSettings | RLSettings)
-    return (_planned_by_steps(config, (last,)) or f"{last}.validation") if settings.depends_on_length else ""
-
-
-def _last_training(config: ExperimentConfig) -> str:
-    return "rl" if "rl" in config.stages else "sft"
-
-
-def _last_steps(config: ExperimentConfig) -> int | None:
-    section = getattr(config, _last_training(config))
-    steps: int | None = section.steps
-    return steps
-
-
 def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
     sft = ["sft.epochs=null", f"sft.steps={sft_steps}"] if "sft" in stages else []
     return [*sft, f"rl.steps={rl_steps}"] if "rl" in stages else sft
@@ -165,7 +121,7 @@ def _lengths_by_tokens(arm: ArmPlan, budget: BudgetConfig, config: ExperimentCon
     _check_share(arm, config, "sft_tokens", sft_tokens)
     if sft_tokens is not None and sft_tokens >= budget.tokens:
         arm.refuse(f"sft_tokens {sft_tokens} leaves none of budget.tokens {budget.tokens} to RL; lower it")
-    if plan := _planned_by_steps(config, config.stages):
+    if plan := _planned_by_steps(config):
         arm.refuse(f"{plan} depends on the number of steps, which is not fixed under budget.tokens; keep it constant")
     a_step = config.rl.updates_per_step if config.rl is not None and "rl" in config.stages else 1
     if budget.max_optimizer_steps < a_step:
@@ -181,14 +137,14 @@ def _lengths_by_tokens(arm: ArmPlan, budget: BudgetConfig, config: ExperimentCon
     return lengths
 
 
-def _planned_by_steps(config: ExperimentConfig, stages: Sequence[str]) -> str:
-    """The section of the settings of `stages` that depends on their number of steps; empty where none does."""
-    sft = config.sft if "sft" in stages else None
+def _planned_by_steps(config: ExperimentConfig) -> str:
+    """The section of the settings of training that depends on the number of its steps; empty where none does."""
+    sft = config.sft if "sft" in config.stages else None
     if sft is not None and sft.optimizer.schedule.depends_on_length:
         return "sft.optimizer.schedule"
     if sft is not None and sft.objective.depends_on_length:
         return "sft.objective"
-    if config.rl is None or "rl" not in stages:
+    if config.rl is None or "rl" not in config.stages:
         return ""
     assert config.objective is not None
     critic = config.rl.critic

@@ -52,18 +52,6 @@ class BudgetConfig(StrictModel):
         return f"{self.amount:,} tokens" if self.tokens is not None else f"{self.amount} {self.unit}"
 
 
-class HalvingConfig(StrictModel):
-    """Successive halving: all points of an arm train for a short time, and the better ones continue.
-
-    As one bracket of Hyperband (Li et al., arXiv 1603.06560). The last rung has the whole budget of the comparison.
-    """
-
-    eta: int = Field(default=2, ge=2)
-    """Reduction factor: the best 1/eta of a rung's tries go on, rounded up, and train about eta times as long."""
-    min_resource: PositiveInt
-    """Minimum length of the shortest rung, in the unit of the budget: optimizer steps, or rollouts."""
-
-
 class SelectConfig(StrictModel):
     """How each arm's values are chosen: by runs of every point, evaluated on nothing that is reported.
 
@@ -79,8 +67,6 @@ class SelectConfig(StrictModel):
     """The decoding whose accuracy, mean over seeds and problems, decides; None: the experiment's first."""
     random: PositiveInt | None = None
     """Number of points sampled from each arm's grid, by the first of `seeds`; None: all points."""
-    halving: HalvingConfig | None = None
-    """Drop the worse points after a part of the budget; None: every point gets all of it."""
 
     @model_validator(mode="after")
     def _seeds_differ(self) -> "SelectConfig":
@@ -139,15 +125,6 @@ class ComparisonConfig(StrictModel):
         both = sorted(set(self.select.seeds) & set(self.seeds)) if self.select is not None else []
         if both:
             raise ValueError(f"select.seeds: {both[0]} is also reported; values are chosen on seeds of their own")
-        return self
-
-    @model_validator(mode="after")
-    def _tries_can_continue(self) -> "ComparisonConfig":
-        if self.select is not None and self.select.halving is not None and self.budget.tokens is not None:
-            raise ValueError(
-                "select.halving: has no rungs under budget.tokens, which ends a stage wherever they are spent; give "
-                "budget.optimizer_steps or budget.rollouts"
-            )
         return self
 
     @model_validator(mode="after")

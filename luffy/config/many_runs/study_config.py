@@ -142,8 +142,6 @@ class StudyConfig(StrictModel):
     def _tuned_on_validation(self) -> "StudyConfig":
         if self.select is not None and self.select.on != VALIDATION:
             raise ValueError("select.on: a study chooses values on the validation split; remove it")
-        if self.select is not None and self.select.halving is not None:
-            raise ValueError("select.halving: a study gives every try the whole budget; remove it")
         if self.select is None and (self.grid or any(arm.grid for arm in self.arms.values())):
             raise ValueError("select: missing; a grid needs it to choose its values")
         both = sorted(set(self.select.seeds) & {*self.seeds, *self.seeds_elsewhere}) if self.select else []

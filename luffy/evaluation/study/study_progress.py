@@ -88,7 +88,7 @@ class StudyProgress:
         points = {run.planned.point.number: run.planned.point for run in finished}
         seeds = {number: [run.read() for run in finished if run.planned.point.number == number] for number in points}
         tries = [tried(points[number], seeds[number], {}, measured, confidence) for number in sorted(points)]
-        best = ArmTuning(arm, (tuple(tries),)).chosen
+        best = ArmTuning(arm, tuple(tries)).chosen
         return None if best is None else best.point.number
 
     def _look_up(self, run: CellRun) -> dict[str, Path] | None:

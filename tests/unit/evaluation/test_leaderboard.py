@@ -13,9 +13,9 @@ from luffy.errors import ConfigError
 from luffy.evaluation.leaderboard.board import Board, build_board
 from luffy.evaluation.leaderboard.entries import read_entries
 from luffy.evaluation.leaderboard.published import read_published
-from luffy.pages.leaderboard_page import accuracy_table, render_page
 from luffy.pipeline.chain.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace
+from luffy.report.leaderboard_page import accuracy_table, render_page
 
 GREEDY = ("math", "greedy")
 SAMPLED = ("math", "sampled")

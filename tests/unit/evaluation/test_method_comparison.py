@@ -20,14 +20,14 @@ from luffy.evaluation.method_comparison.arms import (
     total_costs,
 )
 from luffy.evaluation.method_comparison.findings import as_json, find
-from luffy.pages.held_out_comparison import steps_to_reach
-from luffy.pages.method_comparison_page import (
+from luffy.report.held_out_comparison import steps_to_reach
+from luffy.report.method_comparison_page import (
     accuracy_table,
     cost_table,
     difference_table,
     render_comparison,
 )
-from luffy.pages.tables import plain_table
+from luffy.report.tables import plain_table
 from luffy.tracking.held_out_curve import HeldOutPoint
 from luffy.tracking.metrics import MetricsWriter
 

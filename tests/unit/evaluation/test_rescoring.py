@@ -21,7 +21,7 @@ from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import GraderPool
-from luffy.pages.evaluation_page import write_summaries
+from luffy.report.evaluation_page import write_summaries
 
 STRICT, LENIENT = StrictMathGrader(), MathGrader(boxed="preferred")
 DECODINGS = {"greedy": DecodingConfig(temperature=0.0)}

@@ -21,7 +21,7 @@ from luffy.evaluation.study.study_results import (
     result_files,
     write_results,
 )
-from luffy.pages.study_page import accuracies_of_cells, decision_table, study_figure, study_html, study_markdown
+from luffy.report.study_page import accuracies_of_cells, decision_table, study_figure, study_html, study_markdown
 
 PRIMARY = ("in_distribution", "greedy")
 SHARES = {"": 0.2, "sft": 0.3, "luffy": 0.8}

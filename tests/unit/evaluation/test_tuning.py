@@ -10,10 +10,10 @@ from luffy.config.many_runs.comparison_config import BudgetConfig
 from luffy.config.many_runs.grid import grid_points
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed
 from luffy.evaluation.method_comparison.findings import as_json, find
-from luffy.evaluation.method_comparison.tuning import ArmTuning, Halving, Tuning, tried, tuning_values
-from luffy.pages.method_comparison_page import render_comparison
-from luffy.pages.tables import plain_table
-from luffy.pages.tuning_section import tries_table, tuning_costs, tuning_section
+from luffy.evaluation.method_comparison.tuning import ArmTuning, Tuning, tried
+from luffy.report.method_comparison_page import render_comparison
+from luffy.report.tables import plain_table
+from luffy.report.tuning_section import tries_table, tuning_costs
 from luffy.tracking.metrics import METRICS_FILE, MetricsWriter
 
 CELL = ("validation", "greedy")
@@ -33,7 +33,7 @@ def tuned(arm, *solved, grid=RATES, failed=()):
               {100: "was ended"} if right in failed else {}, CELL, 0.95)
         for point, right in points
     )  # fmt: skip
-    return ArmTuning(arm, (tries,))
+    return ArmTuning(arm, tries)
 
 
 def tuning(*arms):
@@ -50,11 +50,11 @@ def test_the_mean_over_seeds_decides_and_a_try_with_a_failed_seed_is_not_chosen(
     first, second = grid_points({"a": (1, 2)})
     lucky = tried(first, [finished(100, 40), finished(101, 0)], {}, CELL, 0.95)
     steady = tried(second, [finished(100, 22), finished(101, 20)], {}, CELL, 0.95)
-    assert ArmTuning("luffy", ((lucky, steady),)).chosen is steady
+    assert ArmTuning("luffy", (lucky, steady)).chosen is steady
     half = tried(first, [finished(100, 40)], {101: "was ended"}, CELL, 0.95)
     assert half.score is None
-    assert ArmTuning("luffy", ((half, steady),)).chosen is steady
-    assert ArmTuning("luffy", ((half,),)).chosen is None
+    assert ArmTuning("luffy", (half, steady)).chosen is steady
+    assert ArmTuning("luffy", (half,)).chosen is None
 
 
 @pytest.mark.parametrize(
@@ -103,63 +103,7 @@ def test_a_stage_that_tries_share_costs_once(tmp_path):
         tried(point, [finished(100, 4, {"sft": tmp_path / "sft", "rl": tmp_path / name})], {}, CELL, 0.95)
         for point, name in zip(grid_points({"a": (1, 2)}), ("one", "two"), strict=True)
     ]
-    assert ArmTuning("luffy", (tuple(tries),)).costs == Costs(1 + 2 * 2, 14.0, 140.0, 30.0, 10.0, None)
-
-
-def halved(tmp_path):
-    """Three tries of two RL steps after a shared SFT, of which the better two go on to four."""
-    sft = trained(tmp_path / "sft", seconds=5.0)
-    points, rungs = grid_points(RATES), []
-    for steps, solved in ((2, {0: 10, 1: 30, 2: 20}), (4, {1: 15, 2: 25})):
-        stages = {place: {"sft": sft, "rl": trained(tmp_path / f"{place}-{steps}", steps)} for place in solved}
-        tries = [(points[place], [finished(100, right, stages[place])]) for place, right in solved.items()]
-        rungs.append(tuple(tried(point, seeds, {}, CELL, 0.95) for point, seeds in tries))
-    return ArmTuning("luffy", tuple(rungs))
-
-
-def test_a_continued_run_costs_once_and_a_full_grid_is_estimated_at_the_pace_of_each_try(tmp_path):
-    arm = halved(tmp_path)
-    # SFT makes one step, every RL step two, so that the rungs are of 5 and 9 optimizer steps.
-    assert arm.costs == Costs(1 + (2 + 4 + 4) * 2, 70.0, 700.0, 110.0, 5.0 + 10.0, None)
-    assert arm.costs_of_full_grid("optimizer_steps", (5, 9)) == Costs(1 + 12 * 2, 84.0, 840.0, 130.0, 5.0 + 12.0, None)
-    assert arm.costs_of_full_grid("rollouts", (14, 28)).rollouts == 3 * 28
-
-
-def test_a_full_grid_is_estimated_by_the_steps_that_were_planned_although_some_made_no_update(tmp_path):
-    """Two of three RL steps had no group left; the rest of the grid is four times as long all the same."""
-    points = grid_points({"a": (1, 2)})
-    rungs = [
-        (tried(points[0], [finished(100, 3, {"rl": trained(tmp_path / "one", 2)})], {}, CELL, 0.95),),
-        (tried(points[1], [finished(100, 4, {"rl": trained(tmp_path / "two", 24)})], {}, CELL, 0.95),),
-    ]
-    # Two optimizer steps in each RL step: 12 and 48 were planned, 4 and 48 made.
-    full = ArmTuning("luffy", tuple(rungs)).costs_of_full_grid("optimizer_steps", (12, 48))
-    assert full.rollouts == 14 * 4 + 24 * 7
-
-
-def test_page_and_data_tell_the_rungs_and_what_was_dropped_on_each(tmp_path):
-    arm = halved(tmp_path)
-    found = replace(tuning(arm), halving=Halving(2, "optimizer_steps", (5, 9), (3, 2)))
-    header, rows = plain_table(tries_table(found))
-    assert header[2:4] == [f"accuracy on validation, {steps} optimizer steps" for steps in (5, 9)]
-    assert [row[4] for row in rows] == ["dropped after rung 1", "", "chosen"] and rows[0][3] == "–"
-    assert [row[0] for row in plain_table(tuning_costs(found))[1]] == ["luffy", "luffy, full grid (estimate)"]
-    values = tuning_values(found)["arms"][0]
-    assert [rung["optimizer_steps"] for rung in values["rungs"]] == [5, 9]
-    assert [len(rung["tries"]) for rung in values["rungs"]] == [3, 2]
-    assert values["estimated_cost_of_full_grid"]["optimizer_steps"] == 25 > values["cost"]["optimizer_steps"]
-
-
-def test_the_page_explains_the_rungs_and_draws_each(tmp_path):
-    found = replace(tuning(halved(tmp_path)), halving=Halving(2, "optimizer_steps", (5, 9), (3, 2)))
-    section = tuning_section(found, {"luffy": "c1"})
-    assert "3 tries trained for 5 optimizer steps, and went on, the best 2 to 9. " in section.words
-    assert [each.title.partition(" after ")[2] for each in section.figures] == [
-        "5 optimizer steps",
-        "9 optimizer steps",
-    ]
-    (line,) = section.warnings
-    assert "rl.optimizer.lr=0.0004 was chosen, the largest value tried" in line
+    assert ArmTuning("luffy", tuple(tries)).costs == Costs(1 + 2 * 2, 14.0, 140.0, 30.0, 10.0, None)
 
 
 def test_page_and_data_tell_what_was_tried_chosen_and_failed():

@@ -18,8 +18,8 @@ from luffy.evaluation.finished import read_evaluation
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.pages.evaluation_page import render_page
-from luffy.pages.evaluation_tables import render_summary
+from luffy.report.evaluation_page import render_page
+from luffy.report.evaluation_tables import render_summary
 from luffy.tasks import artifacts
 from luffy.types import Message, Prompt
 

@@ -19,11 +19,11 @@ from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import PassRate, card_json, difficulty_card, fit_of, summarise_rates
 from luffy.data.sample_card import KeptCount, sample_card, sample_card_json
 from luffy.errors import LuffyError
-from luffy.pages.report.inputs import read_chain
-from luffy.pages.report.report_page import build_page, render_html
-from luffy.pages.report.report_tables import difference_table
 from luffy.pipeline.chain.manifest import finished_manifest, write_manifest
 from luffy.pipeline.machine.events import EventWriter
+from luffy.report.chain.inputs import read_chain
+from luffy.report.chain.report_page import build_page, render_html
+from luffy.report.chain.report_tables import difference_table
 from luffy.stages.program import StageContext
 from luffy.stages.report import run
 from luffy.statistics.paired import holm

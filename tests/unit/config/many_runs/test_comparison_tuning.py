@@ -118,6 +118,7 @@ def test_a_random_draw_gives_every_arm_equal_tries_from_grids_of_any_size(load):
         (SELECT, "", "select: missing; a grid needs it"),
         ("[100, 101]", "[100, 2]", "select.seeds: 2 is also reported"),
         ("[100, 101]", "[100, 100]", "give each seed once"),
+        ("[100, 101]", "[100, 101], halving: {min_resource: 6}", "select.halving: unknown key"),
         ("[100, 101]", "[100], random: 3", "arms.sft: grid: has 2 of the 3 points of select.random"),
         ("[100, 101]", "[100], decoding: greed", "select.decoding: no decoding is called 'greed'; there are greedy"),
         ("on: validation", "on: longr", "select.on: no suite is called 'longr'"),

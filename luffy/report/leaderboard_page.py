@@ -7,10 +7,10 @@ from itertools import cycle
 from luffy.evaluation.leaderboard.board import Board, BoardTable, Lead, Reference
 from luffy.evaluation.leaderboard.entries import Column, Entry
 from luffy.evaluation.leaderboard.published import PublishedTable
-from luffy.pages import wording
-from luffy.pages.plotter import Dot, dot_plot
-from luffy.pages.rendering import render
-from luffy.pages.tables import Table, TableCell
+from luffy.report import wording
+from luffy.report.plotter import Dot, dot_plot
+from luffy.report.rendering import render
+from luffy.report.tables import Table, TableCell
 
 MARK = "★"
 PUBLISHED = "published"

@@ -6,7 +6,7 @@ from synthetic.result_rows import result_row
 
 from luffy.evaluation.results import EvaluationResults, ResultRow, SamplingProtocol
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.pages.evaluation_tables import render_summary
+from luffy.report.evaluation_tables import render_summary
 
 RECORD = SampleRecord(
     suite="math", decoding="hot", uid="a", sample=0, seed=1, prompt="p", response="r", answer="1", ground_truth="1",

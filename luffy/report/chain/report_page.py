@@ -11,23 +11,11 @@ from luffy.config.yaml_source import dump_yaml
 from luffy.environments.transcript import turns_of
 from luffy.evaluation.results import advice_on, checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
-from luffy.pages import wording
-from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
-from luffy.pages.evaluation_tables import agreements, choices, forms, health, votes
-from luffy.pages.held_out_figures import held_out_figures
-from luffy.pages.panels import (
-    OUTCOME_COLORS,
-    Figure,
-    draw_outcomes,
-    draw_panels,
-    rl_panels,
-    supervised_panels,
-)
-from luffy.pages.plotter import Dot, Share, bar_plot, dot_plot
-from luffy.pages.rendering import render
-from luffy.pages.report.inputs import FinishedChain
-from luffy.pages.report.opening import Headline, headlines, summarise
-from luffy.pages.report.report_tables import (
+from luffy.report import wording
+from luffy.report.breakdown import BreakdownSection, Scored, breakdown_sections
+from luffy.report.chain.inputs import FinishedChain
+from luffy.report.chain.opening import Headline, headlines, summarise
+from luffy.report.chain.report_tables import (
     accuracy_table,
     data_table,
     detail_table,
@@ -39,7 +27,19 @@ from luffy.pages.report.report_tables import (
     stage_table,
     synthesis_table,
 )
-from luffy.pages.tables import Table
+from luffy.report.evaluation_tables import agreements, choices, forms, health, votes
+from luffy.report.held_out_figures import held_out_figures
+from luffy.report.panels import (
+    OUTCOME_COLORS,
+    Figure,
+    draw_outcomes,
+    draw_panels,
+    rl_panels,
+    supervised_panels,
+)
+from luffy.report.plotter import Dot, Share, bar_plot, dot_plot
+from luffy.report.rendering import render
+from luffy.report.tables import Table
 from luffy.tracking.metrics import training_rows
 from luffy.tracking.rl_advice import advice_on_rl
 from luffy.tracking.samples import SampleRollout

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from luffy.evaluation.method_comparison.arms import Costs
-from luffy.pages import wording
-from luffy.pages.tables import Table, TableCell
+from luffy.report import wording
+from luffy.report.tables import Table, TableCell
 
 _NONE = "–"
 

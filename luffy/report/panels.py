@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from luffy.config.objective import EntropyLoss, TermConfig
-from luffy.pages.headline import CURVE_METRICS
-from luffy.pages.plotter import Plot, Series, curve_plot, stacked_plot
+from luffy.report.headline import CURVE_METRICS
+from luffy.report.plotter import Plot, Series, curve_plot, stacked_plot
 from luffy.tracking.held_out_curve import accuracy_names
 from luffy.tracking.metrics import MetricRow, training_rows
 from luffy.types import Outcome

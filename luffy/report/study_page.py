@@ -6,12 +6,12 @@ from luffy.config.many_runs.study_config import CENTRE
 from luffy.evaluation.results import Cell
 from luffy.evaluation.study.study_findings import Effect, StudyFindings
 from luffy.evaluation.study.study_results import REPORTED, TRIED, StudyResults
-from luffy.pages import wording
-from luffy.pages.panels import Figure
-from luffy.pages.plotter import Dot, gallery_svg, place_plot
-from luffy.pages.rendering import render
-from luffy.pages.score_cells import score_cell
-from luffy.pages.tables import Table, TableCell, Tone, text_table
+from luffy.report import wording
+from luffy.report.panels import Figure
+from luffy.report.plotter import Dot, gallery_svg, place_plot
+from luffy.report.rendering import render
+from luffy.report.score_cells import score_cell
+from luffy.report.tables import Table, TableCell, Tone, text_table
 
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6", "c8")
 _NONE = "–"

@@ -6,13 +6,13 @@ from luffy.config.many_runs.grid import value_text
 from luffy.evaluation.grid_findings import GridFindings, PointResult
 from luffy.evaluation.method_comparison.seed_scores import Score
 from luffy.evaluation.results import Cell
-from luffy.pages import wording
-from luffy.pages.cost_tables import costs_by_name
-from luffy.pages.panels import Figure
-from luffy.pages.plotter import Dot, heat_plot, place_plot
-from luffy.pages.rendering import render
-from luffy.pages.score_cells import score_cell
-from luffy.pages.tables import Table, TableCell
+from luffy.report import wording
+from luffy.report.cost_tables import costs_by_name
+from luffy.report.panels import Figure
+from luffy.report.plotter import Dot, heat_plot, place_plot
+from luffy.report.rendering import render
+from luffy.report.score_cells import score_cell
+from luffy.report.tables import Table, TableCell
 
 _COLOR = "c1"
 

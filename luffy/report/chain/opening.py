@@ -6,8 +6,8 @@ from statistics import fmean
 
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.results import ResultRow, checkpoint_name
-from luffy.pages import wording
-from luffy.pages.report.inputs import FinishedChain
+from luffy.report import wording
+from luffy.report.chain.inputs import FinishedChain
 from luffy.statistics.paired import BenchmarkComparison
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from luffy.evaluation.results import EvaluationResults, ResultRow, advice_on, checkpoint_name
 from luffy.files import write_atomic
-from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
-from luffy.pages.evaluation_tables import (
+from luffy.report.breakdown import BreakdownSection, Scored, breakdown_sections
+from luffy.report.evaluation_tables import (
     SUMMARY_FILE,
     agreements,
     by_decoding,
@@ -19,9 +19,9 @@ from luffy.pages.evaluation_tables import (
     render_summary,
     scores,
 )
-from luffy.pages.plotter import Dot, dot_plot
-from luffy.pages.rendering import render
-from luffy.pages.tables import Table
+from luffy.report.plotter import Dot, dot_plot
+from luffy.report.rendering import render
+from luffy.report.tables import Table
 
 PAGE_FILE = "summary.html"
 _COLOR = "c1"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from luffy.evaluation.results import Breakdown, EvaluationResults, ResultRow, SamplingProtocol, advice_on
-from luffy.pages.tables import Table, text_table
+from luffy.report.tables import Table, text_table
 
 SUMMARY_FILE = "summary.md"
 _NONE = "-"

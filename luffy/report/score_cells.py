@@ -1,8 +1,8 @@
 """Accuracies with their intervals, as cells of tables."""
 
 from luffy.evaluation.method_comparison.seed_scores import Score
-from luffy.pages import wording
-from luffy.pages.tables import TableCell
+from luffy.report import wording
+from luffy.report.tables import TableCell
 from luffy.statistics.accuracy import Estimate
 
 

@@ -9,8 +9,8 @@ from luffy.config.many_runs.grid import grid_points
 from luffy.config.many_runs.grid_experiment import GridConfig
 from luffy.evaluation.grid_findings import GridFindings, PointResult, grid_json
 from luffy.evaluation.method_comparison.arms import Costs, FinishedSeed
-from luffy.pages.grid_page import grid_costs, grid_table, render_grid
-from luffy.pages.tables import plain_table
+from luffy.report.grid_page import grid_costs, grid_table, render_grid
+from luffy.report.tables import plain_table
 
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)
 SIZES = {"sft.num_traces": (64, 128, 256)}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from luffy.pages.wording import NBSP
+from luffy.report.wording import NBSP
 
 Tone = Literal["", "better", "worse"]
 

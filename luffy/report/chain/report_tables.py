@@ -6,10 +6,10 @@ from luffy.data.pass_rates import DifficultyCard, Fit
 from luffy.data.sample_card import SampleCard
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.results import ResultRow, checkpoint_name
-from luffy.pages import wording
-from luffy.pages.report.inputs import FinishedChain
-from luffy.pages.tables import Table, TableCell, Tone
 from luffy.pipeline.chain.manifest import Manifest
+from luffy.report import wording
+from luffy.report.chain.inputs import FinishedChain
+from luffy.report.tables import Table, TableCell, Tone
 from luffy.statistics.paired import BenchmarkComparison
 from luffy.synthesis.synthesis_card import SynthesisCard
 

@@ -1,4 +1,4 @@
-"""One way to fill the templates in `luffy/pages/templates`: escaped HTML with a common style, or Markdown."""
+"""One way to fill the templates in `luffy/report/templates`: escaped HTML with a common style, or Markdown."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def render(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["svg"] = Markup  # drawn by `luffy.pages.plotter`, which escapes labels
+    environment.filters["svg"] = Markup  # drawn by `luffy.report.plotter`, which escapes labels
     environment.filters["cell"] = markdown_cell
     environment.filters["fence"] = code_block
     return environment.get_template(template).render(values)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 
-from luffy.pages.scales import Range, spread, ticks
+from luffy.report.scales import Range, spread, ticks
 
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
 _FIXED = {

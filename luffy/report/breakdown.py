@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from luffy.evaluation.results import Breakdown, ResultRow
-from luffy.pages import wording
-from luffy.pages.evaluation_tables import breakdowns
-from luffy.pages.plotter import Dot, dot_plot
-from luffy.pages.tables import Table, TableCell
+from luffy.report import wording
+from luffy.report.evaluation_tables import breakdowns
+from luffy.report.plotter import Dot, dot_plot
+from luffy.report.tables import Table, TableCell
 
 
 @dataclass(frozen=True, slots=True)

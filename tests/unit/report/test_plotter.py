@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from synthetic.finished_chain import HOSTILE
 
-from luffy.pages.panels import draw_panels, rl_panels
-from luffy.pages.plotter import (
+from luffy.report.panels import draw_panels, rl_panels
+from luffy.report.plotter import (
     Dot,
     Plot,
     Series,
@@ -20,7 +20,7 @@ from luffy.pages.plotter import (
     picture_svg,
     stacked_plot,
 )
-from luffy.pages.scales import Range, spread, ticks
+from luffy.report.scales import Range, spread, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,7 +7,7 @@ from synthetic.result_rows import result_row
 
 from luffy.evaluation.results import EvaluationResults, ResultRow
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.pages.evaluation_page import render_page
+from luffy.report.evaluation_page import render_page
 
 RECORD = SampleRecord(
     suite="math", decoding="hot & <b>", uid="a", sample=0, seed=1, prompt="p", response="r", answer="1",

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from luffy.evaluation.results import EvaluationResults, ResultRow
-from luffy.pages import wording
-from luffy.pages.plotter import Dot, band_plot
-from luffy.pages.rendering import render
-from luffy.pages.tables import Table, TableCell
+from luffy.report import wording
+from luffy.report.plotter import Dot, band_plot
+from luffy.report.rendering import render
+from luffy.report.tables import Table, TableCell
 from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 
 _COLOR = "c1"

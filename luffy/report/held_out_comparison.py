@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from luffy.evaluation.method_comparison.arms import Arm
 from luffy.evaluation.method_comparison.findings import Findings
 from luffy.evaluation.method_comparison.held_out_arms import levels, reached, suites_of
-from luffy.pages import wording
-from luffy.pages.panels import Figure
-from luffy.pages.plotter import Dot, bands_plot
-from luffy.pages.tables import Table, TableCell
+from luffy.report import wording
+from luffy.report.panels import Figure
+from luffy.report.plotter import Dot, bands_plot
+from luffy.report.tables import Table, TableCell
 from luffy.tracking.held_out_curve import HeldOutPoint
 
 _AXES: Mapping[str, tuple[str, Callable[[HeldOutPoint], float]]] = {

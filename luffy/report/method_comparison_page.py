@@ -7,15 +7,15 @@ from itertools import cycle
 from luffy.evaluation.method_comparison.arms import Arm, CurvePoint
 from luffy.evaluation.method_comparison.findings import Findings, SignificanceTest
 from luffy.evaluation.results import Cell
-from luffy.pages import wording
-from luffy.pages.cost_tables import costs_by_name
-from luffy.pages.held_out_comparison import held_out_plots, steps_to_reach
-from luffy.pages.panels import Figure
-from luffy.pages.plotter import Dot, Series, curve_plot, dot_plot
-from luffy.pages.rendering import render
-from luffy.pages.score_cells import estimate_cell, score_cell
-from luffy.pages.tables import Table, TableCell, Tone
-from luffy.pages.tuning_section import tuning_section
+from luffy.report import wording
+from luffy.report.cost_tables import costs_by_name
+from luffy.report.held_out_comparison import held_out_plots, steps_to_reach
+from luffy.report.panels import Figure
+from luffy.report.plotter import Dot, Series, curve_plot, dot_plot
+from luffy.report.rendering import render
+from luffy.report.score_cells import estimate_cell, score_cell
+from luffy.report.tables import Table, TableCell, Tone
+from luffy.report.tuning_section import tuning_section
 
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
 _BASE_COLOR = "c6"

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from luffy.pages.panels import Figure
-from luffy.pages.plotter import Dot, band_plot
+from luffy.report.panels import Figure
+from luffy.report.plotter import Dot, band_plot
 from luffy.tracking.held_out_curve import held_out_curves
 from luffy.tracking.metrics import MetricRow
 
