@@ -48,6 +48,7 @@ def full_pipeline(
     verify: bool = False,
     only: list[str] | None = None,
     force: list[str] | None = None,
+    adopt: bool = False,
 ) -> None:
     """Run an experiment from its data to its report, in the workspace of LUFFY_WORKSPACE.
 
@@ -57,14 +58,20 @@ def full_pipeline(
         verify: Compare full hashes of earlier results before they are reused.
         only: Stages to make; those that they are made from have to be finished.
         force: Stages to make again from the beginning although they are finished.
+        adopt: Take over results that differ from those wanted in the code that made them alone, which is assumed to
+            make the same.
     """
-    run_chain(load_experiment(config_file, overrides or []), verify=verify, only=only or (), force=force or ())
+    run_chain(
+        load_experiment(config_file, overrides or []), verify=verify, only=only or (), force=force or (), adopt=adopt
+    )
 
 
-def run_chain(config: ExperimentConfig, *, verify: bool, only: Sequence[str] = (), force: Sequence[str] = ()) -> None:
+def run_chain(
+    config: ExperimentConfig, *, verify: bool, only: Sequence[str] = (), force: Sequence[str] = (), adopt: bool = False
+) -> None:
     """Make or reuse the stages of `config` and print the results; has to be called inside a flow."""
     check_resources(config)
-    with open_session(config, find_workspace(), verify=verify, force=force) as session:
+    with open_session(config, find_workspace(), verify=verify, force=force, adopts=adopt) as session:
         stages = make_chain(session, select_nodes(session.run.experiment.nodes, only, "--only"))
     accuracies = read_accuracies(evaluated_folders(stage.directory for stage in stages.values()))
     if accuracies:

@@ -58,6 +58,8 @@ class Session:
         publisher: Publisher,
         stop: Callable[[], None] = lambda: None,
         force: Collection[str] = (),
+        *,
+        adopts: bool = False,
     ) -> None:
         self.run = run
         self.display = display
@@ -66,6 +68,8 @@ class Session:
         """Ends stages that run outside the main thread."""
         self.force = frozenset(force)
         """Stages (nodes) that are made again although they are finished."""
+        self.adopts = adopts
+        """Whether results that other code has made are taken over."""
 
     @property
     def page(self) -> Path | None:
@@ -82,10 +86,12 @@ def open_session(
     verify: bool,
     sweep_steps: tuple[int, ...] = (),
     force: Sequence[str] = (),
+    adopts: bool = False,
 ) -> Iterator[Session]:
     """Open everything that the stages of `config` need, and record how the run ended.
 
     `force`: stages that are made again although they are finished; UserError for one that the chain does not have.
+    `adopts`: results that differ in their code alone are taken over.
     """
     experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     names = [node.name for node in experiment.nodes]
@@ -96,7 +102,8 @@ def open_session(
         publishing(flow_run, tags_of(config)) as publisher,
         stage_display(names) as display,
     ):
-        yield Session(run, display, publisher, stopped.set, select_nodes(experiment.nodes, force, "--force"))
+        forced = select_nodes(experiment.nodes, force, "--force")
+        yield Session(run, display, publisher, stopped.set, forced, adopts=adopts)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ once: the second waits for a lock that the kernel frees when its holder dies, an
 Tasks are called directly, never submitted: only then does a cancelled run end its stages at once.
 """
 
+import logging
 import os
 import re
 import time
@@ -33,6 +34,7 @@ from luffy.pipeline.workspace.lock import FlockManager
 from luffy.tasks.gpu_slots import gpu_slots
 from luffy.tasks.session import PrefectObserver, Session
 
+logger = logging.getLogger(__name__)
 _ERROR_RECORD = re.compile(r"[0-9a-f]{32}")
 
 
@@ -67,6 +69,8 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
     A stage that was killed, or has lost a process or an endpoint, is resumed `execution.retries` times.
     """
     experiment, execution = session.run.experiment, session.run.experiment.config.execution
+    if session.adopts and (adopted := experiment.adopt(node.name)) is not None:
+        logger.warning("%s: adopts %s, which other code has made", node.name, adopted)
     started: list[str] = []
 
     def waiting(record: str, holder: str) -> None:

@@ -4,7 +4,6 @@ One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `sh
 `show_grid_plan`, `grid_plans`; there a stage that several runs share is listed once, with the first of them.
 """
 
-import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from luffy.cli.console import memory_table, plan_table, say, terminal, text_table, wide_terminal
@@ -15,7 +14,6 @@ from luffy.config.many_runs.grid_experiment import GridExperiment
 from luffy.costs.forecast import StageForecast, forecast
 from luffy.costs.measurable import choose
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.fingerprint import code_fingerprint
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.machine.gpus import detected_gpus, gpus_of_stage
@@ -78,7 +76,7 @@ def check(configs: Sequence[ExperimentConfig], workspace: Workspace, *, sweep_st
     show_resources(configs, estimate=False, sweep_steps=sweep_steps)
     for config in configs:
         # Finds missing files. Code is not hashed here: the flow computes the keys.
-        open_experiment(config, workspace, fingerprint=lambda stage: {}, sweep_steps=sweep_steps)
+        open_experiment(config, workspace, code=lambda rooms: {}, sweep_steps=sweep_steps)
 
 
 def arm_configs(comparison: Comparison) -> list[ExperimentConfig]:
@@ -126,9 +124,8 @@ def _plans_of_runs(
 ) -> Iterator[tuple[str, StagePlan]]:
     """Each stage once, with the title of the first run that contains it; keys in `seen` are left out."""
     known = set(seen)
-    fingerprint = functools.cache(code_fingerprint)  # once, and not for each of hundreds of runs
     for run in runs:
-        for plan in open_experiment(run.config, workspace, verify=verify, fingerprint=fingerprint).plan():
+        for plan in open_experiment(run.config, workspace, verify=verify).plan():
             if plan.node.name in run.nodes and plan.identity.key not in known:
                 known.add(plan.identity.key)
                 yield run.title, plan

@@ -50,6 +50,32 @@ ViewName = Literal[
     "training_curves",
 ]
 """Views of a stage in the Prefect UI (`tasks/artifacts.py`)."""
+_GROUND = ("*", "config/*", "config/objective")
+_GRADED = ("environments", "grading", "hosted", "sandbox")
+_TRAINED = ("data", "objectives", "tracking", "training")
+_ANSWERED = (*_GRADED, "data", "evaluation/*", "rollout", "statistics", "stages/responses.py")
+_SAMPLED = (
+    *_ANSWERED,
+    "stages/answer_shards.py",
+    "stages/answered_prompts.py",
+    "stages/remembered_answers.py",
+    "tracking",
+    "training",
+)
+_VALIDATED = (*_ANSWERED, "stages/best_model.py", "stages/held_out.py")
+"""What counts beside a training stage's own rooms where it validates the policy as it learns."""
+ASKING_ROOMS = (
+    "*",
+    "data/prompt_templates.py",
+    "data/templates.py",
+    "evaluation/model_clients.py",
+    "evaluation/requests.py",
+    "rollout",
+    "stages/responses.py",
+)
+"""Rooms that the responses of an evaluation depend on, however they are graded."""
+PLAYING_ROOMS = (*_GRADED, "data/conversations.py", "evaluation/episode_client.py")
+"""In an environment also these."""
 Trained = TypeVar("Trained", SFTConfig, RLConfig)
 
 
@@ -78,6 +104,9 @@ class StageKind:
     """Sections of the experiment that it requires."""
     gpus: Callable[[ExperimentConfig], int] = lambda config: 0
     """GPUs of this machine that it can use."""
+    rooms: tuple[str, ...] = ()
+    """Rooms of the code that can change its result (`luffy.pipeline.chain.code_identity`), besides `_GROUND` and its
+    own module."""
     views: tuple[ViewName, ...] = ()
     pages: tuple[str, ...] = ()
     """Outputs for people to open, which a run links into its own directory."""
@@ -86,6 +115,11 @@ class StageKind:
     def program(self) -> str:
         """Its module."""
         return f"luffy.stages.{self.name}"
+
+    def rooms_of(self, settings: StageSettings) -> tuple[str, ...]:
+        """All rooms whose code can change its result with these settings."""
+        measured = _VALIDATED if getattr(settings, "validation", None) is not None else ()
+        return tuple(sorted({*_GROUND, f"stages/{self.name}.py", *self.rooms, *measured}))
 
 
 def cluster_gpus(config: ExperimentConfig) -> int:
@@ -257,6 +291,7 @@ _KINDS = (
         PrepareDataSettings,
         _prepare_data,
         provides=("data", "traces", "prompts"),
+        rooms=(*_GRADED, "data", "rollout"),
         views=("data_card",),
     ),
     StageKind(
@@ -267,6 +302,7 @@ _KINDS = (
         inputs={"data": "data"},
         provides=("policy",),
         gpus=lambda config: 1 if config.model.architecture is not None else 0,  # a folder is only copied
+        rooms=(*_TRAINED, "rollout", "stages/supervised_run.py", "stages/unmeasured.py"),
         views=("metrics", "training_curves"),
     ),
     StageKind(
@@ -278,6 +314,7 @@ _KINDS = (
         provides=("traces", "prompts"),
         sections=("synthesize", "data.train"),
         gpus=_gpus_of_teachers,
+        rooms=(*_ANSWERED, "synthesis", "training"),
         views=("synthesis_card",),
     ),
     StageKind(
@@ -289,6 +326,7 @@ _KINDS = (
         provides=("prompts",),
         sections=("difficulty",),
         gpus=lambda config: _gpus_of_generation(config.measured_difficulty, config),
+        rooms=_SAMPLED,
         views=("difficulty_card",),
     ),
     StageKind(
@@ -300,6 +338,7 @@ _KINDS = (
         provides=("traces",),
         sections=("sample", "data.train"),
         gpus=lambda config: _gpus_of_generation(config.sampled_traces, config),
+        rooms=_SAMPLED,
         views=("sample_card",),
     ),
     StageKind(
@@ -312,6 +351,7 @@ _KINDS = (
         provides=("policy",),
         sections=("sft", "data.train"),
         gpus=_gpus_of_sft,
+        rooms=(*_TRAINED, "cluster", "stages/continuation.py", "stages/supervised_run.py", "stages/unmeasured.py"),
         views=("metrics", "training_curves"),
     ),
     StageKind(
@@ -324,6 +364,17 @@ _KINDS = (
         provides=("policy",),
         sections=("rl", "objective", "data.train"),
         gpus=_gpus_of_rl,
+        rooms=(
+            *_GRADED,
+            *_TRAINED,
+            "cluster",
+            "rl",
+            "rollout",
+            "stages/continuation.py",
+            "stages/rl_components.py",
+            "stages/rl_tasks.py",
+            "stages/unmeasured.py",
+        ),
         views=("metrics", "training_curves", "rollout_samples"),
     ),
     StageKind(
@@ -336,6 +387,7 @@ _KINDS = (
         for_each="policy",
         sections=("evaluation",),
         gpus=lambda config: _gpus_of_generation(config.evaluation, config),
+        rooms=(*_ANSWERED, "stages/adoption.py", "tracking"),
         views=("accuracies", "evaluated_samples"),
     ),
     StageKind(
@@ -346,6 +398,7 @@ _KINDS = (
         inputs={"data": "data"},
         requires=("evaluation",),
         reads_all=True,
+        rooms=(*_GRADED, "data", "evaluation/*", "report", "statistics", "synthesis", "tracking"),
         views=("accuracies", "accuracy_curves", "report_page"),
         pages=("report.html", "report.md"),
     ),
@@ -357,6 +410,7 @@ _KINDS = (
         inputs={"data": "data", "model": "policy"},
         provides=("evaluation",),
         gpus=lambda config: _gpus_of_generation(config.evaluation, config),
+        rooms=(*_ANSWERED, "objectives", "stages/adoption.py", "stages/evaluate.py", "tracking", "training"),
         views=("accuracies", "accuracy_curves"),
         pages=("curve.html",),
     ),

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,14 +17,14 @@ from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
 from luffy.errors import EXIT_USER_ERROR, LuffyError, StageFailed
-from luffy.pipeline.chain.fingerprint import code_fingerprint, settings_fingerprint
+from luffy.pipeline.chain.code_identity import code_identity
 from luffy.pipeline.chain.graph import StageNode, build_graph
-from luffy.pipeline.chain.identity import Identity, identity_of
+from luffy.pipeline.chain.identity import Identity, IdentityRecord, identity_of
 from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
-from luffy.pipeline.chain.manifest import Manifest, finished_manifest
+from luffy.pipeline.chain.manifest import Manifest, consumed_digests, finished_manifest
 from luffy.pipeline.chain.outside import outside_files
 from luffy.pipeline.chain.plan import StagePlan, plan_graph, plan_stage
-from luffy.pipeline.chain.reuse import FinishedStage
+from luffy.pipeline.chain.reuse import FinishedStage, adopt
 from luffy.pipeline.machine.events import Event
 from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus
 from luffy.pipeline.machine.supervise import stage_command, supervise
@@ -90,6 +90,18 @@ class Experiment:
         node = next(node for node in self.nodes if node.name == name)
         return plan_stage(self.workspace, self.config.name, node, self.identities, verify=self.verify)
 
+    def adopt(self, name: str) -> str | None:
+        """Take over a finished result that differs from the stage's in its code alone; its key, or None without one.
+
+        The inputs have to be finished.
+        """
+        node, identity = next(node for node in self.nodes if node.name == name), self.identities[name]
+        directory = self.workspace.stage_directory(identity.stage, identity.key)
+        upstream = {source: self.identities[provider] for source, provider in node.inputs.items()}
+        inputs = {name: self.workspace.stage_directory(found.stage, found.key) for name, found in upstream.items()}
+        record = IdentityRecord(identity.key, name, identity, consumed_digests(inputs), self.config.name)
+        return adopt(directory, record, self.workspace.siblings(identity.stage))
+
     def finished(self, name: str) -> FinishedStage:
         """The record of a finished stage. Raises LuffyError where it is not whole, or its inputs have changed."""
         node, identity = next(node for node in self.nodes if node.name == name), self.identities[name]
@@ -128,7 +140,7 @@ def open_experiment(
     workspace: Workspace,
     *,
     verify: bool = False,
-    fingerprint: Callable[[str], Mapping[str, str]] = code_fingerprint,
+    code: Callable[[Sequence[str]], Mapping[str, str]] = code_identity,
     sweep_steps: tuple[int, ...] = (),
 ) -> Experiment:
     """The experiment with all keys computed; raises DataError if a file that it refers to is missing.
@@ -136,13 +148,12 @@ def open_experiment(
     With `sweep_steps`, the last stage evaluates the RL stage's checkpoints of these steps.
     """
     nodes = build_graph(config, sweep_steps)
-    code = {stage: fingerprint(stage) for stage in {node.stage for node in nodes}}
     identities: dict[str, Identity] = {}
     for node in nodes:
         upstream = {name: identities[source].key for name, source in node.inputs.items()}
         files = outside_files(node.settings)
-        reached = {**code[node.stage], **settings_fingerprint(node.settings)}
-        identities[node.name] = identity_of(node.stage, node.settings, upstream, reached, files)
+        rooms = code(node.kind.rooms_of(node.settings))
+        identities[node.name] = identity_of(node.stage, node.settings, upstream, rooms, files)
     return Experiment(config, workspace, nodes, identities, verify)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from luffy.config.settings import EvaluateSettings
+from luffy.config.stage_kinds import ASKING_ROOMS, PLAYING_ROOMS
 from luffy.config.strict import FOR_IDENTITY, StrictModel
 from luffy.errors import DataError
 from luffy.evaluation.evaluator import Progress, grade_sampled
@@ -23,16 +24,12 @@ from luffy.evaluation.results import Cell
 from luffy.evaluation.sample_files import read_samples_of, write_sample_records
 from luffy.files import write_atomic
 from luffy.grading import GraderPool
-from luffy.pipeline.chain.fingerprint import module_fingerprint
+from luffy.pipeline.chain.code_identity import code_identity
 from luffy.pipeline.chain.manifest import consumed_digest, read_manifest
 from luffy.pipeline.workspace import is_discarded
 
 logger = logging.getLogger(__name__)
 RESPONSES_FILE = "responses.json"
-_GENERATING = ("luffy.evaluation.requests", "luffy.evaluation.model_clients", "luffy.stages.responses")
-"""Responses depend on these modules and everything they import."""
-_EPISODES = "luffy.evaluation.episode_client"
-"""With an environment, responses depend on this module, too."""
 
 
 class _Line(StrictModel):
@@ -65,8 +62,8 @@ class EvaluationRequests:
         manifest = read_manifest(stage)
         self.digests: dict[Cell, str] = {}
         if manifest is not None:
-            modules = _GENERATING if settings.environment is None else (*_GENERATING, _EPISODES)
-            code = [f"{module} {digest}" for module, digest in module_fingerprint(modules).items()]
+            rooms = ASKING_ROOMS if settings.environment is None else (*ASKING_ROOMS, *PLAYING_ROOMS)
+            code = [f"{room} {digest}" for room, digest in code_identity(rooms).items()]
             if settings.environment is not None:
                 code.append(settings.environment.model_dump_json(context=FOR_IDENTITY))
             model = consumed_digest("model", manifest) + variant

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
-from luffy.config import StageName
+from luffy.config import STAGE_KINDS, StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
 from luffy.errors import (
@@ -37,7 +37,7 @@ from luffy.errors import (
     WorkspaceError,
 )
 from luffy.library_loading import loaded
-from luffy.pipeline.chain.fingerprint import code_fingerprint, settings_fingerprint
+from luffy.pipeline.chain.code_identity import code_identity
 from luffy.pipeline.chain.identity import IdentityRecord, read_identity, write_identity
 from luffy.pipeline.chain.job import StageJob, read_job
 from luffy.pipeline.chain.manifest import (
@@ -67,7 +67,6 @@ from luffy.stop_request import StoppedOnRequest, deferring_stop_requests, receiv
 logger = logging.getLogger(__name__)
 _WAITING = ("luffy.http_client", "luffy.cluster.placement", "luffy.hosted.verifiers_process")
 """Modules whose warnings say that the stage waits long for something: the terminal shows them, too."""
-_SHOWN_MODULES = 3
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables that limit torch, MKL and oneDNN to AVX2."""
 Settings = TypeVar("Settings", bound=StageSettings)
@@ -270,11 +269,11 @@ def _refuse_edited_code(job: StageJob) -> None:
 
     Jobs that are written by hand name no code.
     """
-    now = {**code_fingerprint(job.stage), **settings_fingerprint(job.settings)} if job.code else {}
+    now = code_identity(STAGE_KINDS[job.stage].rooms_of(job.settings)) if job.code else {}
     if edited := sorted({name for name, _ in now.items() ^ job.code.items()}):
         raise UserError(
-            f"{', '.join(edited[:_SHOWN_MODULES])}: edited since the run began, so the key of {job.node} does not "
-            "identify what it would make; the same command plans it again"
+            f"code edited since the run began ({', '.join(edited)}): the key of {job.node} does not identify what it "
+            "would make now; the same command plans it again"
         )
 
 

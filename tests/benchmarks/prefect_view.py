@@ -69,7 +69,7 @@ def view(root: Path, seconds: float) -> None:
     """Show one stage and print what it cost."""
     config = load_experiment(ROOT / "exp_configs" / "smoke.yaml")
     workspace = Workspace(root)
-    experiment = open_experiment(config, workspace, fingerprint=lambda stage: {})
+    experiment = open_experiment(config, workspace, code=lambda rooms: {})
     node = next(node for node in experiment.nodes if node.name == "rl")
     identity = experiment.identities["rl"]
     directory = workspace.stage_directory("rl", identity.key)

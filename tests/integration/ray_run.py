@@ -26,7 +26,7 @@ def run_stages(workspace: Path, nodes: Sequence[str], overrides: Sequence[str], 
     """Make the stages; raises StageFailed."""
     config = load_experiment(ROOT / "exp_configs" / "smoke.yaml", [*OVERRIDES, *overrides])
     # Without the code in the keys: an edit between two starts must not make them different stages.
-    experiment = open_experiment(config, Workspace(workspace), fingerprint=lambda stage: {})
+    experiment = open_experiment(config, Workspace(workspace), code=lambda rooms: {})
     run = ExperimentRun(experiment, experiment.workspace.new_run("ray", {}), stage_command)
     for node in nodes:
         run.execute(node, recorder)

@@ -28,7 +28,7 @@ def evaluate(root: Path, url: str) -> dict[str, Recorder]:
     own = load_experiment(SMOKE, ["execution.server={max_retries: 1, api_key_variable: SERVED_KEY}"])
     config = evaluation_of(own, "api:org/gpt-x", urls=[url], request={"reasoning_effort": "low"})
     # Without the code in the keys: an edit between two starts must not make them different stages.
-    experiment = open_experiment(config, Workspace(root), fingerprint=lambda stage: {})
+    experiment = open_experiment(config, Workspace(root), code=lambda rooms: {})
     run = ExperimentRun(experiment, experiment.workspace.new_run("smoke", {}), stage_command)
     recorders = {name: Recorder() for name in NODES}
     for name, recorder in recorders.items():

@@ -18,6 +18,9 @@ Force = Annotated[
     list[str] | None,
     Option(metavar="STAGE", help="make this stage again from the beginning although it is finished (repeatable)"),
 ]
+Adopt = Annotated[
+    bool, Option("--adopt", help="take over results that other code has made, where nothing else differs; it is noted")
+]
 _FLOW = "luffy.flows.full_pipeline:full_pipeline"
 
 
@@ -28,6 +31,7 @@ def run(
     verify: Verify = False,
     only: Only = None,
     force: Force = None,
+    adopt: Adopt = False,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
@@ -39,5 +43,5 @@ def run(
     experiment = load_experiment(config, overrides or ())
     for name, chosen in (("--only", only), ("--force", force)):
         select_nodes(build_graph(experiment), chosen or (), name)
-    parameters = {"config_file": config, "overrides": overrides or [], "only": only, "force": force}
+    parameters = {"config_file": config, "overrides": overrides or [], "only": only, "force": force, "adopt": adopt}
     return start_experiment(_FLOW, experiment, parameters, options)

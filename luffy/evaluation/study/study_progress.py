@@ -1,6 +1,5 @@
 """Progress of a study: the finished runs in a workspace, and the values that tuning has chosen so far."""
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,6 @@ from luffy.config.many_runs.selection_split import decoding_of
 from luffy.config.many_runs.study import CellRun, Chosen, Study, distinct
 from luffy.evaluation.method_comparison.arms import FinishedSeed, read_seed
 from luffy.evaluation.method_comparison.tuning import ArmTuning, tried
-from luffy.pipeline.chain.fingerprint import code_fingerprint
 from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace
@@ -47,11 +45,9 @@ class StudyProgress:
         self._workspace = workspace
         self._verify = verify
         self._finished: dict[str, dict[str, Path] | None] = {}
-        self._fingerprint = functools.cache(code_fingerprint)  # once, and not for each of hundreds of runs
 
     def forget(self) -> None:
         """Drop the cached lookups of unfinished runs."""
-        self._fingerprint.cache_clear()
         self._finished = {key: found for key, found in self._finished.items() if found is not None}
 
     def finished(self, run: CellRun) -> FinishedCellRun | None:
@@ -92,9 +88,7 @@ class StudyProgress:
         return None if best is None else best.point.number
 
     def _look_up(self, run: CellRun) -> dict[str, Path] | None:
-        experiment = open_experiment(
-            run.run.config, self._workspace, verify=self._verify, fingerprint=self._fingerprint
-        )
+        experiment = open_experiment(run.run.config, self._workspace, verify=self._verify)
         found = {}
         for node in experiment.nodes:
             if node.name in run.run.nodes:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig
@@ -33,7 +33,9 @@ class OutputFile(StrictModel):
 
 
 class Manifest(StrictModel):
-    """The record of a finished stage: its outputs, inputs and circumstances."""
+    """The record of a finished stage: its outputs, inputs and circumstances. Fields of another version are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
     stage: StageName
     node: str
@@ -59,6 +61,8 @@ class Manifest(StrictModel):
     """Step of the checkpoint that the last attempt started from; 0: from the beginning."""
     extended: str | None = None
     """Key of the shorter run that was continued."""
+    adopted: str | None = None
+    """Key of the result that this one is: it was made by other code, which somebody has said to make the same."""
     scratch: tuple[str, ...] = ()
     """Folders that the stage needed until it was finished; still there only after a kill."""
 

@@ -12,21 +12,27 @@ The rules, in the order in which they apply:
 
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
-from luffy.pipeline.chain.identity import IDENTITY_FILE, read_identity
+from luffy.pipeline.chain.identity import IDENTITY_FILE, IdentityRecord, read_identity, write_identity
 from luffy.pipeline.chain.job import JOB_FILE
-from luffy.pipeline.chain.manifest import MANIFEST_FILE, consumed_digests, finished_manifest, read_manifest
+from luffy.pipeline.chain.manifest import (
+    MANIFEST_FILE,
+    consumed_digests,
+    finished_manifest,
+    read_manifest,
+    write_manifest,
+)
 from luffy.pipeline.chain.partial_writes import partial_writes
 from luffy.pipeline.machine.events import EVENTS_FILE
 from luffy.pipeline.workspace import find_workspace
-from luffy.pipeline.workspace.lock import LOCK_FILE
+from luffy.pipeline.workspace.lock import LOCK_FILE, StageLock
 
 LOG_FILE = "log.txt"
 RECORD_FILE = "record.json"
@@ -34,6 +40,7 @@ RECORD_FILE = "record.json"
 PAID_ANSWERS = "paid_answers.jsonl"
 """File of paid answers. The key of each covers the whole question, so answers stay valid after any change."""
 _EXPORT_FOLDER = "model"
+_NEVER_CHANGED = (".safetensors", ".parquet", ".pt", ".zst")
 _KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE, PAID_ANSWERS})
 
 
@@ -120,6 +127,39 @@ class FinishedStage(BaseModel):
 def afresh(directory: Path) -> Condition:
     """The condition of `directory` for a stage that is to be made again, whatever is there."""
     return Condition(False, "asked for", _all_entries(directory))
+
+
+def adopt(directory: Path, record: IdentityRecord, siblings: Iterable[Path]) -> str | None:
+    """Take over the newest of `siblings` whose result differs from that of `record` in its code alone.
+
+    Files that are never changed in place are linked, the others copied. Returns the adopted key; None if there is none,
+    or if `directory` already holds a result or the beginning of one.
+    """
+    if read_identity(directory) is not None or read_manifest(directory) is not None:
+        return None
+    wanted, found = replace(record.identity, code={}, upstream={}), []
+    for sibling in siblings:
+        theirs, manifest = read_identity(sibling), read_manifest(sibling)
+        if theirs is None or manifest is None or manifest.consumed != record.consumed:
+            continue
+        if replace(theirs.identity, code={}, upstream={}) == wanted and manifest.is_intact(sibling):
+            found.append((theirs.node == record.node, manifest.ended, sibling, manifest))
+    if not found:
+        return None
+    *_, source, manifest = max(found, key=lambda candidate: candidate[:2])
+    directory.mkdir(parents=True, exist_ok=True)
+    with StageLock(directory):
+        for path in source.rglob("*"):
+            place = directory / path.relative_to(source)
+            if path.is_dir():
+                place.mkdir(exist_ok=True)
+            elif path.name not in (LOCK_FILE, RECORD_FILE, MANIFEST_FILE, IDENTITY_FILE):
+                take = os.link if path.suffix in _NEVER_CHANGED else shutil.copy2
+                take(path, place)
+        write_identity(directory, record)
+        adopted = {"key": record.key, "upstream": record.identity.upstream, "adopted": manifest.key}
+        write_manifest(directory, manifest.model_copy(update=adopted))
+    return manifest.key
 
 
 def clear(directory: Path, condition: Condition) -> None:

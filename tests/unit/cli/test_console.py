@@ -16,7 +16,7 @@ from luffy.pipeline.workspace import Workspace
 @pytest.fixture
 def plans(request, tmp_path):
     config = load_experiment(request.config.rootpath / "exp_configs" / "smoke.yaml")
-    return open_experiment(config, Workspace(tmp_path), fingerprint=lambda stage: {}).plan()
+    return open_experiment(config, Workspace(tmp_path), code=lambda rooms: {}).plan()
 
 
 def text_of(renderable, width=120):

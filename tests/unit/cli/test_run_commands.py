@@ -51,7 +51,7 @@ def workspace(tmp_path, monkeypatch):
 
 
 def opened(workspace, *overrides):
-    return open_experiment(load_experiment(SMOKE, overrides), workspace, fingerprint=lambda stage: {"module": "1"})
+    return open_experiment(load_experiment(SMOKE, overrides), workspace, code=lambda rooms: {"module": "1"})
 
 
 def rows(last_reward):

@@ -28,7 +28,7 @@ def test_a_bench_makes_all_of_its_steps_where_a_run_ends_after_some_tokens(
 
     monkeypatch.setattr(Bench, "_run", run)
     config = load_experiment(SMOKE, ["sft={steps: 9, epochs: null, max_tokens: 10}", "rl.max_tokens=10"])
-    experiment = open_experiment(config, Workspace(tmp_path), fingerprint=lambda stage: {})
+    experiment = open_experiment(config, Workspace(tmp_path), code=lambda rooms: {})
     inputs = BenchInputs(*[tmp_path] * 4, own_data=False, own_base=False, own_rl_start=False, words=())
     bench = Bench(experiment, tmp_path, inputs, BenchOptions(steps=4))
     for plan in experiment.plan():

@@ -43,7 +43,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(config: ExperimentConfig, tmp_path: Path) -> OpenBench:
-    plans = open_experiment(config, Workspace(tmp_path), fingerprint=lambda stage: {}).plan()
+    plans = open_experiment(config, Workspace(tmp_path), code=lambda rooms: {}).plan()
     measured = [plan for plan in plans if plan.node.stage == "rl"]
     inputs = SimpleNamespace()
     return OpenBench(None, config, Workspace(tmp_path), BenchOptions(2), tmp_path, inputs, measured, ())  # type: ignore[arg-type]

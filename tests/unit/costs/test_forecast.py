@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def opened(tmp_path: Path) -> Open:
     def open_it(*overrides: str) -> Experiment:
         config = load_experiment(SMOKE, overrides)
-        return open_experiment(config, Workspace(tmp_path), fingerprint=lambda stage: {"module": "1"})
+        return open_experiment(config, Workspace(tmp_path), code=lambda rooms: {"module": "1"})
 
     return open_it
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 def chosen(tmp_path: Path, name: str, *overrides: str) -> tuple[list[str], dict[str, str]]:
     config = load_experiment(ROOT / "exp_configs" / f"{name}.yaml", overrides)
-    experiment = open_experiment(config, Workspace(tmp_path), fingerprint=lambda stage: {})
+    experiment = open_experiment(config, Workspace(tmp_path), code=lambda rooms: {})
     plans, refusals = choose(config, experiment.plan())
     return [plan.node.name for plan in plans], dict(line.split(": not measured: ") for line in refusals)  # type: ignore[arg-type,misc]
 
@@ -60,7 +60,7 @@ def test_stages_that_answer_training_prompts_are_measured_rounds_once_and_teache
     assert [name for name in names if not name.startswith("evaluate_")] == ["base", "sample_1", "sft_1"]
     # A measured round is the measure of all.
     config = load_experiment(ROOT / "exp_configs" / "expert_iteration.yaml", [])
-    nodes = [plan.node for plan in open_experiment(config, Workspace(tmp_path), fingerprint=lambda stage: {}).plan()]
+    nodes = [plan.node for plan in open_experiment(config, Workspace(tmp_path), code=lambda rooms: {}).plan()]
     for stage in ("sample", "sft"):
         rounds = [node for node in nodes if node.stage == stage]
         assert len(rounds) == 3

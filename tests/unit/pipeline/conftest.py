@@ -35,7 +35,7 @@ def opened(workspace: Workspace) -> Callable[..., Experiment]:
 
     def open_it(*overrides: str, code: dict[str, str] | None = None, verify: bool = False) -> Experiment:
         config = load_experiment(SMOKE, overrides)
-        return open_experiment(config, workspace, verify=verify, fingerprint=lambda stage: code or {"module": "1"})
+        return open_experiment(config, workspace, verify=verify, code=lambda rooms: code or {"module": "1"})
 
     return open_it
 

@@ -27,7 +27,7 @@ EDITED = {**PLANNED, "luffy.data.schema": "f" * 16}
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     """An experiment whose first stage is ready to start."""
     monkeypatch.setattr(program, "receive_stop_requests", lambda: None)  # pytest keeps its own signal handlers
-    opened = open_experiment(load_experiment(SMOKE), Workspace(tmp_path), fingerprint=lambda stage: PLANNED)
+    opened = open_experiment(load_experiment(SMOKE), Workspace(tmp_path), code=lambda rooms: PLANNED)
     plan = opened.plan_node("prepare_data")
     plan.directory.mkdir(parents=True)
     write_job(plan.directory / JOB_FILE, opened.job(plan))
@@ -57,7 +57,7 @@ def attempt(
         (context.out / "rows").touch()
         return StageResult(("rows",), {})
 
-    monkeypatch.setattr(program, "code_fingerprint", lambda stage: code)
+    monkeypatch.setattr(program, "code_identity", lambda rooms: code)
     out = experiment.plan_node("prepare_data").directory
     run_program("prepare_data", run, ["--config", str(out / JOB_FILE), "--out", str(out)])
     return resumed
@@ -69,7 +69,7 @@ def test_code_that_was_edited_since_the_plan_is_refused_before_it_touches_anythi
     assert attempt(experiment, monkeypatch, PLANNED, killed=True) == [0]
     assert attempt(experiment, monkeypatch, EDITED) == []
     said = capsys.readouterr().err
-    assert "luffy.data.schema: edited since the run began" in said and "the same command plans it again" in said
+    assert "code edited since the run began (luffy.data.schema)" in said and "the same command plans it again" in said
     assert attempt(experiment, monkeypatch, PLANNED) == [1]
 
 
@@ -82,7 +82,7 @@ def test_what_a_stage_waits_for_long_is_told_to_the_terminal(experiment, monkeyp
     async def sleep(seconds: float) -> None: ...
 
     monkeypatch.setattr("luffy.http_client.asyncio.sleep", sleep)
-    monkeypatch.setattr(program, "code_fingerprint", lambda stage: PLANNED)
+    monkeypatch.setattr(program, "code_identity", lambda rooms: PLANNED)
     out = experiment.plan_node("prepare_data").directory
     for _ in range(2):  # the second attempt tells it once, too
         (out / EVENTS_FILE).unlink(missing_ok=True)

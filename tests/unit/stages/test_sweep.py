@@ -17,7 +17,6 @@ from luffy.errors import DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.chain.checkpoints import COMPLETE_FILE
-from luffy.pipeline.chain.fingerprint import code_fingerprint
 from luffy.pipeline.machine.events import EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate, sweep
@@ -115,11 +114,6 @@ def test_the_page_stands_alone(tmp_path: Path, inputs: dict[str, Path]) -> None:
     html = (tmp_path / "out" / "curve.html").read_text()
     assert html.count("<svg") == 2
     assert not any(mark in html for mark in ("<script", "<link", "<img", "@import"))
-
-
-def test_what_trains_is_part_of_the_sweep_and_not_of_evaluate() -> None:
-    assert "luffy.training.export" in code_fingerprint("sweep")
-    assert not [name for name in code_fingerprint("evaluate") if name.startswith("luffy.training")]
 
 
 @pytest.mark.slow

@@ -1,14 +1,12 @@
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
+from luffy.pipeline.chain import code_identity as identity
+from luffy.pipeline.chain.code_identity import PACKAGE, code_identity
 from luffy.pipeline.chain.differences import differences
-from luffy.pipeline.chain.fingerprint import code_fingerprint
 from luffy.pipeline.experiment import open_experiment
-
-PACKAGE = Path(__file__).parents[4] / "luffy"
 
 
 def decisions(experiment):
@@ -85,12 +83,20 @@ def test_changed_code_is_named(opened, finish_all):
 
 @pytest.fixture
 def own_code(tmp_path, opened):
-    """The package itself as a copy to edit, and the experiment under its fingerprints."""
+    """The package itself as a copy to edit, and the experiment under its identity as a new process finds it."""
     copy = tmp_path / "luffy"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     known = opened()
-    fingerprint = lambda stage: code_fingerprint(stage, copy)  # noqa: E731
-    return copy, lambda: open_experiment(known.config, known.workspace, fingerprint=fingerprint)
+
+    def experiment():
+        code_identity_of_a_new_process()
+        return open_experiment(known.config, known.workspace, code=lambda rooms: code_identity(rooms, copy))
+
+    return copy, experiment
+
+
+def code_identity_of_a_new_process():
+    identity._hash_of.cache_clear()
 
 
 def edit(file, old, new):
@@ -111,7 +117,7 @@ def test_a_docstring_keeps_the_cache_and_the_loss_loses_it(own_code, finish_all)
     found = reasons(experiment())
     assert decisions(experiment())["prepare_data"] == "reused"
     for name in ("base", "sft", "rl"):
-        assert "code changed (luffy.objectives.losses)" in found[name]
+        assert "code changed (objectives)" in found[name]
     assert found["evaluate_rl"].startswith("different result of rl (")
 
 

@@ -288,7 +288,7 @@ def test_a_finished_stage_keeps_its_newest_checkpoint(workspace, opened, finish_
 
 
 def test_an_unfinished_sweep_keeps_its_checkpoints_in_a_workspace_that_was_moved(workspace, opened, finish, begin):
-    swept = open_experiment(opened().config, workspace, fingerprint=lambda stage: {"module": "1"}, sweep_steps=(2, 4))
+    swept = open_experiment(opened().config, workspace, code=lambda rooms: {"module": "1"}, sweep_steps=(2, 4))
     run = ExperimentRun(swept, workspace.new_run("smoke", {}))
     for node in swept.nodes:
         for steps in (2, 4) if node.stage != "sweep" else ():
