@@ -261,10 +261,11 @@ def test_the_second_of_two_concurrent_flows_waits_and_reuses(workspace, server):
     assert sum("sft: run" in flow.stdout for flow in results) >= 1
     starts = (stage(workspace, "sft") / "events.jsonl").read_text().count('"started"')
     assert starts == 1
-    for flow in results:
-        found = states(flow)
-        found.pop("report")  # shows times, too, which differ
-        assert found.items() <= only("sft").items()
+    found = [states(flow) for flow in results]
+    assert sorted(each.pop("sft") for each in found) == ["finished", "reused"]
+    for each in found:
+        each.pop("report")  # shows times, too, which differ
+        assert each.items() <= only().items()
 
 
 def test_ctrl_c_ends_everything_with_exit_code_130(tmp_path, server):
