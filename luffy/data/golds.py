@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from luffy.config.grading import GradingConfig
 from luffy.grading import GradeRequest, GraderPool, problem_of
+from luffy.grading.equivalence.certain import canonical_number, normalise
 from luffy.grading.kinds import leaves
-from luffy.grading.shortcuts import canonical_number, normalise
 from luffy.types import Outcome, Prompt
 
 MEETS_ITSELF, FAILS, TEXT_ALONE, NOT_CHECKED = "meets_itself", "fails", "text_alone", "not_checked"

@@ -17,17 +17,23 @@ from fractions import Fraction
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy import Basic, Expr, MatrixBase, N, Rational
 
-from luffy.grading.alike import alike, conflicting
-from luffy.grading.expression import DEGREE, read_or_none, variables
+from luffy.grading.equivalence.alike import alike, conflicting, halves_of_day
+from luffy.grading.equivalence.certain import normalise
+from luffy.grading.equivalence.expression import DEGREE, read_or_none, variables
+from luffy.grading.equivalence.math_strict import strictly_equal
+from luffy.grading.equivalence.numeric import constant_value, distinct
+from luffy.grading.equivalence.statement import bases, brackets, elements
+from luffy.grading.equivalence.text import (
+    compact,
+    number,
+    readable,
+    strict_text,
+    unadorned,
+    without_unit,
+    without_variable,
+)
+from luffy.grading.equivalence.units import UNITS, split_noun
 from luffy.grading.extract import last_box
-from luffy.grading.math_strict import bases, brackets, elements, strictly_equal
-from luffy.grading.numeric import constant_value, distinct
-from luffy.grading.phrases import halves_of_day
-from luffy.grading.presentation import unadorned
-from luffy.grading.readable import readable
-from luffy.grading.shortcuts import normalise
-from luffy.grading.strict_text import compact, number, strict_text, without_unit, without_variable
-from luffy.grading.units import UNITS, split_noun
 from luffy.types import Outcome
 
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())

@@ -11,12 +11,20 @@ from fractions import Fraction
 from itertools import product
 from typing import SupportsFloat, TypeVar
 
-from luffy.grading.expression import DEGREE, Apply, Expression, Number, Variable, read_or_none, substituted, variables
-from luffy.grading.math_strict import bases, brackets
-from luffy.grading.numeric import close, constant_value, same
-from luffy.grading.statement import top_level
-from luffy.grading.strict_text import compact, number
-from luffy.grading.units import QUALIFIERS, split_noun, units_differ, words
+from luffy.grading.equivalence.expression import (
+    DEGREE,
+    Apply,
+    Expression,
+    Number,
+    Variable,
+    read_or_none,
+    substituted,
+    variables,
+)
+from luffy.grading.equivalence.numeric import close, constant_value, same
+from luffy.grading.equivalence.statement import bases, brackets, top_level
+from luffy.grading.equivalence.text import compact, number
+from luffy.grading.equivalence.units import QUALIFIERS, split_noun, units_differ, words
 
 MAX_SIGNS = 4
 _MATRIX = re.compile(

@@ -15,11 +15,10 @@ from typing import NamedTuple
 
 from mpmath import mp
 
-from luffy.grading.expression import read_or_none
-from luffy.grading.math_strict import brackets
-from luffy.grading.numeric import Value, close, constant_value, same
-from luffy.grading.statement import top_level
-from luffy.grading.strict_text import strict_text
+from luffy.grading.equivalence.expression import read_or_none
+from luffy.grading.equivalence.numeric import Value, close, constant_value, same
+from luffy.grading.equivalence.statement import brackets, top_level
+from luffy.grading.equivalence.text import strict_text
 
 MAX_PIECES = 40
 MAX_INTEGERS = 200

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpmath import mp, mpc, mpf
 
-from luffy.grading.expression import ANGULAR, DEGREE, Apply, Expression, Number, Variable, variables
+from luffy.grading.equivalence.expression import ANGULAR, DEGREE, Apply, Expression, Number, Variable, variables
 
 DIGITS = 60
 _TOLERANCE = 45

@@ -13,12 +13,12 @@ from itertools import pairwise
 
 from mpmath import mp
 
-from luffy.grading.expression import DEGREE, Expression, Number, read_or_none, substituted, variables
-from luffy.grading.numeric import NoValueError, close, constant_value, value_of
-from luffy.grading.numeric import Value as Scalar
-from luffy.grading.statement import Item, Statement, split_items, statement
-from luffy.grading.strict_text import strict_text
-from luffy.grading.values import expansions
+from luffy.grading.equivalence.expression import DEGREE, Expression, Number, read_or_none, substituted, variables
+from luffy.grading.equivalence.numeric import NoValueError, close, constant_value, value_of
+from luffy.grading.equivalence.numeric import Value as Scalar
+from luffy.grading.equivalence.statement import Item, Statement, split_items, statement
+from luffy.grading.equivalence.text import strict_text
+from luffy.grading.equivalence.values import expansions
 
 MAX_RESIDUES = 240
 """Most residues, in the common period of all families of an answer, that are compared."""
