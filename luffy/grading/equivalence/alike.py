@@ -11,7 +11,7 @@ function is its branches in any order.
 import re
 
 from luffy.grading.equivalence.expression import read_or_none
-from luffy.grading.equivalence.families import is_congruence, same_families, same_residues
+from luffy.grading.equivalence.families import same_families, same_residues
 from luffy.grading.equivalence.items import contradict, same_statements
 from luffy.grading.equivalence.numeric import same
 from luffy.grading.equivalence.regions import same_regions
@@ -70,12 +70,6 @@ def halves_of_day(text: str) -> list[str]:
     return [half.lower() for half in _AFTERNOON.findall(strict_text(text))]
 
 
-def halves_of_day_differ(left: str, right: str) -> bool:
-    """Whether one text says a.m. and the other p.m."""
-    one, other = halves_of_day(left), halves_of_day(right)
-    return bool(one and other) and one != other
-
-
 def _plain(text: str) -> str:
     plain = strict_text(text)
     return " ".join(re.sub(r"[.,;:!'\"]", " ", plain).lower().split())
@@ -107,20 +101,14 @@ def _branches(text: str) -> list[tuple[str, str]] | None:
 
 
 def _same_branches(left: tuple[str, str], right: tuple[str, str]) -> bool:
-    return _same_texts(left[0], right[0]) and _same_conditions(left[1], right[1])
-
-
-def _same_texts(left: str, right: str) -> bool:
-    if compact(left) == compact(right):
+    (found, when), (wanted, condition) = left, right
+    if compact(found) != compact(wanted):
+        one, other = read_or_none(found), read_or_none(wanted)
+        if one is None or other is None or not same(one, other):
+            return False
+    if compact(when) == compact(condition) or (_OTHERWISE.fullmatch(when) and _OTHERWISE.fullmatch(condition)):
         return True
-    one, other = read_or_none(left), read_or_none(right)
-    return one is not None and other is not None and same(one, other)
-
-
-def _same_conditions(left: str, right: str) -> bool:
-    if compact(left) == compact(right) or (_OTHERWISE.fullmatch(left) and _OTHERWISE.fullmatch(right)):
-        return True
-    return same_regions(left, right) is True or same_phrases(left, right)
+    return same_regions(when, condition) is True or same_phrases(when, condition)
 
 
 _RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
@@ -143,11 +131,17 @@ def alike(answer: str, gold: str) -> bool:
         return False
     if _joined_otherwise(answer, gold) or _currencies_differ(answer, gold):
         return False
-    for rule in (_ratios, same_cases, same_regions, _congruences):
+    for rule in (_ratios, same_cases, same_regions, same_residues):
         verdict = rule(answer, gold)
         if verdict is not None:
             return verdict
-    return same_phrases(answer, gold) or _statements(answer, gold)
+    if same_phrases(answer, gold):
+        return True
+    one, other = statement(answer), statement(gold)
+    if one is None or other is None:
+        return False
+    families = same_families(one, other)
+    return same_statements(one, other) if families is None else families
 
 
 def conflicting(answer: str, gold: str) -> bool:
@@ -155,7 +149,8 @@ def conflicting(answer: str, gold: str) -> bool:
     gold = last_box(gold) or gold
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    if halves_of_day_differ(answer, gold) or _currencies_differ(answer, gold):
+    halves = [halves_of_day(text) for text in (answer, gold)]
+    if (all(halves) and halves[0] != halves[1]) or _currencies_differ(answer, gold):
         return True
     one_order, other_order = (_ORDER.fullmatch(strict_text(text)) for text in (answer, gold))
     if one_order and other_order and one_order[0] != other_order[0]:
@@ -179,21 +174,6 @@ def _currencies_differ(answer: str, gold: str) -> bool:
         "\\$" in one and "\\$" not in other and not {"cent", "cents"}.isdisjoint(words(strict_text(other)))
         for one, other in ((answer, gold), (gold, answer))
     )
-
-
-def _statements(answer: str, gold: str) -> bool:
-    one, other = statement(answer), statement(gold)
-    if one is None or other is None:
-        return False
-    families = same_families(one, other)
-    return same_statements(one, other) if families is None else families
-
-
-def _congruences(answer: str, gold: str) -> bool | None:
-    """A congruence or a parity in words against another, or against `3k + 1`."""
-    if not (is_congruence(answer) or is_congruence(gold)):
-        return None
-    return same_residues(answer, gold)
 
 
 def _ratios(answer: str, gold: str) -> bool | None:

@@ -191,7 +191,7 @@ def contradict(left: Statement, right: Statement) -> bool:
     if len(one) != len(other):
         return False
     if len(one) == 1:
-        return (one[0].scale != other[0].scale or _has_unit(one[0], other[0])) and differ(one[0], other[0])
+        return (one[0].scale != other[0].scale or bool(one[0].noun and other[0].noun)) and differ(one[0], other[0])
     pairs = _paired(one, other)
     return pairs is not None and any(differ(mine, yours) for mine, yours in pairs)
 
@@ -230,10 +230,6 @@ def _components(item: Item) -> list[str] | None:
 def _point(item: Item) -> Item:
     match = None if item.label else _POINT.fullmatch(item.body)
     return item if match is None else replace(item, label=match["name"], body=match["place"])
-
-
-def _has_unit(left: Item, right: Item) -> bool:
-    return bool(left.noun and right.noun)
 
 
 def _same_lists(left: Items, right: Items, equal: Callable[[Item, Item], bool]) -> bool:

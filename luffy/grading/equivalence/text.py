@@ -248,10 +248,6 @@ def number(text: str) -> Fraction | None:
         text = text.replace(",", "").replace(" ", "")
     if _DECIMAL.fullmatch(text):
         return Fraction(text)
-    return _compound(text)
-
-
-def _compound(text: str) -> Fraction | None:
     if match := _TIMES_TEN.fullmatch(text) or _EXPONENT.fullmatch(text):
         base, exponent = number(match[1]), int(match[2])
         return None if base is None or abs(exponent) > MAX_EXPONENT else base * Fraction(10) ** exponent
