@@ -75,7 +75,7 @@ class ArithmeticSource(StrictModel):
 
 
 class WordProblemSource(StrictModel):
-    """Generated word problems of several calculations, with traces (`luffy.data.sources.word_problems`)."""
+    """Generated word problems of several calculations, with traces (`luffy.data.sources.generated`)."""
 
     kind: Literal["word_problems"]
     num_prompts: PositiveInt
@@ -85,7 +85,7 @@ class WordProblemSource(StrictModel):
 
 class GuessNumberSource(StrictModel):
     """Generated games of `environment.kind: guess_number`, with a player's turns as traces
-    (`luffy.data.sources.guessing`)."""
+    (`luffy.data.sources.generated`)."""
 
     kind: Literal["guess_number"]
     num_prompts: PositiveInt
@@ -222,7 +222,7 @@ class FieldsConfig(StrictModel):
 
 
 class FileSource(StrictModel):
-    """Local parquet, JSONL or CSV (`luffy.data.sources.local_files`)."""
+    """Local parquet, JSONL or CSV (`luffy.data.sources.stored_rows`)."""
 
     kind: Literal["file"]
     path: str
@@ -248,7 +248,8 @@ class FileSource(StrictModel):
 
 
 class HubSource(StrictModel):
-    """A dataset of the Hugging Face hub, or a local folder that `datasets` can load (`luffy.data.sources.hub`)."""
+    """A dataset of the Hugging Face hub, or a local folder that `datasets` can load
+    (`luffy.data.sources.stored_rows`)."""
 
     kind: Literal["hub"]
     path: str
@@ -293,7 +294,7 @@ class ReasoningGymSource(StrictModel):
 
 
 class VerifiersSource(VerifiersPackage):
-    """Tasks of an environment of the package verifiers (`luffy.data.sources.verifiers_tasks`); they carry no trace."""
+    """Tasks of an environment of the package verifiers (`luffy.data.sources.packages`); they carry no trace."""
 
     kind: Literal["verifiers"]
     split: Literal["train", "eval"] = "train"
@@ -375,7 +376,7 @@ SuiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
 
 class DecontaminationConfig(StrictModel):
-    """Rows and traces that hold a benchmark's problem are rejected (`luffy.data.contamination`)."""
+    """Rows and traces that hold a benchmark's problem are rejected (`luffy.data.overlap`)."""
 
     benchmarks: dict[SuiteName, SourceConfig] = Field(default={})
     """Further benchmarks; `data.suites` are always checked."""

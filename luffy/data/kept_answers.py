@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from luffy.config.kept_answers import KeepAnswers
-from luffy.data.words import Hashes, run_hashes, word_hashes, words
+from luffy.data.overlap import Hashes, run_hashes, word_hashes, words
 from luffy.types import Message, Origin, Outcome, Trace
 
 UNDECODED = "\ufffd"
@@ -84,7 +84,7 @@ def kept_answers(answers: Sequence[GradedAnswer], rule: KeepAnswers) -> list[Gra
 def text_distance(one: str, other: str) -> float:
     """Jaccard distance of the sets of word triples, from 0 to 1.
 
-    Words are those of `luffy.data.words`, without case and punctuation; a text of fewer words than three is one run.
+    Words are those of `luffy.data.overlap`, without case and punctuation; a text of fewer words than three is one run.
     """
     return _distance(_runs(one), _runs(other))
 

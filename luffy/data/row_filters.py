@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import History
-from luffy.data.contamination import BenchmarkIndex, Hit
 from luffy.data.conversations import encode_demonstrations
+from luffy.data.overlap import BenchmarkIndex, Hit
 from luffy.data.prompt_identity import problem_text
 from luffy.data.templates import (
     is_complete,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from luffy.config.data import DataConfig
-from luffy.data.near_duplicates import near_duplicate_clusters
+from luffy.data.overlap import near_duplicate_clusters
 from luffy.data.row_filters import Rejection, Rules
 from luffy.data.shards import finished_shards
 from luffy.errors import DataError

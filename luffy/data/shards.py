@@ -33,8 +33,7 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.confidential import may_show_prompt
 from luffy.config.grading import GradingConfig
-from luffy.data.contamination import BenchmarkIndex
-from luffy.data.near_duplicates import NUM_HASHES, Signatures, signature
+from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Signatures, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
 from luffy.data.prompt_identity import problem_key, problem_text
 from luffy.data.row_filters import FilteredRow, RowFilter, Rules, with_instructions, with_system_prompt

@@ -1,23 +1,108 @@
-"""Assembly of the prepared files from the shards, in row order, with one row group in memory at a time."""
+"""Assembly of the prepared files from the shards, in row order, with one row group in memory at a time.
+
+    write_merged(folder, rows, selection)
+    written = add_traces(out, data_folder, traces_of, config, seed)
+
+`write_merged` makes one prompt of the rows of one problem, with the traces of all of them. The selection assigns traces
+to rows. Traces move in two passes with one shard in memory at a time: first every shard appends its moving traces to
+the spill files of their target shards, then each target shard is rewritten:
+
+    00007.spill.jsonl       traces for rows of the shard, in the order of the rows they come from
+    00007.merged.parquet    the shard with these traces, in place of 00007.parquet
+
+`add_traces` writes the files of prepare_data with more traces, and the rows that these make usable. A prompt keeps its
+own traces, in front of the new ones. A prompt that had lost all of its traces joins the training rows if it gets a new
+one, else it stays in the complement. SFT's rows are chosen as prepare_data chooses them.
+"""
 
 import dataclasses
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from luffy.data.merging import MERGED
+from luffy.config.data import DataConfig
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.prompt_identity import problem_key
 from luffy.data.schema import SCHEMA
+from luffy.data.selection import PassedRows, Selection
 from luffy.data.shards import digest, finished_shards
-from luffy.files import replacing
-from luffy.types import Prompt
+from luffy.errors import DataError
+from luffy.files import link_or_copy, replacing
+from luffy.seeds import derive_seed
+from luffy.types import Message, Origin, Prompt, Trace
+
+MERGED = ".merged.parquet"
+_SPILL = ".spill.jsonl"
+
+
+def write_merged(folder: Path, rows: PassedRows, selection: Selection) -> None:
+    """Rewrite the shards under `folder` whose rows gain traces; files of an earlier attempt are deleted first."""
+    for stale in [*folder.glob(f"*{_SPILL}"), *folder.glob(f"*{MERGED}")]:
+        stale.unlink()
+    if not selection.taken.any() or not selection.folded.any():
+        return
+    shards = finished_shards(folder)
+    starts = [0, *itertools.accumulate(rows.shard_rows)]
+    for number, path in enumerate(shards):
+        for target, lines in _spilled(path, rows, selection, starts, number).items():
+            with shards[target].with_suffix(_SPILL).open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+    for path in shards:
+        spill = path.with_suffix(_SPILL)
+        if spill.is_file():
+            write_prompts(path.with_suffix(MERGED), _with_spilled(path, spill))
+            spill.unlink()
+
+
+def _spilled(path: Path, rows: PassedRows, selection: Selection, starts: list[int], shard: int) -> dict[int, list[str]]:
+    """The traces that leave a shard, as JSON lines, by target shard."""
+    lines: dict[int, list[str]] = defaultdict(list)
+    first, end = starts[shard], starts[shard + 1]
+    folded = selection.folded[first:end]
+    if not folded.any():
+        return lines
+    ends = np.cumsum(rows.num_traces)
+    givers = (np.flatnonzero(folded) + first).tolist()
+    for row, prompt in zip(givers, itertools.compress(_merged_prompts(path), folded), strict=True):
+        owner = int(selection.owners[row])
+        target = int(np.searchsorted(starts, owner, side="right")) - 1
+        taken = selection.taken[ends[row] - rows.num_traces[row] : ends[row]]
+        for trace in itertools.compress(prompt.traces, taken):
+            line = (owner - starts[target], dataclasses.asdict(trace))
+            lines[target].append(json.dumps(line) + "\n")
+    return lines
+
+
+def _with_spilled(path: Path, spill: Path) -> Iterator[Prompt]:
+    """The shard's rows with the traces that arrive for them."""
+    arrived: dict[int, list[Trace]] = defaultdict(list)
+    with spill.open(encoding="utf-8") as lines:
+        for line in lines:
+            row, trace = json.loads(line)
+            arrived[row].append(_trace(trace))
+    for row, prompt in enumerate(_merged_prompts(path)):
+        yield dataclasses.replace(prompt, traces=(*prompt.traces, *arrived[row])) if row in arrived else prompt
+
+
+def _merged_prompts(path: Path) -> Iterator[Prompt]:
+    return iterate_prompts(path.with_suffix(".parquet"))
+
+
+def _trace(values: dict[str, Any]) -> Trace:
+    logprobs, turns = values.pop("logprobs"), values.pop("turns")
+    return Trace(
+        **values, logprobs=None if logprobs is None else tuple(logprobs), turns=tuple(Message(**turn) for turn in turns)
+    )
+
 
 EMPTY_COMPLEMENT = (
     "data.rl: the complement is empty, for every training prompt has a trace that SFT gets; lower "
@@ -140,3 +225,116 @@ def _luffy_table(table: pa.Table, first: int) -> pa.Table:
             "split": str(extra.get("split", "default")),
         }
     return pa.Table.from_pylist(rows, LUFFY_SCHEMA)
+
+
+TRAIN, SFT, COMPLEMENT, VALIDATION = "train.parquet", "sft.parquet", "rl_complement.parquet", "validation.parquet"
+_LUFFY = "train.luffy.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenData:
+    """What `add_traces` wrote."""
+
+    files: tuple[str, ...]
+    train_rows: int
+    sft_rows: int
+    traces: Mapping[str, int]
+    """Number of added traces by author (`author:origin` where the data was rewritten); texts that the prompt already
+    had are not added."""
+    with_logprobs: Mapping[str, int]
+    """Number of added traces with log-probabilities, by author."""
+    origins: Mapping[str, int]
+    """Traces of the training rows by origin; empty where the data was not rewritten."""
+
+
+def prompts_without_their_traces(folder: Path) -> Iterator[Prompt]:
+    """Prompts of prepare_data's complement that are not among its training rows: no trace of theirs was usable."""
+    training = {prompt.uid for prompt in iterate_prompts(folder / TRAIN)}
+    return (prompt for prompt in iterate_prompts(folder / COMPLEMENT) if prompt.uid not in training)
+
+
+def add_traces(
+    out: Path,
+    folder: Path,
+    added: Callable[[str], Sequence[Trace]],
+    data: DataConfig,
+    seed: int,
+    *,
+    rewrites: bool = False,
+) -> WrittenData:
+    """Write the training data in `folder` with the traces that `added` gives each uid to `out`.
+
+    With `rewrites` they take the place of those that the prompt came with, which stay only where there are none.
+    DataError if SFT requires more examples than there are, or RL learns from the complement and it is empty.
+    """
+
+    traces, with_logprobs, origins = Counter[str](), Counter[str](), Counter[str]()
+
+    def extended() -> Iterator[tuple[Prompt, tuple[Trace, ...]]]:
+        late = (prompt for prompt in prompts_without_their_traces(folder) if added(prompt.uid))
+        for prompt in itertools.chain(iterate_prompts(folder / TRAIN), late):
+            fresh = _new_to(prompt, added(prompt.uid))
+            kept = _rewritten(prompt, fresh) if rewrites else (*prompt.traces, *fresh)
+            yield dataclasses.replace(prompt, traces=kept), fresh
+
+    def rows() -> Iterator[Prompt]:
+        return (prompt for prompt, _ in extended())
+
+    def counted() -> Iterator[Prompt]:
+        for prompt, fresh in extended():
+            traces.update(_signed(trace) for trace in fresh)
+            with_logprobs.update(_signed(trace) for trace in fresh if trace.logprobs is not None)
+            origins.update(str(trace.origin) for trace in prompt.traces if trace.origin is not None)
+            yield prompt
+
+    train_rows = write_prompts(out / TRAIN, counted())
+    chosen = _chosen_for_sft(rows, data, seed)
+    sft = (_for_sft(prompt, data) for prompt in rows() if prompt.uid in chosen)
+    sft_rows = write_prompts(out / SFT, sft)
+    others = (prompt for prompt in rows() if prompt.uid not in chosen)
+    lost = (prompt for prompt in prompts_without_their_traces(folder) if not added(prompt.uid))
+    bare = (dataclasses.replace(prompt, traces=()) for prompt in itertools.chain(others, lost))
+    if not write_prompts(out / COMPLEMENT, bare) and data.rl == "complement":
+        raise DataError(EMPTY_COMPLEMENT)
+    files = [TRAIN, SFT, COMPLEMENT]
+    if (folder / VALIDATION).is_file():
+        link_or_copy(str(folder / VALIDATION), str(out / VALIDATION))
+        files.append(VALIDATION)
+    if data.luffy_parquet:
+        write_luffy(out / _LUFFY, out / TRAIN)
+        files.append(_LUFFY)
+    return WrittenData(tuple(files), train_rows, sft_rows, traces, with_logprobs, origins)
+
+
+def _signed(trace: Trace) -> str:
+    return trace.author if trace.origin is None else f"{trace.author}:{trace.origin}"
+
+
+def _rewritten(prompt: Prompt, fresh: tuple[Trace, ...]) -> tuple[Trace, ...]:
+    """The fresh traces, or the expert's own where there are none."""
+    return fresh or tuple(dataclasses.replace(trace, origin=Origin.EXPERT) for trace in prompt.traces)
+
+
+def _new_to(prompt: Prompt, added: Sequence[Trace]) -> tuple[Trace, ...]:
+    known = {trace.text for trace in prompt.traces}
+    return tuple(trace for trace in added if trace.text not in known)
+
+
+def _chosen_for_sft(rows: Callable[[], Iterator[Prompt]], data: DataConfig, seed: int) -> set[str]:
+    """Uids of SFT's rows, as `luffy.data.selection.choose_for_sft` chooses them."""
+    candidates = [prompt.uid for prompt in rows() if _for_sft(prompt, data).traces]
+    wanted = data.sft.unique_train_examples
+    if wanted == "all":
+        return set(candidates)
+    if wanted > len(candidates):
+        raise DataError(
+            f"data.sft.unique_train_examples: {wanted} asked for, {len(candidates)} training prompts have a trace, "
+            "those of teachers included"
+        )
+    return set(sorted(candidates, key=lambda uid: derive_seed(seed, "sft-view", uid))[:wanted])
+
+
+def _for_sft(prompt: Prompt, data: DataConfig) -> Prompt:
+    if not data.sft.correct_only:
+        return prompt
+    return dataclasses.replace(prompt, traces=tuple(trace for trace in prompt.traces if trace.verified))

@@ -6,10 +6,10 @@ from sympy.core.cache import clear_cache
 from sympy.core.facts import InconsistentAssumptions
 from sympy.core.random import seed
 
-from luffy.grading.alike import conflicting
 from luffy.grading.custom_functions import Verdict, call
-from luffy.grading.math_strict import strictly_equal
-from luffy.grading.verify import verify_answer
+from luffy.grading.equivalence.alike import conflicting
+from luffy.grading.equivalence.math_strict import strictly_equal
+from luffy.grading.equivalence.verify import verify_answer
 from luffy.types import Outcome
 
 _ORDERS = 4

@@ -5,7 +5,9 @@ questions for a judge. `conclude` takes the grades of these steps, in the same o
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from luffy.config.grading import (
@@ -13,6 +15,7 @@ from luffy.config.grading import (
     AnyGrader,
     BothGrader,
     CustomGrader,
+    ExactGrader,
     GraderKind,
     JudgeGrader,
     MathGrader,
@@ -22,18 +25,24 @@ from luffy.config.grading import (
     WeightedGrader,
 )
 from luffy.grading.choice import grade_choice
-from luffy.grading.exact import grade_exact
-from luffy.grading.extract import answer_tag, boxed_answer, final_reply, own_reply, plain_answer
-from luffy.grading.refusals import refusal
+from luffy.grading.equivalence.certain import refusal, settle
+from luffy.grading.extract import Extracted, answer_tag, boxed_answer, final_reply, own_reply, plain_answer
 from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Judging, Verification
 from luffy.grading.response_format import grade_format
-from luffy.grading.shortcuts import settle
 from luffy.types import Outcome
 
 Step = Grade | Verification | Judging
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
 _FAILED = Grade(Outcome.CRASHED, None, "the environment failed")
 _SCORED_BY_GYM = "luffy.grading.reasoning_gym_score:score"
+_WRAPPERS = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{")
+_ANNOUNCED = re.compile("answer|solution", re.IGNORECASE)
+_EDGES = " \t\n\"'`*$“”‘’"
+_SETTLED = {
+    Outcome.CORRECT: "the same text or number",
+    Outcome.WRONG: "different numbers",
+    Outcome.UNPARSABLE: "too long or too deeply nested",
+}
 _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
 
 
@@ -48,13 +57,23 @@ def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
 
 def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
     """The grade under `kind`, from those of its steps."""
+    if not isinstance(kind, AnyGrader | BothGrader | WeightedGrader):
+        return next(found)
+    parts = [part.grader for part in kind.parts] if isinstance(kind, WeightedGrader) else kind.of
+    grades = [conclude(part, found) for part in parts]
+    # A grade without a verdict leaves the combination without one where it could decide it.
+    deciding = next((grade for grade in grades if grade.is_unjudged), grades[0])
     if isinstance(kind, AnyGrader):
-        return _any(kind, [conclude(part, found) for part in kind.of])
-    if isinstance(kind, BothGrader):
-        return _both(kind, [conclude(part, found) for part in kind.of])
-    if isinstance(kind, WeightedGrader):
-        return _weighted(kind, [conclude(part.grader, found) for part in kind.parts])
-    return next(found)
+        deciding = next((grade for grade in grades if grade.outcome is Outcome.CORRECT), deciding)
+        reward = max(grade.reward for grade in grades)
+    elif isinstance(kind, BothGrader):
+        rejecting = (grade for grade in grades if grade.outcome is not Outcome.CORRECT and not grade.is_unjudged)
+        deciding = next(rejecting, deciding)
+        reward = min(grade.reward for grade in grades)
+    else:
+        reward = sum(part.weight * grade.reward for part, grade in zip(kind.parts, grades, strict=True))
+    reason = "; ".join(f"{part.kind}: {grade.reason}" for part, grade in zip(parts, grades, strict=True))
+    return replace(deciding, reason=reason, seconds=sum(grade.seconds for grade in grades), own_reward=reward)
 
 
 def functions_of(kind: GraderKind) -> list[str]:
@@ -84,13 +103,8 @@ def _math(kind: MathGrader, request: GradeRequest) -> Step:
         return _NO_BOX
     settled = settle(answer, request.ground_truth)
     if settled is not None:
-        return Grade(settled, answer, _settled_reason(settled)).saying(note)
+        return Grade(settled, answer, _SETTLED[settled]).saying(note)
     return _refused(answer, request.ground_truth) or Verification("math", answer, request.ground_truth, note=note)
-
-
-def _settled_reason(outcome: Outcome) -> str:
-    reasons = {Outcome.CORRECT: "the same text or number", Outcome.WRONG: "different numbers"}
-    return reasons.get(outcome, "too long or too deeply nested")
 
 
 def _refused(answer: str, gold: str) -> Grade | None:
@@ -111,6 +125,41 @@ def _math_strict(kind: StrictMathGrader, request: GradeRequest) -> Step:
     if answer == request.ground_truth:
         return Grade(Outcome.CORRECT, answer, "the same text")
     return _refused(answer, request.ground_truth) or Verification("math_strict", answer, request.ground_truth)
+
+
+def _exact(kind: ExactGrader, request: GradeRequest) -> Grade:
+    reply = own_reply(request.response, request.problem.question, kind.boxed == "required", request.problem.shown)
+    if reply is None:
+        return _OPEN
+    found = _read_exactly(kind, reply)
+    if found is None:
+        return Grade(Outcome.NO_ANSWER, None, "no box" if kind.boxed == "required" else "no sign of an answer")
+    gold = _normalised(request.ground_truth, kind.ignore_case)
+    equal = gold != "" and _normalised(found.answer, kind.ignore_case) == gold
+    note = "" if found.sign == "the box" else f"read from {found.sign}"
+    return Grade(
+        Outcome.CORRECT if equal else Outcome.WRONG, found.answer, "equal texts" if equal else "different texts"
+    ).saying(note)
+
+
+def _read_exactly(kind: ExactGrader, reply: str) -> Extracted | None:
+    boxed = boxed_answer(reply)
+    if boxed is not None or kind.boxed == "required":
+        return None if boxed is None else Extracted(boxed, "the box")
+    lines = reply.strip().splitlines()
+    whole = Extracted(lines[0].strip(), "a reply of one line") if len(lines) == 1 else None
+    if whole is not None and not _ANNOUNCED.search(reply):
+        return whole
+    return plain_answer(reply) or whole
+
+
+def _normalised(text: str, ignore_case: bool) -> str:
+    text = " ".join(unicodedata.normalize("NFKC", text).split())
+    for wrapper in _WRAPPERS:
+        if text.startswith(wrapper) and text.endswith("}"):
+            text = text[len(wrapper) : -1]
+    text = text.strip(_EDGES).removesuffix(".").strip(_EDGES)
+    return text.casefold() if ignore_case else text
 
 
 def _custom(kind: CustomGrader, request: GradeRequest) -> Step:
@@ -166,36 +215,10 @@ _LEAVES: dict[str, Callable[..., Step]] = {
     "math": _math,
     "math_strict": _math_strict,
     "choice": lambda kind, request: grade_choice(request),
-    "exact": grade_exact,
+    "exact": _exact,
     "format": grade_format,
     "custom": _custom,
     "measure": _measure,
     "reasoning_gym": _reasoning_gym,
     "judge": _judge,
 }
-
-
-def _any(kind: AnyGrader, found: Sequence[Grade]) -> Grade:
-    best = next((grade for grade in found if grade.outcome is Outcome.CORRECT), _unjudged(found) or found[0])
-    return _combined(kind.of, found, best, max(grade.reward for grade in found))
-
-
-def _both(kind: BothGrader, found: Sequence[Grade]) -> Grade:
-    rejecting = (grade for grade in found if grade.outcome is not Outcome.CORRECT and not grade.is_unjudged)
-    worst = next(rejecting, _unjudged(found) or found[0])
-    return _combined(kind.of, found, worst, min(grade.reward for grade in found))
-
-
-def _weighted(kind: WeightedGrader, found: Sequence[Grade]) -> Grade:
-    reward = sum(part.weight * grade.reward for part, grade in zip(kind.parts, found, strict=True))
-    return _combined([part.grader for part in kind.parts], found, _unjudged(found) or found[0], reward)
-
-
-def _unjudged(found: Sequence[Grade]) -> Grade | None:
-    """The first grade without a verdict, which leaves the combination without one where it could decide it."""
-    return next((grade for grade in found if grade.is_unjudged), None)
-
-
-def _combined(kinds: Sequence[GraderKind], found: Sequence[Grade], deciding: Grade, reward: float) -> Grade:
-    reason = "; ".join(f"{kind.kind}: {grade.reason}" for kind, grade in zip(kinds, found, strict=True))
-    return replace(deciding, reason=reason, seconds=sum(grade.seconds for grade in found), own_reward=reward)

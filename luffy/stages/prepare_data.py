@@ -27,11 +27,19 @@ from luffy.config.environment import history_of
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import benchmark_names
-from luffy.data.card import DataCard, SourceCard, card_json, card_markdown, source_card
-from luffy.data.contamination import BenchmarkIndex
+from luffy.data.card import (
+    FAILS,
+    TEXT_ALONE,
+    DataCard,
+    GoldCheck,
+    SourceCard,
+    card_json,
+    card_markdown,
+    check_golds,
+    source_card,
+)
 from luffy.data.conversations import ConversationEncoder
-from luffy.data.golds import FAILS, TEXT_ALONE, GoldCheck, check_golds
-from luffy.data.merging import write_merged
+from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
 from luffy.data.row_filters import Rules, remedies
 from luffy.data.selection import (
@@ -48,8 +56,8 @@ from luffy.data.selection import (
 )
 from luffy.data.shards import FilterJob, ShardStatistics, filter_source, finished_shards, read_statistics
 from luffy.data.sources import Row, TraceSource, open_source
-from luffy.data.sources.local_files import sha256_of
-from luffy.data.splits import EMPTY_COMPLEMENT, write_complement, write_correct, write_luffy, write_rows
+from luffy.data.sources.stored_rows import sha256_of
+from luffy.data.splits import EMPTY_COMPLEMENT, write_complement, write_correct, write_luffy, write_merged, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
 from luffy.data.verify_traces import TraceReplayer
 from luffy.environments.players import check_template, open_scored

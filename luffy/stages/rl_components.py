@@ -11,8 +11,8 @@ from luffy.config.rl_teacher import SelfTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
 from luffy.data.confidential_prompts import confidential_uids
 from luffy.data.parquet import read_prompts
-from luffy.data.same_tokenizer import is_same_tokenizer
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
+from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.players import open_player
 from luffy.errors import DataError

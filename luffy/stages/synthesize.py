@@ -30,12 +30,12 @@ from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.environment import history_of
 from luffy.config.settings import SynthesizeSettings
 from luffy.config.synthesis import RewriteConfig
-from luffy.data.added_traces import TRAIN, WrittenData, add_traces, prompts_without_their_traces
-from luffy.data.contamination import BenchmarkIndex
 from luffy.data.kept_answers import kept_traces
+from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
 from luffy.data.row_filters import RowFilter, Rules
 from luffy.data.sources import open_source
+from luffy.data.splits import TRAIN, WrittenData, add_traces, prompts_without_their_traces
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.data.tokenizer import adapt_tokenizer
 from luffy.environments.players import open_player, open_text_player

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from luffy.grading.shortcuts import canonical_number, normalise
+from luffy.grading.equivalence.certain import canonical_number, normalise
 from luffy.statistics.intervals import (
     FEW_PROBLEMS,
     Interval,

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.synthesis import TeacherConfig
 from luffy.data.row_filters import with_instructions
-from luffy.data.same_tokenizer import is_same_tokenizer
 from luffy.data.templates import decode, encode_traces, prompt_opener, render_prompts, stop_token_ids
+from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.failed_share import FailedShare
 from luffy.environments.live_episode import EpisodeStart

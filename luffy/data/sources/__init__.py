@@ -11,14 +11,11 @@ from typing import Any
 from luffy.config.data import MixtureSource, SourceConfig
 from luffy.data.sources.arithmetic import ArithmeticPrompts
 from luffy.data.sources.custom import custom_source
-from luffy.data.sources.guessing import GuessingGames
-from luffy.data.sources.hub import HubPrompts
-from luffy.data.sources.local_files import FilePrompts
+from luffy.data.sources.generated import GuessingGames, WordProblems
 from luffy.data.sources.mixture import MixedPrompts
-from luffy.data.sources.reasoning_gym import ReasoningGymPrompts
+from luffy.data.sources.packages import ReasoningGymPrompts, VerifiersTasks
+from luffy.data.sources.stored_rows import FilePrompts, HubPrompts
 from luffy.data.sources.trace_source import LoadedSource, QuarantinedRow, Row, TraceSource
-from luffy.data.sources.verifiers_tasks import VerifiersTasks
-from luffy.data.sources.word_problems import WordProblems
 from luffy.types import Prompt
 
 # Each function takes the configuration class of its own kind; the type of a plain dictionary cannot express that.

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from luffy.config.data import FieldsConfig
 from luffy.data.choices import fixed_order, without_options
-from luffy.data.contamination import BenchmarkIndex
+from luffy.data.overlap import BenchmarkIndex
 from luffy.data.schema import RowError
 from luffy.data.sources.column_mapping import columns_of, prompt_from_fields
 from luffy.grading import GradeRequest, GraderPool, problem_of

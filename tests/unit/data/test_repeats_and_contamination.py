@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from luffy.config.data import FieldsConfig, FileSource
-from luffy.data.contamination import BenchmarkIndex, Hit
-from luffy.data.near_duplicates import NUM_HASHES, near_duplicate_clusters, signature, similarity
+from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Hit, near_duplicate_clusters, signature, similarity, words
 from luffy.data.prompt_identity import problem_text
 from luffy.data.sources import load_source
-from luffy.data.words import words
 from luffy.types import Message, Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))

@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.config.grading import GradingConfig, JudgeGrader
-from luffy.data.contamination import BenchmarkIndex
+from luffy.data.overlap import BenchmarkIndex
 from luffy.data.prompt_identity import prompt_uid
 from luffy.data.row_filters import FilteredRow, Rejection, RowFilter, Rules, with_system_prompt
 from luffy.data.tokenizer import build_tokenizer, texts_of

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luffy.grading.expression import UnreadableError, read, read_or_none
-from luffy.grading.numeric import close, constant_value, proportional, same
+from luffy.grading.equivalence.expression import UnreadableError, read, read_or_none
+from luffy.grading.equivalence.numeric import close, constant_value, proportional, same
 
 _numbers = st.integers(0, 30)
 

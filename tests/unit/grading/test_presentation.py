@@ -7,7 +7,7 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.grading import GraderPool
-from luffy.grading.presentation import unadorned
+from luffy.grading.equivalence.text import unadorned
 from luffy.types import Outcome
 
 SAME = [

@@ -6,7 +6,7 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.grading import GraderPool
-from luffy.grading.refusals import refusal
+from luffy.grading.equivalence.certain import refusal
 from luffy.types import Outcome
 
 POWER, FACTORIAL = "a power too large to write out", "a factorial too large to write out"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luffy.grading.regions import same_regions
+from luffy.grading.equivalence.regions import same_regions
 
 _WRITINGS = ("(-\\infty,%d)\\cup(%d,\\infty)", "x<%d \\text{ or } x>%d", "\\{x \\mid x<%d \\text{ or } %d<x\\}")
 _intervals = st.tuples(st.integers(-9, 9), st.integers(1, 9), st.booleans(), st.booleans()).map(

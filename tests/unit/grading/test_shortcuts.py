@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.grading.shortcuts import MAX_ANSWER_CHARS, settle
+from luffy.grading.equivalence.certain import MAX_ANSWER_CHARS, settle
 from luffy.types import Outcome
 
 _numbers = st.from_regex(r"[+-]?(0{0,2}[0-9]{1,6}(\.[0-9]{0,6})?|\.[0-9]{1,6})", fullmatch=True)

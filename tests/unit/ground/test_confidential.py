@@ -111,7 +111,7 @@ def reads(tree: ast.AST) -> bool:
 def test_only_the_rule_itself_reads_marks() -> None:
     """A new page or export has no rule of its own: it asks `may_be_shown`, `may_show_prompt` or `is_confidential`."""
     known = {
-        "luffy/data/sources/local_files.py",  # marks the rows of a source that is configured so, and hides its messages
+        "luffy/data/sources/stored_rows.py",  # marks the rows of a source that is configured so, and hides its messages
         "luffy/evaluation/sample_records.py",  # `may_be_shown`
         "luffy/evaluation/changes.py",  # carries `may_be_shown` of the records on to problems
         "luffy/cli/evaluations.py",  # shows those problems

@@ -13,12 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.model import ModelConfig, TinyArchitecture
 from luffy.config.settings import BaseSettings
-from luffy.data.contamination import BenchmarkIndex
 from luffy.data.conversations import ConversationEncoder
+from luffy.data.overlap import BenchmarkIndex
 from luffy.data.row_filters import Rejection, RowFilter, Rules
-from luffy.data.same_tokenizer import is_same_tokenizer
 from luffy.data.templates import decode, encode_traces, load_tokenizer, stop_texts, stop_token_ids
-from luffy.data.tokenizer import adapt_tokenizer, save_tokenizer
+from luffy.data.tokenizer import adapt_tokenizer, is_same_tokenizer, save_tokenizer
 from luffy.errors import DataError
 from luffy.grading import GraderPool
 from luffy.rollout.engine import RolloutRequest, SamplingParams

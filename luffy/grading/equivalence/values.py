@@ -11,12 +11,20 @@ from fractions import Fraction
 from itertools import product
 from typing import SupportsFloat, TypeVar
 
-from luffy.grading.expression import DEGREE, Apply, Expression, Number, Variable, read_or_none, substituted, variables
-from luffy.grading.math_strict import bases, brackets
-from luffy.grading.numeric import close, constant_value, same
-from luffy.grading.statement import top_level
-from luffy.grading.strict_text import compact, number
-from luffy.grading.units import QUALIFIERS, split_noun, units_differ, words
+from luffy.grading.equivalence.expression import (
+    DEGREE,
+    Apply,
+    Expression,
+    Number,
+    Variable,
+    read_or_none,
+    substituted,
+    variables,
+)
+from luffy.grading.equivalence.numeric import close, constant_value, is_decimal, rounded_decimal, same
+from luffy.grading.equivalence.statement import bases, brackets, top_level
+from luffy.grading.equivalence.text import compact, number
+from luffy.grading.equivalence.units import QUALIFIERS, split_noun, units_differ, words
 
 MAX_SIGNS = 4
 _MATRIX = re.compile(
@@ -28,7 +36,6 @@ _MINUTES = re.compile(
     r"(?P<sign>-?)\s*(?P<degrees>[0-9]+)\s*\^\s*\{?\\circ\}?\s*(?P<minutes>[0-9]+(?:\.[0-9]+)?)\s*(?:'|\^\s*\{?\s*\\prime\s*\}?)"
     r"(?:\s*(?P<seconds>[0-9]+(?:\.[0-9]+)?)\s*(?:''|\"|'\s*'|\^\s*\{?\s*\\prime\s*\\prime\s*\}?))?"
 )
-_DECIMAL = re.compile(r"-?[0-9]*\.([0-9]{2,6})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +150,9 @@ def _is_whole(text: str, opening: str, closing: str) -> bool:
 
 
 def _compound(kind: str, inside: str) -> Compound:
-    texts = [text for part in top_level(inside, ",") for text in _parts(part, kind)]
+    parts = top_level(inside, ",")
+    texts = [text for part in parts for text in expansions(part)[0]] if kind == "\\{\\}" else parts
     return Compound(kind, tuple(map(value, texts)))
-
-
-def _parts(text: str, kind: str) -> list[str]:
-    return expansions(text)[0] if kind == "\\{\\}" else [text]
 
 
 def _matrix(text: str) -> Value:
@@ -192,7 +196,7 @@ def _same_scalars(left: Scalar, right: Scalar, same_expressions: Same) -> bool:
     if one is None or other is None or bases(left.text) != bases(right.text):
         return False
     one, other = _in_one_unit(one, other)
-    return same_expressions(one, other) or rounds_to(right.text, one)
+    return same_expressions(one, other) or _rounds_to(right.text, one)
 
 
 def _in_one_unit(left: Expression, right: Expression) -> tuple[Expression, Expression]:
@@ -203,30 +207,18 @@ def _in_one_unit(left: Expression, right: Expression) -> tuple[Expression, Expre
     return substituted(left, DEGREE, one), substituted(right, DEGREE, one)
 
 
-def rounds_to(reference: str, answer: Expression) -> bool:
-    """Whether `reference` is a decimal of three or more digits that an exact answer, itself no decimal, rounds to."""
-    digits = _DECIMAL.fullmatch(reference.strip())
-    found = constant_value(answer) if digits is not None else None
-    if digits is None or found is None or len(digits[0].strip("-0.").replace(".", "")) < 3:
+def _rounds_to(reference: str, answer: Expression) -> bool:
+    """Whether `reference` is a decimal that an exact answer, itself no decimal, rounds to."""
+    rounded = rounded_decimal(reference.strip())
+    found = constant_value(answer) if rounded is not None else None
+    if rounded is None or found is None:
         return False
-    if isinstance(found, Fraction) and _is_decimal(found.denominator):
-        return False
-    half = Fraction(1, 2 * 10 ** len(digits[1]))
-    limit = Fraction(digits[0])
-    return _between(limit - half, found, limit + half)
-
-
-def _between(low: Fraction, found: object, high: Fraction) -> bool:
+    value, decimals = rounded
+    half = Fraction(1, 2 * 10**decimals)
+    low, high = value - half, value + half
     if isinstance(found, Fraction):
-        return low <= found <= high
+        return not is_decimal(found) and low <= found <= high
     return hasattr(found, "_mpf_") and isinstance(found, SupportsFloat) and float(low) <= float(found) <= float(high)
-
-
-def _is_decimal(denominator: int) -> bool:
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
 
 
 def are_far(left: Value, right: Value) -> bool:

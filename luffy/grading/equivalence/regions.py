@@ -8,18 +8,17 @@ each side is a single interval.
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from mpmath import mp
 
-from luffy.grading.expression import read_or_none
-from luffy.grading.math_strict import brackets
-from luffy.grading.numeric import Value, close, constant_value, same
-from luffy.grading.statement import top_level
-from luffy.grading.strict_text import strict_text
+from luffy.grading.equivalence.expression import read_or_none
+from luffy.grading.equivalence.numeric import Value, close, constant_value, inexact, same
+from luffy.grading.equivalence.statement import brackets, top_level
+from luffy.grading.equivalence.text import strict_text
 
 MAX_PIECES = 40
 MAX_INTEGERS = 200
@@ -109,13 +108,11 @@ def _finite(found: NamedRegion) -> frozenset[int] | None:
     if found.integers is not None:
         return found.integers
     points, inside = found.region
-    if any(inside[::2]) or not all(inside[1::2]) or not all(_is_integer(point) for point in points):
+    if any(inside[::2]) or not all(inside[1::2]):
+        return None
+    if not all(isinstance(point, Fraction) and point.denominator == 1 for point in points):
         return None
     return frozenset(int(point) for point in points)
-
-
-def _is_integer(point: Value) -> bool:
-    return isinstance(point, Fraction) and point.denominator == 1
 
 
 def _named(text: str) -> NamedRegion:
@@ -129,13 +126,9 @@ def _named(text: str) -> NamedRegion:
             raise NoRegionError(text)
         inner = _named(member["set"])
         return NamedRegion(inner.region, member["name"], inner.integers)
-    if _SIGNS.search(text) and not _is_cut_by_set(text):
+    if _SIGNS.search(text) and "\\cup" not in text and not _WITHOUT.search(text):
         return _from_conditions(text)
     return NamedRegion(_set(text))
-
-
-def _is_cut_by_set(text: str) -> bool:
-    return "\\cup" in text or _WITHOUT.search(text) is not None
 
 
 def _built(member: str, condition: str) -> NamedRegion:
@@ -157,10 +150,10 @@ def _built(member: str, condition: str) -> NamedRegion:
 def _integers_in(region: Region, kind: re.Match[str]) -> frozenset[int]:
     if not region.points or region.inside[-1] or (region.inside[0] and kind["set"] == "Z"):
         raise NoRegionError("infinitely many integers")
-    low = 1 if kind["set"] == "N" else int(mp.ceil(_inexact(region.points[0]))) - 1
+    low = 1 if kind["set"] == "N" else int(mp.ceil(inexact(region.points[0]))) - 1
     if kind["sign"]:
         low = max(low, 1)
-    high = int(mp.floor(_inexact(region.points[-1]))) + 1
+    high = int(mp.floor(inexact(region.points[-1]))) + 1
     if high - low > MAX_INTEGERS:
         raise NoRegionError("too many integers")
     return frozenset(number for number in range(low, high + 1) if _holds(region, Fraction(number)))
@@ -225,13 +218,13 @@ def _inequality(left: str, sign: str, right: str) -> tuple[str, Region]:
 def _ray(sign: str, point: Value) -> Region:
     below, at = "<" in sign or sign == "!=", "=" in sign and sign != "!="
     above = ">" in sign or sign == "!="
-    if mp.isinf(_inexact(point)):
+    if mp.isinf(inexact(point)):
         raise NoRegionError("an inequality with infinity")
     return Region((point,), (below, at, above))
 
 
 def _absolute(sign: str, bound: Value) -> Region:
-    if (isinstance(bound, Fraction) and bound <= 0) or not _inexact(bound) > 0 or mp.isinf(_inexact(bound)):
+    if (isinstance(bound, Fraction) and bound <= 0) or not inexact(bound) > 0 or mp.isinf(inexact(bound)):
         raise NoRegionError("an absolute value below zero")
     within, at, beyond = "<" in sign or sign == "!=", "=" in sign and sign != "!=", ">" in sign or sign == "!="
     return Region((-bound, bound), (beyond, at, within, at, beyond))
@@ -276,11 +269,11 @@ def _piece(text: str) -> Region:
 
 
 def _interval(kind: str, low: Value, high: Value) -> Region:
-    if not _inexact(low) < _inexact(high):
+    if not inexact(low) < inexact(high):
         raise NoRegionError("ends out of order")
-    if mp.isinf(_inexact(low)):
-        return Region((), (True,)) if mp.isinf(_inexact(high)) else Region((high,), (True, kind[1] == "]", False))
-    if mp.isinf(_inexact(high)):
+    if mp.isinf(inexact(low)):
+        return Region((), (True,)) if mp.isinf(inexact(high)) else Region((high,), (True, kind[1] == "]", False))
+    if mp.isinf(inexact(high)):
         return Region((low,), (False, kind[0] == "[", True))
     return Region((low, high), (False, kind[0] == "[", True, kind[1] == "]", False))
 
@@ -311,44 +304,27 @@ def _combined(left: Region, right: Region, decide: Callable[[bool, bool], bool])
     for point in right.points:
         if not any(close(point, known) for known in points):
             points.append(point)
-    points.sort(key=_inexact)
-    probes = list(_probes(points))
+    points.sort(key=inexact)
+    probes: list[Value] = [inexact(points[0]) - 1 if points else Fraction(0)]  # in each gap and each point, in order
+    for index, point in enumerate(points):
+        after = points[index + 1] if index + 1 < len(points) else None
+        probes += [point, inexact(point) + 1 if after is None else (inexact(point) + inexact(after)) / 2]
     inside = [decide(_holds(left, probe), _holds(right, probe)) for probe in probes]
-    return _simplified(points, inside)
-
-
-def _simplified(points: Sequence[Value], inside: Sequence[bool]) -> Region:
     kept: list[Value] = []
     members = [inside[0]]
     for index, point in enumerate(points):
-        at, after = inside[2 * index + 1], inside[2 * index + 2]
-        if not members[-1] == at == after:
+        at, beyond = inside[2 * index + 1], inside[2 * index + 2]
+        if not members[-1] == at == beyond:
             kept.append(point)
-            members += [at, after]
+            members += [at, beyond]
     return Region(tuple(kept), tuple(members))
-
-
-def _probes(points: Sequence[Value]) -> Iterator[Value]:
-    """A number in each gap and each point, in order."""
-    if not points:
-        yield Fraction(0)
-        return
-    yield _inexact(points[0]) - 1
-    for index, point in enumerate(points):
-        yield point
-        after = points[index + 1] if index + 1 < len(points) else None
-        yield _inexact(point) + 1 if after is None else (_inexact(point) + _inexact(after)) / 2
 
 
 def _holds(region: Region, probe: Value) -> bool:
     for index, point in enumerate(region.points):
         if close(point, probe):
             return region.inside[2 * index + 1]
-    return region.inside[2 * bisect_left([_inexact(point) for point in region.points], _inexact(probe))]
-
-
-def _inexact(value: Value) -> Value:
-    return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+    return region.inside[2 * bisect_left([inexact(point) for point in region.points], inexact(probe))]
 
 
 class _Ends(NamedTuple):

@@ -12,8 +12,9 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from sympy import Basic, E, Eq, Expr, I, MatrixBase, N, Symbol, nan, simplify, zoo
 from sympy.core.relational import Relational
 
+from luffy.grading.equivalence.statement import bases, brackets, elements
+from luffy.grading.equivalence.text import compact, number, strict_text, without_unit, without_variable
 from luffy.grading.extract import last_box
-from luffy.grading.strict_text import compact, number, strict_text, without_unit, without_variable
 from luffy.types import Outcome
 
 Verdict = tuple[Outcome, str]
@@ -25,7 +26,6 @@ _DEGREES = re.compile(r"([0-9.]+)\s*\^\s*\\circ(?![a-z])")
 _FACTOR = re.compile(r"(?<![\w.])([0-9.]+)\s*\(")
 _ANGULAR = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _PRIME = re.compile(r"'|\\prime")
-_CONJUNCTION = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _RELATIVE = 1e-15
 """Relative difference, computed to 30 digits, up to which two constants count as equal."""
 
@@ -42,11 +42,6 @@ def strictly_equal(answer: str, gold: str) -> Verdict:
     if bases(left) != bases(right):
         return Outcome.WRONG, "different number bases"
     return _equal(*_same_units(left, right))
-
-
-def bases(text: str) -> list[str]:
-    """The subscripts of numbers, which the parsers would drop."""
-    return re.findall(r"[0-9]_\{?([0-9]+)", text)
 
 
 def _same_units(left: str, right: str) -> tuple[str, str]:
@@ -97,38 +92,6 @@ def _equal_element(part: str, reference: str) -> Verdict:
     if compact(part) == compact(reference):
         return Outcome.CORRECT, "equal texts"
     return _equal(*_same_units(strict_text(part), strict_text(reference)))
-
-
-def brackets(text: str) -> str:
-    """The pair of brackets that encloses all of `text`; empty if there is none."""
-    if text.startswith("\\{") and text.endswith("\\}"):
-        return "\\{\\}"
-    if len(text) > 1 and text[0] in "([" and text[-1] in ")]" and _closes_at_end(text):
-        return text[0] + text[-1]
-    return ""
-
-
-def _closes_at_end(text: str) -> bool:
-    depth = 0
-    for index, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return index == len(text) - 1
-    return False
-
-
-def elements(text: str) -> list[str]:
-    """The parts between commas (or `or`, `and`) outside inner brackets; the whole text if there are none."""
-    width = {"\\{\\}": 2, "": 0}.get(brackets(text), 1)
-    inner = text[width : len(text) - width] if width else text
-    inner = inner if width else _CONJUNCTION.sub(",", inner)
-    parts, depth, start = [], 0, 0
-    for index, character in enumerate(inner):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append(inner[start:index].strip())
-            start = index + 1
-    return [*parts, inner[start:].strip()]
 
 
 def _symbolically(left: str, right: str) -> Verdict:

@@ -13,12 +13,12 @@ from itertools import pairwise
 
 from mpmath import mp
 
-from luffy.grading.expression import DEGREE, Expression, Number, read_or_none, substituted, variables
-from luffy.grading.numeric import NoValueError, close, constant_value, value_of
-from luffy.grading.numeric import Value as Scalar
-from luffy.grading.statement import Item, Statement, split_items, statement
-from luffy.grading.strict_text import strict_text
-from luffy.grading.values import expansions
+from luffy.grading.equivalence.expression import DEGREE, Expression, Number, read_or_none, substituted, variables
+from luffy.grading.equivalence.numeric import NoValueError, close, constant_value, inexact, value_of
+from luffy.grading.equivalence.numeric import Value as Scalar
+from luffy.grading.equivalence.statement import Statement, split_items, statement
+from luffy.grading.equivalence.text import strict_text
+from luffy.grading.equivalence.values import expansions
 
 MAX_RESIDUES = 240
 """Most residues, in the common period of all families of an answer, that are compared."""
@@ -50,22 +50,20 @@ def same_families(left: Statement, right: Statement) -> bool | None:
 
 def same_residues(left: str, right: str) -> bool | None:
     """Whether two texts, one of them a congruence or a parity in words, hold the same integers; None for others."""
-    one, other = (_residues(text) or _listed_residues(text) for text in (left, right))
+    if not any("mod" in text or _PARITY.fullmatch(strict_text(text).lower()) for text in (left, right)):
+        return None
+    one, other = (_residues(text) for text in (left, right))
     return None if one is None or other is None else _covers(one, other)
 
 
-def is_congruence(text: str) -> bool:
-    """Whether `text` is a congruence or says that something is odd or even."""
-    return "mod" in text or _PARITY.fullmatch(strict_text(text).lower()) is not None
-
-
-def _listed_residues(text: str) -> list[Family] | None:
-    """The families of integers that a text with one parameter lists."""
-    stated = statement(text)
-    return None if stated is None else _families(stated, integers=True)
-
-
 def _residues(text: str) -> list[Family] | None:
+    """The families of a congruence, a parity in words, or a list of integers with one parameter."""
+    found = _congruent_integers(text)
+    stated = statement(text) if not found else None
+    return found or None if stated is None else _families(stated, integers=True)
+
+
+def _congruent_integers(text: str) -> list[Family] | None:
     plain = strict_text(text)
     parity = _PARITY.fullmatch(plain.lower())
     if parity is not None:
@@ -88,7 +86,7 @@ def _one_name(left: Statement, right: Statement) -> bool:
 
 def _families(stated: Statement, integers: bool = False) -> list[Family] | None:
     families: list[Family] = []
-    for text in _bodies(stated.items):
+    for text in (text for item in stated.items for text in expansions(item.body)[0]):
         expression = read_or_none(text)
         parameter = None if expression is None else _parameter(expression, stated, integers)
         if expression is None or parameter is None:
@@ -103,11 +101,6 @@ def _families(stated: Statement, integers: bool = False) -> list[Family] | None:
     return families or None
 
 
-def _bodies(items: tuple[Item, ...]) -> Iterator[str]:
-    for item in items:
-        yield from expansions(item.body)[0]
-
-
 def _parameter(expression: Expression, stated: Statement, integers: bool) -> str | None:
     """The letter of the integer parameter: one that the statement declares, or one beside `\\pi` or degrees."""
     names = variables(expression) - {DEGREE}
@@ -120,13 +113,10 @@ def _parameter(expression: Expression, stated: Statement, integers: bool) -> str
     return name if name in _PARAMETERS and name not in stated.domains and (is_angular or integers) else None
 
 
-def _at(expression: Expression, point: dict[str, Scalar]) -> Scalar:
-    return value_of(expression, {DEGREE: Fraction(1), **point})
-
-
 def _linear(expression: Expression, parameter: str) -> list[Family] | None:
     """One family, or two where even and odd values go apart, as in `(-1)^k`."""
-    values = [_at(substituted(expression, parameter, Number(Fraction(k))), {}) for k in range(6)]
+    point = {DEGREE: Fraction(1)}
+    values = [value_of(substituted(expression, parameter, Number(Fraction(k))), point) for k in range(6)]
     with mp.workdps(60):
         steps = [_minus(after, before) for before, after in pairwise(values)]
         double = [_minus(values[index + 2], values[index]) for index in range(4)]
@@ -140,18 +130,14 @@ def _linear(expression: Expression, parameter: str) -> list[Family] | None:
 def _minus(left: Scalar, right: Scalar) -> Scalar:
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left - right
-    return _inexact(left) - _inexact(right)
-
-
-def _inexact(value: Scalar) -> Scalar:
-    return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+    return inexact(left) - inexact(right)
 
 
 def _covers(left: list[Family], right: list[Family]) -> bool:
     """Whether two lists hold the same numbers: as residues of their common period."""
     with mp.workdps(60):
-        unit = _inexact(left[0].period)
-        periods = [_rational(_inexact(family.period) / unit) for family in [*left, *right]]
+        unit = inexact(left[0].period)
+        periods = [_rational(inexact(family.period) / unit) for family in [*left, *right]]
         if any(period is None for period in periods):
             return False
         known = [abs(period) for period in periods if period is not None]
@@ -170,11 +156,11 @@ def _covers(left: list[Family], right: list[Family]) -> bool:
 def _spread(families: list[Family], periods: list[Fraction], whole: Fraction, unit: Scalar) -> Iterator[Scalar]:
     for family, period in zip(families, periods, strict=True):
         for index in range(int(whole / period)):
-            yield _inexact(family.offset) / unit + _inexact(index * period)
+            yield inexact(family.offset) / unit + inexact(index * period)
 
 
 def _congruent(left: Scalar, right: Scalar, whole: Fraction) -> bool:
-    turns = (left - right) / _inexact(whole)
+    turns = (left - right) / inexact(whole)
     return bool(abs(turns - mp.nint(turns.real)) < mp.mpf(10) ** -40)
 
 
@@ -182,4 +168,4 @@ def _rational(ratio: Scalar) -> Fraction | None:
     if abs(ratio.imag) > 0 or not abs(ratio) < 10**6:
         return None
     found = Fraction(str(mp.nstr(ratio.real, 40))).limit_denominator(1000)
-    return found if found != 0 and abs(_inexact(found) - ratio) < mp.mpf(10) ** -30 else None
+    return found if found != 0 and abs(inexact(found) - ratio) < mp.mpf(10) ** -30 else None

@@ -11,23 +11,29 @@ repeated elements, and takes a set for a tuple.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy import Basic, Expr, MatrixBase, N, Rational
 
-from luffy.grading.alike import alike, conflicting
-from luffy.grading.expression import DEGREE, read_or_none, variables
+from luffy.grading.equivalence.alike import alike, conflicting, halves_of_day
+from luffy.grading.equivalence.certain import normalise
+from luffy.grading.equivalence.expression import DEGREE, read_or_none, variables
+from luffy.grading.equivalence.math_strict import strictly_equal
+from luffy.grading.equivalence.numeric import constant_value, distinct, is_decimal, rounded_decimal
+from luffy.grading.equivalence.statement import bases, brackets, elements
+from luffy.grading.equivalence.text import (
+    compact,
+    number,
+    readable,
+    strict_text,
+    unadorned,
+    without_unit,
+    without_variable,
+)
+from luffy.grading.equivalence.units import UNITS, split_noun
 from luffy.grading.extract import last_box
-from luffy.grading.math_strict import bases, brackets, elements, strictly_equal
-from luffy.grading.numeric import constant_value, distinct
-from luffy.grading.phrases import halves_of_day
-from luffy.grading.presentation import unadorned
-from luffy.grading.readable import readable
-from luffy.grading.shortcuts import normalise
-from luffy.grading.strict_text import compact, number, strict_text, without_unit, without_variable
-from luffy.grading.units import UNITS, split_noun
 from luffy.types import Outcome
 
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
@@ -35,7 +41,6 @@ _TINY = 1e-3
 _RELATIVE = 1e-6
 _FAR = Fraction(1, 10)
 """No rounding makes two numbers equal that differ by more."""
-_ROUNDED = re.compile(r"-?[0-9]*\.([0-9]{2,6})")
 _PROSE = re.compile(r"\\text(?:bf|rm)?\s*\{[^{}]*[A-Za-z]{3,}[^{}]*\s[^{}]*[A-Za-z]{3,}[^{}]*\}")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _PRIME = re.compile(r"(?<=[A-Za-z)}])'|\\prime")
@@ -82,12 +87,9 @@ def _by_text(answer: str, ground_truth: str) -> Outcome | None:
         parts, wanted = elements(left), elements(right)
     if len(parts) != len(wanted):
         return None
-    return _by_numbers([number(part) for part in parts], [number(part) for part in wanted])
-
-
-def _by_numbers(found: Sequence[Fraction | None], wanted: Sequence[Fraction | None]) -> Outcome | None:
-    pairs = [(one, other) for one, other in zip(found, wanted, strict=True) if one is not None and other is not None]
-    if len(pairs) < len(found):
+    numbers = [(number(part), number(reference)) for part, reference in zip(parts, wanted, strict=True)]
+    pairs = [(one, other) for one, other in numbers if one is not None and other is not None]
+    if len(pairs) < len(parts):
         return None
     if all(one == other for one, other in pairs):
         return Outcome.CORRECT
@@ -110,30 +112,25 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
     if conflicting(answer, ground_truth):
         return True
     left, right = strict_text(answer), strict_text(last_box(ground_truth) or ground_truth)
-    ignored = (_brackets_differ, _bases_differ, _primes_differ, _repetitions_differ, _measures_differ, _symbols_differ)
-    if any(differ(left, right) for differ in (*ignored, _units_differ)):
+    if (
+        {_bracket(left), _bracket(right)} == {"\\{\\}", "()"}
+        or (bases(left) and bases(right) and bases(left) != bases(right))
+        or len(_PRIME.findall(left)) != len(_PRIME.findall(right))
+        or _repetitions_differ(left, right)
+        or _measures_differ(left, right)
+        or _symbols_differ(left, right)
+        or _units_differ(left, right)
+    ):
         return True
     if _PROSE.search(answer) and _PROSE.search(ground_truth):
         return _NUMBER.findall(answer) != _NUMBER.findall(ground_truth)
     return _are_distinct(left, right) or _differ_relatively(_constant(gold), _constant(target))
 
 
-def _brackets_differ(left: str, right: str) -> bool:
-    return {_bracket(left), _bracket(right)} == {"\\{\\}", "()"}
-
-
 def _bracket(text: str) -> str:
     if text.startswith("\\{") and text.endswith("\\}"):
         return "\\{\\}"
     return "()" if text.startswith("(") and text.endswith(")") and "," in text else ""
-
-
-def _bases_differ(left: str, right: str) -> bool:
-    return bool(bases(left) and bases(right)) and bases(left) != bases(right)
-
-
-def _primes_differ(left: str, right: str) -> bool:
-    return len(_PRIME.findall(left)) != len(_PRIME.findall(right))
 
 
 def _repetitions_differ(answer: str, reference: str) -> bool:
@@ -172,13 +169,9 @@ def _have_other_variables(left: str, right: str) -> bool:
 
 def _mixes_cases(left: str, right: str) -> bool:
     """Whether a variable is there as a capital and as a small letter, apart from a name before an equals sign."""
-    symbols = {symbol for text in (left, right) for symbol in _symbols(without_unit(without_variable(text))[0])}
+    runs = [run for text in (left, right) for run in _RUN.findall(without_unit(without_variable(text))[0])]
+    symbols = {symbol for run in runs for symbol in ([run] if run.startswith("\\") else run)}
     return len({symbol.lower() for symbol in symbols}) < len(symbols)
-
-
-def _symbols(text: str) -> Iterator[str]:
-    for run in _RUN.findall(text):
-        yield from [run] if run.startswith("\\") else run
 
 
 def _units_differ(left: str, right: str) -> bool:
@@ -210,23 +203,11 @@ def _constant(parsed: Parsed) -> Expr | None:
 
 
 def _rounds_to(ground_truth: str, target: Parsed) -> bool:
-    """Whether the reference is a decimal of three or more digits that an exact answer rounds to.
-
-    An answer that is a decimal itself is compared with the reference as it stands.
-    """
-    reference = _ROUNDED.fullmatch(strict_text(ground_truth))
-    value = _constant(target)
-    if reference is None or value is None or value.is_Float or len(reference[0].strip("-0.").replace(".", "")) < 3:
+    """Whether the reference is a decimal that an exact answer, itself no decimal, rounds to."""
+    rounded, value = rounded_decimal(strict_text(ground_truth)), _constant(target)
+    if rounded is None or value is None or value.is_Float:
         return False
-    if isinstance(value, Rational) and _is_decimal(value.q):
+    if isinstance(value, Rational) and is_decimal(Fraction(value.p, value.q)):
         return False
-    digits = Fraction(reference[0])
-    return bool(abs(N(value, 30) - Rational(digits.numerator, digits.denominator)) * 10 ** len(reference[1]) <= 0.5)
-
-
-def _is_decimal(denominator: int) -> bool:
-    while denominator % 2 == 0:
-        denominator //= 2
-    while denominator % 5 == 0:
-        denominator //= 5
-    return denominator == 1
+    reference, decimals = rounded
+    return bool(abs(N(value, 30) - Rational(reference.numerator, reference.denominator)) * 10**decimals <= 0.5)

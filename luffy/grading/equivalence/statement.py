@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from luffy.grading.expression import read_or_none
-from luffy.grading.numeric import same
-from luffy.grading.strict_text import compact, number, strict_text
-from luffy.grading.units import QUALIFIERS, SCALES, split_noun, words
+from luffy.grading.equivalence.expression import read_or_none
+from luffy.grading.equivalence.numeric import same
+from luffy.grading.equivalence.text import compact, number, strict_text
+from luffy.grading.equivalence.units import QUALIFIERS, SCALES, split_noun, words
 
 MAX_ITEMS = 40
 
@@ -62,6 +62,7 @@ _BOUNDED = re.compile(
     rf"(?P<bound>(?:{_ORDER.pattern})\s*-?[0-9]{{1,4}})$"
 )
 _ATTAINED = re.compile(r"(?:which\s+is\s+|is\s+)?(?:attained|achieved|reached)\b.*$|with\s+equality\b.*$")
+_CONJUNCTION = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _SEPARATORS = re.compile(r"(?<![A-Za-z\\])(?:and|or|respectively)(?![A-Za-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z])|&|;")
 _EQUALS = re.compile(r"(?<![A-Za-z\\])(?:is equal to|are equal to|equals|equal to|equal|is|are)(?![A-Za-z])")
 _LEADING = re.compile(r"((?:[A-Za-z]{2,20}(?:\s*:\s*|\s+)){1,7})(?=[-+0-9\\(.])(?!\\in)")
@@ -109,6 +110,43 @@ def top_level(text: str, separator: str) -> list[str]:
             parts.append(text[start:index].strip())
             start = index + 1
     return [*parts, text[start:].strip()]
+
+
+def bases(text: str) -> list[str]:
+    """The subscripts of numbers, which the parsers would drop."""
+    return re.findall(r"[0-9]_\{?([0-9]+)", text)
+
+
+def brackets(text: str) -> str:
+    """The pair of brackets that encloses all of `text`; empty if there is none."""
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return "\\{\\}"
+    if len(text) > 1 and text[0] in "([" and text[-1] in ")]" and _closes_at_end(text):
+        return text[0] + text[-1]
+    return ""
+
+
+def _closes_at_end(text: str) -> bool:
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0:
+            return index == len(text) - 1
+    return False
+
+
+def elements(text: str) -> list[str]:
+    """The parts between commas (or `or`, `and`) outside inner brackets; the whole text if there are none."""
+    width = {"\\{\\}": 2, "": 0}.get(brackets(text), 1)
+    inner = text[width : len(text) - width] if width else text
+    inner = inner if width else _CONJUNCTION.sub(",", inner)
+    parts, depth, start = [], 0, 0
+    for index, character in enumerate(inner):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append(inner[start:index].strip())
+            start = index + 1
+    return [*parts, inner[start:].strip()]
 
 
 def _opened(text: str, index: int) -> int:

@@ -5,18 +5,20 @@ Two expressions are equal if they agree at every point at which both have a valu
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from mpmath import mp, mpc, mpf
 
-from luffy.grading.expression import ANGULAR, DEGREE, Apply, Expression, Number, Variable, variables
+from luffy.grading.equivalence.expression import ANGULAR, DEGREE, Apply, Expression, Number, Variable, variables
 
 DIGITS = 60
 _TOLERANCE = 45
 """Number of digits in which equal values agree."""
 _MIN_POINTS = 3
+_ROUNDED = re.compile(r"-?[0-9]*\.([0-9]{2,6})")
 _MAX_BITS = 20_000
 """Size of an exact power."""
 _MAX_EXPONENT = 10**6
@@ -91,7 +93,7 @@ def close(left: Value, right: Value) -> bool:
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left == right
     with mp.workdps(DIGITS):
-        one, other = _inexact(left), _inexact(right)
+        one, other = inexact(left), inexact(right)
         if mp.isinf(one) or mp.isinf(other):
             return bool(one == other)
         size = max(abs(one), abs(other))
@@ -105,8 +107,25 @@ def distinct(left: Value, right: Value) -> bool:
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left != right
     with mp.workdps(DIGITS):
-        one, other = _inexact(left), _inexact(right)
+        one, other = inexact(left), inexact(right)
         return bool(abs(one - other) > max(abs(one), abs(other)) * mpf(10) ** -(DIGITS // 2))
+
+
+def rounded_decimal(text: str) -> tuple[Fraction, int] | None:
+    """The value and the number of decimals of a reference of three or more digits, which may have been rounded."""
+    match = _ROUNDED.fullmatch(text)
+    if match is None or len(text.strip("-0.").replace(".", "")) < 3:
+        return None
+    return Fraction(text), len(match[1])
+
+
+def is_decimal(value: Fraction) -> bool:
+    """Whether a number has finitely many decimals: such an answer is compared with a reference as it stands."""
+    denominator = value.denominator
+    for prime in (2, 5):
+        while denominator % prime == 0:
+            denominator //= prime
+    return denominator == 1
 
 
 def points(names: Sequence[str], integers: bool) -> list[dict[str, Value]]:
@@ -161,7 +180,8 @@ def _named(name: str, point: Mapping[str, Value]) -> Value:
     return +constants[name]
 
 
-def _inexact(value: Value) -> Value:
+def inexact(value: Value) -> Value:
+    """The value as an mpf or an mpc of the present precision."""
     return mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
 
@@ -172,17 +192,17 @@ def _is_exact(*values: Value) -> bool:
 def _add(*terms: Value) -> Value:
     if _is_exact(*terms):
         return sum(terms, Fraction(0))
-    return mp.fsum(map(_inexact, terms))
+    return mp.fsum(map(inexact, terms))
 
 
 def _multiply(left: Value, right: Value) -> Value:
-    return left * right if _is_exact(left, right) else _inexact(left) * _inexact(right)
+    return left * right if _is_exact(left, right) else inexact(left) * inexact(right)
 
 
 def _divide(left: Value, right: Value) -> Value:
     if right == 0:
         raise NoValueError("a quotient by zero")
-    return left / right if _is_exact(left, right) else _inexact(left) / _inexact(right)
+    return left / right if _is_exact(left, right) else inexact(left) / inexact(right)
 
 
 def _power(base: Value, exponent: Value) -> Value:
@@ -192,7 +212,7 @@ def _power(base: Value, exponent: Value) -> Value:
             raise NoValueError("a quotient by zero")
         if bits * abs(exponent) <= _MAX_BITS or (bits <= 1 and abs(exponent) < _MAX_EXPONENT):
             return Fraction(base) ** int(exponent)
-    one, other = _inexact(base), _inexact(exponent)
+    one, other = inexact(base), inexact(exponent)
     if one == 0:
         raise NoValueError("a power of zero")
     if abs(other) * abs(mp.log(one)) > _MAX_EXPONENT:
@@ -219,7 +239,7 @@ def _factorial(value: Value) -> Value:
         raise NoValueError("a factorial too large")
     if isinstance(value, Fraction) and value.denominator == 1 and value >= 0:
         return Fraction(math.factorial(int(value)))
-    return mp.gamma(_inexact(value) + 1)
+    return mp.gamma(inexact(value) + 1)
 
 
 def _double_factorial(value: Value) -> Value:
@@ -232,7 +252,7 @@ def _binomial(above: Value, below: Value) -> Value:
         raise NoValueError("a binomial coefficient too large")
     if _is_exact(above, below) and above.denominator == below.denominator == 1 and above >= 0 and below >= 0:
         return Fraction(math.comb(int(above), int(below)))
-    return mp.binomial(_inexact(above), _inexact(below))
+    return mp.binomial(inexact(above), inexact(below))
 
 
 def _integer(value: Value) -> int:
@@ -258,7 +278,7 @@ def _rounded(exactly: Callable[[Fraction], int], function: Callable[[Value], Val
 
 def _analytic(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
     def apply(value: Value) -> Value:
-        number = _inexact(value)
+        number = inexact(value)
         if not abs(number) < _MAX_ARGUMENT:
             raise NoValueError("an argument too large")
         return function(number)
@@ -269,12 +289,12 @@ def _analytic(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
 def _logarithm(value: Value, base: Value = None) -> Value:
     if value == 0 or (base is not None and base in (0, 1)):
         raise NoValueError("no logarithm")
-    return mp.log(_inexact(value)) / (mp.log(10) if base is None else mp.log(_inexact(base)))
+    return mp.log(inexact(value)) / (mp.log(10) if base is None else mp.log(inexact(base)))
 
 
 def _extreme(choose: Callable[..., Value]) -> Callable[..., Value]:
     def apply(*values: Value) -> Value:
-        return choose(values, key=_inexact)
+        return choose(values, key=inexact)
 
     return apply
 
@@ -282,7 +302,7 @@ def _extreme(choose: Callable[..., Value]) -> Callable[..., Value]:
 def _natural(value: Value) -> Value:
     if value == 0:
         raise NoValueError("no logarithm")
-    return mp.log(_inexact(value))
+    return mp.log(inexact(value))
 
 
 _FUNCTIONS = {

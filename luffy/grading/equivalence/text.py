@@ -1,0 +1,271 @@
+r"""Answers as text, before anything is read as mathematics: layout, presentation, exact numbers.
+
+`unadorned` removes what only presents an answer, `readable` rewrites it into LaTeX that math-verify reads, and
+`strict_text` drops all layout. `number` is the exact value of a number as text: `0.5`, `1/2`, `\frac12`, `50\%` and
+`5\times10^{-1}` are equal.
+"""
+
+import re
+import unicodedata
+from fractions import Fraction
+
+from luffy.grading.equivalence.units import is_noun
+
+_LETTERS = {"\t": "t", "\n": "n", "\r": "r", "\f": "f", "\b": "b", "\v": "v", "\a": "a"}
+_COMMANDS = {
+    "\t": "textcirc textbf textit textrm text times theta tan tau triangle therefore tfrac to",
+    "\n": "neq ne not notin nu nabla neg",
+    "\r": "right rangle rfloor rceil rho Re rightarrow rbrace",
+    "\f": "frac forall",
+    "\b": "boxed bar begin beta binom big bigcup bmod bullet backslash mathbf",
+    "\v": "varnothing varphi vec vee vert",
+    "\a": "alpha approx angle arctan arcsin arccos arg",
+}
+
+
+def _broken(control: str) -> str:
+    tails = sorted((name[1:] for name in _COMMANDS[control].split() if name[0] == _LETTERS[control]), key=len)
+    return f"{re.escape(control)}(?:{'|'.join(reversed(tails))})(?![a-z])"
+
+
+_BROKEN = re.compile("|".join(map(_broken, _COMMANDS)))
+_CONTROL = re.compile(r"[\t\n\r\f\v\x07\x08]")
+_LOST = re.compile(r"(?<![A-Za-z\\])(?:(extcirc)(?![a-z])|(rac)(?=\s*\{[^{}]*\}\s*\{)|(ext)(?=\{)|(inom)(?=\{))")
+_LOST_LETTER = {"extcirc": "t", "rac": "f", "ext": "t", "inom": "b"}
+_CIRCLE = re.compile(r"\\textcirc(?![a-z])|\^?\s*\\textdegree(?![a-z])")
+
+
+def repaired(text: str) -> str:
+    r"""Return `text` with its broken commands whole, and `\textcirc` (which LaTeX lacks) as `\circ`."""
+    if _CONTROL.search(text):
+        text = _BROKEN.sub(lambda match: f"\\{_LETTERS[match[0][0]]}{match[0][1:]}", text)
+    text = _LOST.sub(lambda match: f"\\{_LOST_LETTER[match[0]]}{match[0]}", text)
+    return _CIRCLE.sub(lambda match: "^\\circ" if "degree" in match[0] else "\\circ", text)
+
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
+_VULGAR = re.compile("[¼-¾⅐-⅞]")
+_SYMBOLS = str.maketrans(
+    {
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "÷": r"\div ",
+        "−": "-",
+        "–": "-",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "≠": r"\ne ",
+        "∪": r"\cup ",
+        "°": r"^\circ ",
+    }
+)
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|([0-9]+|[A-Za-z]))")
+_ROOT_IN_BRACKETS = re.compile(r"(?:\\|(?<![A-Za-z\\]))sqrt\s*\(([^()]*)\)")
+_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
+_SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})(?![\w.])")
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\}|,\\!) ?(?=[0-9]{3}(?![0-9]))")
+_BOLD = re.compile(r"\\(?:boldsymbol|bm|pmb)\s*\{([^{}]*)\}")
+_EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*]+)(?<=\S)\*\*|^\s*\*\*([^*]*)$")
+"""Two asterisks after an operand are a power, not emphasis."""
+_POWER = re.compile(
+    r"(?<=[\w)\]}])\s?\*\*\s?(?:([+-]?(?:[0-9]++(?:\.[0-9]++)?+|[A-Za-z](?![A-Za-z])))|\(([^()]*)\))(?!\s?\*\*)"
+)
+"""A power of a power is left alone: LaTeX defines no order for it."""
+
+
+def readable(text: str) -> str:
+    """Return `text` in LaTeX that math-verify reads; linear in its length."""
+    text = _EMPHASIS.sub(lambda match: match[1] or match[2] or "", repaired(text))
+    text = _POWER.sub(lambda match: f"^{{{match[1] or match[2]}}}", text)
+    text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
+    text = _VULGAR.sub(lambda match: _fraction(match.group()), text)
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(map(_plain, unicodedata.normalize("NFKC", text.replace("√", "\ue000")))).replace("\ue000", "√")
+    text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text.translate(_SYMBOLS))
+    text = _ROOT_IN_BRACKETS.sub(r"\\sqrt{\1}", text)
+    text = _BOLD.sub(r"\1", text)
+    text = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", _THOUSANDS.sub("", text))
+    return _PI.sub(r"\\pi", text).strip()
+
+
+def _fraction(character: str) -> str:
+    above, below = unicodedata.normalize("NFKC", character).split("\u2044")
+    return rf"\frac{{{above}}}{{{below}}}"
+
+
+def _plain(character: str) -> str:
+    """The character; a digit of any script becomes ASCII, an invisible character or pictogram is dropped."""
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
+    kind = unicodedata.category(character)
+    return character if kind not in ("Cf", "Cc", "Cs", "So") or character in "°\n\t\ue000" else ""
+
+
+_SPACE = r"(?:\s|~|\\[ ,;:!]|\\q?quad(?![A-Za-z]))*"
+_AROUND = re.compile(r"(?:\\(?:textcolor|color)\s*\{[^{}]*\}\s*|(?P<line>\\underline\s*))?\{")
+"""A command whose last argument, or a group, may be the whole answer."""
+_SWITCH = re.compile(
+    r"\\(?:color\s*\{[^{}]*\}|(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z]))" + _SPACE
+)
+_TICK = re.compile(r"\\checkmark\s*$")
+_LABEL = re.compile(r"(?P<command>\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{)\s*\([A-E]\)\s*(?P<alone>\}?)" + _SPACE)
+_VALUE = re.compile(r"[0-9.(\[{$-]|\\(?:[dtc]?frac|sqrt|pi|infty|pm|left)(?![A-Za-z])|\\[{$]|[A-Za-z](?![A-Za-z])")
+"""What a value may begin with: `(C)` before an operator, or before "or", is no label."""
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_LETTER = re.compile(r"(?<!\\)\b[A-Za-z]")
+_MAX_LAYERS = 4
+
+
+def unadorned(answer: str, gold: str) -> str:
+    """Return `answer` without its presentation; a label stays where the reference has one, too."""
+    text = answer.strip()
+    for _ in range(_MAX_LAYERS):
+        shorter = _peeled(text)
+        if not shorter or shorter == text:
+            break
+        text = shorter
+    return text if _LABEL.search(gold) else _without_label(text)
+
+
+def _peeled(text: str) -> str:
+    """`text` without one layer."""
+    if tick := _TICK.search(text):
+        return re.sub(_SPACE + r"\Z", "", text[: tick.start()])
+    around = _AROUND.match(text)
+    if around is not None and _closes_at_the_end(text, around.end()):
+        inside = text[around.end() : -1].strip()
+        # Underlined letters are the digits of a number, and not their product.
+        return text if around["line"] and _LETTER.search(inside) else inside
+    switch = _SWITCH.match(text)
+    return text[switch.end() :].strip() if switch is not None else text
+
+
+def _closes_at_the_end(text: str, start: int) -> bool:
+    """Whether the group whose content begins at `start` ends with the text."""
+    depth = 1
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return brace.end() == len(text)
+    return False
+
+
+def _without_label(text: str) -> str:
+    r"""The value of `\textbf{(C)}\ 12` or `\textbf{(C) 12}`; a label alone, and several options, stay."""
+    label = _LABEL.match(text)
+    if label is None:
+        return text
+    value = text[label.end() :]
+    if not value.strip("{} ") or _VALUE.match(value) is None or re.search(r"\([A-E]\)", value):
+        return text
+    return value if label["alone"] else label["command"] + value
+
+
+_REPLACED = (
+    ("\\dfrac", "\\frac"),
+    ("\\tfrac", "\\frac"),
+    ("\\cfrac", "\\frac"),
+    ("\\left", ""),
+    ("\\right", ""),
+    ("\\displaystyle", ""),
+    ("\\$", ""),
+    ("$", ""),
+    ("\\!", ""),
+    ("\\,", " "),
+    ("\\;", " "),
+    ("\\:", " "),
+    ("\\quad", " "),
+    ("~", " "),
+    ("{,}", ","),
+    ("^{\\circ}", "^\\circ"),
+    ("\\lbrace", "\\{"),
+    ("\\rbrace", "\\}"),
+    ("\\neq", "\\ne"),
+    ("\\leq", "\\le"),
+    ("\\geq", "\\ge"),
+)
+_ESCAPED_SPACE = re.compile(r"(?<!\\)((?:\\\\)*)\\ ")
+"""A backslash and a space; the second backslash of a matrix's row break is none."""
+_STRAY_EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*|\*\*$")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|textnormal|textrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_DOUBLED = re.compile(r"\\\\(?=(?:left|right|[dt]?frac|sqrt|pi|text|cdot|times|infty|le|ge)(?![a-z]))")
+_PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
+_SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])(?![0-9])")
+_SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
+_UNIT = re.compile(r"(?<=[0-9}])(?P<space>\s*)(?P<unit>[A-Za-z]{1,20}(?:\s+[a-z]+){0,2})(?:\^\{?[23]\}?)?$")
+_VARIABLE = re.compile(r"^[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=]+$)")
+_GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
+_TIMES_TEN = re.compile(r"(.+?)(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*([+-]?[0-9]{1,3})\s*\}?")
+_EXPONENT = re.compile(r"([+-]?[0-9.]+)[eE]([+-]?[0-9]{1,3})")
+_FRACTION = re.compile(r"([+-]?)\s*\\frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
+_MIXED = re.compile(r"([+-]?)\s*([0-9]+)\s*(?:\\frac\s*\{([0-9]+)\}\s*\{([0-9]+)\}|\s([0-9]+)/([0-9]+))")
+MAX_EXPONENT = 400
+
+
+def strict_text(text: str) -> str:
+    """Return `text` without its layout."""
+    text = readable(_DOUBLED.sub(r"\\", text))
+    for found, replacement in _REPLACED:
+        text = text.replace(found, replacement)
+    text = _STRAY_EMPHASIS.sub(" ", _TEXT.sub(r" \1 ", _ESCAPED_SPACE.sub(r"\1 ", text)))
+    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
+    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
+    return _PERCENT_WORD.sub(r"\\%", " ".join(text.split()).removesuffix(".").strip())
+
+
+def without_variable(text: str) -> str:
+    """Return the right-hand side of `x = ...`; `text` itself where it is not such an equation."""
+    return _VARIABLE.sub("", text)
+
+
+def compact(text: str) -> str:
+    """Return `text` without spaces, except where two words or digits would run together."""
+    return re.sub(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z])|(?<=[A-Za-z]) (?=[0-9])", "", text)
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    """Return `text` and the word of a unit after its number; degrees are a unit."""
+    if text.endswith("^\\circ"):
+        angle = text.removesuffix("^\\circ")
+        return (angle, "degrees") if number(angle) is not None else (text, "")
+    match = _UNIT.search(text)
+    if match is None or not is_noun(match["unit"], bool(match["space"])):
+        return text, ""
+    return text[: match.start()].strip(), text[match.start("unit") :]
+
+
+def number(text: str) -> Fraction | None:
+    """Return the exact value of a number as text; None for anything else."""
+    text = text.strip()
+    if text.endswith("\\%") or text.endswith("%"):
+        part = number(text.removesuffix("%").removesuffix("\\"))
+        return None if part is None else part / 100
+    if _GROUPED.fullmatch(text):
+        text = text.replace(",", "").replace(" ", "")
+    if _DECIMAL.fullmatch(text):
+        return Fraction(text)
+    if match := _TIMES_TEN.fullmatch(text) or _EXPONENT.fullmatch(text):
+        base, exponent = number(match[1]), int(match[2])
+        return None if base is None or abs(exponent) > MAX_EXPONENT else base * Fraction(10) ** exponent
+    if match := _MIXED.fullmatch(text):
+        above, below = int(match[3] or match[5]), int(match[4] or match[6])
+        return None if below == 0 else _signed(match[1], Fraction(int(match[2])) + Fraction(above, below))
+    if match := _FRACTION.fullmatch(text):
+        return _quotient(match[1], match[2], match[3])
+    head, slash, tail = text.partition("/")
+    if slash and "/" not in tail:
+        return _quotient("", head, tail)
+    return None
+
+
+def _quotient(sign: str, above: str, below: str) -> Fraction | None:
+    top, bottom = number(above), number(below)
+    return None if top is None or not bottom else _signed(sign, top / bottom)
+
+
+def _signed(sign: str, value: Fraction) -> Fraction:
+    return -value if sign == "-" else value
