@@ -8,9 +8,8 @@ from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.pipeline.chain.graph import nodes_showing
 from luffy.pipeline.workspace.records import RunRecord
-from luffy.report.headline import CURVE_METRICS
-from luffy.report.panels import Panel, panel_plots, rl_panels, supervised_panels
-from luffy.report.plotter import picture_svg
+from luffy.report.curves import CURVE_METRICS, Panel, panel_charts, rl_panels, supervised_panels
+from luffy.report.figures import picture
 from luffy.tracking.held_out_curve import accuracy_names
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 
@@ -59,9 +58,9 @@ def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
         raise ConfigError(f"--svg {folder}: cannot be made ({error.strerror}); give another folder") from None
     files = []
     for node, rows in _curves(record).items():
-        if plots := panel_plots(_panels(record, node), rows):
+        if charts := panel_charts(_panels(record, node), rows):
             files.append(folder / f"{record.name}-{node}.svg")
-            write_atomic(files[-1], picture_svg(plots, columns=3))
+            write_atomic(files[-1], picture(charts, columns=3))
     return files
 
 

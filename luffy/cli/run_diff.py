@@ -9,7 +9,7 @@ from luffy.pipeline.chain.differences import differences
 from luffy.pipeline.chain.identity import read_identity
 from luffy.pipeline.chain.manifest import read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
-from luffy.report.headline import HEADLINE_METRICS
+from luffy.report.curves import HEADLINE_METRICS
 from luffy.tracking.jsonl import Json
 
 STAGE_HEADER = ("stage", "first", "second", "")

@@ -11,7 +11,7 @@ from luffy.json_text import parse_json
 from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.chain.manifest import Manifest, read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
-from luffy.report.headline import HEADLINE_METRICS
+from luffy.report.curves import HEADLINE_METRICS
 from luffy.tracking.jsonl import read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, TIME_NAMESPACE
 
