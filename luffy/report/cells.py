@@ -6,12 +6,13 @@ Pages show a table as HTML or Markdown, terminals as text.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:  # every command imports this module
     from luffy.evaluation.method_comparison.arms import Costs
     from luffy.statistics.accuracy import Estimate, PairedDifference
 
+Item = TypeVar("Item")
 NBSP = "\u00a0"
 NONE = "–"
 Tone = Literal["", "better", "worse", "aside"]
@@ -45,9 +46,23 @@ class Table:
     """Classes of `templates/page.css`: `compact`, or `numbers` for few large ones."""
 
 
-def text_table(header: tuple[str, ...], rows: Iterable[Sequence[str]], title: str = "", note: str = "") -> Table:
-    """A table of plain texts."""
-    return Table(header, tuple(tuple(TableCell(text) for text in row) for row in rows), title, note)
+def table(
+    header: Sequence[str],
+    rows: Iterable[Iterable[object]],
+    title: str = "",
+    note: str = "",
+    style: str = "compact",
+) -> Table:
+    """A table of cells, and of texts and numbers as they are."""
+    cells = tuple(tuple(each if isinstance(each, TableCell) else TableCell(str(each)) for each in row) for row in rows)
+    return Table(tuple(header), cells, title, note, style)
+
+
+def table_of(
+    items: Iterable[Item], columns: Mapping[str, Callable[[Item], object]], title: str = "", note: str = ""
+) -> Table:
+    """A row for each item; `columns` has the heading of each column and what it shows of an item."""
+    return table(tuple(columns), ([value(item) for value in columns.values()] for item in items), title, note)
 
 
 def plain_table(table: Table) -> tuple[list[str], list[list[str]]]:
@@ -152,4 +167,4 @@ def costs_by_name(first: str, costs: "Mapping[str, Costs | None]") -> Table:
         (name, *(NONE if (value := of.get(cost)) is None else formats[cost][1](value) for cost in known))
         for name, of in values.items()
     )
-    return text_table((first, *(formats[cost][0] for cost in known)), rows)
+    return table((first, *(formats[cost][0] for cost in known)), rows)

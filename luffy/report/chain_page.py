@@ -36,7 +36,8 @@ from luffy.report.cells import (
     p_value,
     percent,
     size,
-    text_table,
+    table,
+    table_of,
     timestamp,
     tone,
 )
@@ -48,7 +49,7 @@ from luffy.report.curves import (
     rl_panels,
     supervised_panels,
 )
-from luffy.report.evaluation_page import DOT_NOTE, Scored, breakdowns, measures, votes
+from luffy.report.evaluation_page import DOT_NOTE, Scored, breakdowns, measures, shares_at_k, votes
 from luffy.report.figures import bars, dots
 from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn
 from luffy.statistics.paired import BenchmarkComparison, BenchmarkComparisons, PairedAccuracies, compare
@@ -188,15 +189,10 @@ def chain_page(chain: FinishedChain) -> Page:
 
 def difference_table(chain: FinishedChain, decoding: str) -> Table:
     """Percentage points between consecutive checkpoints on the same problems."""
-    header = (
-        f"{checkpoint_name(first.checkpoint)} → {checkpoint_name(second.checkpoint)}"
-        for first, second in chain.transitions
-    )
+    header = (f"{checkpoint_name(a.checkpoint)} → {checkpoint_name(b.checkpoint)}" for a, b in chain.transitions)
     comparisons = [chain.comparison(first, second, decoding) for first, second in chain.transitions]
-    rows = (
-        (TableCell(suite), *(_difference(comparison.on(suite)) for comparison in comparisons)) for suite in chain.suites
-    )
-    return Table(("suite", *header), tuple(rows), "Change in percentage points", style="numbers")
+    rows = ((suite, *(_difference(each.on(suite)) for each in comparisons)) for suite in chain.suites)
+    return table(("suite", *header), rows, "Change in percentage points", style="numbers")
 
 
 def _opening(chain: FinishedChain, confidence: str) -> Section:
@@ -329,7 +325,7 @@ def _accuracies(chain: FinishedChain, decoding: str) -> Table:
         name = TableCell(suite, (count(max(row.num_problems for row in found if row), "problem"),))
         rows.append((name, *(accuracy(row.estimate if row else None) for row in found)))
     names = (checkpoint_name(evaluation.checkpoint) for evaluation in chain.evaluations)
-    return Table(("suite", *names), tuple(rows), style="numbers")
+    return table(("suite", *names), rows, style="numbers")
 
 
 def _difference(row: BenchmarkComparison) -> TableCell:
@@ -360,28 +356,23 @@ def _side_by_side(chain: FinishedChain, decoding: str) -> list[Table]:
 
 def _details(chain: FinishedChain) -> Table:
     """Everything in the results: one row per checkpoint, suite and decoding."""
-    header = (
-        "checkpoint", "suite", "decoding", "problems", "samples each", "accuracy %", "pass@k %", "mean tokens",
-        "truncated %", "other outcomes",
-    )  # fmt: skip
-    rows = []
-    for evaluation in chain.evaluations:
-        for row in evaluation.results.rows:
-            odd = {name: n for name, n in row.outcomes.items() if name not in ("correct", "wrong") and n}
-            texts = (
-                checkpoint_name(evaluation.checkpoint),
-                row.suite,
-                row.decoding,
-                f"{row.num_problems:,}",
-                str(row.num_samples),
-                accuracy(row.estimate),
-                ", ".join(f"{k}: {percent(value)}" for k, value in row.pass_at_k.items()) or NONE,
-                f"{row.mean_tokens:.0f}",
-                percent(row.truncated_share),
-                _tally(odd),
-            )
-            rows.append(tuple(each if isinstance(each, TableCell) else TableCell(each) for each in texts))
-    return Table(header, tuple(rows))
+    return table_of(
+        [(checkpoint_name(each.checkpoint), row) for each in chain.evaluations for row in each.results.rows],
+        {
+            "checkpoint": lambda found: found[0],
+            "suite": lambda found: found[1].suite,
+            "decoding": lambda found: found[1].decoding,
+            "problems": lambda found: f"{found[1].num_problems:,}",
+            "samples each": lambda found: found[1].num_samples,
+            "accuracy %": lambda found: accuracy(found[1].estimate),
+            "pass@k %": lambda found: shares_at_k(found[1].pass_at_k),
+            "mean tokens": lambda found: f"{found[1].mean_tokens:.0f}",
+            "truncated %": lambda found: percent(found[1].truncated_share),
+            "other outcomes": lambda found: _tally(
+                {name: n for name, n in found[1].outcomes.items() if name not in ("correct", "wrong") and n}
+            ),
+        },
+    )
 
 
 def _training(chain: FinishedChain) -> list[Section]:
@@ -462,25 +453,20 @@ def _sources(card: Mapping[str, object]) -> Table:
     """Rows in and out of each source, and why the others were rejected."""
     sources = card.get("sources", {})
     assert isinstance(sources, Mapping)
-    header = (
-        "source", "kind", "rows in", "rows out", "traces", "rejected rows", "rejected traces", "malformed",
-        "prompt tokens", "trace tokens",
-    )  # fmt: skip
-    return text_table(
-        header,
-        (
-            (
-                name,
-                str(source["kind"]),
-                *(f"{source[field]:,}" for field in ("rows_in", "rows_out", "traces_out")),
-                _tally(source["rejected"]),
-                _tally(source["rejected_traces"]),
-                f"{source['quarantined']:,}",
-                _quantiles(source["prompt_tokens"]),
-                _quantiles(source["trace_tokens"]),
-            )
-            for name, source in sources.items()
-        ),
+    return table_of(
+        sources.items(),
+        {
+            "source": lambda item: item[0],
+            "kind": lambda item: str(item[1]["kind"]),
+            "rows in": lambda item: f"{item[1]['rows_in']:,}",
+            "rows out": lambda item: f"{item[1]['rows_out']:,}",
+            "traces": lambda item: f"{item[1]['traces_out']:,}",
+            "rejected rows": lambda item: _tally(item[1]["rejected"]),
+            "rejected traces": lambda item: _tally(item[1]["rejected_traces"]),
+            "malformed": lambda item: f"{item[1]['quarantined']:,}",
+            "prompt tokens": lambda item: _quantiles(item[1]["prompt_tokens"]),
+            "trace tokens": lambda item: _quantiles(item[1]["trace_tokens"]),
+        },
     )
 
 
@@ -496,89 +482,80 @@ def _difficulty(card: DifficultyCard) -> tuple[Table, Table]:
         percent(card.truncated_share),
     )
     counts = ("prompts", *(f"{number:,}" for number in card.histogram.values()))
-    return text_table(header, [row]), text_table((f"correct of {card.num_samples}", *card.histogram), [counts])
+    return table(header, [row]), table((f"correct of {card.num_samples}", *card.histogram), [counts])
 
 
 def _synthesis(card: SynthesisCard) -> Table:
     """Questions, correct answers, kept traces and costs of each teacher."""
-    header = (
-        "teacher", "model", "prompts", "answers", "pass rate %", "prompts solved", "traces", "tokens", "cost",
-        "not asked",
-    )  # fmt: skip
-    return text_table(
-        header,
-        (
-            (
-                name,
-                teacher.model,
-                f"{teacher.prompts:,}",
-                f"{teacher.answers:,}",
-                percent(teacher.pass_rate),
-                f"{teacher.solved:,}",
-                f"{teacher.traces:,}",
-                f"{teacher.prompt_tokens + teacher.num_tokens:,}",
-                NONE if teacher.cost is None else f"{teacher.cost:.2f}",
-                f"{teacher.not_asked:,}",
-            )
-            for name, teacher in card.teachers.items()
-        ),
+    return table_of(
+        card.teachers.items(),
+        {
+            "teacher": lambda item: item[0],
+            "model": lambda item: item[1].model,
+            "prompts": lambda item: f"{item[1].prompts:,}",
+            "answers": lambda item: f"{item[1].answers:,}",
+            "pass rate %": lambda item: percent(item[1].pass_rate),
+            "prompts solved": lambda item: f"{item[1].solved:,}",
+            "traces": lambda item: f"{item[1].traces:,}",
+            "tokens": lambda item: f"{item[1].prompt_tokens + item[1].num_tokens:,}",
+            "cost": lambda item: NONE if item[1].cost is None else f"{item[1].cost:.2f}",
+            "not asked": lambda item: f"{item[1].not_asked:,}",
+        },
     )
 
 
 def _sampled(cards: Sequence[SampleCard]) -> Table:
     """The policy's answers in each round, and the traces that were kept: one row per round."""
-    header = (
-        "round", "sampled", "responses", "mean pass rate %", "solved prompts", "traces", "mean tokens", "truncated %",
-    )  # fmt: skip
-    return text_table(
-        header,
-        (
-            (
-                str(card.round),
-                checkpoint_name(card.policy),
-                f"{card.rates.num_samples} a prompt",
-                percent(card.rates.mean_pass_rate),
-                f"{card.kept.prompts:,} of {card.rates.prompts:,}",
-                f"{card.kept.traces:,}",
-                f"{card.kept.mean_tokens:.1f}",
-                percent(card.rates.truncated_share),
-            )
-            for card in cards
-        ),
+    return table_of(
+        cards,
+        {
+            "round": lambda card: card.round,
+            "sampled": lambda card: checkpoint_name(card.policy),
+            "responses": lambda card: f"{card.rates.num_samples} a prompt",
+            "mean pass rate %": lambda card: percent(card.rates.mean_pass_rate),
+            "solved prompts": lambda card: f"{card.kept.prompts:,} of {card.rates.prompts:,}",
+            "traces": lambda card: f"{card.kept.traces:,}",
+            "mean tokens": lambda card: f"{card.kept.mean_tokens:.1f}",
+            "truncated %": lambda card: percent(card.rates.truncated_share),
+        },
     )
 
 
 def _provenance(chain: FinishedChain, last: Manifest) -> Section:
-    stages = Table(
-        ("stage", "key", "started", "took", "size", "resumed"),
-        tuple(_stage(node, manifest) for node, manifest in chain.manifests.items()),
-        style="compact keys",
+    stages = table_of(
+        chain.manifests.items(),
+        {
+            "stage": lambda item: item[0],
+            "key": lambda item: _key(item[1]),
+            "started": lambda item: timestamp(item[1].started),
+            "took": lambda item: duration(item[1].total_s),
+            "size": lambda item: size(sum(output.bytes for output in item[1].outputs)),
+            "resumed": lambda item: _resumed(item[1]),
+        },
     )
     machine = Section(
         in_columns=True,
         tables=(
-            text_table(("package", "version"), last.versions.items(), "Versions"),
-            text_table(("part", "found"), last.hardware.items(), "Hardware"),
+            table(("package", "version"), last.versions.items(), "Versions"),
+            table(("part", "found"), last.hardware.items(), "Hardware"),
         ),
     )
     config = dump_yaml(chain.config.model_dump(mode="json"))
     folded = Section(title="Configuration", is_folded=True, code=config)
-    return Section(title="Provenance", anchor="provenance", tables=(stages,), sections=(machine, folded))
+    shown = (replace(stages, style="compact keys"),)
+    return Section(title="Provenance", anchor="provenance", tables=shown, sections=(machine, folded))
 
 
-def _stage(node: str, manifest: Manifest) -> tuple[TableCell, ...]:
-    """Key, time, duration and size on disk, with a warning where the code was edited under the key."""
+def _key(manifest: Manifest) -> TableCell:
+    """With a warning where the code was edited under the key."""
     changed = ", ".join(manifest.code_changed)
     doubts = (f"not made by the code of this key: {changed} was edited before the start",) if changed else ()
-    resumed = f"from step {manifest.resumed_from}" if manifest.resumed_from else NONE
-    return (
-        TableCell(node),
-        TableCell(manifest.key, doubts),
-        TableCell(timestamp(manifest.started)),
-        TableCell(duration(manifest.total_s)),
-        TableCell(size(sum(output.bytes for output in manifest.outputs))),
-        TableCell(resumed + (f", continues {manifest.extended}" if manifest.extended else "")),
-    )
+    return TableCell(manifest.key, doubts)
+
+
+def _resumed(manifest: Manifest) -> str:
+    extended = f", continues {manifest.extended}" if manifest.extended else ""
+    return (f"from step {manifest.resumed_from}" if manifest.resumed_from else NONE) + extended
 
 
 def _paired(first: CheckpointScores, second: CheckpointScores, cell: Cell) -> PairedAccuracies:

@@ -19,7 +19,8 @@ from luffy.report.cells import (
     difference,
     p_value,
     percent,
-    text_table,
+    table,
+    table_of,
     tone,
 )
 from luffy.report.figures import Chart, Line, chart, dots, estimates
@@ -74,7 +75,7 @@ def evaluation_page(results: EvaluationResults) -> Page:
                 title=name,
                 notes=tuple(filter(None, (_mean_accuracy(rows), advice_on(rows)))),
                 figures=(_accuracies(name, rows),),
-                tables=tuple(table for table in (scores(rows), *measures(rows), protocols(rows)) if table.rows),
+                tables=tuple(table for table in (scores(rows), *measures(rows), _protocols(rows)) if table.rows),
                 sections=tuple(
                     section for row in rows for section in breakdowns(name, [Scored("accuracy", _COLOR, row)])
                 ),
@@ -108,129 +109,122 @@ def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
 
 def scores(rows: Sequence[ResultRow]) -> Table:
     """Accuracies with their intervals, pass@k, maj@k."""
-    return Table(
-        ("suite", "problems", "k", "accuracy", "method of the interval", "pass@k", "maj@k"),
-        tuple(
-            (
-                *_texts(row.suite, f"{row.num_problems:,}", str(row.num_samples)),
-                accuracy(row.estimate),
-                *_texts(row.method, *_votes(row)),
-            )
-            for row in rows
-        ),
+    return table_of(
+        rows,
+        {
+            "suite": lambda row: row.suite,
+            "problems": lambda row: f"{row.num_problems:,}",
+            "k": lambda row: row.num_samples,
+            "accuracy": lambda row: accuracy(row.estimate),
+            "method of the interval": lambda row: row.method,
+            "pass@k": lambda row: shares_at_k(row.pass_at_k),
+            "maj@k": lambda row: shares_at_k(row.maj_at_k),
+        },
     )
 
 
 def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
     """Tables of other measures than accuracy; without rows where there is none."""
-    return health(rows), forms(rows), agreements(rows), choices(rows)
+    return _health(rows), _forms(rows), _agreements(rows), _choices(rows)
 
 
 def votes(rows: Sequence[ResultRow]) -> Table:
     """pass@k and maj@k, where there are several responses per problem."""
-    several = [row for row in rows if row.num_samples > 1]
-    title = "Several responses to a problem: at least one of k correct (pass@k), the most frequent answer (maj@k)"
-    found = ((row.suite, str(row.num_samples), *_votes(row)) for row in several)
-    return text_table(("suite", "k", "pass@k", "maj@k"), found, title)
+    return table_of(
+        [row for row in rows if row.num_samples > 1],
+        {
+            "suite": lambda row: row.suite,
+            "k": lambda row: row.num_samples,
+            "pass@k": lambda row: shares_at_k(row.pass_at_k),
+            "maj@k": lambda row: shares_at_k(row.maj_at_k),
+        },
+        "Several responses to a problem: at least one of k correct (pass@k), the most frequent answer (maj@k)",
+    )
 
 
-def health(rows: Sequence[ResultRow]) -> Table:
+def shares_at_k(shares: Mapping[str, float]) -> str:
+    """`1: 50.0, 2: 75.0`, in percent."""
+    return ", ".join(f"{k}: {percent(value)}" for k, value in shares.items()) or NONE
+
+
+def _health(rows: Sequence[ResultRow]) -> Table:
     """Shares of truncated, unanswered, unparsable and failed responses, with mean lengths and graders."""
-    return text_table(
-        ("suite", "truncated", "no answer", "unparsable", "timed out, crashed", "mean tokens", "graded by"),
-        (
-            (
-                row.suite,
-                percent(row.truncated_share),
-                percent(row.no_answer_share),
-                percent(row.outcomes.get("unparsable", 0) / (row.num_problems * row.num_samples)),
-                str(row.outcomes.get("timed_out", 0) + row.outcomes.get("crashed", 0)),
-                f"{row.mean_tokens:.0f}",
-                ", ".join(row.graders) or NONE,
-            )
-            for row in rows
-        ),
+    return table_of(
+        rows,
+        {
+            "suite": lambda row: row.suite,
+            "truncated": lambda row: percent(row.truncated_share),
+            "no answer": lambda row: percent(row.no_answer_share),
+            "unparsable": lambda row: percent(row.outcomes.get("unparsable", 0) / (row.num_problems * row.num_samples)),
+            "timed out, crashed": lambda row: str(row.outcomes.get("timed_out", 0) + row.outcomes.get("crashed", 0)),
+            "mean tokens": lambda row: f"{row.mean_tokens:.0f}",
+            "graded by": lambda row: ", ".join(row.graders) or NONE,
+        },
         "Responses: shares in percent, and how long they are",
     )
 
 
-def forms(rows: Sequence[ResultRow]) -> Table:
+def _forms(rows: Sequence[ResultRow]) -> Table:
     """How many responses have the form that was asked for, and how many answers are right with and without it."""
-    return text_table(
-        ("suite", "in form, right", "in form, wrong", "otherwise, right", "otherwise, wrong", "form"),
-        (
-            (
-                row.suite,
-                str(row.form.right_in_form),
-                str(row.form.wrong_in_form),
-                str(row.form.right_otherwise),
-                str(row.form.wrong_otherwise),
-                row.form.form,
-            )
-            for row in rows
-            if row.form is not None
-        ),
+    return table_of(
+        [(row.suite, row.form) for row in rows if row.form is not None],
+        {
+            "suite": lambda found: found[0],
+            "in form, right": lambda found: found[1].right_in_form,
+            "in form, wrong": lambda found: found[1].wrong_in_form,
+            "otherwise, right": lambda found: found[1].right_otherwise,
+            "otherwise, wrong": lambda found: found[1].wrong_otherwise,
+            "form": lambda found: found[1].form,
+        },
         "Responses by form and answer",
     )
 
 
-def agreements(rows: Sequence[ResultRow]) -> Table:
+def _agreements(rows: Sequence[ResultRow]) -> Table:
     """Two graders on the same responses, where two have judged them."""
-    return text_table(
-        ("suite", "graders", "agree", "only the first says correct", "only the second", "accuracy by the second"),
-        (
-            (
-                row.suite,
-                f"{row.agreement.first}, {row.agreement.second}",
-                percent(row.agreement.share),
-                str(row.agreement.only_first),
-                str(row.agreement.only_second),
-                percent(row.agreement.second_accuracy),
-            )
-            for row in rows
-            if row.agreement is not None
-        ),
+    return table_of(
+        [(row.suite, row.agreement) for row in rows if row.agreement is not None],
+        {
+            "suite": lambda found: found[0],
+            "graders": lambda found: f"{found[1].first}, {found[1].second}",
+            "agree": lambda found: percent(found[1].share),
+            "only the first says correct": lambda found: found[1].only_first,
+            "only the second": lambda found: found[1].only_second,
+            "accuracy by the second": lambda found: percent(found[1].second_accuracy),
+        },
         "Two graders on the same responses",
     )
 
 
-def choices(rows: Sequence[ResultRow]) -> Table:
+def _choices(rows: Sequence[ResultRow]) -> Table:
     """Figures that put multiple-choice scores into perspective."""
-    return text_table(
-        ("suite", "accuracy", "names no option", "adjusted for guessing", "guessing alone"),
-        (
-            (
-                row.suite,
-                percent(row.accuracy),
-                percent(row.choices.unparsed_share),
-                percent(row.choices.guess_adjusted),
-                percent(row.choices.chance),
-            )
-            for row in rows
-            if row.choices is not None
-        ),
+    return table_of(
+        [(row, row.choices) for row in rows if row.choices is not None],
+        {
+            "suite": lambda found: found[0].suite,
+            "accuracy": lambda found: percent(found[0].accuracy),
+            "names no option": lambda found: percent(found[1].unparsed_share),
+            "adjusted for guessing": lambda found: percent(found[1].guess_adjusted),
+            "guessing alone": lambda found: percent(found[1].chance),
+        },
         "Multiple choice",
         "The score adjusted for guessing counts a response that names no option as a guess, and is not an accuracy.",
     )
 
 
-def protocols(rows: Sequence[ResultRow]) -> Table:
+def _protocols(rows: Sequence[ResultRow]) -> Table:
     """How the responses were sampled, where the results record it."""
-    return text_table(
-        ("suite", "template", "temperature", "top-p", "response tokens", "stops at", "engine"),
-        (
-            (
-                row.suite,
-                row.protocol.template,
-                f"{row.protocol.temperature:g}" if row.protocol.temperature else "0 (greedy)",
-                f"{row.protocol.top_p:g}",
-                str(row.protocol.max_response_tokens),
-                ", ".join(map(repr, row.protocol.stop)) or NONE,
-                row.protocol.engine,
-            )
-            for row in rows
-            if row.protocol is not None
-        ),
+    return table_of(
+        [(row.suite, row.protocol) for row in rows if row.protocol is not None],
+        {
+            "suite": lambda found: found[0],
+            "template": lambda found: found[1].template,
+            "temperature": lambda found: f"{found[1].temperature:g}" if found[1].temperature else "0 (greedy)",
+            "top-p": lambda found: f"{found[1].top_p:g}",
+            "response tokens": lambda found: found[1].max_response_tokens,
+            "stops at": lambda found: ", ".join(map(repr, found[1].stop)) or NONE,
+            "engine": lambda found: found[1].engine,
+        },
         "How the responses were sampled",
     )
 
@@ -257,8 +251,8 @@ def breakdowns(figure: str, scored: Sequence[Scored]) -> list[Section]:
             bands.append((label, [(one.color, estimate) for one, estimate in known]))
         suite, legend = parts[0][0].row.suite, tuple((one.color, one.name) for one, _ in parts)
         drawn = Figure("Accuracy", DOT_NOTE, dots(f"{figure}-{suite}-{kind}", bands), legend, is_wide=True)
-        table = Table((kind, *(one.name for one, _ in parts)), tuple(rows), style="numbers")
-        sections.append(Section(title=f"{suite} by {kind}", in_columns=True, figures=(drawn,), tables=(table,)))
+        shown = table((kind, *(one.name for one, _ in parts)), rows, style="numbers")
+        sections.append(Section(title=f"{suite} by {kind}", in_columns=True, figures=(drawn,), tables=(shown,)))
     return sections
 
 
@@ -275,16 +269,6 @@ def _accuracies(name: str, rows: Sequence[ResultRow]) -> Figure:
     return Figure("Accuracy", DOT_NOTE, drawn, is_wide=True)
 
 
-def _votes(row: ResultRow) -> tuple[str, ...]:
-    passes = ", ".join(f"{k}: {percent(value)}" for k, value in row.pass_at_k.items())
-    majority = ", ".join(f"{k}: {percent(value)}" for k, value in row.maj_at_k.items())
-    return passes or NONE, majority or NONE
-
-
-def _texts(*texts: str) -> tuple[TableCell, ...]:
-    return tuple(map(TableCell, texts))
-
-
 def _of_checkpoints(decoding: str, steps: Sequence[SweptStep]) -> Section:
     rows = {row.suite: [swept.row(row.suite, decoding) for swept in steps] for row in steps[0].results.rows
             if row.decoding == decoding}  # fmt: skip
@@ -294,9 +278,9 @@ def _of_checkpoints(decoding: str, steps: Sequence[SweptStep]) -> Section:
         for suite, found in rows.items()
     ]
     header = (f"{suite}, {found[0].num_problems:,} × {found[0].num_samples}" for suite, found in rows.items())
-    cells = ((TableCell(str(x)), *(accuracy(found[i].estimate) for found in rows.values())) for i, x in enumerate(xs))
+    cells = ((str(x), *(accuracy(found[i].estimate) for found in rows.values())) for i, x in enumerate(xs))
     title = "Accuracy in percent: suite, problems × responses to each"
-    tables = [Table(("step", *header), tuple(cells), title, style="numbers")]
+    tables = [table(("step", *header), cells, title, style="numbers")]
     if len(steps) > 1:
         tables.append(_changes(list(rows), decoding, steps[0], steps[-1]))
     return Section(title=decoding, figures=tuple(figures), tables=tuple(tables))
@@ -314,9 +298,9 @@ def _changes(suites: Sequence[str], decoding: str, first: SweptStep, last: Swept
         k = first.row(suite, decoding).num_samples
         pairs[suite] = PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
     compared = compare(pairs, first.results.confidence)
-    return Table(
+    return table(
         ("suite", f"step {first.step} → {last.step}", "verdict"),
-        tuple((TableCell(suite), *_change(compared.on(suite))) for suite in suites),
+        ((suite, *_change(compared.on(suite))) for suite in suites),
         "Change in percentage points, paired over problems; p-values after Holm's correction over the suites",
         style="numbers",
     )

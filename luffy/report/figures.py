@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from luffy.statistics.accuracy import Estimate
 
+Item = TypeVar("Item")
+Points = Sequence[tuple[float, float]]
 _PALETTE = {
     "fg": "#1c1e21", "muted": "#666a70", "grid": "#e6e6e2", "c1": "#2b66c9", "c2": "#d2691e", "c3": "#2e8b57",
     "c4": "#9a4fb5", "c5": "#b8960c", "c6": "#8a9199", "c7": "#b03a48", "c8": "#1f9aa8",
@@ -60,8 +62,6 @@ _MAX_POINTS = 400
 _SMOOTH_FROM = 30
 """Curves with fewer points are not smoothed."""
 _MARKED_BELOW = 12
-
-Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def heat(
         for row, line in enumerate(values):
             for column, value in enumerate(line):
                 if value is not None:
-                    shade = 0.08 + 0.5 * ((value - least) / room if room else 0.5)
+                    shade = round(0.08 + 0.5 * ((value - least) / room if room else 0.5), 2)
                     axes.add_patch(
                         Rectangle((column, row), 0.985, 0.96, color=_PALETTE["c1"], alpha=shade, lw=0, clip_on=False)
                     )
@@ -157,28 +157,25 @@ def heat(
 
 def dots(name: str, bands: "Sequence[tuple[str, Sequence[tuple[str, Estimate]]]]") -> str:
     """Estimates with their intervals, each (colour, estimate), on a scale from 0 to 100 %, in titled bands."""
-    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * sum(len(found) + 1.5 for _, found in bands)) as canvas:
+    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * _num_rows(bands)) as canvas:
         axes = _rows(canvas, bands, left=14.0)
-        for top, (_, found) in zip(_tops(bands), bands, strict=True):
-            for index, (name_of_color, dot) in enumerate(found):
-                y, color = top + 1.45 + index, _PALETTE[name_of_color]
-                axes.plot([dot.low, dot.high], [y, y], color=color, lw=2.4, alpha=0.55, clip_on=False)
-                axes.plot([dot.value], [y], "o", color=color, ms=6, mew=0, clip_on=False)
+        for y, (color, found) in _entries(bands):
+            axes.plot([found.low, found.high], [y, y], color=_PALETTE[color], lw=2.4, alpha=0.55, clip_on=False)
+            axes.plot([found.value], [y], "o", color=_PALETTE[color], ms=6, mew=0, clip_on=False)
         return _svg(canvas, name)
 
 
 def bars(name: str, bands: Sequence[tuple[str, Sequence[tuple[str, Sequence[tuple[str, float]]]]]]) -> str:
     """Bars of shares beside each other, each (colour, share), a labelled bar to a line, in titled bands."""
     longest = max((len(label) for _, found in bands for label, _ in found), default=0)
-    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * sum(len(found) + 1.5 for _, found in bands)) as canvas:
+    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * _num_rows(bands)) as canvas:
         axes = _rows(canvas, bands, left=8 + _CHARACTER * longest)
-        for top, (_, found) in zip(_tops(bands), bands, strict=True):
-            for index, (label, shares) in enumerate(found):
-                y, start = top + 1.45 + index, 0.0
-                axes.annotate(label, (0, y), (-5, 0), textcoords="offset points", ha="right", va="center")
-                for color, share in shares:
-                    axes.barh(y, share, 0.61, start, color=_PALETTE[color], alpha=0.85, lw=0, clip_on=False)
-                    start += share
+        for y, (label, shares) in _entries(bands):
+            start = 0.0
+            axes.annotate(label, (0, y), (-5, 0), textcoords="offset points", ha="right", va="center")
+            for color, share in shares:
+                axes.barh(y, share, 0.61, start, color=_PALETTE[color], alpha=0.85, lw=0, clip_on=False)
+                start += share
         return _svg(canvas, name)
 
 
@@ -282,24 +279,34 @@ def _stack(axes: "Axes", lines: Sequence[Line]) -> None:
 
 
 def _rows(canvas: "Canvas", bands: Sequence[tuple[str, Sequence[object]]], left: float) -> "Axes":
-    """Axes from 0 to 100 % with the bands' titles; a unit of y is a line, from the top."""
-    height = 72 * canvas.get_figheight()
-    axes = _axes(canvas, left, 4.0, _ROWS_WIDTH - 16, height - 20)
-    axes.set(xlim=(0, 1), ylim=(sum(len(found) + 1.5 for _, found in bands), 0))
-    ticks = (0, 0.25, 0.5, 0.75, 1.0)
+    """Axes from 0 to 100 % with the bands' titles; a unit of y is a row, from the top."""
+    axes, ticks, top = (
+        _axes(canvas, left, 4.0, _ROWS_WIDTH - 16, canvas.bbox.height - 20),
+        (0, 0.25, 0.5, 0.75, 1.0),
+        0.0,
+    )
+    axes.set(xlim=(0, 1), ylim=(_num_rows(bands), 0))
     axes.set_xticks(ticks, _labels(ticks, True))
     axes.set_yticks([])
     axes.grid(axis="x", lw=0.8, clip_on=False)
-    for top, (title, _) in zip(_tops(bands), bands, strict=True):
+    top = 0.0
+    for title, found in bands:
         _write(canvas, title, 10.0, 4 + _ROW * (top + 0.6), ha="left", color=_PALETTE["fg"], size=10)
+        top += len(found) + 1.5
     return axes
 
 
-def _tops(bands: Sequence[tuple[str, Sequence[object]]]) -> Iterator[float]:
+def _entries(bands: Sequence[tuple[str, Sequence[Item]]]) -> Iterator[tuple[float, Item]]:
+    """The entries of all bands, each with its y."""
     top = 0.0
     for _, found in bands:
-        yield top
+        yield from ((top + 1.45 + index, entry) for index, entry in enumerate(found))
         top += len(found) + 1.5
+
+
+def _num_rows(bands: Sequence[tuple[str, Sequence[object]]]) -> float:
+    """A title takes a row and a half."""
+    return sum(len(found) + 1.5 for _, found in bands)
 
 
 def _placed(
@@ -317,15 +324,13 @@ def _placed(
 def _swatch(canvas: "Canvas", color: str, label: str, x: float, y: float) -> None:
     from matplotlib.patches import Rectangle
 
-    height = 72 * canvas.get_figheight()
-    canvas.add_artist(Rectangle((x, height - y + 1), 9, 3, color=_PALETTE[color], lw=0, transform=None))
+    canvas.add_artist(Rectangle((x, canvas.bbox.height - y + 1), 9, 3, color=_PALETTE[color], lw=0, transform=None))
     _write(canvas, label, x + 12, y, ha="left")
 
 
 def _write(canvas: "Canvas", text: str, x: float, y: float, ha: str = "center", **style: Any) -> None:
     """Text whose baseline is at (x, y), in points from the upper left."""
-    height = 72 * canvas.get_figheight()
-    canvas.text(x / (72 * canvas.get_figwidth()), 1 - y / height, " ".join(text.split()), ha=ha, **style)
+    canvas.text(x / canvas.bbox.width, 1 - y / canvas.bbox.height, " ".join(text.split()), ha=ha, **style)
 
 
 def _axes(canvas: "Canvas", left: float, top: float, right: float, bottom: float) -> "Axes":
@@ -335,7 +340,7 @@ def _axes(canvas: "Canvas", left: float, top: float, right: float, bottom: float
 
 
 def _place(canvas: "Canvas", left: float, top: float, right: float, bottom: float) -> tuple[float, float, float, float]:
-    width, height = 72 * canvas.get_figwidth(), 72 * canvas.get_figheight()
+    width, height = canvas.bbox.width, canvas.bbox.height
     return left / width, 1 - bottom / height, (right - left) / width, (bottom - top) / height
 
 
@@ -362,7 +367,7 @@ def _svg(canvas: "Canvas", name: str | None) -> str:
     text = re.sub("<[^>]*>", lambda tag: _slim(tag[0], css=name is not None), re.sub(r"\s+", " ", text))
     text = re.sub(r'<path [^>]*style="fill: none"/>|</?g ?/?>|<defs> *</defs>', "", text)  # frames, plain groups
     text = re.sub("(?<=>) +(?=<)", "", text).strip()
-    width, height = 72 * canvas.get_figwidth(), 72 * canvas.get_figheight()
+    width, height = canvas.bbox.width, canvas.bbox.height
     if name is not None:
         label = html.escape(name, quote=True)
         return f'<svg viewBox="0 0 {width:g} {height:.0f}" role="img" aria-label="{label}">{text}</svg>'
@@ -376,7 +381,7 @@ def _svg(canvas: "Canvas", name: str | None) -> str:
 def _slim(tag: str, *, css: bool) -> str:
     tag = re.sub(r'^<g id="[^"]*"', "<g", tag).replace("xlink:href", "href")
     tag = re.sub(r"font-family: [^;]*; | transform=\"rotate\(-0[^\"]*\"", "", tag)
-    tag = re.sub(r"-?\d+\.\d{2,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), tag)
+    tag = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), tag)
     return re.sub("#[0-9a-f]{6}", lambda color: f"var(--{_NAMES[color[0]]})", tag) if css else tag
 
 

@@ -6,7 +6,8 @@ from itertools import cycle
 from luffy.evaluation.leaderboard.board import Board, BoardTable, Lead, Reference
 from luffy.evaluation.leaderboard.entries import Column, Entry
 from luffy.evaluation.leaderboard.published import PublishedTable
-from luffy.report.cells import NONE, Table, TableCell, accuracy, counts, difference, p_value, percent, text_table
+from luffy.report.cells import NONE, Table, TableCell, accuracy, counts, difference, p_value, percent
+from luffy.report.cells import table as shown_table
 from luffy.report.evaluation_page import DOT_NOTE
 from luffy.report.figures import dots
 from luffy.report.page import Figure, Page, Section
@@ -158,5 +159,5 @@ def _published(paper: PublishedTable) -> Section:
         title="Published results",
         aside=f"{paper.title}, {paper.source}",
         notes=(f"{about(paper)}. They stand in a table above where its suites are the same benchmarks.",),
-        tables=(text_table((paper.model, *(each.label for each in paper.benchmarks.values())), rows),),
+        tables=(shown_table((paper.model, *(each.label for each in paper.benchmarks.values())), rows),),
     )

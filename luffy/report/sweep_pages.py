@@ -28,7 +28,7 @@ from luffy.report.cells import (
     count,
     difference,
     percent,
-    text_table,
+    table,
     tone,
 )
 from luffy.report.evaluation_page import DOT_NOTE
@@ -67,6 +67,7 @@ _HELD_OUT_NOTE = (
     "Mean over seeds. Band: Student's t over seeds; with one seed, the interval over problems. Seconds are those of "
     "training steps, without the measurements."
 )
+_FAILED, _CHOSEN = TableCell("failed", (), "worse"), TableCell("chosen", (), "better")
 _TONES: dict[str, Tone] = {"ahead": "better", "behind": "worse", "not distinguishable": ""}
 
 
@@ -114,12 +115,12 @@ def grid_page(findings: GridFindings) -> Page:
 
 def grid_table(findings: GridFindings, decoding: str) -> Table:
     """Accuracy in percent: a row for each point, a column for each suite."""
-    cells = [(suite, decoding) for suite in findings.suites(decoding)]
+    suites = findings.suites(decoding)
     rows = (
-        (_point(each, len(findings.config.seeds)), *(_score(each.score(cell)) for cell in cells))
+        (_point(each, len(findings.config.seeds)), *(_score(each.score((suite, decoding))) for suite in suites))
         for each in findings.results
     )
-    return Table(("point", *findings.suites(decoding)), tuple(rows), style="numbers")
+    return table(("point", *suites), rows, style="numbers")
 
 
 def grid_costs(findings: GridFindings) -> Table:
@@ -176,25 +177,24 @@ def comparison_page(findings: Findings) -> Page:
 
 def accuracy_table(findings: Findings, decoding: str) -> Table:
     """Accuracy in percent: one row per arm, one column per suite; the base first."""
-    cells = [(suite, decoding) for suite in findings.suites(decoding)]
-    rows = [(TableCell("base"), *(accuracy(findings.base[cell]) for cell in cells))]
-    for arm in findings.arms:
-        scores = (findings.scores.get((arm.name, cell)) for cell in cells)
-        rows.append((_arm(findings, arm), *(_score(score, TableCell("failed", (), "worse")) for score in scores)))
-    return Table(("arm", *findings.suites(decoding)), tuple(rows), style="numbers")
+    suites, scores = findings.suites(decoding), findings.scores
+    rows = [
+        ("base", *(accuracy(findings.base[suite, decoding]) for suite in suites)),
+        *(
+            (_arm(findings, arm), *(_score(scores.get((arm.name, (suite, decoding))), _FAILED) for suite in suites))
+            for arm in findings.arms
+        ),
+    ]
+    return table(("arm", *suites), rows, style="numbers")
 
 
 def difference_table(findings: Findings, decoding: str) -> Table | None:
     """Differences from the reference in percentage points; None where nothing could be tested."""
-    cells = [(suite, decoding) for suite in findings.suites(decoding)]
-    rows = tuple(
-        (TableCell(arm.name), *(_test(findings.tests.get((arm.name, cell))) for cell in cells))
-        for arm in findings.arms
-        if any((arm.name, cell) in findings.tests for cell in cells)
-    )
-    header = (f"minus {findings.reference}", *findings.suites(decoding))
+    suites = findings.suites(decoding)
+    tests = {arm.name: [findings.tests.get((arm.name, (suite, decoding))) for suite in suites] for arm in findings.arms}
+    rows = [(arm, *map(_test, found)) for arm, found in tests.items() if any(found)]
     title = f"Percentage points minus {findings.reference}"
-    return Table(header, rows, title, style="numbers") if rows else None
+    return table((f"minus {findings.reference}", *suites), rows, title, style="numbers") if rows else None
 
 
 def cost_table(findings: Findings) -> Table:
@@ -207,32 +207,27 @@ def steps_to_reach(findings: Findings) -> list[Table]:
     tables, measured = [], [arm for arm in findings.arms if arm.held_out]
     for suite in suites_of([arm.held_out for arm in measured]):
         curves = {arm.name: arm.held_out[suite] for arm in measured if suite in arm.held_out}
-        shown = levels([curve for of_arm in curves.values() for curve in of_arm])
-        rows = ((name, *(_reached(of_arm, level) for level in shown)) for name, of_arm in curves.items())
-        if shown:
-            table = text_table(
-                ("arm", *(f"{100 * level:.0f} %" for level in shown)),
-                rows,
-                f"Optimizer steps to reach an accuracy on {suite}",
-                "Until it was first measured, mean over seeds; where only some seeds measured it, how many.",
+        if shown := levels([curve for of_arm in curves.values() for curve in of_arm]):
+            tables.append(
+                table(
+                    ("arm", *(f"{100 * level:.0f} %" for level in shown)),
+                    ((name, *(_reached(of_arm, level) for level in shown)) for name, of_arm in curves.items()),
+                    f"Optimizer steps to reach an accuracy on {suite}",
+                    "Until it was first measured, mean over seeds; where only some seeds measured it, how many.",
+                    "numbers",
+                )
             )
-            tables.append(replace(table, style="numbers"))
     return tables
 
 
 def tries_table(tuning: Tuning) -> Table:
     """A row for each point of each arm, in the order of its grid, with its accuracy."""
     rows = (
-        (
-            TableCell(arm.arm),
-            TableCell(each.point.text),
-            _score(each.score, TableCell("failed", (), "worse")),
-            TableCell("chosen", (), "better") if each is arm.chosen else TableCell(""),
-        )
+        (arm.arm, each.point.text, _score(each.score, _FAILED), _CHOSEN if each is arm.chosen else "")
         for arm in tuning.arms
         for each in arm.tries
     )
-    return Table(("arm", "tried", f"accuracy on {tuning.on}", "decision"), tuple(rows), style="numbers")
+    return table(("arm", "tried", f"accuracy on {tuning.on}", "decision"), rows, style="numbers")
 
 
 def tuning_costs(tuning: Tuning) -> Table:
@@ -270,22 +265,19 @@ def decision_table(findings: StudyFindings) -> Table:
             )
             rows.append((_situation(findings, cell), *(text or NONE for text in by_verdict)))
     reference = findings.config.reference
-    return text_table(("situation", f"ahead of {reference}", f"behind {reference}", "not distinguishable"), rows)
+    return table(("situation", f"ahead of {reference}", f"behind {reference}", "not distinguishable"), rows)
 
 
 def accuracies_of_cells(findings: StudyFindings, measured: Cell) -> Table:
     """Accuracy in percent on one suite: a row for each cell, a column for the base and each arm."""
-    arms = ("", *findings.config.arms)
+    arms, scores = ("", *findings.config.arms), findings.scores
     rows = (
-        (
-            TableCell(_situation(findings, cell)),
-            *(_score(findings.scores.get((cell, arm, measured))) for arm in arms),
-        )
+        (_situation(findings, cell), *(_score(scores.get((cell, arm, measured))) for arm in arms))
         for cell in findings.config.cells
-        if any((cell, arm, measured) in findings.scores for arm in arms)
+        if any((cell, arm, measured) in scores for arm in arms)
     )
     note = "Accuracy in percent, mean over seeds and problems (each seed):"
-    return Table(("situation", "base", *arms[1:]), tuple(rows), note=note, style="numbers")
+    return table(("situation", "base", *arms[1:]), rows, note=note, style="numbers")
 
 
 def _failures(lines: Sequence[str]) -> tuple[Section, ...]:
@@ -294,7 +286,7 @@ def _failures(lines: Sequence[str]) -> tuple[Section, ...]:
 
 def _score(score: Score | None, missing: TableCell | None = None) -> TableCell:
     if score is None:
-        return missing or TableCell(NONE)
+        return missing or accuracy(None)
     return accuracy(score.estimate, score.by_seed.values())
 
 
@@ -525,30 +517,28 @@ def _study_page(findings: StudyFindings, results: StudyResults) -> Page:
 
 def _planned(findings: StudyFindings) -> Table:
     """The planned tests, with what Holm's correction leaves of them."""
-    rows = []
+    rows: list[tuple[str | TableCell, ...]] = []
     for cell, arm in findings.config.planned:
-        effect, place = findings.effect(cell, arm), (TableCell(_situation(findings, cell)), TableCell(arm))
+        effect = findings.effect(cell, arm)
         if effect is None:
-            rows.append((*place, TableCell(NONE), TableCell(NONE), TableCell("not run yet")))
+            rows.append((_situation(findings, cell), arm, NONE, NONE, "not run yet"))
             continue
         p = "< 0.001" if effect.p_value < 0.001 else f"{effect.p_value:.3f}"
         verdict = TableCell(effect.verdict, (), _TONES[effect.verdict])
-        rows.append((*place, difference(effect.result.difference), TableCell(p), verdict))
-    return Table(("situation", "arm", "difference", "p, corrected", "verdict"), tuple(rows))
+        rows.append((_situation(findings, cell), arm, difference(effect.result.difference), p, verdict))
+    return table(("situation", "arm", "difference", "p, corrected", "verdict"), rows)
 
 
 def _effects_table(findings: StudyFindings, measured: Cell) -> Table:
     """Differences from the reference on one suite; exploratory except for the planned tests."""
+    effects, others = findings.effects, findings.others
     rows = (
-        (
-            TableCell(_situation(findings, cell)),
-            *(_effect(findings.effects.get((cell, arm, measured))) for arm in findings.others),
-        )
+        (_situation(findings, cell), *(_effect(effects.get((cell, arm, measured))) for arm in others))
         for cell in findings.config.cells
-        if any((cell, arm, measured) in findings.effects for arm in findings.others)
+        if any((cell, arm, measured) in effects for arm in others)
     )
-    header = (f"minus {findings.config.reference}", *findings.others)
-    return Table(header, tuple(rows), note="Differences in percentage points:", style="numbers")
+    header = (f"minus {findings.config.reference}", *others)
+    return table(header, rows, note="Differences in percentage points:", style="numbers")
 
 
 def _effect(effect: Effect | None) -> TableCell:
@@ -569,7 +559,7 @@ def _tried_of_cells(results: StudyResults) -> Table:
         (cell, arm, values, percent(sum(each) / len(each)), "yes" if chosen.get(cell, {}).get(arm) == point else "")
         for (cell, arm, point, values), each in means.items()
     )
-    return text_table(("tuned at", "arm", "values", "accuracy on validation", "chosen"), rows)
+    return table(("tuned at", "arm", "values", "accuracy on validation", "chosen"), rows)
 
 
 def _costs_of_cells(results: StudyResults) -> Table:
@@ -583,7 +573,7 @@ def _costs_of_cells(results: StudyResults) -> Table:
         (*place, *(f"{sum(each) / len(each):,.0f}" if (each := values.get(name)) else NONE for name in names))
         for place, values in spent.items()
     )
-    return text_table(("cell", "arm", *(name.replace("_", " ") for name in names)), rows)
+    return table(("cell", "arm", *(name.replace("_", " ") for name in names)), rows)
 
 
 def _effects(findings: StudyFindings) -> list[Chart]:
