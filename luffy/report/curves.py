@@ -11,7 +11,7 @@ from itertools import cycle
 from luffy.config.objective import EntropyLoss, TermConfig
 from luffy.report.figures import Chart, Line, chart
 from luffy.report.page import Figure
-from luffy.tracking.held_out_curve import accuracy_names, held_out_curves
+from luffy.tracking.held_out_curve import HeldOutPoint, accuracy_names, held_out_curves
 from luffy.tracking.metrics import NAMESPACES, MetricRow, training_rows
 from luffy.types import Outcome
 
@@ -207,12 +207,15 @@ def draw_held_out(node: str, rows: Sequence[MetricRow]) -> list[Figure]:
     note = "By the engine in training; the first point is the policy before training. Band: interval over problems."
     figures = []
     for suite, points in held_out_curves([rows]).items():
-        line = Line(
-            suite, "c3", *([getattr(point, name) for point in points] for name in ("steps", "accuracy", "low", "high"))
-        )
+        line = held_out_line(suite, "c3", [point.steps for point in points], points)
         drawn = chart(f"{node}-held-out-{suite}", Chart(suite, [line], over="optimizer step", percent=True))
         figures.append(Figure(f"Held-out accuracy, {suite}", note, drawn))
     return figures
+
+
+def held_out_line(label: str, color: str, xs: Sequence[float], points: Sequence[HeldOutPoint]) -> Line:
+    """Held-out accuracies over `xs`, with their intervals."""
+    return Line(label, color, xs, *([getattr(point, name) for point in points] for name in ("accuracy", "low", "high")))
 
 
 def _line(metric: str, label: str, color: str, rows: Sequence[MetricRow]) -> Line:

@@ -31,6 +31,7 @@ from luffy.report.cells import (
     table,
     tone,
 )
+from luffy.report.curves import held_out_line
 from luffy.report.evaluation_page import DOT_NOTE
 from luffy.report.figures import Chart, Line, chart, dots, estimates, heat, picture
 from luffy.report.page import Figure, Page, Section, html, markdown
@@ -391,15 +392,7 @@ def _held_out_figures(findings: Findings, colors: Mapping[str, str]) -> tuple[Fi
     for suite in suites_of([arm.held_out for arm in measured]):
         means = {arm.name: points for arm in measured if (points := arm.held_out_mean(suite, findings.confidence))}
         for over, (title, x) in _HELD_OUT.items():
-            lines = [
-                Line(
-                    name,
-                    colors[name],
-                    [x(point) for point in points],
-                    *([getattr(point, bound) for point in points] for bound in ("accuracy", "low", "high")),
-                )
-                for name, points in means.items()
-            ]
+            lines = [held_out_line(name, colors[name], list(map(x, found)), found) for name, found in means.items()]
             drawn = chart(f"held-out-{suite}-{over}", Chart(suite, lines, over=over, percent=True))
             legend = tuple((colors[name], name) for name in means)
             figures.append(Figure(f"{suite} {title}", _HELD_OUT_NOTE, drawn, legend))
