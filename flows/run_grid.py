@@ -20,7 +20,7 @@ from luffy.config.many_runs.grid_experiment import load_grid
 from luffy.evaluation.grid_findings import GridFindings
 from luffy.pipeline.machine.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
-from luffy.report.grid_page import grid_costs, grid_table
+from luffy.report.sweep_pages import grid_costs, grid_table
 from luffy.tasks.grid_runs import PAGE_FILE, conclude_grid, open_grid
 from luffy.tasks.many_runs import raise_failures, run_all
 

@@ -18,9 +18,8 @@ from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.markdown_text import code_span
 from luffy.pipeline.chain.plan import StagePlan
-from luffy.report.headline import headlines_first
-from luffy.report.panels import headline_plots
-from luffy.report.plotter import Plot, colored, picture_url
+from luffy.report.curves import headline_charts, headlines_first
+from luffy.report.figures import Chart, colored, picture_url
 from luffy.tracking.jsonl import Json, read_last_lines, read_lines
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE
@@ -87,7 +86,7 @@ def training_curves(plan: StagePlan) -> Artifact | None:
     rows = read_metrics(plan.directory / METRICS_FILE)
     if not rows:
         return None
-    return _picture(headline_plots(rows), f"{plan.node.name} over its steps")
+    return _picture(headline_charts(rows), f"{plan.node.name} over its steps")
 
 
 def rollout_samples(plan: StagePlan) -> Artifact | None:
@@ -125,8 +124,8 @@ def accuracy_curves(plan: StagePlan) -> Artifact | None:
     if not cells:
         return None
     checkpoints = list(dict.fromkeys(cell.checkpoint for cell in cells))
-    plots = [
-        Plot(
+    charts = [
+        Chart(
             f"accuracy, {decoding}",
             colored(_suite_curves(cells, decoding, checkpoints)),
             percent=True,
@@ -134,7 +133,7 @@ def accuracy_curves(plan: StagePlan) -> Artifact | None:
         )
         for decoding in dict.fromkeys(cell.decoding for cell in cells)
     ]
-    return _picture(plots, "Accuracy from checkpoint to checkpoint")
+    return _picture(charts, "Accuracy from checkpoint to checkpoint")
 
 
 def data_card(plan: StagePlan) -> Artifact | None:
@@ -219,9 +218,9 @@ def _quoted(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
-def _picture(plots: Sequence[Plot], description: str) -> Artifact:
+def _picture(charts: Sequence[Chart], description: str) -> Artifact:
     # As markdown, because the UI shows the whole URL next to an artifact of kind "image".
-    return Artifact("markdown", f"![{description}]({picture_url(plots)})", description)
+    return Artifact("markdown", f"![{description}]({picture_url(charts)})", description)
 
 
 def _page(sections: Sequence[str], description: str) -> Artifact | None:

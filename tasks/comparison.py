@@ -19,14 +19,9 @@ from luffy.evaluation.method_comparison.tuning import ArmTuning, Try, Tuning, tr
 from luffy.files import write_atomic
 from luffy.pipeline.chain.reuse import FinishedStage
 from luffy.pipeline.workspace import Workspace
-from luffy.report.method_comparison_page import (
-    accuracy_table,
-    cost_table,
-    difference_table,
-    render_comparison,
-)
-from luffy.report.plotter import Plot, colored, picture_url
-from luffy.report.tuning_section import tries_table
+from luffy.report.figures import Chart, colored, picture_url
+from luffy.report.page import html
+from luffy.report.sweep_pages import accuracy_table, comparison_page, cost_table, difference_table, tries_table
 from luffy.tasks.artifacts import Artifact
 from luffy.tasks.many_runs import (
     ManyRuns,
@@ -112,7 +107,7 @@ def conclude(
         [_arm(comparison, reported, name) for name in config.arms],
         reported.tuning,
     )
-    write_atomic(running.folder / PAGE_FILE, render_comparison(findings))
+    write_atomic(running.folder / PAGE_FILE, html(comparison_page(findings)))
     write_atomic(running.folder / DATA_FILE, as_json(findings))
     artifacts = _artifacts(findings, running)
     offer_artifacts(findings.name, "comparison", artifacts, running.session.publisher)
@@ -149,6 +144,6 @@ def _artifacts(findings: Findings, running: ManyRuns) -> dict[str, Artifact]:
         found["tuning"] = table_artifact(tries_table(findings.tuning), "What was tried for each arm, accuracy in %")
     curves = {arm.name: [(point.steps, point.reward) for point in arm.curve] for arm in findings.arms if arm.curve}
     if curves:
-        picture = picture_url([Plot("Reward", colored(curves), over="optimizer steps")])
+        picture = picture_url([Chart("Reward", colored(curves), over="optimizer steps")])
         found["curves"] = Artifact("markdown", f"![reward]({picture})", "Reward over optimizer steps, mean over seeds")
     return found

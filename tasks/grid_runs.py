@@ -12,7 +12,8 @@ from luffy.config.many_runs.grid_experiment import GridExperiment
 from luffy.evaluation.grid_findings import GridFindings, PointResult, grid_json
 from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
-from luffy.report.grid_page import grid_costs, grid_table, render_grid
+from luffy.report.page import html
+from luffy.report.sweep_pages import grid_costs, grid_page, grid_table
 from luffy.tasks.many_runs import (
     ManyRuns,
     RunOutcome,
@@ -45,7 +46,7 @@ def conclude_grid(running: ManyRuns, grid: GridExperiment, outcomes: Mapping[str
         for point in grid.points
     ]
     findings = GridFindings(config, tuple(PointResult(point, seeds, failed) for point, (seeds, failed) in found))
-    write_atomic(running.folder / PAGE_FILE, render_grid(findings))
+    write_atomic(running.folder / PAGE_FILE, html(grid_page(findings)))
     write_atomic(running.folder / DATA_FILE, grid_json(findings))
     artifacts = {
         f"accuracy-{decoding}": table_artifact(grid_table(findings, decoding), f"Accuracy in %, {decoding}")

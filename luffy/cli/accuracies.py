@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from luffy.report.cells import accuracy
+from luffy.statistics.accuracy import Estimate
+
 RESULTS_FILE = "results.json"
 
 
@@ -21,8 +24,7 @@ class Accuracy:
     @property
     def text(self) -> str:
         """In percent, with its interval."""
-        low, high = self.interval
-        return f"{self.accuracy:.1%} [{low:.1%}, {high:.1%}]".replace("%", "")
+        return accuracy(Estimate(self.accuracy, *self.interval, "", 0)).plain
 
 
 def read_accuracies(directories: Iterable[Path]) -> list[Accuracy]:

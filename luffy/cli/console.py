@@ -21,8 +21,8 @@ from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import StageObserver
 from luffy.pipeline.machine.events import Event
 from luffy.pipeline.machine.gpu_memory import GpuMemory
-from luffy.report.tables import Table as PageTable
-from luffy.report.tables import plain_table
+from luffy.report.cells import Table as PageTable
+from luffy.report.cells import plain_table
 
 _STYLES: dict[StageState, str] = {
     "pending": "dim",

@@ -11,6 +11,7 @@ from luffy.evaluation.leaderboard.published import read_published
 from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
 from luffy.report import leaderboard_page as page
+from luffy.report.page import html
 
 HTML_FILE = "leaderboard.html"
 JSON_FILE = "leaderboard.json"
@@ -30,7 +31,7 @@ def write_leaderboard(workspace: Workspace) -> Board:
             f"workspace {workspace.root}: no finished evaluation{reasons}; run a chain that has the stage evaluate"
         )
     board = build_board(entries, read_published(), left_out)
-    write_atomic(workspace.root / HTML_FILE, page.render_page(board, str(workspace.root)))
+    write_atomic(workspace.root / HTML_FILE, html(page.leaderboard_page(board, str(workspace.root))))
     write_atomic(workspace.root / JSON_FILE, board_json(board))
     return board
 

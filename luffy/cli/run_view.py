@@ -14,9 +14,8 @@ from luffy.pipeline.chain.graph import nodes_showing
 from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.chain.manifest import Manifest, read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
-from luffy.report.headline import HEADLINE_METRICS
-from luffy.report.panels import Panel, panel_plots, rl_panels, supervised_panels
-from luffy.report.plotter import picture_svg
+from luffy.report.curves import HEADLINE_METRICS, Panel, panel_charts, rl_panels, supervised_panels
+from luffy.report.figures import picture
 from luffy.tracking.jsonl import read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
@@ -89,9 +88,9 @@ def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
     files = []
     for node in nodes_showing("training_curves", record.stages):
         rows = read_metrics(record.stages[node].directory / METRICS_FILE)
-        if rows and (plots := panel_plots(_panels(record, node), rows)):
+        if rows and (charts := panel_charts(_panels(record, node), rows)):
             files.append(folder / f"{record.name}-{node}.svg")
-            write_atomic(files[-1], picture_svg(plots, columns=3))
+            write_atomic(files[-1], picture(charts, columns=3))
     return files
 
 

@@ -19,7 +19,7 @@ from luffy.evaluation.study.study_results import (
 )
 from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
-from luffy.report.study_page import study_figure, study_html, study_markdown
+from luffy.report.sweep_pages import study_figure, study_html, study_markdown
 
 _HEADER = ("cell", "levels", "runs", "done", "left", "estimated time")
 

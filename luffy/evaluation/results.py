@@ -1,6 +1,6 @@
 """Results of an evaluation: a row per suite and decoding, counted from the records of the responses.
 
-The rows are `results.json`; `summary.md` shows them as tables (`luffy.report.evaluation_tables`).
+The rows are `results.json`; `summary.md` shows them as tables (`luffy.report.evaluation_page`).
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from luffy.errors import LuffyError
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
 from luffy.grading.response_format import fault_of_form
-from luffy.statistics.accuracy import accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
+from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
 from luffy.tracking.unanswered import MOST, UNREAD, advice_on_responses
 from luffy.types import TOKEN_LIMITS, Outcome
 
@@ -40,6 +40,10 @@ class Breakdown(StrictModel):
     num_problems: int
     accuracy: float
     interval: tuple[float, float]
+
+    @property
+    def estimate(self) -> Estimate:
+        return Estimate(self.accuracy, *self.interval, "", self.num_problems)
 
 
 class Agreement(StrictModel):
@@ -128,6 +132,11 @@ class ResultRow(StrictModel):
     """Empty where not every problem names one."""
     by_level: dict[str, Breakdown] = Field(default_factory=dict)
     protocol: SamplingProtocol | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """The accuracy with its interval."""
+        return Estimate(self.accuracy, *self.interval, self.method, self.num_problems)
 
     @property
     def unread_share(self) -> float:

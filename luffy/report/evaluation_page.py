@@ -1,74 +1,315 @@
-"""`summary.html` of an evaluation: the tables of `summary.md` with plots, as one self-contained file."""
+"""What an evaluation shows: `summary.md` and `summary.html`, and the page of a sweep over checkpoints.
 
-from collections.abc import Sequence
+The tables of a decoding are also those of a chain's report (`luffy.report.chain_page`).
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from luffy.evaluation.results import EvaluationResults, ResultRow, advice_on, checkpoint_name
+from luffy.evaluation.results import Breakdown, EvaluationResults, ResultRow, advice_on, checkpoint_name
 from luffy.files import write_atomic
-from luffy.report.breakdown import BreakdownSection, Scored, breakdown_sections
-from luffy.report.evaluation_tables import (
-    SUMMARY_FILE,
-    agreements,
-    by_decoding,
-    choices,
-    forms,
-    health,
-    mean_accuracy,
-    protocols,
-    render_summary,
-    scores,
+from luffy.report.cells import (
+    NONE,
+    Table,
+    TableCell,
+    accuracy,
+    count,
+    counts,
+    difference,
+    p_value,
+    percent,
+    table,
+    table_of,
+    tone,
 )
-from luffy.report.plotter import Dot, dot_plot
-from luffy.report.rendering import render
-from luffy.report.tables import Table
+from luffy.report.figures import Chart, Line, chart, dots, estimates
+from luffy.report.page import Figure, Page, Section, html, markdown
+from luffy.statistics.paired import BenchmarkComparison, PairedAccuracies, compare
 
+SUMMARY_FILE = "summary.md"
 PAGE_FILE = "summary.html"
+DOT_NOTE = "Dot: accuracy; line: its interval."
 _COLOR = "c1"
-_HEALTH = "Responses, in percent but for the counts and the tokens:"
+Counts = Mapping[tuple[str, str], Mapping[str, int]]
+"""Correct responses by problem, of each suite and decoding."""
 
 
 @dataclass(frozen=True, slots=True)
-class DecodingSection:
-    """One decoding."""
+class Scored:
+    """A model's row, and how the page calls and colours the model."""
 
-    title: str
-    dots: str
-    scores: Table
-    mean: str
-    advice: str | None
-    """On suites without readable answers."""
-    others: tuple[tuple[str, Table], ...]
-    """Further tables, each with its introduction."""
-    breakdowns: tuple[BreakdownSection, ...]
+    name: str
+    color: str
+    row: ResultRow
+
+
+@dataclass(frozen=True, slots=True)
+class SweptStep:
+    """One evaluated checkpoint of a sweep."""
+
+    step: int
+    results: EvaluationResults
+    correct: Counts
+
+    def row(self, suite: str, decoding: str) -> ResultRow:
+        """The result on a suite under a decoding; every step has the same."""
+        return next(row for row in self.results.rows if (row.suite, row.decoding) == (suite, decoding))
 
 
 def write_summaries(folder: Path, results: EvaluationResults) -> None:
     """Put `summary.md` and `summary.html` into the folder of an evaluation."""
-    write_atomic(folder / SUMMARY_FILE, render_summary(results))
-    write_atomic(folder / PAGE_FILE, render_page(results))
+    page = evaluation_page(results)
+    write_atomic(folder / SUMMARY_FILE, markdown(page))
+    write_atomic(folder / PAGE_FILE, html(page))
 
 
-def render_page(results: EvaluationResults) -> str:
-    """Return the page; the same results give the same bytes."""
-    return render(
-        "evaluation.html.jinja",
-        checkpoint=checkpoint_name(results.checkpoint),
-        confidence=f"{100 * results.confidence:g}",
-        decodings=[_section(name, rows) for name, rows in by_decoding(results.rows).items()],
+def evaluation_page(results: EvaluationResults) -> Page:
+    """All that the results say, a section for each decoding."""
+    return Page(
+        f"Evaluation of {checkpoint_name(results.checkpoint)}",
+        "Accuracies are means over all responses (avg@k), in percent; the intervals, at "
+        f"{100 * results.confidence:g} %, are over problems: what another set of problems of this kind would give.",
+        tuple(
+            Section(
+                title=name,
+                notes=tuple(filter(None, (_mean_accuracy(rows), advice_on(rows)))),
+                figures=(_accuracies(name, rows),),
+                tables=tuple(table for table in (scores(rows), *measures(rows), _protocols(rows)) if table.rows),
+                sections=tuple(
+                    section for row in rows for section in breakdowns(name, [Scored("accuracy", _COLOR, row)])
+                ),
+            )
+            for name, rows in by_decoding(results.rows).items()
+        ),
     )
 
 
-def _section(name: str, rows: Sequence[ResultRow]) -> DecodingSection:
-    others = (health(rows), forms(rows), agreements(rows), choices(rows), protocols(rows))
-    return DecodingSection(
-        title=name,
-        dots=dot_plot(f"accuracy-{name}", [(row.suite, [Dot(_COLOR, row.accuracy, *row.interval)]) for row in rows]),
-        scores=scores(rows),
-        mean=mean_accuracy(rows),
-        advice=advice_on(rows),
-        others=tuple((table.note or _HEALTH, table) for table in others if table.rows),
-        breakdowns=tuple(
-            section for row in rows for section in breakdown_sections(name, [Scored("accuracy", _COLOR, row)])
-        ),
+def checkpoints_page(steps: Sequence[SweptStep]) -> Page:
+    """Accuracy over the steps of RL, in ascending order, as curves with intervals and as a table."""
+    decodings = dict.fromkeys(row.decoding for row in steps[0].results.rows)
+    note = (
+        f"Each point is a checkpoint of the run; its band is the {100 * steps[0].results.confidence:g} % interval over "
+        "problems: what another set of problems of the same kind would give. Neighbouring points share their problems "
+        "and random seeds, so a difference may be clear although the bands overlap: the first and the last are "
+        "compared on the same problems below."
+    )
+    subtitle = f"checkpoints of steps {', '.join(str(swept.step) for swept in steps)}"
+    sections = tuple(_of_checkpoints(decoding, steps) for decoding in decodings)
+    return Page("Accuracy over RL steps", subtitle, (Section(notes=(note,)), *sections))
+
+
+def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
+    """The rows of each decoding, in their order."""
+    found: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        found.setdefault(row.decoding, []).append(row)
+    return found
+
+
+def scores(rows: Sequence[ResultRow]) -> Table:
+    """Accuracies with their intervals, pass@k, maj@k."""
+    return table_of(
+        rows,
+        {
+            "suite": lambda row: row.suite,
+            "problems": lambda row: f"{row.num_problems:,}",
+            "k": lambda row: row.num_samples,
+            "accuracy": lambda row: accuracy(row.estimate),
+            "method of the interval": lambda row: row.method,
+            "pass@k": lambda row: shares_at_k(row.pass_at_k),
+            "maj@k": lambda row: shares_at_k(row.maj_at_k),
+        },
+    )
+
+
+def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
+    """Tables of other measures than accuracy; without rows where there is none."""
+    return _health(rows), _forms(rows), _agreements(rows), _choices(rows)
+
+
+def votes(rows: Sequence[ResultRow]) -> Table:
+    """pass@k and maj@k, where there are several responses per problem."""
+    return table_of(
+        [row for row in rows if row.num_samples > 1],
+        {
+            "suite": lambda row: row.suite,
+            "k": lambda row: row.num_samples,
+            "pass@k": lambda row: shares_at_k(row.pass_at_k),
+            "maj@k": lambda row: shares_at_k(row.maj_at_k),
+        },
+        "Several responses to a problem: at least one of k correct (pass@k), the most frequent answer (maj@k)",
+    )
+
+
+def shares_at_k(shares: Mapping[str, float]) -> str:
+    """`1: 50.0, 2: 75.0`, in percent."""
+    return ", ".join(f"{k}: {percent(value)}" for k, value in shares.items()) or NONE
+
+
+def _health(rows: Sequence[ResultRow]) -> Table:
+    """Shares of truncated, unanswered, unparsable and failed responses, with mean lengths and graders."""
+    return table_of(
+        rows,
+        {
+            "suite": lambda row: row.suite,
+            "truncated": lambda row: percent(row.truncated_share),
+            "no answer": lambda row: percent(row.no_answer_share),
+            "unparsable": lambda row: percent(row.outcomes.get("unparsable", 0) / (row.num_problems * row.num_samples)),
+            "timed out, crashed": lambda row: str(row.outcomes.get("timed_out", 0) + row.outcomes.get("crashed", 0)),
+            "mean tokens": lambda row: f"{row.mean_tokens:.0f}",
+            "graded by": lambda row: ", ".join(row.graders) or NONE,
+        },
+        "Responses: shares in percent, and how long they are",
+    )
+
+
+def _forms(rows: Sequence[ResultRow]) -> Table:
+    """How many responses have the form that was asked for, and how many answers are right with and without it."""
+    return table_of(
+        [(row.suite, row.form) for row in rows if row.form is not None],
+        {
+            "suite": lambda found: found[0],
+            "in form, right": lambda found: found[1].right_in_form,
+            "in form, wrong": lambda found: found[1].wrong_in_form,
+            "otherwise, right": lambda found: found[1].right_otherwise,
+            "otherwise, wrong": lambda found: found[1].wrong_otherwise,
+            "form": lambda found: found[1].form,
+        },
+        "Responses by form and answer",
+    )
+
+
+def _agreements(rows: Sequence[ResultRow]) -> Table:
+    """Two graders on the same responses, where two have judged them."""
+    return table_of(
+        [(row.suite, row.agreement) for row in rows if row.agreement is not None],
+        {
+            "suite": lambda found: found[0],
+            "graders": lambda found: f"{found[1].first}, {found[1].second}",
+            "agree": lambda found: percent(found[1].share),
+            "only the first says correct": lambda found: found[1].only_first,
+            "only the second": lambda found: found[1].only_second,
+            "accuracy by the second": lambda found: percent(found[1].second_accuracy),
+        },
+        "Two graders on the same responses",
+    )
+
+
+def _choices(rows: Sequence[ResultRow]) -> Table:
+    """Figures that put multiple-choice scores into perspective."""
+    return table_of(
+        [(row, row.choices) for row in rows if row.choices is not None],
+        {
+            "suite": lambda found: found[0].suite,
+            "accuracy": lambda found: percent(found[0].accuracy),
+            "names no option": lambda found: percent(found[1].unparsed_share),
+            "adjusted for guessing": lambda found: percent(found[1].guess_adjusted),
+            "guessing alone": lambda found: percent(found[1].chance),
+        },
+        "Multiple choice",
+        "The score adjusted for guessing counts a response that names no option as a guess, and is not an accuracy.",
+    )
+
+
+def _protocols(rows: Sequence[ResultRow]) -> Table:
+    """How the responses were sampled, where the results record it."""
+    return table_of(
+        [(row.suite, row.protocol) for row in rows if row.protocol is not None],
+        {
+            "suite": lambda found: found[0],
+            "template": lambda found: found[1].template,
+            "temperature": lambda found: f"{found[1].temperature:g}" if found[1].temperature else "0 (greedy)",
+            "top-p": lambda found: f"{found[1].top_p:g}",
+            "response tokens": lambda found: found[1].max_response_tokens,
+            "stops at": lambda found: ", ".join(map(repr, found[1].stop)) or NONE,
+            "engine": lambda found: found[1].engine,
+        },
+        "How the responses were sampled",
+    )
+
+
+def breakdowns(figure: str, scored: Sequence[Scored]) -> list[Section]:
+    """Accuracy on one suite by subject and by level, those that the data name, of one model or of several.
+
+    `figure` makes the ids of the plots unique on the page.
+    """
+    sections = []
+    for kind in ("subject", "level"):
+        parts: list[tuple[Scored, Mapping[str, Breakdown]]] = [
+            (one, found) for one in scored if (found := one.row.by_subject if kind == "subject" else one.row.by_level)
+        ]
+        if not parts:
+            continue
+        labels = list(dict.fromkeys(label for _, found in parts for label in found))
+        rows, bands = [], []
+        for label in labels:
+            known = [(one, found[label].estimate) for one, found in parts if label in found]
+            problems = count(max(estimate.num_problems for _, estimate in known), "problem")
+            cells = (accuracy(found[label].estimate if label in found else None) for _, found in parts)
+            rows.append((TableCell(label, (problems,)), *cells))
+            bands.append((label, [(one.color, estimate) for one, estimate in known]))
+        suite, legend = parts[0][0].row.suite, tuple((one.color, one.name) for one, _ in parts)
+        drawn = Figure("Accuracy", DOT_NOTE, dots(f"{figure}-{suite}-{kind}", bands), legend, is_wide=True)
+        shown = table((kind, *(one.name for one, _ in parts)), rows, style="numbers")
+        sections.append(Section(title=f"{suite} by {kind}", in_columns=True, figures=(drawn,), tables=(shown,)))
+    return sections
+
+
+def _mean_accuracy(rows: Sequence[ResultRow]) -> str:
+    """A sentence; empty for one row."""
+    if len(rows) == 1:
+        return ""
+    mean = sum(row.accuracy for row in rows) / len(rows)
+    return f"Mean of these {len(rows)} accuracies, each suite counted once: {percent(mean)}."
+
+
+def _accuracies(name: str, rows: Sequence[ResultRow]) -> Figure:
+    drawn = dots(f"accuracy-{name}", [(row.suite, [(_COLOR, row.estimate)]) for row in rows])
+    return Figure("Accuracy", DOT_NOTE, drawn, is_wide=True)
+
+
+def _of_checkpoints(decoding: str, steps: Sequence[SweptStep]) -> Section:
+    rows = {row.suite: [swept.row(row.suite, decoding) for swept in steps] for row in steps[0].results.rows
+            if row.decoding == decoding}  # fmt: skip
+    xs = [swept.step for swept in steps]
+    figures = [
+        Figure(suite, "", chart(f"sweep-{decoding}-{suite}", Chart(suite, [_curve(xs, found)], percent=True)))
+        for suite, found in rows.items()
+    ]
+    header = (f"{suite}, {found[0].num_problems:,} × {found[0].num_samples}" for suite, found in rows.items())
+    cells = ((str(x), *(accuracy(found[i].estimate) for found in rows.values())) for i, x in enumerate(xs))
+    title = "Accuracy in percent: suite, problems × responses to each"
+    tables = [table(("step", *header), cells, title, style="numbers")]
+    if len(steps) > 1:
+        tables.append(_changes(list(rows), decoding, steps[0], steps[-1]))
+    return Section(title=decoding, figures=tuple(figures), tables=tuple(tables))
+
+
+def _curve(xs: Sequence[int], rows: Sequence[ResultRow]) -> Line:
+    return estimates("accuracy", _COLOR, xs, [row.estimate for row in rows])
+
+
+def _changes(suites: Sequence[str], decoding: str, first: SweptStep, last: SweptStep) -> Table:
+    """The first step against the last on the same problems."""
+    pairs = {}
+    for suite in suites:
+        before, after = first.correct[suite, decoding], last.correct[suite, decoding]
+        k = first.row(suite, decoding).num_samples
+        pairs[suite] = PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
+    compared = compare(pairs, first.results.confidence)
+    return table(
+        ("suite", f"step {first.step} → {last.step}", "verdict"),
+        ((suite, *_change(compared.on(suite))) for suite in suites),
+        "Change in percentage points, paired over problems; p-values after Holm's correction over the suites",
+        style="numbers",
+    )
+
+
+def _change(found: BenchmarkComparison) -> tuple[TableCell, TableCell]:
+    verdict = "clear" if found.is_significant else "not distinguishable from no change"
+    shown = tone(found.paired.difference, found.is_significant)
+    return (
+        difference(found.paired.difference, notes=(counts(found.paired),)),
+        TableCell(verdict, (p_value(found.adjusted_p),), shown),
     )

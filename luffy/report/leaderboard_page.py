@@ -1,54 +1,39 @@
 """The leaderboard for people: rows of text for a terminal, and one HTML file that needs nothing else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import cycle
 
 from luffy.evaluation.leaderboard.board import Board, BoardTable, Lead, Reference
 from luffy.evaluation.leaderboard.entries import Column, Entry
 from luffy.evaluation.leaderboard.published import PublishedTable
-from luffy.report import wording
-from luffy.report.plotter import Dot, dot_plot
-from luffy.report.rendering import render
-from luffy.report.tables import Table, TableCell
+from luffy.report.cells import NONE, Table, TableCell, accuracy, counts, difference, p_value, percent
+from luffy.report.cells import table as shown_table
+from luffy.report.evaluation_page import DOT_NOTE
+from luffy.report.figures import dots
+from luffy.report.page import Figure, Page, Section
 
 MARK = "★"
 PUBLISHED = "published"
-_NONE = "–"
 _NAME_HEADER = ("checkpoint", "method", "experiment")
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6")
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderboardSection:
-    """One protocol's table as the page shows it."""
-
-    title: str
-    confidence: str
-    methods: str
-    """Names of the intervals' methods."""
-    note: str
-    table: Table
-    num_own: int
-    """Number of rows from this workspace; the others are published."""
-    papers: tuple[PublishedTable, ...]
-    leads: Table | None
-    dots: str
-    legend: tuple[tuple[str, str], ...]
-
-
-def render_page(board: Board, workspace: str) -> str:
-    """The HTML page; `workspace` is its title."""
-    sections = [_section(number, table) for number, table in enumerate(board.tables)]
-    return render(
-        "leaderboard.html.jinja",
-        workspace=workspace,
-        mark=MARK,
-        about=about,
-        sections=sections,
-        board=board,
-        published=list(map(_published, board.published)),
+def leaderboard_page(board: Board, workspace: str) -> Page:
+    """A section for each protocol, then the published tables, and what was left out."""
+    note = (
+        "Accuracy in percent, mean over all responses, with its interval over problems: what another set of problems "
+        "of the same kind would give. Under a suite's name: its problems × responses to each. "
+        f"{MARK} marks the best row of a suite where it is clearly better than the next one (a test of their "
+        "difference on the same problems, corrected after Holm for the number of suites); where no row is marked, the "
+        "first ones cannot be told apart. Rows are compared within a table only, since a table is one protocol. The "
+        "best mean stands first; means are not tested."
     )
+    sections = [Section(notes=(note,)), *(_section(number, table) for number, table in enumerate(board.tables))]
+    sections += map(_published, board.published)
+    if board.left_out:
+        left_out = (f"{item.directory.name}: {item.reason}" for item in board.left_out)
+        sections.append(Section(title="Left out", notes=tuple(left_out)))
+    return Page("Leaderboard", f"workspace {workspace}", tuple(sections), workspace)
 
 
 def title(table: BoardTable) -> str:
@@ -66,18 +51,17 @@ def accuracy_table(table: BoardTable) -> Table:
 
     Published rows follow, named as such.
     """
-    mean = ("mean",) if _has_mean(table) else ()
-    header = (*_NAME_HEADER, *(_heading(table, column) for column in table.columns), *mean)
-    rows = [(*_name_cells(entry), *_accuracies(table, entry)) for entry in table.rows]
-    rows += [(*_reference_row(table, reference), *(TableCell("") for _ in mean)) for reference in table.references]
-    return Table(header, tuple(rows))
-
-
-def lead_table(table: BoardTable) -> Table | None:
-    """The best against the next on each suite, in percentage points; None where no suite has two rows."""
-    header = ("suite", "best", "next", "difference", "verdict")
-    rows = tuple(_lead_row(table, column, lead) for column, lead in table.leads.items())
-    return Table(header, rows) if rows else None
+    means = {id(entry): mean for entry in table.rows if (mean := table.mean(entry)) is not None}
+    header = (*_NAME_HEADER, *(_heading(table, column) for column in table.columns), *(["mean"] if means else []))
+    rows = []
+    for entry in table.rows:
+        name = entry.name
+        variant = (name.variant,) if name.variant else ()
+        of_all = [accuracy(means.get(id(entry)))] if means else []
+        named = TableCell(name.checkpoint, variant), TableCell(name.method or NONE), TableCell(name.experiment or NONE)
+        rows.append((*named, *(_accuracy(table, entry, column) for column in table.columns), *of_all))
+    rows += [_reference(table, reference, [""] if means else []) for reference in table.references]
+    return Table(header, tuple(rows), style="numbers board")
 
 
 def about(paper: PublishedTable) -> str:
@@ -94,32 +78,35 @@ def published_of(table: BoardTable) -> list[PublishedTable]:
     return papers
 
 
-def _section(number: int, table: BoardTable) -> LeaderboardSection:
-    colors = list(zip(table.rows, cycle(_COLORS), strict=False))
-    few = len(table.rows) <= len(_COLORS)
-    bands = [(column.suite, _dots(column, colors)) for column in table.columns]
-    return LeaderboardSection(
-        title=title(table),
-        confidence=confidence(table),
-        methods="; ".join(_methods(table)),
-        note=table.note,
-        table=accuracy_table(table),
-        num_own=len(table.rows),
-        papers=tuple(published_of(table)),
-        leads=lead_table(table),
-        dots=dot_plot(f"leaderboard-{number}", bands) if few else "",
-        legend=tuple((color, entry.name.text) for entry, color in colors) if few else (),
+def _section(number: int, table: BoardTable) -> Section:
+    methods = dict.fromkeys(cell.row.method for entry in table.rows for cell in entry.cells.values())
+    notes = (
+        f"Here {table.note}." if table.note else "",
+        *(f"Published: {about(paper)}." for paper in published_of(table)),
+        f"Intervals: {'; '.join(filter(None, methods))}." if any(methods) else "",
     )
-
-
-def _methods(table: BoardTable) -> list[str]:
-    found = dict.fromkeys(cell.row.method for entry in table.rows for cell in entry.cells.values())
-    return [method for method in found if method]
-
-
-def _dots(column: Column, colors: Sequence[tuple[Entry, str]]) -> list[Dot]:
-    cells = ((entry.cells[column].row, color) for entry, color in colors if column in entry.cells)
-    return [Dot(color, row.accuracy, *row.interval) for row, color in cells]
+    figures, colors = list[Figure](), list(zip(table.rows, cycle(_COLORS), strict=False))
+    if len(table.rows) <= len(_COLORS):
+        bands = [
+            (column.suite, [(c, entry.cells[column].row.estimate) for entry, c in colors if column in entry.cells])
+            for column in table.columns
+        ]
+        legend = tuple((color, entry.name.text) for entry, color in colors)
+        figures.append(Figure("Accuracy", DOT_NOTE, dots(f"leaderboard-{number}", bands), legend, is_wide=True))
+    leads = Table(
+        ("suite", "best", "next", "difference", "verdict"),
+        tuple(_lead(table, column, lead) for column, lead in table.leads.items()),
+        note="Percentage points with their interval, and the number of problems on which the best was right more or "
+        "less often. p-values after Holm's correction over the table's suites.",
+    )
+    folded = Section(title="The best against the next on each suite", is_folded=True, tables=(leads,))
+    return Section(
+        title=title(table),
+        aside=f"{confidence(table)} intervals",
+        notes=tuple(filter(None, notes)),
+        tables=(accuracy_table(table),),
+        sections=(Section(figures=tuple(figures)), *([folded] if leads.rows else [])),
+    )
 
 
 def _heading(table: BoardTable, column: Column) -> str:
@@ -134,65 +121,43 @@ def _heading(table: BoardTable, column: Column) -> str:
     return f"{column.suite}{mark}\n{column.num_problems:,} × {column.num_samples}"
 
 
-def _name_cells(entry: Entry) -> tuple[TableCell, ...]:
-    name = entry.name
-    variant = (name.variant,) if name.variant else ()
-    return TableCell(name.checkpoint, variant), TableCell(name.method or _NONE), TableCell(name.experiment or _NONE)
-
-
-def _accuracies(table: BoardTable, entry: Entry) -> list[TableCell]:
-    cells = [_accuracy_cell(table, entry, column) for column in table.columns]
-    if not _has_mean(table):
-        return cells
-    mean = table.mean(entry)
-    if mean is None:
-        return [*cells, TableCell(_NONE)]
-    return [*cells, TableCell(wording.percent(mean.value), (wording.interval(*mean.interval),))]
-
-
-def _accuracy_cell(table: BoardTable, entry: Entry, column: Column) -> TableCell:
+def _accuracy(table: BoardTable, entry: Entry, column: Column) -> TableCell:
     cell, lead = entry.cells.get(column), table.leads.get(column)
     if cell is None:
-        return TableCell(_NONE)
-    best = lead is not None and lead.best is entry and lead.is_clear
-    text = wording.percent(cell.row.accuracy) + (f" {MARK}" if best else "")
-    return TableCell(text, (wording.interval(*cell.row.interval),), "better" if best else "")
+        return TableCell(NONE)
+    found = accuracy(cell.row.estimate)
+    if lead is None or lead.best is not entry or not lead.is_clear:
+        return found
+    return TableCell(f"{found.text} {MARK}", found.details, "better")
 
 
-def _has_mean(table: BoardTable) -> bool:
-    return any(table.mean(entry) is not None for entry in table.rows)
+def _reference(table: BoardTable, reference: Reference, mean: Sequence[str]) -> tuple[TableCell, ...]:
+    accuracies = (percent(reference.accuracies.get(column)) for column in table.columns)
+    texts = (reference.row.name, PUBLISHED, reference.table.source, *accuracies, *mean)
+    return tuple(TableCell(text, (), "aside") for text in texts)
 
 
-def _reference_row(table: BoardTable, reference: Reference) -> tuple[TableCell, ...]:
-    accuracies = (reference.accuracies.get(column) for column in table.columns)
-    cells = (TableCell(_NONE if value is None else wording.percent(value)) for value in accuracies)
-    return TableCell(reference.row.name), TableCell(PUBLISHED), TableCell(reference.table.source), *cells
-
-
-def _lead_row(table: BoardTable, column: Column, lead: Lead) -> tuple[TableCell, ...]:
-    difference = lead.comparison.paired
-    counts = f"{difference.wins} better, {difference.losses} worse, {difference.ties} same"
+def _lead(table: BoardTable, column: Column, lead: Lead) -> tuple[TableCell, ...]:
+    found = lead.comparison.paired
     verdict = f"{MARK} clearly better" if lead.is_clear else "not distinguishable"
     return (
         TableCell(_heading(table, column).partition("\n")[0]),
         TableCell(lead.best.name.text),
         TableCell(lead.next.name.text),
-        TableCell(wording.signed(difference.difference.value), (wording.signed_interval(difference), counts)),
-        TableCell(verdict, (wording.adjusted_p(lead.comparison),), "better" if lead.is_clear else ""),
+        difference(found.difference, notes=(counts(found),)),
+        TableCell(verdict, (p_value(lead.comparison.adjusted_p),), "better" if lead.is_clear else ""),
     )
 
 
-def _published(table: PublishedTable) -> tuple[PublishedTable, Table]:
+def _published(paper: PublishedTable) -> Section:
     """A paper's whole table."""
-    header = (table.model, *(benchmark.label for benchmark in table.benchmarks.values()))
     rows = (
-        (
-            TableCell(row.name),
-            *(
-                TableCell(f"{row.accuracies[name]:.1f}" if name in row.accuracies else _NONE)
-                for name in table.benchmarks
-            ),
-        )
-        for row in table.rows
+        (row.name, *(f"{row.accuracies[name]:.1f}" if name in row.accuracies else NONE for name in paper.benchmarks))
+        for row in paper.rows
     )
-    return table, Table(header, tuple(rows))
+    return Section(
+        title="Published results",
+        aside=f"{paper.title}, {paper.source}",
+        notes=(f"{about(paper)}. They stand in a table above where its suites are the same benchmarks.",),
+        tables=(shown_table((paper.model, *(each.label for each in paper.benchmarks.values())), rows),),
+    )

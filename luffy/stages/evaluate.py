@@ -42,8 +42,7 @@ from luffy.evaluation.suite_checks import check_problems, check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
 from luffy.json_text import parse_json
-from luffy.report.evaluation_page import PAGE_FILE, write_summaries
-from luffy.report.evaluation_tables import SUMMARY_FILE, by_decoding
+from luffy.report.evaluation_page import PAGE_FILE, SUMMARY_FILE, by_decoding, write_summaries
 from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint

@@ -7,8 +7,8 @@ Writes report.html, a self-contained page, and report.md.
 
 from luffy.config.settings import ReportSettings
 from luffy.files import write_atomic
-from luffy.report.chain.inputs import read_chain
-from luffy.report.chain.report_page import build_page, render_html, render_markdown
+from luffy.report.chain_page import chain_page, read_chain
+from luffy.report.page import html, markdown
 from luffy.stages.program import StageContext, StageResult, main
 
 HTML_FILE = "report.html"
@@ -19,10 +19,10 @@ def run(settings: ReportSettings, context: StageContext) -> StageResult:
     """Read the finished stages and write the report."""
     chain = read_chain(settings.experiment, context.inputs)
     context.events.progress(1, 3)
-    page = build_page(chain)
+    page = chain_page(chain)
     context.events.progress(2, 3)
-    write_atomic(context.out / HTML_FILE, render_html(page))
-    write_atomic(context.out / MARKDOWN_FILE, render_markdown(page))
+    write_atomic(context.out / HTML_FILE, html(page))
+    write_atomic(context.out / MARKDOWN_FILE, markdown(page))
     context.events.progress(3, 3)
     return StageResult((HTML_FILE, MARKDOWN_FILE), metrics={})
 

@@ -20,7 +20,8 @@ from luffy.evaluation.results import RESULTS_FILE, count_correct, read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.files import write_atomic
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
-from luffy.report.sweep_page import SweptStep, render_curve
+from luffy.report.evaluation_page import SweptStep, checkpoints_page
+from luffy.report.page import html
 from luffy.rollout.engine import SwappableEngine
 from luffy.stages.adoption import EvaluationRequests, write_digests
 from luffy.stages.evaluate import (
@@ -111,7 +112,7 @@ def _write(cells: Sequence[SuiteDecoding], settings: SweepSettings, context: Sta
         rows = write_cells(cells, settings.protocol, _folder(context, step), f"step {step}")
         metrics |= {f"accuracy/{row.decoding}/{row.suite}/{step}": row.accuracy for row in rows}
     swept = [_read(step, _folder(context, step)) for step in sorted(settings.steps)]
-    write_atomic(context.out / PAGE_FILE, render_curve(swept))
+    write_atomic(context.out / PAGE_FILE, html(checkpoints_page(swept)))
     return metrics
 
 

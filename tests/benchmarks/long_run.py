@@ -28,7 +28,7 @@ from luffy.config import load_experiment
 from luffy.pipeline.machine.events import EVENTS_FILE, EventReader
 from luffy.pipeline.workspace.disk import measure
 from luffy.processes import die_with
-from luffy.report.panels import draw_outcomes, draw_panels, rl_panels
+from luffy.report.curves import draw_outcomes, draw_panels, rl_panels
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,16 +7,8 @@ from statistics import fmean
 
 from luffy.evaluation.leaderboard.entries import BoardCell, Column, Entry, EvaluationProtocol, LeftOut
 from luffy.evaluation.leaderboard.published import PublishedRow, PublishedTable
-from luffy.statistics.accuracy import PairedDifference
+from luffy.statistics.accuracy import Estimate, PairedDifference
 from luffy.statistics.paired import BenchmarkComparison, compare_paired, holm
-
-
-@dataclass(frozen=True, slots=True)
-class MeanAccuracy:
-    """Unweighted mean accuracy over the columns of a table."""
-
-    value: float
-    interval: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ class BoardTable:
     note: str = ""
     """Settings that distinguish it from other tables whose protocol reads the same."""
 
-    def mean(self, entry: Entry) -> MeanAccuracy | None:
+    def mean(self, entry: Entry) -> Estimate | None:
         """The unweighted mean over all columns with its interval; None unless the row has every column.
 
         The suites are independent samples, so the interval recovers each one's variance from its own interval
@@ -71,7 +63,7 @@ class BoardTable:
         value, n = fmean(row.accuracy for row in rows), len(rows)
         below = math.sqrt(sum((row.accuracy - row.interval[0]) ** 2 for row in rows)) / n
         above = math.sqrt(sum((row.interval[1] - row.accuracy) ** 2 for row in rows)) / n
-        return MeanAccuracy(value, (value - below, value + above))
+        return Estimate(value, value - below, value + above, "MOVER", sum(row.num_problems for row in rows))
 
 
 @dataclass(frozen=True, slots=True)

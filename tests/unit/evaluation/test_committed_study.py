@@ -10,7 +10,7 @@ from luffy.cli.reproduction import effect_words
 from luffy.config.many_runs.study import load_study
 from luffy.evaluation.study.study_findings import find_effects
 from luffy.evaluation.study.study_results import read_study_results, result_files
-from luffy.report.study_page import study_figure, study_html, study_markdown
+from luffy.report.sweep_pages import study_figure, study_html, study_markdown
 
 FOLDER = Path(__file__).parents[3] / "docs" / "study"
 ARMS = ("sft", "on_policy", "sft_then_rl", "luffy")

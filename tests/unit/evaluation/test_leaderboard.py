@@ -15,7 +15,8 @@ from luffy.evaluation.leaderboard.entries import read_entries
 from luffy.evaluation.leaderboard.published import read_published
 from luffy.pipeline.chain.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace
-from luffy.report.leaderboard_page import accuracy_table, render_page
+from luffy.report.leaderboard_page import accuracy_table, leaderboard_page
+from luffy.report.page import html
 
 GREEDY = ("math", "greedy")
 SAMPLED = ("math", "sampled")
@@ -265,10 +266,10 @@ def test_the_page_stands_alone_and_trusts_no_name(workspace: Workspace) -> None:
     hostile = "<script>alert(1)</script>"
     write_evaluation(workspace, "a", {(hostile, "greedy"): first(50)})
     write_evaluation(workspace, "b", {(hostile, "greedy"): first(10)})
-    html = render_page(board_of(workspace), hostile)
-    assert "<script" not in html
-    assert re.findall(r"url\((?!#)|@import|<link|<img", html) == []
-    assert "★" in html
+    text = html(leaderboard_page(board_of(workspace), hostile))
+    assert "<script" not in text
+    assert re.findall(r"url\((?!#)|@import|<link|<img", text) == []
+    assert "★" in text
 
 
 def test_the_command_prints_the_table_and_writes_page_and_data(

@@ -20,14 +20,9 @@ from luffy.evaluation.method_comparison.arms import (
     total_costs,
 )
 from luffy.evaluation.method_comparison.findings import as_json, find
-from luffy.report.held_out_comparison import steps_to_reach
-from luffy.report.method_comparison_page import (
-    accuracy_table,
-    cost_table,
-    difference_table,
-    render_comparison,
-)
-from luffy.report.tables import plain_table
+from luffy.report.cells import plain_table
+from luffy.report.page import html
+from luffy.report.sweep_pages import accuracy_table, comparison_page, cost_table, difference_table, steps_to_reach
 from luffy.tracking.held_out_curve import HeldOutPoint
 from luffy.tracking.metrics import MetricsWriter
 
@@ -97,7 +92,7 @@ def test_an_arm_without_a_seed_is_shown_as_failed_and_the_rest_is_compared():
     _, rows = plain_table(accuracy_table(findings, "greedy"))
     assert rows[-1][1:] == ["failed", "failed"]
     assert {name for name, _ in findings.tests} == {"other"}
-    page = render_comparison(findings)
+    page = html(comparison_page(findings))
     assert "Failed runs" in page
     assert "<script>" not in page and "&lt;script&gt;" in page
     assert plain_table(cost_table(findings))[1][-1][1:] == ["–"] * 5
@@ -107,12 +102,12 @@ def test_a_failed_reference_leaves_accuracies_without_tests():
     findings = compared(arm("luffy", failures={1: "no", 2: "no"}.items()), OTHER)
     assert findings.tests == {}
     assert difference_table(findings, "greedy") is None
-    assert render_comparison(findings).count("minus luffy") == 0
+    assert html(comparison_page(findings)).count("minus luffy") == 0
 
 
 def test_the_page_stands_alone_and_is_the_same_twice():
-    page = render_comparison(compared(LUFFY, OTHER))
-    assert page == render_comparison(compared(LUFFY, OTHER))
+    page = html(comparison_page(compared(LUFFY, OTHER)))
+    assert page == html(comparison_page(compared(LUFFY, OTHER)))
     assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
     for words in ("Over optimizer steps", "Over samples", "Over time", "rows learned from", "Student", "Holm"):
         assert words in page
@@ -121,7 +116,7 @@ def test_the_page_stands_alone_and_is_the_same_twice():
 
 def test_with_one_seed_the_page_says_that_nothing_is_known_of_another():
     findings = find("small", BUDGET, "luffy", (1,), evaluation(easy=4, hard=0), [arm("luffy", (20, 10))])
-    page = render_comparison(findings)
+    page = html(comparison_page(findings))
     assert "say nothing about what another seed would give" in page
 
 
@@ -160,7 +155,7 @@ def test_an_interleaved_sft_step_counts_against_the_budget_and_the_page_tells():
     seed = FinishedSeed(1, evaluation(easy=20, hard=10), replace(COSTS, optimizer_steps=15.0), curve)
     findings = compared(LUFFY, Arm("relift", "rl", "relift", (seed,), {}))
     assert findings.off_budget == ["relift: 15 optimizer steps a seed where the budget is 12"]
-    assert findings.off_budget[0] in render_comparison(findings)
+    assert findings.off_budget[0] in html(comparison_page(findings))
     assert json.loads(as_json(findings))["off_budget"] == findings.off_budget
 
 
@@ -231,15 +226,15 @@ def test_the_page_says_how_many_steps_an_accuracy_took():
     fast = measured_arm("luffy", held_out(0.1, 0.4, 0.6), held_out(0.1, 0.2, 0.5))
     slow = measured_arm("other", held_out(0.1, 0.1, 0.3), held_out(0.2, 0.2, 0.2))
     findings = compared(fast, slow, arm("unmeasured", (20, 10)))
-    ((suite, table),) = steps_to_reach(findings)
+    (table,) = steps_to_reach(findings)
     header, rows = plain_table(table)
-    assert (suite, header) == ("easy", ["arm", "20 %", "30 %", "40 %", "50 %", "60 %"])
+    assert header == ["arm", "20 %", "30 %", "40 %", "50 %", "60 %"]
     assert rows == [
         ["luffy", "4", "6", "6", "8", "1 of 2 seeds"],
         ["other", "4", "1 of 2 seeds", "–", "–", "–"],
     ]
-    page = render_comparison(findings)
+    page = html(comparison_page(findings))
     assert page.count("held-out-easy-") == 3
     assert "Optimizer steps to reach an accuracy on easy" in page
     assert json.loads(as_json(findings))["arms"][0]["held_out"]["easy"][2]["steps"] == 8.0
-    assert "held-out" not in render_comparison(compared(LUFFY, OTHER))
+    assert "held-out" not in html(comparison_page(compared(LUFFY, OTHER)))

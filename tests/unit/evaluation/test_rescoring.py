@@ -66,7 +66,7 @@ def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
     for name in ("samples.jsonl.zst", "results.json"):
         assert (tmp_path / "after" / name).read_bytes() == (other / name).read_bytes()
     assert counts == [9]
-    assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of `rl`")
+    assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of RL")
 
 
 def test_without_its_judge_nothing_is_written(tmp_path: Path) -> None:

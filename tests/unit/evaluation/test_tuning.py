@@ -11,9 +11,9 @@ from luffy.config.many_runs.grid import grid_points
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed
 from luffy.evaluation.method_comparison.findings import as_json, find
 from luffy.evaluation.method_comparison.tuning import ArmTuning, Tuning, tried
-from luffy.report.method_comparison_page import render_comparison
-from luffy.report.tables import plain_table
-from luffy.report.tuning_section import tries_table, tuning_costs
+from luffy.report.cells import plain_table
+from luffy.report.page import html
+from luffy.report.sweep_pages import comparison_page, tries_table, tuning_costs
 from luffy.tracking.metrics import METRICS_FILE, MetricsWriter
 
 CELL = ("validation", "greedy")
@@ -116,7 +116,7 @@ def test_page_and_data_tell_what_was_tried_chosen_and_failed():
     assert [row[3] for row in rows] == ["chosen", "", "", "", "chosen", ""]
     assert rows[5][2] == "failed"
     assert found.failures == ["luffy, rl.optimizer.lr=0.0004, seed 100: was ended"]
-    page = render_comparison(found)
+    page = html(comparison_page(found))
     for words in ("3 tries", "seed 100", "evaluated only on validation", "smallest value tried", "rl.optimizer.lr"):
         assert words in page
     data = json.loads(as_json(found))["tuning"]
@@ -128,4 +128,4 @@ def test_page_and_data_tell_what_was_tried_chosen_and_failed():
     assert data["warnings"] == arms[0].warnings
     assert len(plain_table(tuning_costs(found.tuning))[1]) == 2
     untuned = replace(found, tuning=None)
-    assert json.loads(as_json(untuned))["tuning"] is None and "#tuning" not in render_comparison(untuned)
+    assert json.loads(as_json(untuned))["tuning"] is None and "#tuning" not in html(comparison_page(untuned))

@@ -18,8 +18,8 @@ from luffy.evaluation.finished import read_evaluation
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.report.evaluation_page import render_page
-from luffy.report.evaluation_tables import render_summary
+from luffy.report.evaluation_page import evaluation_page
+from luffy.report.page import html, markdown
 from luffy.tasks import artifacts
 from luffy.types import Message, Prompt
 
@@ -70,8 +70,8 @@ def shown(folder: Path, record: SampleRecord) -> dict[str, str]:
     samples = artifacts.evaluated_samples(plan)
     return {
         "results.json": (first / "results.json").read_text(),
-        "summary.md": render_summary(results((record,))),
-        "summary.html": render_page(results((record,))),
+        "summary.md": markdown(evaluation_page(results((record,)))),
+        "summary.html": html(evaluation_page(results((record,)))),
         "artifact": samples.data if samples else "",
         "changes": "" if cell.changed[0].confidential else str(cell.changed),
     }

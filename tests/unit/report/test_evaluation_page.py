@@ -1,30 +1,36 @@
-"""`summary.html`: the numbers of `summary.md` with plots, alone in one file, and no name in it is markup."""
+"""`summary.md` and `summary.html` say all that the results say, alone in one file, and no name in them is markup."""
 
 from dataclasses import replace
 from html.parser import HTMLParser
 
 from synthetic.result_rows import result_row
 
-from luffy.evaluation.results import EvaluationResults, ResultRow
+from luffy.evaluation.results import EvaluationResults, ResultRow, SamplingProtocol
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.report.evaluation_page import render_page
+from luffy.report.evaluation_page import evaluation_page
+from luffy.report.page import html, markdown
 
 RECORD = SampleRecord(
     suite="math", decoding="hot & <b>", uid="a", sample=0, seed=1, prompt="p", response="r", answer="1",
     ground_truth="1", outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=4, grader="math",
-    second_grader="math_strict", second_outcome="wrong", subject="<i>x</i> $y", level="3",
+    second_grader="math_strict", second_outcome="wrong", subject="<i>Algebra</i> | $x$", level="3",
 )  # fmt: skip
+WRONG = replace(RECORD, uid="b", correct=False, outcome="no_answer", answer=None, finish_reason="length", level="4")
+PROTOCOL = SamplingProtocol(
+    template="r1_zero", temperature=0.6, top_p=1.0, max_response_tokens=64, stop=("</answer>",), engine="vllm"
+)
 
 
 def rows() -> list[ResultRow]:
-    twice = [replace(RECORD, uid=uid, sample=i, correct=uid == "a", level="34"[uid == "a"]) for uid in "ab"
-             for i in (0, 1)]  # fmt: skip
-    plain = replace(RECORD, suite="arc", grader="choice", second_grader=None, subject=None, level=None, num_options=4)
-    return [result_row(twice, 0.9), result_row([plain], 0.9)]
+    sampled = [replace(record, sample=sample) for record in (RECORD, WRONG) for sample in range(2)]
+    choice = replace(RECORD, suite="arc", grader="choice", num_options=4, second_grader=None, second_outcome=None,
+                     subject=None, level=None)  # fmt: skip
+    return [result_row(sampled, 0.9, PROTOCOL), result_row([choice, replace(choice, uid="b")], 0.9)]
 
 
-def page(found: list[ResultRow]) -> str:
-    return render_page(EvaluationResults(checkpoint="rl", confidence=0.9, rows=tuple(found)))
+def written(found: list[ResultRow]) -> tuple[str, str]:
+    page = evaluation_page(EvaluationResults(checkpoint="rl", confidence=0.9, rows=tuple(found)))
+    return html(page), markdown(page)
 
 
 class Text(HTMLParser):
@@ -43,30 +49,54 @@ class Text(HTMLParser):
         self.text += [data.strip()] if data.strip() else []
 
 
-def test_every_measure_is_there_and_each_breakdown_has_a_plot() -> None:
-    read = Text(page(rows()))
-    assert {"Evaluation of RL", "hot & <b>", "math by subject", "math by level"} <= set(read.text)
-    for cell in (
-        "1: 50.0, 2: 50.0",
-        "2: 50.0",
-        "math, math_strict",
-        "choice",
-        "Mean of these 2 accuracies, each suite",
-    ):
-        assert any(text.startswith(cell) for text in read.text)
-    assert "90 % intervals" in " ".join(read.text)
+def line(page: str, *beginning: str) -> list[str]:
+    """The cells of the one table line that begins so."""
+    (found,) = [text for text in page.splitlines() if text.startswith("| " + " | ".join(beginning) + " |")]
+    return found.strip("| ").split(" | ")
+
+
+def test_every_number_of_a_row_is_in_a_table() -> None:
+    _, page = written(rows())
+    assert page.startswith("# Evaluation of RL")
+    assert "the intervals, at 90 %, are over problems" in page
+    scores = line(page, "math", "2", "2")
+    assert scores[3].startswith("50.0 [") and scores[3].endswith("]")
+    assert scores[-2:] == ["1: 50.0, 2: 50.0", "2: 50.0"]
+    assert "Mean of these 2 accuracies, each suite counted once: 75.0." in page
+    assert line(page, "math", "50.0", "50.0")[1:] == ["50.0", "50.0", "0.0", "0", "4", "math"]
+    assert line(page, "math", "math, math_strict")[2:] == ["50.0", "2", "0", "0.0"]
+    assert line(page, "arc", "100.0", "0.0")[1:] == ["100.0", "0.0", "100.0", "25.0"]
+    assert line(page, "math", "r1_zero")[2:] == ["0.6", "1", "64", "'\\</answer>'", "vllm"]
+    assert line(page, "math", "0", "0")[3:] == ["2", "2", "r1_zero"]
+    assert line(page, "3 1 problem")[1].startswith("100.0 [")
+    assert "counts a response that names no option as a guess, and is not an accuracy" in page
+
+
+def test_the_page_has_the_same_numbers_and_a_plot_for_each_breakdown() -> None:
+    page, _ = written(rows())
+    read = Text(page)
+    assert {"Evaluation of RL", "hot & <b>", "math by subject", "math by level", "choice"} <= set(read.text)
+    assert {"1: 50.0, 2: 50.0", "math, math_strict", "<i>Algebra</i> | $x$"} <= set(read.text)
     assert read.tags.count("svg") == 3
 
 
 def test_the_file_stands_alone_and_names_are_no_markup() -> None:
-    html = page(rows())
-    assert not {"script", "link", "img", "i", "b"} & set(Text(html).tags)
-    assert "@import" not in html
-    assert html == page(rows())
+    page, text = written(rows())
+    assert not {"script", "link", "img", "b"} & set(Text(page).tags) and "<i>A" not in page
+    assert "@import" not in page
+    assert "\\<i>Algebra\\</i> \\| $x$" in text
+    assert (page, text) == written(rows())
 
 
 def test_what_is_not_there_has_no_section() -> None:
-    html = page(rows()[1:])
-    assert html.count("<svg") == 1
-    assert "by subject" not in html
-    assert "Two graders" not in html
+    page, text = written(rows()[1:])
+    assert page.count("<svg") == 1
+    for absent in ("by subject", "Two graders", "Mean of these"):
+        assert absent not in page + text
+
+
+def test_a_suite_without_readable_answers_is_advised_on() -> None:
+    silent = [replace(WRONG, finish_reason="stop"), replace(RECORD, uid="c", outcome="unparsable", correct=False)]
+    says = "math: 100 % of the responses have no answer that the grader can read; does the prompt"
+    assert all(says in text for text in written([result_row(silent, 0.95)]))
+    assert not any("the grader can read" in text for text in written([result_row([RECORD, WRONG], 0.95)]))

@@ -9,11 +9,13 @@ from luffy.config.many_runs.grid import grid_points
 from luffy.config.many_runs.grid_experiment import GridConfig
 from luffy.evaluation.grid_findings import GridFindings, PointResult, grid_json
 from luffy.evaluation.method_comparison.arms import Costs, FinishedSeed
-from luffy.report.grid_page import grid_costs, grid_table, render_grid
-from luffy.report.tables import plain_table
+from luffy.report.cells import plain_table
+from luffy.report.page import html
+from luffy.report.sweep_pages import grid_costs, grid_page, grid_table
 
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)
 SIZES = {"sft.num_traces": (64, 128, 256)}
+SHADE = r"fill: var\(--c1\); opacity: ([\d.]+)"
 RATES = {"sft.optimizer.lr": (1e-4, 1e-3)}
 
 
@@ -33,8 +35,8 @@ def found(grid, solved, failed=(), seeds=(1, 2)):
 
 
 def test_one_key_is_a_line_with_intervals_for_each_suite():
-    page = render_grid(found(SIZES, (10, 20, 30)))
-    assert page.count("<figure>") == 2 and page.count("<circle") == 2 * 3
+    page = html(grid_page(found(SIZES, (10, 20, 30))))
+    assert page.count("<figure>") == 2 and page.count("<use") == 2 * 3
     assert all(f">{value}<" in page for value in (64, 128, 256))
     assert "http://" not in page.replace("http://www.w3.org", "")
     _, rows = plain_table(grid_table(found(SIZES, (10, 20, 30)), "greedy"))
@@ -43,37 +45,36 @@ def test_one_key_is_a_line_with_intervals_for_each_suite():
 
 
 def test_two_keys_are_a_map_with_a_row_for_each_value_of_the_first():
-    page = render_grid(found(SIZES | RATES, (10, 20, 30, 12, 22, 32)))
+    page = html(grid_page(found(SIZES | RATES, (10, 20, 30, 12, 22, 32))))
     (easy, _) = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert page.count("<rect") == 2 * 6
+    assert len(re.findall(SHADE, page)) == 2 * 6
     shown = re.findall(r">([\d.]+)</text>", easy)
-    assert shown == ["64", "27.5", "52.5", "128", "77.5", "32.5", "256", "57.5", "82.5", "0.0001", "0.001"]
-    darkest = max(re.findall(r'opacity="([\d.]+)"/><text[^>]*>([\d.]+)<', easy))
-    assert darkest[1] == "82.5"
+    assert shown == ["0.0001", "0.001", "64", "128", "256", "27.5", "52.5", "77.5", "32.5", "57.5", "82.5"]
+    assert max((float(shade), place) for place, shade in enumerate(re.findall(SHADE, easy)))[1] == 5
 
 
 def test_three_keys_are_a_table():
     grid = SIZES | RATES | {"sft.batch_size": (4,)}
-    page = render_grid(found(grid, (10, 20, 30, 12, 22, 32)))
+    page = html(grid_page(found(grid, (10, 20, 30, 12, 22, 32))))
     assert "<figure>" not in page and "sft.num_traces=64, sft.optimizer.lr=0.0001, sft.batch_size=4" in page
 
 
 def test_a_failed_point_leaves_a_gap():
     findings = found(SIZES | RATES, (10, 20, 30, 12, 22, 32), failed=(2,))
-    page = render_grid(findings)
-    assert page.count("<rect") == 2 * 5 and "Failed runs" in page
+    page = html(grid_page(findings))
+    assert len(re.findall(SHADE, page)) == 2 * 5 and "Failed runs" in page
     assert findings.failures[0] == "sft.num_traces=64, sft.optimizer.lr=0.001, seed 1: was ended"
-    assert render_grid(found(SIZES, (10, 20, 30), failed=(2,))).count("<circle") == 2 * 2
+    assert html(grid_page(found(SIZES, (10, 20, 30), failed=(2,)))).count("<use") == 2 * 2
     assert plain_table(grid_costs(findings))[1][1][1:] == ["–"] * 5
 
 
 def test_a_grid_of_which_nothing_has_finished_still_says_why():
-    page = render_grid(found(SIZES, (10, 20, 30), failed=(1, 2, 3)))
+    page = html(grid_page(found(SIZES, (10, 20, 30), failed=(1, 2, 3))))
     assert "Failed runs" in page and "<figure>" not in page
 
 
 def test_with_one_seed_the_page_says_that_nothing_is_known_of_another():
-    assert "say nothing about what another seed would give" in render_grid(found(SIZES, (10, 20, 30), seeds=(1,)))
+    assert "say nothing about what another seed would give" in html(grid_page(found(SIZES, (10, 20, 30), seeds=(1,))))
 
 
 def test_the_data_hold_what_the_page_says():

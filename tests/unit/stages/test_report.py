@@ -21,9 +21,8 @@ from luffy.data.sample_card import KeptCount, sample_card, sample_card_json
 from luffy.errors import LuffyError
 from luffy.pipeline.chain.manifest import finished_manifest, write_manifest
 from luffy.pipeline.machine.events import EventWriter
-from luffy.report.chain.inputs import read_chain
-from luffy.report.chain.report_page import build_page, render_html
-from luffy.report.chain.report_tables import difference_table
+from luffy.report.chain_page import chain_page, difference_table, read_chain
+from luffy.report.page import html
 from luffy.stages.program import StageContext
 from luffy.stages.report import run
 from luffy.statistics.paired import holm
@@ -140,15 +139,18 @@ def test_checkpoints_of_other_stages_are_shown_in_colors_of_their_own(chain: Cha
     base, sft, rl = finished.evaluations
     other = replace(sft, results=sft.results.model_copy(update={"checkpoint": "merge"}))
     metrics = {name if name != "sft" else "merge": rows for name, rows in finished.metrics.items()}
-    page = build_page(replace(finished, evaluations=(base, other, rl), metrics=metrics))
-    assert page.checkpoint_legend == [("c6", "base"), ("c3", "merge"), ("c1", "RL")]
-    assert [section.title for section in page.training] == ["Reinforcement learning", "merge", "Base policy"]
-    assert "merge" in render_html(page)
+    page = chain_page(replace(finished, evaluations=(base, other, rl), metrics=metrics))
+    opening, results, *training = page.sections
+    assert [(tile.color, tile.label) for tile in opening.tiles] == [("c6", "base"), ("c3", "merge"), ("c1", "RL")]
+    assert results.sections[0].figures[0].legend == (("c6", "base"), ("c3", "merge"), ("c1", "RL"))
+    assert [section.title for section in training[:3]] == ["Reinforcement learning", "merge", "Base policy"]
+    assert "merge" in html(page)
 
 
 def test_the_summary_says_the_headline_numbers_in_words(written: tuple[str, str], chain: Chain) -> None:
     for text in written:
-        assert "Accuracy on in_distribution (30 problems, greedy decoding, 95\u00a0% intervals): base " in text
+        text = text.replace("\u00a0", " ")
+        assert "Accuracy on in_distribution (30 problems, greedy decoding, 95 % intervals): base " in text
         assert re.search(r"RL minus SFT on the same problems: \+\d+\.\d \[", text)
         assert "Over 40 RL steps (luffy) the mean reward of rollouts went from" in text
         assert "The 7 stages took 6 min 22 s in all." in text
@@ -269,7 +271,7 @@ def test_held_out_accuracy_is_drawn_from_before_training_on(chain: Chain, writte
     html, _ = written
     assert "Held-out accuracy, longer" in html
     drawn = html[html.index('aria-label="rl-held-out-longer"') :]
-    assert drawn[: drawn.index("</svg>")].count("<circle") == 5  # steps 0, 10, 20, 30 and 40
+    assert drawn[: drawn.index("</svg>")].count("<use") == 5  # steps 0, 10, 20, 30 and 40
     assert "40 logged steps" in html
 
 

@@ -1,0 +1,170 @@
+"""What tables show: numbers as people read them, an accuracy, a difference, and the table itself.
+
+Pages show a table as HTML or Markdown, terminals as text.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+if TYPE_CHECKING:  # every command imports this module
+    from luffy.evaluation.method_comparison.arms import Costs
+    from luffy.statistics.accuracy import Estimate, PairedDifference
+
+Item = TypeVar("Item")
+NBSP = "\u00a0"
+NONE = "–"
+Tone = Literal["", "better", "worse", "aside"]
+"""How a cell is coloured; `aside`: less than the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableCell:
+    """A number or name, with details in small print."""
+
+    text: str
+    details: tuple[str, ...] = ()
+    tone: Tone = ""
+
+    @property
+    def plain(self) -> str:
+        """Text and details on one line, without markup."""
+        return " ".join((self.text, *self.details)).replace(NBSP, " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table whose first column names the rows."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
+    title: str = ""
+    note: str = ""
+    """A note above the table."""
+    style: str = "compact"
+    """Classes of `templates/page.css`: `compact`, or `numbers` for few large ones."""
+
+
+def table(
+    header: Sequence[str],
+    rows: Iterable[Iterable[object]],
+    title: str = "",
+    note: str = "",
+    style: str = "compact",
+) -> Table:
+    """A table of cells, and of texts and numbers as they are."""
+    cells = tuple(tuple(each if isinstance(each, TableCell) else TableCell(str(each)) for each in row) for row in rows)
+    return Table(tuple(header), cells, title, note, style)
+
+
+def table_of(
+    items: Iterable[Item], columns: Mapping[str, Callable[[Item], object]], title: str = "", note: str = ""
+) -> Table:
+    """A row for each item; `columns` has the heading of each column and what it shows of an item."""
+    return table(tuple(columns), ([value(item) for value in columns.values()] for item in items), title, note)
+
+
+def plain_table(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Header and rows without markup, for a terminal."""
+    rows = [[cell.plain for cell in row] for row in table.rows]
+    return list(table.header), rows
+
+
+def accuracy(found: "Estimate | None", by_seed: Iterable[float] = ()) -> TableCell:
+    """An accuracy in percent, with its interval and that of each seed where there are several; a dash for None."""
+    if found is None:
+        return TableCell(NONE)
+    seeds, bounds = [percent(each) for each in by_seed], f"[{percent(found.low)},{NBSP}{percent(found.high)}]"
+    return TableCell(percent(found.value), (bounds, f"({', '.join(seeds)})") if len(seeds) > 1 else (bounds,))
+
+
+def difference(found: "Estimate", p: float | None = None, *, notes: Sequence[str] = (), tone: Tone = "") -> TableCell:
+    """A difference in percentage points, with its interval and the p-value `p`."""
+    tested = () if p is None else (p_value(p),)
+    bounds = f"[{signed(found.low)},{NBSP}{signed(found.high)}]"
+    return TableCell(signed(found.value), (bounds, *tested, *notes), tone)
+
+
+def tone(found: "Estimate", is_significant: bool) -> Tone:
+    """The tone of a difference."""
+    return "" if not is_significant else "better" if found.value > 0 else "worse"
+
+
+def p_value(p: float) -> str:
+    """A p-value, which is never 0."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def counts(found: "PairedDifference") -> str:
+    """On how many problems the second is better, worse and the same."""
+    return f"{found.wins} better, {found.losses} worse, {found.ties} same"
+
+
+def percent(share: float | None) -> str:
+    """`0.125` as `12.5`, None as a dash; the percent sign is in the heading."""
+    return NONE if share is None else f"{100 * share:.1f}"
+
+
+def signed(share: float) -> str:
+    """Percentage points with their sign; a true minus, so that it lines up."""
+    text = f"{100 * share:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """`7 min 05 s`, `2 h 10 min`, or seconds."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def size(num_bytes: int) -> str:
+    """In the largest unit that leaves a number above 1."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def moment(iso: str) -> datetime:
+    """A manifest's time."""
+    return datetime.fromisoformat(iso).astimezone(UTC)
+
+
+def timestamp(iso: str) -> str:
+    return f"{moment(iso):%Y-%m-%d %H:%M} UTC"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 problem`, `2 problems`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def costs_by_name(first: str, costs: "Mapping[str, Costs | None]") -> Table:
+    """One row per name, under the heading `first`; costs that no name has get no column."""
+
+    def whole(value: float) -> str:
+        return f"{value:,.0f}"
+
+    formats: Mapping[str, tuple[str, Callable[[float], str]]] = {
+        "optimizer_steps": ("optimizer steps", whole),
+        "rollouts": ("rollouts", whole),
+        "generated_tokens": ("generated tokens", whole),
+        "trained_tokens": ("trained tokens", whole),
+        "seconds": ("training time", duration),
+        "peak_memory_gib": ("peak memory, GiB", lambda value: f"{value:.2f}"),
+        "gpu_hours": ("GPU-hours", lambda value: f"{value:.2f}"),
+    }
+    values = {name: each.values() if each is not None else {} for name, each in costs.items()}
+    known = [cost for cost in formats if any(of.get(cost) is not None for of in values.values())]
+    rows = (
+        (name, *(NONE if (value := of.get(cost)) is None else formats[cost][1](value) for cost in known))
+        for name, of in values.items()
+    )
+    return table((first, *(formats[cost][0] for cost in known)), rows)

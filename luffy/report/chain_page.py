@@ -1,0 +1,569 @@
+"""The report of a chain: its finished stages read from disk, and laid out as a page.
+
+Times come from the stages, so that the same inputs give the same bytes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, groupby
+from pathlib import Path
+from statistics import fmean
+
+from luffy.config import ExperimentConfig
+from luffy.config.evaluation import VALIDATION
+from luffy.config.stage_kinds import ViewName
+from luffy.config.yaml_source import dump_yaml
+from luffy.data.pass_rates import DifficultyCard, Fit, read_card
+from luffy.data.sample_card import SampleCard, read_sample_card
+from luffy.environments.transcript import turns_of
+from luffy.errors import LuffyError
+from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
+from luffy.evaluation.results import Cell, ResultRow, advice_on, checkpoint_name
+from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
+from luffy.pipeline.chain.graph import build_graph, nodes_providing, nodes_showing
+from luffy.pipeline.chain.manifest import Manifest, finished_manifest
+from luffy.report.cells import (
+    NBSP,
+    NONE,
+    Table,
+    TableCell,
+    accuracy,
+    count,
+    difference,
+    duration,
+    moment,
+    p_value,
+    percent,
+    size,
+    table,
+    table_of,
+    timestamp,
+    tone,
+)
+from luffy.report.curves import (
+    OUTCOME_COLORS,
+    draw_held_out,
+    draw_outcomes,
+    draw_panels,
+    rl_panels,
+    supervised_panels,
+)
+from luffy.report.evaluation_page import DOT_NOTE, Scored, breakdowns, measures, shares_at_k, votes
+from luffy.report.figures import bars, dots
+from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn
+from luffy.statistics.paired import BenchmarkComparison, BenchmarkComparisons, PairedAccuracies, compare
+from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
+from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
+from luffy.tracking.rl_advice import advice_on_rl
+from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples
+
+_CHECKPOINT_COLORS = {"base": "c6", "sft": "c2", "rl": "c1"}
+_OTHER_COLORS = ("c3", "c4", "c5", "c7")
+"""For checkpoints of other stages, in the order of the chain."""
+_SAMPLES_SHOWN = 4
+_STAGE_TITLES = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning", "base": "Base policy"}
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedChain:
+    """A finished chain."""
+
+    config: ExperimentConfig
+    manifests: Mapping[str, Manifest]
+    """By node, in the order of the chain."""
+    metrics: dict[str, list[MetricRow]]
+    """Training curves by node, those that exist."""
+    samples: tuple[tuple[int, SampleRollout], ...]
+    """Rollouts of RL with their steps."""
+    evaluations: tuple[CheckpointScores, ...]
+    """In the order of the chain."""
+    data_card: Mapping[str, object]
+    difficulty: DifficultyCard | None = None
+    """The card of the stage `difficulty`, where the chain has it."""
+    synthesis: SynthesisCard | None = None
+    """The card of the stage `synthesize`, where the chain has it."""
+    sampled: tuple[SampleCard, ...] = ()
+    """The cards of the stages `sample`, round by round."""
+
+    @property
+    def suites(self) -> list[str]:
+        """Evaluated suites in the order of the configuration, the held-out training prompts last."""
+        evaluated = {row.suite for evaluation in self.evaluations for row in evaluation.results.rows}
+        return [name for name in dict.fromkeys((*self.config.data.suites, VALIDATION)) if name in evaluated]
+
+    @property
+    def decodings(self) -> list[str]:
+        """Evaluated decodings; the first makes the headline."""
+        return list(self.config.evaluation.decodings) if self.config.evaluation else []
+
+    @property
+    def transitions(self) -> list[tuple[CheckpointScores, CheckpointScores]]:
+        """Consecutive checkpoints."""
+        return list(zip(self.evaluations, self.evaluations[1:], strict=False))
+
+    @property
+    def colors(self) -> dict[str, str]:
+        """Colour of each evaluated checkpoint, in the order of the chain."""
+        others = cycle(_OTHER_COLORS)
+        names = (evaluation.checkpoint for evaluation in self.evaluations)
+        return {name: _CHECKPOINT_COLORS.get(name) or next(others) for name in names}
+
+    def scored(self, cell: Cell) -> list[Scored]:
+        """The checkpoints that were evaluated on a suite under a decoding."""
+        found = ((each.checkpoint, each.row(cell)) for each in self.evaluations)
+        return [Scored(checkpoint_name(name), self.colors[name], row) for name, row in found if row is not None]
+
+    def comparison(self, first: CheckpointScores, second: CheckpointScores, decoding: str) -> BenchmarkComparisons:
+        """How `second` compares with `first` on the same problems of every suite."""
+        pairs = {suite: _paired(first, second, (suite, decoding)) for suite in self.suites}
+        return compare(pairs, second.results.confidence)
+
+
+def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> FinishedChain:
+    """Read the stages in `inputs`, which are named as the report's node in the chain's graph names them.
+
+    Raises LuffyError when a stage is not finished or there is no evaluation.
+    """
+    nodes = build_graph(config)
+    entries = {name: entry for entry, name in next(node for node in nodes if node.kind.reads_all).inputs.items()}
+    stages = {node.name: inputs[entries[node.name]] for node in nodes if entries.get(node.name) in inputs}
+    evaluations = nodes_providing("evaluation", stages)
+    if not evaluations:
+        raise LuffyError("the report needs at least one evaluated checkpoint")
+
+    def cards(shown: ViewName) -> list[Path]:
+        return [stages[name] / "card.json" for name in nodes_showing(shown, stages)]
+
+    manifests = [finished_manifest(directory) for directory in stages.values()]
+    curves = {name: read_metrics(stages[name] / METRICS_FILE) for name in nodes_showing("training_curves", stages)}
+    sampled = nodes_showing("rollout_samples", stages)
+    return FinishedChain(
+        config=config,
+        manifests={manifest.node: manifest for manifest in manifests},
+        metrics={name: rows for name, rows in curves.items() if rows},
+        samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
+        evaluations=tuple(read_scores(stages[name]) for name in evaluations),
+        data_card=next((json.loads(path.read_bytes()) for path in cards("data_card")), {}),
+        sampled=tuple(map(read_sample_card, cards("sample_card"))),
+        difficulty=next(map(read_card, cards("difficulty_card")), None),
+        synthesis=next(map(read_synthesis_card, cards("synthesis_card")), None),
+    )
+
+
+def chain_page(chain: FinishedChain) -> Page:
+    """Lay out the report of a finished chain."""
+    config, manifests = chain.config, chain.manifests
+    last = max(manifests.values(), key=lambda manifest: moment(manifest.ended))
+    facts = (
+        " → ".join(checkpoint_name(evaluation.checkpoint) for evaluation in chain.evaluations),
+        f"method {config.method}" if config.method else "",
+        f"seed {config.seed}",
+        f"finished {timestamp(last.ended)}",
+    )
+    confidence = f"{100 * chain.evaluations[0].results.confidence:g} %"
+    results = Section(
+        title="Results",
+        anchor="results",
+        notes=(
+            f"Accuracy in percent, mean over all responses. The {confidence} intervals are over problems: what another "
+            "set of problems of the same kind would give. Differences are paired: the same problems, the same random "
+            "seeds; green and red ones are significant after Holm's correction over the suites, whose p-value stands "
+            "below them.",
+        ),
+        sections=(
+            *(_decoding(chain, name) for name in chain.decodings),
+            Section(title="Every number", is_folded=True, tables=(_details(chain),)),
+        ),
+    )
+    sections = [_opening(chain, confidence), results, *_training(chain)]
+    if chain.samples:
+        sections.append(_samples(chain.samples))
+    return Page(
+        config.name,
+        " · ".join(filter(None, facts)),
+        (*sections, _data(chain), _provenance(chain, last)),
+        "report",
+    )
+
+
+def difference_table(chain: FinishedChain, decoding: str) -> Table:
+    """Percentage points between consecutive checkpoints on the same problems."""
+    header = (f"{checkpoint_name(a.checkpoint)} → {checkpoint_name(b.checkpoint)}" for a, b in chain.transitions)
+    comparisons = [chain.comparison(first, second, decoding) for first, second in chain.transitions]
+    rows = ((suite, *(_difference(each.on(suite)) for each in comparisons)) for suite in chain.suites)
+    return table(("suite", *header), rows, "Change in percentage points", style="numbers")
+
+
+def _opening(chain: FinishedChain, confidence: str) -> Section:
+    """The headline numbers, and a paragraph: what was done and what came out."""
+    suite, decoding = chain.suites[0], chain.decodings[0]
+    scored = chain.scored((suite, decoding))
+    values = [(one, accuracy(one.row.estimate)) for one in scored]
+    way = ", ".join(f"{one.name} {cell.text}{NBSP}% {cell.details[0]}" for one, cell in values)
+    problems = count(scored[0].row.num_problems, "problem")
+    level = confidence.replace(" ", NBSP)
+    sentences = [
+        f"Accuracy on {suite} ({problems}, {decoding} decoding, {level} intervals): {way}.",
+        *_step_sentences(chain),
+        *_elsewhere(chain),
+        *_rewards(chain),
+    ]
+    total = sum(manifest.total_s for manifest in chain.manifests.values())
+    sentences.append(f"The {count(len(chain.manifests), 'stage')} took {duration(total)} in all.")
+    return Section(
+        tiles=tuple(Tile(one.name, cell, one.color) for one, cell in values),
+        notes=(f"Accuracy on {suite}, {decoding} decoding; {confidence} interval.",),
+        text=(" ".join(sentences),),
+    )
+
+
+def _step_sentences(chain: FinishedChain) -> list[str]:
+    sentences = []
+    over = f" after Holm's correction over {len(chain.suites)} suites" if len(chain.suites) > 1 else ""
+    for first, second in chain.transitions:
+        row = chain.comparison(first, second, chain.decodings[0]).on(chain.suites[0])
+        verdict = "a clear difference" if row.is_significant else "not distinguishable from no change"
+        names = f"{checkpoint_name(second.checkpoint)} minus {checkpoint_name(first.checkpoint)}"
+        cell = difference(row.paired.difference)
+        sentences.append(
+            f"{names} on the same problems: {cell.text} {cell.details[0]} points ({verdict}, {p_value(row.adjusted_p)}"
+            f"{over})."
+        )
+    return sentences
+
+
+def _elsewhere(chain: FinishedChain) -> list[str]:
+    """The other suites, first checkpoint against last."""
+    if len(chain.suites) < 2 or len(chain.evaluations) < 2:
+        return []
+    first, last = chain.evaluations[0], chain.evaluations[-1]
+    comparison = chain.comparison(first, last, chain.decodings[0])
+    changes: dict[bool, list[str]] = {True: [], False: []}
+    for suite in chain.suites[1:]:
+        before, after = (each.row((suite, chain.decodings[0])) for each in (first, last))
+        assert before is not None
+        assert after is not None
+        way = f"{suite} ({percent(before.accuracy)} → {percent(after.accuracy)}{NBSP}%)"
+        changes[comparison.on(suite).is_significant].append(way)
+    clear = f"clearly on {_enumerate(changes[True])}" if changes[True] else ""
+    noise = f"within the noise on {_enumerate(changes[False])}" if changes[False] else ""
+    names = f"{checkpoint_name(first.checkpoint)} to {checkpoint_name(last.checkpoint)}"
+    return [f"From {names}, accuracy changed {', '.join(filter(None, (clear, noise)))}."]
+
+
+def _enumerate(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def _rewards(chain: FinishedChain) -> list[str]:
+    rows = chain.metrics.get("rl", [])
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    if not rewards:
+        return []
+    method = f" ({chain.config.method})" if chain.config.method else ""
+    stretch = max(1, len(rewards) // 10)
+    early, late = fmean(rewards[:stretch]), fmean(rewards[-stretch:])
+    over = "step" if stretch == 1 else f"{stretch} steps"
+    return [
+        f"Over {count(len(rewards), 'RL step')}{method} the mean reward of rollouts went from {early:.2f} "
+        f"(first {over}) to {late:.2f} (last {over})."
+    ]
+
+
+def _decoding(chain: FinishedChain, name: str) -> Section:
+    assert chain.config.evaluation is not None
+    decoding = chain.config.evaluation.decodings[name]
+    sampling = "the likeliest token" if decoding.temperature == 0 else f"temperature {decoding.temperature:g}"
+    scored = {suite: chain.scored((suite, name)) for suite in chain.suites}
+    seen = {
+        outcome
+        for found in scored.values()
+        for one in found
+        for outcome in one.row.outcomes
+        if one.row.outcomes[outcome]
+    }
+    legend = tuple((color, checkpoint_name(each)) for each, color in chain.colors.items())
+    outcomes = tuple((color, outcome.replace("_", " ")) for outcome, color in OUTCOME_COLORS.items() if outcome in seen)
+    at_value = dots(
+        f"accuracy-{name}",
+        [(suite, [(one.color, one.row.estimate) for one in found]) for suite, found in scored.items()],
+    )
+    shares = bars(
+        f"outcomes-{name}",
+        [(suite, [(one.name, _shares(one.row)) for one in found]) for suite, found in scored.items()],
+    )
+    advice = {
+        checkpoint_name(each.checkpoint): advice_on([row for row in each.results.rows if row.decoding == name])
+        for each in chain.evaluations
+    }
+    tables = [_accuracies(chain, name), *([difference_table(chain, name)] if chain.transitions else [])]
+    tables += [table for table in _side_by_side(chain, name) if table.rows]
+    return Section(
+        title=name,
+        aside=f"{sampling}, {count(decoding.num_samples, 'response')} a problem",
+        notes=tuple(f"{checkpoint}, {text}" for checkpoint, text in advice.items() if text),
+        figures=(
+            Figure("Accuracy", DOT_NOTE, at_value, legend, is_wide=True),
+            Figure("Outcomes of grading", "Share of the responses; only a correct answer counts.", shares, outcomes),
+        ),
+        tables=tuple(tables),
+        sections=tuple(section for found in scored.values() for section in breakdowns(f"breakdown-{name}", found)),
+    )
+
+
+def _shares(row: ResultRow) -> list[tuple[str, float]]:
+    total = sum(row.outcomes.values())
+    return [(color, row.outcomes[each] / total) for each, color in OUTCOME_COLORS.items() if row.outcomes.get(each)]
+
+
+def _accuracies(chain: FinishedChain, decoding: str) -> Table:
+    """Accuracy in percent: one row per suite, one column per checkpoint."""
+    rows = []
+    for suite in chain.suites:
+        found = [evaluation.row((suite, decoding)) for evaluation in chain.evaluations]
+        name = TableCell(suite, (count(max(row.num_problems for row in found if row), "problem"),))
+        rows.append((name, *(accuracy(row.estimate if row else None) for row in found)))
+    names = (checkpoint_name(evaluation.checkpoint) for evaluation in chain.evaluations)
+    return table(("suite", *names), rows, style="numbers")
+
+
+def _difference(row: BenchmarkComparison) -> TableCell:
+    found = row.paired
+    notes = (f"{found.wins} better,", f"{found.losses} worse,", f"{found.ties} same")
+    shown = tone(found.difference, row.is_significant)
+    return difference(found.difference, row.adjusted_p, notes=notes, tone=shown)
+
+
+def _side_by_side(chain: FinishedChain, decoding: str) -> list[Table]:
+    """Other measures than accuracy: a row per suite and checkpoint, suites together."""
+    of_checkpoints = []
+    for evaluation in chain.evaluations:
+        rows = [row for row in evaluation.results.rows if row.decoding == decoding]
+        of_checkpoints.append((checkpoint_name(evaluation.checkpoint), (votes(rows), *measures(rows))))
+    tables = []
+    for same in zip(*(found for _, found in of_checkpoints), strict=True):
+        lines = [
+            (suite, TableCell(name), *values)
+            for (name, _), table in zip(of_checkpoints, same, strict=True)
+            for suite, *values in table.rows
+        ]
+        lines.sort(key=lambda line: chain.suites.index(line[0].text))  # stable: checkpoints stay in order
+        first, *others = same[0].header
+        tables.append(replace(same[0], header=(first, "checkpoint", *others), rows=tuple(lines)))
+    return tables
+
+
+def _details(chain: FinishedChain) -> Table:
+    """Everything in the results: one row per checkpoint, suite and decoding."""
+    return table_of(
+        [(checkpoint_name(each.checkpoint), row) for each in chain.evaluations for row in each.results.rows],
+        {
+            "checkpoint": lambda found: found[0],
+            "suite": lambda found: found[1].suite,
+            "decoding": lambda found: found[1].decoding,
+            "problems": lambda found: f"{found[1].num_problems:,}",
+            "samples each": lambda found: found[1].num_samples,
+            "accuracy %": lambda found: accuracy(found[1].estimate),
+            "pass@k %": lambda found: shares_at_k(found[1].pass_at_k),
+            "mean tokens": lambda found: f"{found[1].mean_tokens:.0f}",
+            "truncated %": lambda found: percent(found[1].truncated_share),
+            "other outcomes": lambda found: _tally(
+                {name: n for name, n in found[1].outcomes.items() if name not in ("correct", "wrong") and n}
+            ),
+        },
+    )
+
+
+def _training(chain: FinishedChain) -> list[Section]:
+    sections = []
+    for node, rows in reversed(chain.metrics.items()):
+        objective = chain.config.objective if node == "rl" else None
+        figures = draw_panels(node, rl_panels(objective.terms) if objective else supervised_panels(), rows)
+        outcomes = draw_outcomes(rows) if objective else None
+        if outcomes:
+            figures.insert(1, outcomes)
+        steps = training_rows(rows)
+        stage, _, number = node.rpartition("_")
+        numbered = f"{_STAGE_TITLES[stage]} {number}" if number.isdecimal() and stage in _STAGE_TITLES else node
+        sections.append(
+            Section(
+                title=_STAGE_TITLES.get(node, numbered),
+                aside=count(len(steps), "logged step"),
+                anchor=node,
+                notes=tuple(advice_on_rl(objective, steps) if objective else ()),
+                figures=(*draw_held_out(node, rows), *figures),
+            )
+        )
+    if sections:
+        faint = "Faint lines: every step. Strong lines: mean over a window of a twentieth of the run."
+        sections[0] = replace(sections[0], notes=(*sections[0].notes, faint))
+    return sections
+
+
+def _samples(samples: Sequence[tuple[int, SampleRollout]]) -> Section:
+    """The rollouts of the first logged step and of the last."""
+    steps = [(step, [rollout for _, rollout in rows]) for step, rows in groupby(samples, key=lambda sample: sample[0])]
+    chosen = [("Early", *steps[0]), ("Late", *steps[-1])] if len(steps) > 1 else [("Samples", *steps[0])]
+    sections = (
+        Section(title=title, aside=f"step {step}", samples=tuple(map(_sample, rollouts[:_SAMPLES_SHOWN])))
+        for title, step, rollouts in chosen
+    )
+    return Section(title="Sample rollouts", anchor="samples", in_columns=True, sections=tuple(sections))
+
+
+def _sample(rollout: SampleRollout) -> Sample:
+    badges = [
+        rollout.source.replace("_", "-"),
+        f"hint of level {rollout.hint_level}" if rollout.hint_level is not None else "",
+        rollout.outcome.replace("_", " "),
+        f"reward {rollout.reward:g}",
+        f"advantage {rollout.advantage:+.3f}" if rollout.advantage is not None else "",
+        *(f"{name.replace('_', ' ')} {value:g}" for name, value in rollout.measures.items() if value),
+    ]
+    turns = [Turn("prompt", "", rollout.prompt.strip())]
+    turns += [Turn("prompt", "", f"hint while sampling:\n{rollout.hint}")] if rollout.hint else []
+    for written_by, text in turns_of(rollout.response):
+        before, close, after = text.rpartition(THINK_CLOSE)
+        is_open = not close and THINK_OPEN in text
+        turns.append(Turn(written_by, text, "") if is_open else Turn(written_by, before + close, after))
+    hint = f"\n[hint] {rollout.hint}" if rollout.hint else ""
+    whole = f"{rollout.prompt.strip()}{hint}\n{rollout.response}"
+    return Sample(tuple(filter(None, badges)), rollout.reward > 0, tuple(turns), whole)
+
+
+def _data(chain: FinishedChain) -> Section:
+    sections = []
+    if chain.synthesis:
+        aside = "traces that teachers wrote"
+        sections.append(Section(title="Synthesis", aside=aside, tables=(_synthesis(chain.synthesis),)))
+    if chain.difficulty:
+        aside = "which training prompts RL was given, by a policy's pass rates"
+        sections.append(Section(title="Difficulty", aside=aside, tables=_difficulty(chain.difficulty)))
+    if chain.sampled:
+        aside = "the policy's own correct answers, which the SFT of the same round learned from"
+        sections.append(Section(title="Sampled traces", aside=aside, tables=(_sampled(chain.sampled),)))
+    note = "Token counts: median and maximum of what passed."
+    return Section(
+        title="Data", anchor="data", notes=(note,), tables=(_sources(chain.data_card),), sections=tuple(sections)
+    )
+
+
+def _sources(card: Mapping[str, object]) -> Table:
+    """Rows in and out of each source, and why the others were rejected."""
+    sources = card.get("sources", {})
+    assert isinstance(sources, Mapping)
+    return table_of(
+        sources.items(),
+        {
+            "source": lambda item: item[0],
+            "kind": lambda item: str(item[1]["kind"]),
+            "rows in": lambda item: f"{item[1]['rows_in']:,}",
+            "rows out": lambda item: f"{item[1]['rows_out']:,}",
+            "traces": lambda item: f"{item[1]['traces_out']:,}",
+            "rejected rows": lambda item: _tally(item[1]["rejected"]),
+            "rejected traces": lambda item: _tally(item[1]["rejected_traces"]),
+            "malformed": lambda item: f"{item[1]['quarantined']:,}",
+            "prompt tokens": lambda item: _quantiles(item[1]["prompt_tokens"]),
+            "trace tokens": lambda item: _quantiles(item[1]["trace_tokens"]),
+        },
+    )
+
+
+def _difficulty(card: DifficultyCard) -> tuple[Table, Table]:
+    """Which prompts RL was given, and how many were solved how often."""
+    header = ("measured by", "responses", "bounds", "kept", "too hard", "too easy", "mean pass rate %", "truncated %")
+    row = (
+        checkpoint_name(card.policy),
+        f"{card.num_samples} a prompt",
+        f"{card.min_pass_rate:g} to {card.max_pass_rate:g}",
+        *(f"{card.fits[fit]:,} of {card.prompts:,}" for fit in Fit),
+        percent(card.mean_pass_rate),
+        percent(card.truncated_share),
+    )
+    counts = ("prompts", *(f"{number:,}" for number in card.histogram.values()))
+    return table(header, [row]), table((f"correct of {card.num_samples}", *card.histogram), [counts])
+
+
+def _synthesis(card: SynthesisCard) -> Table:
+    """Questions, correct answers, kept traces and costs of each teacher."""
+    return table_of(
+        card.teachers.items(),
+        {
+            "teacher": lambda item: item[0],
+            "model": lambda item: item[1].model,
+            "prompts": lambda item: f"{item[1].prompts:,}",
+            "answers": lambda item: f"{item[1].answers:,}",
+            "pass rate %": lambda item: percent(item[1].pass_rate),
+            "prompts solved": lambda item: f"{item[1].solved:,}",
+            "traces": lambda item: f"{item[1].traces:,}",
+            "tokens": lambda item: f"{item[1].prompt_tokens + item[1].num_tokens:,}",
+            "cost": lambda item: NONE if item[1].cost is None else f"{item[1].cost:.2f}",
+            "not asked": lambda item: f"{item[1].not_asked:,}",
+        },
+    )
+
+
+def _sampled(cards: Sequence[SampleCard]) -> Table:
+    """The policy's answers in each round, and the traces that were kept: one row per round."""
+    return table_of(
+        cards,
+        {
+            "round": lambda card: card.round,
+            "sampled": lambda card: checkpoint_name(card.policy),
+            "responses": lambda card: f"{card.rates.num_samples} a prompt",
+            "mean pass rate %": lambda card: percent(card.rates.mean_pass_rate),
+            "solved prompts": lambda card: f"{card.kept.prompts:,} of {card.rates.prompts:,}",
+            "traces": lambda card: f"{card.kept.traces:,}",
+            "mean tokens": lambda card: f"{card.kept.mean_tokens:.1f}",
+            "truncated %": lambda card: percent(card.rates.truncated_share),
+        },
+    )
+
+
+def _provenance(chain: FinishedChain, last: Manifest) -> Section:
+    stages = table_of(
+        chain.manifests.items(),
+        {
+            "stage": lambda item: item[0],
+            "key": lambda item: _key(item[1]),
+            "started": lambda item: timestamp(item[1].started),
+            "took": lambda item: duration(item[1].total_s),
+            "size": lambda item: size(sum(output.bytes for output in item[1].outputs)),
+            "resumed": lambda item: _resumed(item[1]),
+        },
+    )
+    machine = Section(
+        in_columns=True,
+        tables=(
+            table(("package", "version"), last.versions.items(), "Versions"),
+            table(("part", "found"), last.hardware.items(), "Hardware"),
+        ),
+    )
+    config = dump_yaml(chain.config.model_dump(mode="json"))
+    folded = Section(title="Configuration", is_folded=True, code=config)
+    shown = (replace(stages, style="compact keys"),)
+    return Section(title="Provenance", anchor="provenance", tables=shown, sections=(machine, folded))
+
+
+def _resumed(manifest: Manifest) -> str:
+    extended = f", continues {manifest.extended}" if manifest.extended else ""
+    return (f"from step {manifest.resumed_from}" if manifest.resumed_from else NONE) + extended
+
+
+def _paired(first: CheckpointScores, second: CheckpointScores, cell: Cell) -> PairedAccuracies:
+    before, after = first.correct[cell], second.correct[cell]
+    if before.keys() != after.keys():
+        raise LuffyError(f"{first.checkpoint} and {second.checkpoint} were evaluated on different problems of {cell}")
+    row = second.row(cell)
+    assert row is not None
+    k = row.num_samples
+    return PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
+
+
+def _tally(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items()) or NONE
+
+
+def _quantiles(quantiles: Mapping[str, int]) -> str:
+    return f"{quantiles['p50']} (max {quantiles['max']})" if quantiles else NONE

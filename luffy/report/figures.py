@@ -1,0 +1,423 @@
+"""Figures as SVG, drawn by matplotlib, for pages, for the Prefect UI and for files: equal input gives equal bytes.
+
+A figure of a page has CSS variables for colours (`var(--c1)`), so that it follows the page's light or dark style; a
+`picture` stands alone, with fixed colours on white. matplotlib is imported when something is drawn, since stages that
+draw at their end import this module at their start.
+"""
+
+import base64
+import html
+import io
+import math
+import re
+import textwrap
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.ticker import Locator
+
+    from luffy.statistics.accuracy import Estimate
+
+Item = TypeVar("Item")
+Points = Sequence[tuple[float, float]]
+_PALETTE = {
+    "fg": "#1c1e21", "muted": "#666a70", "grid": "#e6e6e2", "c1": "#2b66c9", "c2": "#d2691e", "c3": "#2e8b57",
+    "c4": "#9a4fb5", "c5": "#b8960c", "c6": "#8a9199", "c7": "#b03a48", "c8": "#1f9aa8",
+}  # fmt: skip
+"""The light style of `templates/page.css`."""
+_NAMES = {value: name for name, value in _PALETTE.items()}
+_COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a `$` in a name is no mathematics
+    "path.simplify": False,
+    "font.size": 9,
+    "lines.solid_capstyle": "butt",
+    "text.color": _PALETTE["muted"],
+    "xtick.color": _PALETTE["muted"],
+    "ytick.color": _PALETTE["muted"],
+    "grid.color": _PALETTE["grid"],
+    **dict.fromkeys(("axes.spines.left", "axes.spines.right", "axes.spines.top", "axes.spines.bottom"), False),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0.0),
+}
+_LOCK = threading.Lock()
+"""matplotlib's settings are global, and a flow's publisher draws from several threads."""
+_WIDTH, _HEIGHT = 288.0, 140.0
+_TOP, _RIGHT, _BOTTOM = 6.0, 8.0, 26.0
+_ROWS_WIDTH, _ROW = 331.0, 13.7
+_CAPTION = 26.0
+_CHARACTER = 5.4
+"""Width of a character, on the safe side."""
+_PLACE_CHARACTERS = 14
+"""Longer names of places are broken into lines."""
+_MAX_POINTS = 400
+_SMOOTH_FROM = 30
+"""Curves with fewer points are not smoothed."""
+_MARKED_BELOW = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a chart; points that are not finite are left out."""
+
+    label: str
+    color: str
+    """Name of a CSS variable, e.g. `c1`."""
+    xs: Sequence[float]
+    ys: Sequence[float]
+    low: Sequence[float] = ()
+    """Bounds of the intervals of `ys`; empty without intervals."""
+    high: Sequence[float] = ()
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        pairs = zip(self.xs, self.ys, strict=True)
+        return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines over a number, or over named places."""
+
+    title: str
+    lines: Sequence[Line]
+    over: str = "step"
+    percent: bool = False
+    """Values are shares, shown in percent."""
+    exact: bool = False
+    """Set, not measured: drawn without smoothing, from 0."""
+    stacked: bool = False
+    """Shares of the same steps, stacked to 100 %."""
+    places: Sequence[str] = ()
+    """Names for x = 0, 1, 2, ...; empty: x is a number."""
+
+
+def colored(curves: Mapping[str, Points]) -> list[Line]:
+    """Lines by label, each in its own colour until the palette is exhausted."""
+    return [
+        Line(label, color, [x for x, _ in points], [y for _, y in points])
+        for (label, points), color in zip(curves.items(), cycle(_COLORS), strict=False)
+    ]
+
+
+def estimates(label: str, color: str, xs: Sequence[float], found: "Sequence[Estimate]") -> Line:
+    """Estimates over `xs`, with their intervals."""
+    return Line(label, color, xs, *([getattr(each, name) for each in found] for name in ("value", "low", "high")))
+
+
+def chart(name: str, drawn: Chart) -> str:
+    """The lines alone, without title and legend; `name` is different for each figure of a page.
+
+    A long line is faint, with a running mean on top; one with intervals has them as a band, or at named places as bars.
+    """
+    with _canvas(name, _WIDTH, _HEIGHT) as canvas:
+        _draw(canvas, drawn, 0.0, 0.0, bounded=False)
+        return _svg(canvas, name)
+
+
+def heat(
+    name: str,
+    rows: tuple[str, Sequence[str]],
+    columns: tuple[str, Sequence[str]],
+    values: Sequence[Sequence[float | None]],
+) -> str:
+    """Shares as a map, row by row, the darker the higher; each axis is a title with its places. None stays empty."""
+    from matplotlib.patches import Rectangle
+
+    known = [value for row in values for value in row if value is not None]
+    least, room = min(known, default=0.0), max(known, default=1.0) - min(known, default=0.0)
+    left = 8 + _CHARACTER * max(map(len, [*rows[1], rows[0]]))
+    bottom = _ROW + 2 * _ROW * len(rows[1])
+    with _canvas(name, _WIDTH, bottom + 28) as canvas:
+        axes = _axes(canvas, left, _ROW, _WIDTH - _RIGHT, bottom)
+        axes.set(xlim=(0, len(columns[1])), ylim=(len(rows[1]), 0))
+        for row, line in enumerate(values):
+            for column, value in enumerate(line):
+                if value is not None:
+                    shade = round(0.08 + 0.5 * ((value - least) / room if room else 0.5), 2)
+                    axes.add_patch(
+                        Rectangle((column, row), 0.985, 0.96, color=_PALETTE["c1"], alpha=shade, lw=0, clip_on=False)
+                    )
+                text = "–" if value is None else f"{100 * value:.1f}"
+                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=_PALETTE["fg"])
+        axes.set_xticks([column + 0.5 for column in range(len(columns[1]))], columns[1])
+        axes.set_yticks([row + 0.5 for row in range(len(rows[1]))], rows[1])
+        _write(canvas, rows[0], left - 5, 0.7 * _ROW, ha="right")
+        _write(canvas, columns[0], (left + _WIDTH - _RIGHT) / 2, bottom + 23)
+        return _svg(canvas, name)
+
+
+def dots(name: str, bands: "Sequence[tuple[str, Sequence[tuple[str, Estimate]]]]") -> str:
+    """Estimates with their intervals, each (colour, estimate), on a scale from 0 to 100 %, in titled bands."""
+    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * _num_rows(bands)) as canvas:
+        axes = _rows(canvas, bands, left=14.0)
+        for y, (color, found) in _entries(bands):
+            axes.plot([found.low, found.high], [y, y], color=_PALETTE[color], lw=2.4, alpha=0.55, clip_on=False)
+            axes.plot([found.value], [y], "o", color=_PALETTE[color], ms=6, mew=0, clip_on=False)
+        return _svg(canvas, name)
+
+
+def bars(name: str, bands: Sequence[tuple[str, Sequence[tuple[str, Sequence[tuple[str, float]]]]]]) -> str:
+    """Bars of shares beside each other, each (colour, share), a labelled bar to a line, in titled bands."""
+    longest = max((len(label) for _, found in bands for label, _ in found), default=0)
+    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * _num_rows(bands)) as canvas:
+        axes = _rows(canvas, bands, left=8 + _CHARACTER * longest)
+        for y, (label, shares) in _entries(bands):
+            start = 0.0
+            axes.annotate(label, (0, y), (-5, 0), textcoords="offset points", ha="right", va="center")
+            for color, share in shares:
+                axes.barh(y, share, 0.61, start, color=_PALETTE[color], alpha=0.85, lw=0, clip_on=False)
+                start += share
+        return _svg(canvas, name)
+
+
+def picture(charts: Sequence[Chart], columns: int = 2, legend: Sequence[tuple[str, str]] | None = None) -> str:
+    """Charts with titles in a grid, as one file that needs nothing else; those without a point are left out.
+
+    `legend`: colours and labels of all charts; None: each has its own.
+    """
+    drawn = [each for each in charts if any(line.points for line in each.lines)]
+    columns = min(columns, max(len(drawn), 1))
+    width, cell = columns * (_WIDTH + 12), _HEIGHT + _CAPTION + (12 if legend is None else 0)
+    entries = list(_placed(legend or (), 6.0, 12.0, width))
+    top = 4.0 if legend is None else max((y for *_, y in entries), default=0.0) + 8
+    height = top + math.ceil(len(drawn) / columns) * cell
+    with _canvas("picture", width, height) as canvas:
+        for color, label, x, y in entries:
+            _swatch(canvas, color, label, x, y)
+        for index, each in enumerate(drawn):
+            x, y = 6 + index % columns * (_WIDTH + 12), top + index // columns * cell
+            _write(canvas, each.title, x, y + 12, ha="left", color=_PALETTE["fg"], size=10)
+            labels = [(line.color, line.label) for line in each.lines if line.points]
+            if legend is None and [label for _, label in labels] != [each.title]:
+                for color, label, at, _ in _placed(labels, x, 0.0, math.inf):
+                    _swatch(canvas, color, label, at, y + 24)
+            _draw(canvas, each, x, y + cell - _HEIGHT, bounded=True)
+        return _svg(canvas, None)
+
+
+def picture_url(charts: Sequence[Chart]) -> str:
+    """`picture` as a `data:` URL, which a page shows without a host to fetch it from."""
+    return "data:image/svg+xml;base64," + base64.b64encode(picture(charts).encode()).decode()
+
+
+def _draw(canvas: "Canvas", drawn: Chart, x: float, y: float, *, bounded: bool) -> None:
+    """Draw into the rectangle at (x, y); `bounded`: shares without intervals are on a scale from 0 to 100 %."""
+    from matplotlib.ticker import MaxNLocator
+
+    lines = [line for line in drawn.lines if line.points]
+    axes = _axes(canvas, x + 6, y + _TOP, x + _WIDTH - _RIGHT, y + _HEIGHT - _BOTTOM)
+    axes.margins(x=0.02 if any(line.low for line in lines) else 0, y=0.05)
+    if drawn.stacked:
+        _stack(axes, lines)
+    for number, line in enumerate(() if drawn.stacked else lines):
+        # Beside each other, so that no interval hides another.
+        shift = 0.035 * (number - (len(lines) - 1) / 2) if drawn.places and line.low else 0.0
+        _line(axes, line, shift, smooth=not (drawn.exact or drawn.places), with_band=not drawn.places)
+    values = {value for line in lines for _, value in line.points}
+    intervals = any(line.low for line in lines)
+    constant = len(values) == 1 and 0 <= min(values) <= 1
+    if drawn.stacked or (drawn.percent and not intervals and (bounded or constant)):
+        axes.set_ylim(0, 1)
+    elif drawn.exact:
+        axes.set_ylim(bottom=0)
+    steps = (1, 2, 2.5, 5, 10)
+    ys = _inside(MaxNLocator(5, steps=steps), axes.get_ylim())
+    labels = _labels(ys, drawn.percent)
+    axes.set_yticks(ys, labels)
+    if drawn.places:
+        axes.set_xlim(-0.3, len(drawn.places) - 0.7)
+        names = ["\n".join(textwrap.wrap(place, _PLACE_CHARACTERS)) for place in drawn.places]
+        axes.set_xticks(range(len(names)), names)
+    else:
+        few = lines[0].xs if len(lines) == 1 and lines[0].low and len(lines[0].xs) <= 8 else None
+        xs = few or _inside(MaxNLocator(6, steps=steps, integer=True), axes.get_xlim())
+        axes.set_xticks(xs, _labels(xs, False))
+    left = x + 6 + _CHARACTER * max(map(len, labels), default=1)
+    axes.set_position(_place(canvas, left, y + _TOP, x + _WIDTH - _RIGHT, y + _HEIGHT - _BOTTOM))
+    axes.grid(axis="y", lw=0.8, clip_on=False)
+    _write(canvas, drawn.over, (left + x + _WIDTH - _RIGHT) / 2, y + _HEIGHT - 4)
+
+
+def _line(axes: "Axes", line: Line, shift: float, *, smooth: bool, with_band: bool) -> None:
+    color, points = _PALETTE[line.color], _thin(line.points)
+    if line.low:
+        xs = [x + shift for x in line.xs]
+        if with_band:
+            edge = [*line.high, *reversed(line.low)]
+            axes.fill([*xs, *reversed(xs)], edge, color=color, alpha=0.18, lw=0, clip_on=False)
+        axes.vlines(xs, line.low, line.high, color=color, lw=1.2, alpha=0.45, clip_on=False)
+        axes.plot(xs, line.ys, "o-", color=color, ms=4.4, mew=0, lw=1.6, clip_on=False)
+        return
+    is_long = smooth and len(line.points) >= _SMOOTH_FROM
+    if is_long:
+        axes.plot(*zip(*points, strict=True), color=color, lw=0.8, alpha=0.35, clip_on=False)
+        points = _smooth(points)
+    mark = "o-" if len(points) < _MARKED_BELOW else "-"
+    axes.plot(*zip(*points, strict=True), mark, color=color, ms=3.6, mew=0, lw=1.8 if is_long else 1.7, clip_on=False)
+
+
+def _stack(axes: "Axes", lines: Sequence[Line]) -> None:
+    smooth = [_smooth(_thin(line.points)) for line in lines]
+    xs = [x for x, _ in smooth[0]]
+    if len(xs) == 1:  # a single point has no width
+        xs, smooth = [xs[0] - 0.5, xs[0] + 0.5], [2 * points for points in smooth]
+    below = [0.0] * len(xs)
+    for line, points in zip(lines, smooth, strict=True):
+        above = [low + y for low, (_, y) in zip(below, points, strict=True)]
+        edge = [*above, *reversed(below)]
+        axes.fill([*xs, *reversed(xs)], edge, color=_PALETTE[line.color], alpha=0.85, lw=0, clip_on=False)
+        below = above
+
+
+def _rows(canvas: "Canvas", bands: Sequence[tuple[str, Sequence[object]]], left: float) -> "Axes":
+    """Axes from 0 to 100 % with the bands' titles; a unit of y is a row, from the top."""
+    axes, ticks, top = (
+        _axes(canvas, left, 4.0, _ROWS_WIDTH - 16, canvas.bbox.height - 20),
+        (0, 0.25, 0.5, 0.75, 1.0),
+        0.0,
+    )
+    axes.set(xlim=(0, 1), ylim=(_num_rows(bands), 0))
+    axes.set_xticks(ticks, _labels(ticks, True))
+    axes.set_yticks([])
+    axes.grid(axis="x", lw=0.8, clip_on=False)
+    top = 0.0
+    for title, found in bands:
+        _write(canvas, title, 10.0, 4 + _ROW * (top + 0.6), ha="left", color=_PALETTE["fg"], size=10)
+        top += len(found) + 1.5
+    return axes
+
+
+def _entries(bands: Sequence[tuple[str, Sequence[Item]]]) -> Iterator[tuple[float, Item]]:
+    """The entries of all bands, each with its y."""
+    top = 0.0
+    for _, found in bands:
+        yield from ((top + 1.45 + index, entry) for index, entry in enumerate(found))
+        top += len(found) + 1.5
+
+
+def _num_rows(bands: Sequence[tuple[str, Sequence[object]]]) -> float:
+    """A title takes a row and a half."""
+    return sum(len(found) + 1.5 for _, found in bands)
+
+
+def _placed(
+    entries: Sequence[tuple[str, str]], left: float, top: float, width: float
+) -> Iterator[tuple[str, str, float, float]]:
+    """Entries of a legend with their places, in lines no longer than `width`."""
+    x = left
+    for color, label in entries:
+        if x > left and x + 22 + _CHARACTER * len(label) > width:
+            x, top = left, top + 12
+        yield color, label, x, top
+        x += 22 + _CHARACTER * len(label)
+
+
+def _swatch(canvas: "Canvas", color: str, label: str, x: float, y: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    canvas.add_artist(Rectangle((x, canvas.bbox.height - y + 1), 9, 3, color=_PALETTE[color], lw=0, transform=None))
+    _write(canvas, label, x + 12, y, ha="left")
+
+
+def _write(canvas: "Canvas", text: str, x: float, y: float, ha: str = "center", **style: Any) -> None:
+    """Text whose baseline is at (x, y), in points from the upper left."""
+    canvas.text(x / canvas.bbox.width, 1 - y / canvas.bbox.height, " ".join(text.split()), ha=ha, **style)
+
+
+def _axes(canvas: "Canvas", left: float, top: float, right: float, bottom: float) -> "Axes":
+    axes = canvas.add_axes(_place(canvas, left, top, right, bottom), facecolor="none")
+    axes.set_axisbelow(True)
+    return axes
+
+
+def _place(canvas: "Canvas", left: float, top: float, right: float, bottom: float) -> tuple[float, float, float, float]:
+    width, height = canvas.bbox.width, canvas.bbox.height
+    return left / width, 1 - bottom / height, (right - left) / width, (bottom - top) / height
+
+
+@contextmanager
+def _canvas(name: str, width: float, height: float) -> "Iterator[Canvas]":
+    """A figure of that size in points, under our settings alone."""
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
+    with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it only measures text; the browser draws it
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS | {"svg.hashsalt": name})
+        yield Canvas(figsize=(width / 72, height / 72), dpi=72, facecolor="none")
+
+
+def _svg(canvas: "Canvas", name: str | None) -> str:
+    """The drawing without what a page need not have; `name`: in CSS colours for a page, else a file on white."""
+    file = io.StringIO()
+    canvas.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub("<[^>]*>", lambda tag: _slim(tag[0], css=name is not None), re.sub(r"\s+", " ", text))
+    text = re.sub(r'<path [^>]*style="fill: none"/>|</?g ?/?>|<defs> *</defs>', "", text)  # frames, plain groups
+    text = re.sub("(?<=>) +(?=<)", "", text).strip()
+    width, height = canvas.bbox.width, canvas.bbox.height
+    if name is not None:
+        label = html.escape(name, quote=True)
+        return f'<svg viewBox="0 0 {width:g} {height:.0f}" role="img" aria-label="{label}">{text}</svg>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{1.6 * width:g}" height="{1.6 * height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, \'DejaVu Sans\', sans-serif" '
+        f'stroke-linejoin="round"><rect width="100%" height="100%" fill="#ffffff"/>{text}</svg>'
+    )
+
+
+def _slim(tag: str, *, css: bool) -> str:
+    tag = re.sub(r'^<g id="[^"]*"', "<g", tag).replace("xlink:href", "href")
+    tag = re.sub(r"font-family: [^;]*; | transform=\"rotate\(-0[^\"]*\"", "", tag)
+    tag = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), tag)
+    return re.sub("#[0-9a-f]{6}", lambda color: f"var(--{_NAMES[color[0]]})", tag) if css else tag
+
+
+def _inside(locator: "Locator", shown: tuple[float, float]) -> list[float]:
+    """Round numbers in the range that is shown."""
+    low, high = shown
+    room = 1e-9 * (high - low)
+    return [float(tick) for tick in locator.tick_values(low, high) if low - room <= tick <= high + room]
+
+
+def _thin(points: Points) -> list[tuple[float, float]]:
+    """At most `_MAX_POINTS` points: the means of equal stretches."""
+    size = math.ceil(len(points) / _MAX_POINTS)
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def _smooth(points: Points) -> list[tuple[float, float]]:
+    """Running mean over a centred window of a twentieth of the points, narrower at the ends."""
+    half = len(points) // 40
+    windows = [points[max(0, i - half) : i + half + 1] for i in range(len(points))]
+    return [(x, sum(y for _, y in window) / len(window)) for (x, _), window in zip(points, windows, strict=True)]
+
+
+def _labels(values: Sequence[float], percent: bool) -> list[str]:
+    """Labels of the ticks of an axis: with three digits, or as many as tell them apart."""
+    texts = list[str]()
+    for digits in range(3, 17):
+        texts = [_label(value, percent, digits) for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
+
+
+def _label(value: float, percent: bool, digits: int) -> str:
+    if percent:
+        return f"{100 * value:.{digits}g} %"
+    scale, unit = (1e6, "M") if abs(value) >= 1e6 else (1e3, "k") if abs(value) >= 1e3 else (1.0, "")
+    return f"{value / scale:.{digits}g}{unit}"
