@@ -20,7 +20,7 @@ from luffy.config.many_runs.comparison import load_comparison
 from luffy.evaluation.method_comparison.findings import Findings
 from luffy.pages.method_comparison_page import accuracy_table, cost_table, difference_table
 from luffy.pages.tuning_section import tries_table, tuning_costs
-from luffy.pipeline.machine.resources import check_resources
+from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.comparison import PAGE_FILE, conclude, open_comparison, run_arms
 from luffy.tasks.many_runs import raise_failures

@@ -25,11 +25,25 @@ from luffy.config.model import LoRAConfig, ModelConfig
 from luffy.config.training import OptimizerConfig
 from luffy.data.tokenizer import MAX_VOCABULARY
 from luffy.errors import DataError
-from luffy.pipeline.machine.adapter_shape import adapter_activation_bytes, adapter_parameters, linear_layers
-from luffy.pipeline.machine.architecture import TINY_VOCABULARY, ModelArchitecture, architecture_of, from_model_config
-from luffy.pipeline.machine.engine_memory import generation_memory, kv_cache_bytes_per_token, rl_engine_memory
-from luffy.pipeline.machine.gpu_memory import GpuMemory
-from luffy.pipeline.machine.memory import activation_bytes, estimate_memory, head_bytes, layer_activation_bytes
+from luffy.model_shape import (
+    TINY_VOCABULARY,
+    ModelArchitecture,
+    adapter_activation_bytes,
+    adapter_parameters,
+    architecture_of,
+    from_model_config,
+    linear_layers,
+)
+from luffy.pipeline.memory import (
+    GpuMemory,
+    activation_bytes,
+    estimate_memory,
+    generation_memory,
+    head_bytes,
+    kv_cache_bytes_per_token,
+    layer_activation_bytes,
+    rl_engine_memory,
+)
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import deepspeed_engine
@@ -38,7 +52,7 @@ from luffy.training.attention import AttentionInputs, attention_inputs, set_atte
 from luffy.training.deepspeed_engine import start_engine
 from luffy.training.policy_model import PolicyModel
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 SEVEN_B = ROOT / "exp_configs" / "luffy_qwen2.5_math_7b.yaml"
 GIB = 2**30
 SHAPE = {
