@@ -143,7 +143,7 @@ def _plans_of_runs(
 
 
 def _similar(plan: StagePlan, experiment: str, workspace: Workspace) -> Manifest | None:
-    """The finished result of this stage in the experiment that differs least from the one to be made, or the newest such."""
+    """The finished result of this stage in the experiment that differs least; among equals the newest."""
     found = []
     for directory in workspace.siblings(plan.node.stage):
         record = read_identity(directory)
