@@ -200,7 +200,7 @@ class Bench:
             shutil.rmtree(folder)
         busy_s = measured.progress[-1].time - measured.progress[0].time
         fixed_s, each_s = measured.wall_s - busy_s, busy_s / count
-        words = f"{every:,} responses of {each_s:.3f} s ({count:,} measured), {fixed_s:.1f} s to start and end"
+        words = f"{every:,} x {each_s:.3f} s a response ({count:,} measured) + {fixed_s:.1f} s once"
         return StageCost(plan.node.name, fixed_s + every * each_s, words, "measured")
 
     def _run(self, plan: StagePlan, settings: StageSettings, inputs: Mapping[str, Path], save_every: int) -> Measured:
@@ -274,13 +274,13 @@ def training_cost(
         return StageCost(node, None, words, memory=memory)
     # The last step of RL is followed by a checkpoint, that of SFT is not.
     saves = -(-steps // save_every) if isinstance(settings, RLSettings) else (steps - 1) // save_every
-    parts = [(steps, step_s, "steps"), (saves, save_s, "checkpoints")]
+    parts = [(steps, step_s, "step"), (saves, save_s, "checkpoint")]
     if settings.validation is not None:
         every = settings.validation.schedule.every
-        parts.append((1 + -(-steps // every), fmean(validations), "validations"))
-    counted = ", ".join(f"{count:,} {what} of {seconds:.2f} s" for count, seconds, what in parts if count)
+        parts.append((1 + -(-steps // every), fmean(validations), "validation"))
+    counted = " + ".join(f"{count:,} x {seconds:.2f} s a {what}" for count, seconds, what in parts if count)
     total = fixed_s + sum(count * seconds for count, seconds, _ in parts)
-    return StageCost(node, total, f"{counted}, {fixed_s:.1f} s to start and end", "measured", memory=memory)
+    return StageCost(node, total, f"{counted} + {fixed_s:.1f} s once", "measured", memory=memory)
 
 
 def _save_s(measured: Measured) -> float:

@@ -45,20 +45,18 @@ def test_the_time_of_a_stage_is_that_of_its_steps_checkpoints_validations_and_of
     cost = training_cost("rl", run, 0, 10, settings_of("rl", *VALIDATED), save_every=4)
     # Checkpoints after steps 4, 8 and 10; validations before the first step and after 4, 8 and 10.
     assert cost.seconds == pytest.approx((30 - 3 * 2 - 0.5 - 2 * 3) + 10 * 2 + 3 * 0.5 + 4 * 3)
-    assert cost.words == (
-        "10 steps of 2.00 s, 3 checkpoints of 0.50 s, 4 validations of 3.00 s, 17.5 s to start and end"
-    )
+    assert cost.words == "10 x 2.00 s a step + 3 x 0.50 s a checkpoint + 4 x 3.00 s a validation + 17.5 s once"
     assert (cost.state, cost.memory) == ("measured", "5.00 GiB")
 
 
 def test_with_rollouts_ahead_of_the_trainer_neither_the_first_nor_the_last_steps_count() -> None:
     run = measured(9.0, 9.0, 2.0, 2.0, 1.0, wall_s=23.0)
-    assert training_cost("rl", run, 1, 1, settings_of("rl"), save_every=4).words.startswith("1 steps of 2.00 s")
+    assert training_cost("rl", run, 1, 1, settings_of("rl"), save_every=4).words.startswith("1 x 2.00 s a step")
 
 
 def test_sft_saves_nothing_after_its_last_step_and_of_unknown_length_has_no_time() -> None:
     run = measured(2.0, 2.0, wall_s=4.5, save_s=0.5)
-    assert "2 checkpoints of 0.50 s" in training_cost("sft", run, 0, 12, settings_of("sft"), save_every=4).words
+    assert "2 x 0.50 s a checkpoint" in training_cost("sft", run, 0, 12, settings_of("sft"), save_every=4).words
     cost = training_cost("sft", run, 0, None, settings_of("sft"), save_every=4)
     assert (cost.seconds, cost.state) == (None, "unknown")
     assert "depends on traces that are yet to be made" in cost.words
