@@ -27,7 +27,7 @@ from luffy.config.settings import (
 from luffy.config.validation import HeldOutSettings
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.suite_files import suite_files
-from luffy.errors import EXIT_INTERRUPTED, StageFailed
+from luffy.errors import EXIT_INTERRUPTED, LuffyError
 from luffy.pipeline.chain.job import JOB_FILE, write_job
 from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.chain.plan import StagePlan
@@ -120,7 +120,7 @@ class Bench:
         for plan in self._plans.values():
             inputs = {entry: self._finished(plan, entry) for entry in plan.node.inputs}
             kind = plan.node.stage, plan.action == "reuse" and plan.directory, *inputs.values()
-            if kind in known and known[kind].seconds is not None:
+            if kind in known:
                 cost = replace(known[kind], node=plan.node.name, words=f"as {known[kind].node}")
             else:
                 gpus = gpus_of_stage(self._experiment.config, plan.node.stage) if self._has_gpus else 0
@@ -144,7 +144,7 @@ class Bench:
                 return self._training(plan, settings, inputs)
             if isinstance(settings, Generation):
                 return self._generation(plan, settings, inputs)
-        except StageFailed as failure:
+        except LuffyError as failure:
             if failure.exit_code == EXIT_INTERRUPTED:
                 raise
             return StageCost(name, None, f"not measured: {str(failure).splitlines()[0]}", "failed")

@@ -274,11 +274,21 @@ class _TrainerMemory:
 
     def states(self) -> tuple[Component, ...]:
         """Weights, gradients and optimizer states, which do not depend on the batch."""
-        critic = self._critic_parameters
-        return tuple(
-            [*self._learning("", self._parameters, self._trained), *self._reference(), *self._teacher()]
-            + (self._learning("critic ", critic, critic) if self._workload.has_critic else [])
-        )
+        workload, shape, size = self._workload, self._shape, self._bytes
+        policy = shape.num_parameters + (self._trained if self._lora is not None else 0)
+        parts = self._learning("", policy, self._trained)
+        if workload.has_frozen:
+            parts.append(self._weights("frozen reference", shape.num_parameters, size))
+        if workload.has_moving:
+            parts.append(self._weights("moving reference", shape.num_parameters, size, always_whole=True))
+        if workload.teacher is not None and (model := workload.teacher.model) is not None:
+            parts.append(self._weights("frozen teacher", model.num_parameters, workload.teacher.dtype_bytes))
+        if workload.has_critic:
+            # The policy's decoder under a head of h weights and a bias; no output embeddings.
+            head = shape.hidden_size + 1
+            critic = shape.num_parameters - (0 if shape.tied else shape.embedding_parameters) + head
+            parts += self._learning("critic ", critic, critic)
+        return tuple(parts)
 
     def states_in_rollouts(self) -> tuple[Component, ...]:
         """The states that stay while the engine generates, with gradients if DeepSpeed keeps them in fixed buffers."""
@@ -291,20 +301,9 @@ class _TrainerMemory:
         return max(self._in_head(), self._in_layer(), self._in_step(), self._in_teacher(), key=_total_gib)
 
     @property
-    def _parameters(self) -> int:
-        """Parameters of the policy, those of an adapter included."""
-        return self._shape.num_parameters + (self._trained if self._lora is not None else 0)
-
-    @property
     def _trained(self) -> int:
         """Parameters that the optimizer updates: all of them, or those of the adapter."""
         return self._shape.num_parameters if self._lora is None else adapter_parameters(self._shape, self._lora)
-
-    @property
-    def _critic_parameters(self) -> int:
-        """The policy's decoder under a head of `h` weights and a bias; no output embeddings."""
-        shape = self._shape
-        return shape.num_parameters - (0 if shape.tied else shape.embedding_parameters) + shape.hidden_size + 1
 
     @property
     def _sums_whole_gradients(self) -> bool:
@@ -351,19 +350,6 @@ class _TrainerMemory:
             return 2.0 * _FLOAT32, "two moments: 8 bytes per parameter"
         words = f"master weights and two moments: 12 bytes per parameter / {self.num_ranks} ranks"
         return 3.0 * _FLOAT32 / self.num_ranks, words
-
-    def _reference(self) -> list[Component]:
-        workload, parameters = self._workload, self._shape.num_parameters
-        frozen = [self._weights("frozen reference", parameters, self._bytes)] if workload.has_frozen else []
-        if not workload.has_moving:
-            return frozen
-        return [*frozen, self._weights("moving reference", parameters, self._bytes, always_whole=True)]
-
-    def _teacher(self) -> list[Component]:
-        teacher = self._workload.teacher
-        if teacher is None or teacher.model is None:
-            return []
-        return [self._weights("frozen teacher", teacher.model.num_parameters, teacher.dtype_bytes)]
 
     def _in_teacher(self) -> tuple[Component, ...]:
         """A pass without gradient: what one layer allocates, and a chunk's logits."""
