@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 from luffy.cli.console import say, show_report_path, show_table
 from luffy.config.many_runs.comparison import load_comparison
 from luffy.evaluation.method_comparison.findings import Findings
-from luffy.pipeline.machine.resources import check_resources
+from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.report.sweep_pages import accuracy_table, cost_table, difference_table, tries_table, tuning_costs
 from luffy.tasks.comparison import PAGE_FILE, conclude, open_comparison, run_arms

@@ -28,7 +28,7 @@ from luffy.cli.accuracies import by_suite, read_accuracies
 from luffy.cli.console import show_report_path, terminal, text_table
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.pipeline.chain.graph import select_nodes
-from luffy.pipeline.machine.resources import check_resources
+from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.artifacts import evaluated_folders
 from luffy.tasks.session import open_session, run_name

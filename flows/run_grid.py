@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 from luffy.cli.console import show_report_path, show_table
 from luffy.config.many_runs.grid_experiment import load_grid
 from luffy.evaluation.grid_findings import GridFindings
-from luffy.pipeline.machine.resources import check_resources
+from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.report.sweep_pages import grid_costs, grid_table
 from luffy.tasks.grid_runs import PAGE_FILE, conclude_grid, open_grid

@@ -17,7 +17,7 @@ from prefect.runtime import flow_run
 from luffy.cli.console import say
 from luffy.config.many_runs.study import load_study
 from luffy.evaluation.study.study_results import read_study_results, result_files
-from luffy.pipeline.machine.resources import check_resources
+from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.many_runs import raise_failures
 from luffy.tasks.study_cells import open_study, run_cells

@@ -15,12 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from luffy.cli.progress import ChainProgress, StageLine, StageState
-from luffy.costs.forecast import StageForecast
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import StageObserver
 from luffy.pipeline.machine.events import Event
-from luffy.pipeline.machine.gpu_memory import GpuMemory
+from luffy.pipeline.memory import GpuMemory
 from luffy.report.cells import Table as PageTable
 from luffy.report.cells import plain_table
 
@@ -210,34 +209,21 @@ def live_table(progress: ChainProgress) -> Table:
     return table
 
 
-def plan_table(
-    plans: Sequence[StagePlan], forecasts: Sequence[StageForecast], gpus: Mapping[str, int] | None = None
-) -> Table:
-    """The plan of each stage: action, reason, and the forecast time if there is one.
+def plan_table(plans: Sequence[StagePlan], took_s: Mapping[str, float], gpus: Mapping[str, int] | None = None) -> Table:
+    """The plan of each stage: action, reason, and the seconds in `took_s`, by node.
 
-    With GPUs also GPU-hours, and with `gpus` the number that each stage takes, by node.
+    With `gpus` also the number of GPUs that each stage takes, by node.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    has_hours = any(each.gpus for each in forecasts)
-    counted, hours = ["GPUs"] if gpus is not None else [], ["GPU-hours"] if has_hours else []
-    for column in ("stage", "key", *counted, "plan", "time", *hours, "why"):
+    counted, timed = ["GPUs"] if gpus is not None else [], ["took"] if took_s else []
+    for column in ("stage", "key", *counted, "plan", *timed, "why"):
         table.add_column(column, overflow="fold", no_wrap=column not in ("plan", "why"))
-    for plan, cost in zip(plans, forecasts, strict=True):
-        taken = [str(gpus[plan.node.name] or "-")] if gpus is not None else []
-        headline = Text(plan.headline, style="green" if plan.action == "reuse" else "cyan")
-        known = [time_words(cost), *([hours_words(cost)] if has_hours else [])]
-        table.add_row(plan.node.name, plan.identity.key, *taken, headline, *known, Text(plan.reason))
+    for plan in plans:
+        name, headline = plan.node.name, Text(plan.headline, style="green" if plan.action == "reuse" else "cyan")
+        taken = [str(gpus[name] or "-")] if gpus is not None else []
+        took = [duration(took_s[name]) if name in took_s else ""] if timed else []
+        table.add_row(name, plan.identity.key, *taken, headline, *took, Text(plan.reason))
     return table
-
-
-def time_words(forecast: StageForecast) -> str:
-    """`3m20s`; `-` where nothing has been measured, and nothing for a stage that is reused."""
-    return "-" if forecast.seconds is None else duration(forecast.seconds) if forecast.seconds else ""
-
-
-def hours_words(forecast: StageForecast) -> str:
-    """GPU-hours; `-` if unknown, empty for a stage without GPUs."""
-    return "-" if forecast.gpu_hours is None else f"{forecast.gpu_hours:.2f}" if forecast.gpu_hours else ""
 
 
 def memory_table(gpu: GpuMemory) -> Table:

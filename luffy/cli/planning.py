@@ -11,13 +11,14 @@ from luffy.config import ExperimentConfig
 from luffy.config.many_runs.arm_run import ArmRun
 from luffy.config.many_runs.comparison import Comparison
 from luffy.config.many_runs.grid_experiment import GridExperiment
-from luffy.costs.forecast import StageForecast, forecast
-from luffy.costs.measurable import choose
 from luffy.errors import ConfigError
+from luffy.pipeline.chain.differences import differences
+from luffy.pipeline.chain.identity import IDENTITY_FILE, read_identity
+from luffy.pipeline.chain.manifest import Manifest, read_manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.machine.gpus import detected_gpus, gpus_of_stage
-from luffy.pipeline.machine.resources import find_resources
+from luffy.pipeline.resources import find_resources
 from luffy.pipeline.workspace import Workspace
 
 _RUNS_HEADER = ("run", "stage", "key", "plan", "why")
@@ -26,7 +27,9 @@ _RUNS_HEADER = ("run", "stage", "key", "plan", "why")
 def show_plan(
     config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
 ) -> None:
-    """Print the estimate of GPU memory, then for each stage what a run would do, why, on how many GPUs, for how long.
+    """Print the estimate of GPU memory, then for each stage what a run would do, why, and on how many GPUs.
+
+    Also how long the most similar finished result of the stage took.
 
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
@@ -36,10 +39,13 @@ def show_plan(
     if config.cluster == "ray":
         console.print()
     say(f"workspace {workspace.root}")
-    forecasts = forecast(config, plans, workspace)
-    console.print(plan_table(plans, forecasts, _gpus_of_stages(config, plans)))
-    for line in _forecast_notes(config, plans, forecasts):
-        say(line)
+    taken = {plan.node.name: _similar(plan, config.name, workspace) for plan in plans if plan.action != "reuse"}
+    found = {name: manifest for name, manifest in taken.items() if manifest is not None}
+    times = {name: manifest.total_s for name, manifest in found.items()}
+    console.print(plan_table(plans, times, _gpus_of_stages(config, plans)))
+    if found:
+        sources = ", ".join(dict.fromkeys(f"{manifest.stage} {manifest.key}" for manifest in found.values()))
+        say(f"took: the time of the most similar finished result of this experiment ({sources})")
 
 
 def show_comparison_plan(comparison: Comparison, workspace: Workspace, *, verify: bool) -> None:
@@ -131,18 +137,16 @@ def _plans_of_runs(
                 yield run.title, plan
 
 
-def _forecast_notes(
-    config: ExperimentConfig, plans: Sequence[StagePlan], forecasts: Sequence[StageForecast]
-) -> list[str]:
-    """The sources of the forecast times, and how to measure the missing ones."""
-    sources = dict.fromkeys(each.source for each in forecasts if each.seconds)
-    notes = [f"times: {', '.join(sources)}"] if sources else []
-    unknown = [plan for plan, each in zip(plans, forecasts, strict=True) if each.seconds is None]
-    if any(plan.node.stage == "synthesize" for plan in unknown):
-        notes.append("times: without synthesize, which luffy bench does not measure")
-    if choose(config, unknown)[0]:
-        notes.append("- : not measured yet; luffy bench, with the same experiment and overrides, measures it")
-    return notes
+def _similar(plan: StagePlan, experiment: str, workspace: Workspace) -> Manifest | None:
+    """The finished result of this stage in the experiment that differs least; among equals the newest."""
+    found = []
+    for directory in workspace.siblings(plan.node.stage):
+        record = read_identity(directory)
+        if record is not None and (record.experiment, record.node) == (experiment, plan.node.name):
+            distance = len(list(differences(record.identity, plan.identity, plan.node.inputs)))
+            found.append((distance, -(directory / IDENTITY_FILE).stat().st_mtime_ns, directory))
+    manifests = (read_manifest(directory) for *_, directory in sorted(found))
+    return next((manifest for manifest in manifests if manifest is not None), None)
 
 
 def _gpus_of_stages(config: ExperimentConfig, plans: Sequence[StagePlan]) -> dict[str, int] | None:

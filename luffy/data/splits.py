@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from luffy.config.data import DataConfig
-from luffy.data.parquet import iterate_prompts, write_prompts
+from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts
 from luffy.data.prompt_identity import problem_key
 from luffy.data.schema import SCHEMA
 from luffy.data.selection import PassedRows, Selection
@@ -225,6 +225,21 @@ def _luffy_table(table: pa.Table, first: int) -> pa.Table:
             "split": str(extra.get("split", "default")),
         }
     return pa.Table.from_pylist(rows, LUFFY_SCHEMA)
+
+
+def read_demonstrations(folder: Path, num_traces: int | None, seed: int) -> list[Prompt]:
+    """The prompts that SFT trains on: those with a trace in the result of `sample`, else of `prepare_data`.
+
+    With `num_traces` a subset that depends on seed and uid alone; DataError where there are fewer.
+    """
+    sampled = folder / "sampled.parquet"
+    prompts = read_prompts(sampled if sampled.exists() else folder / "sft.parquet")
+    with_traces = [prompt for prompt in prompts if prompt.traces]
+    if num_traces is None:
+        return with_traces
+    if num_traces > len(with_traces):
+        raise DataError(f"sft.num_traces is {num_traces} but only {len(with_traces)} training prompts have a trace")
+    return sorted(with_traces, key=lambda prompt: derive_seed(seed, "sft", prompt.uid))[:num_traces]
 
 
 TRAIN, SFT, COMPLEMENT, VALIDATION = "train.parquet", "sft.parquet", "rl_complement.parquet", "validation.parquet"

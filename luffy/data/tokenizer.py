@@ -17,7 +17,7 @@ from luffy.data.templates import PLAIN_TEMPLATE, add_stop_tokens, prompt_texts, 
 from luffy.errors import DataError
 from luffy.files import refuse_special
 from luffy.json_text import parse_json
-from luffy.pipeline.machine.architecture import num_embeddings
+from luffy.model_shape import num_embeddings
 from luffy.types import Message, Prompt
 
 logger = logging.getLogger(__name__)

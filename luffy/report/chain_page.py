@@ -526,7 +526,7 @@ def _provenance(chain: FinishedChain, last: Manifest) -> Section:
         chain.manifests.items(),
         {
             "stage": lambda item: item[0],
-            "key": lambda item: _key(item[1]),
+            "key": lambda item: item[1].key,
             "started": lambda item: timestamp(item[1].started),
             "took": lambda item: duration(item[1].total_s),
             "size": lambda item: size(sum(output.bytes for output in item[1].outputs)),

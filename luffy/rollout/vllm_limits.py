@@ -9,7 +9,7 @@ import torch
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, VLLMConfig
 from luffy.errors import ConfigError
 from luffy.json_text import parse_json
-from luffy.pipeline.machine.architecture import from_model_config
+from luffy.model_shape import from_model_config
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 
 _GIB = 2**30

@@ -161,6 +161,7 @@ def _answer(
             batches = [
                 [waiting[index] for index in order[start : start + at_once]] for start in range(0, len(order), at_once)
             ]
+            progress.begin()
             graded = evaluator.evaluate(((Suite(plan.suite, batch), plan.decoding) for batch in batches), progress.add)
             for batch, records in zip(batches, graded, strict=True):
                 solved = None if memory is None else _solved(batch, records, memory)

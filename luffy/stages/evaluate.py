@@ -11,7 +11,7 @@ one.
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -63,18 +63,8 @@ SuiteDecoding = tuple[Suite, str]
 """A suite and the name of a decoding."""
 
 
-EngineWrapper = Callable[[SwappableEngine], SwappableEngine]
-
-
-def _unwrapped(engine: SwappableEngine) -> SwappableEngine:
-    return engine
-
-
-def run(settings: EvaluateSettings, context: StageContext, wrapper: EngineWrapper = _unwrapped) -> StageResult:
-    """Evaluate the upstream model with the protocol shared by all checkpoints of the chain.
-
-    `luffy bench` sets the lengths of responses through `wrapper`; a run does not pass one.
-    """
+def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
+    """Evaluate the upstream model with the protocol shared by all checkpoints of the chain."""
     model = context.inputs["model"] / "model"
     endpoint = read_endpoint(model)
     render: Render
@@ -85,7 +75,7 @@ def run(settings: EvaluateSettings, context: StageContext, wrapper: EngineWrappe
     else:
         cells, longest = read_cells(settings, context.inputs["data"], model)
         render = render_as_ids(load_tokenizer(model))
-        opened = open_evaluator(model, settings, context, longest, wrapper)
+        opened = open_evaluator(model, settings, context, longest)
     waiting = waiting_cells(cells, context.out)
     total, left = num_responses(cells, settings), num_responses(waiting, settings)
     progress = ResponseProgress(context, total, done=total - left)
@@ -167,7 +157,7 @@ def read_suites(data: Path, only: Sequence[str] | None = None) -> list[Suite]:
 
 @contextmanager
 def open_evaluator(
-    model: Path, settings: EvaluateSettings, context: StageContext, longest: int, wrapper: EngineWrapper = _unwrapped
+    model: Path, settings: EvaluateSettings, context: StageContext, longest: int
 ) -> Iterator[tuple[Evaluator, SwappableEngine]]:
     """An evaluator of the model in the folder `model`, and its engine.
 
@@ -176,8 +166,8 @@ def open_evaluator(
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, longest, context)
     try:
         with open_grader(settings, context) as grader, closing(Judges(context.out / JUDGE_CACHE)) as judges:
-            engine, tokenizer = wrapper(generator.engine), load_tokenizer(model)
-            client = open_client(settings.environment, engine, tokenizer, generator.lanes, judges)
+            tokenizer = load_tokenizer(model)
+            client = open_client(settings.environment, generator.engine, tokenizer, generator.lanes, judges)
             evaluator = Evaluator(
                 client,
                 grader,
@@ -254,6 +244,7 @@ def adopt_parts(
 
 def fill_parts(evaluator: Evaluator, cells: Sequence[SuiteDecoding], out: Path, progress: ResponseProgress) -> None:
     """Generate the responses of `cells` and save them, graded, in `out`."""
+    progress.begin()
     logged = [(SampleLog(_log_file(out, *cell), progress.skip), *cell) for cell in cells]
     for (log, suite, decoding), records in zip(logged, evaluator.evaluate_into(logged, progress.add), strict=True):
         write_sample_records(_part(out, suite, decoding), records)

@@ -76,6 +76,11 @@ class ResponseProgress:
     tokens: int = 0
     began: float = field(default_factory=time.perf_counter)
 
+    def begin(self) -> None:
+        """The engine is ready: its speed is counted from here."""
+        self.began, self.tokens = time.perf_counter(), 0
+        self.context.events.progress(self.done, self.total)
+
     def skip(self, count: int) -> None:
         """Count responses from an earlier attempt."""
         self.done += count

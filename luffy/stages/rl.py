@@ -10,7 +10,7 @@ from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rl.logp_gap import LogpGapCheck, suspicious_gap
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.rl_components import Wrapping, open_components
+from luffy.stages.rl_components import open_components
 from luffy.stages.unmeasured import end_of_training
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.tracking.gpu_hours import GpuHours
@@ -22,10 +22,9 @@ from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
 
 _HEADLINE = ("reward/mean", "actor/loss")
-_UNWRAPPED = Wrapping()
 
 
-def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRAPPED) -> StageResult:
+def run(settings: RLSettings, context: StageContext) -> StageResult:
     """Train the upstream model; every step's groups are journalled before the update that uses them."""
     rl = settings.rl
     if context.extends is not None:
@@ -35,7 +34,7 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
     _warn_of_uncorrected_staleness(settings, context)
     logp_gap = LogpGapCheck(context.execution.max_logp_gap, suspicious_gap(settings.dtype, rl.max_staleness))
     with ExitStack() as stack:
-        parts = open_components(settings, context, stack, wrapping)
+        parts = open_components(settings, context, stack)
         if start:
             parts.steps.restore(start)
         tracker = stack.enter_context(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from luffy.cluster.protocol import Cluster
@@ -16,9 +16,9 @@ from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.players import open_player
 from luffy.errors import DataError
-from luffy.grading import JUDGE_CACHE, Grader, GraderPool
+from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
-from luffy.pipeline.machine.architecture import num_embeddings
+from luffy.model_shape import num_embeddings
 from luffy.rl.anchors import Anchors
 from luffy.rl.collector import GroupCollector
 from luffy.rl.hints import HintedPrompts
@@ -43,27 +43,6 @@ if TYPE_CHECKING:  # imported where there is a validation, since it loads all of
     from luffy.stages.held_out import HeldOutProblems
 
 
-def _plain_cluster(cluster: Cluster) -> Cluster:
-    return cluster
-
-
-def _plain_grader(grader: Grader) -> Grader:
-    return grader
-
-
-def _plain_engine(engine: RolloutEngine) -> RolloutEngine:
-    return engine
-
-
-@dataclass(frozen=True, slots=True)
-class Wrapping:
-    """Wrappers of parts of the stage, with which `luffy bench` fixes lengths and verdicts; a run wraps nothing."""
-
-    cluster: Callable[[Cluster], Cluster] = field(default=_plain_cluster)
-    grader: Callable[[Grader], Grader] = field(default=_plain_grader)
-    validation_engine: Callable[[RolloutEngine], RolloutEngine] = field(default=_plain_engine)
-
-
 @dataclass(frozen=True, slots=True)
 class RLComponents:
     """The objects that the RL loop needs."""
@@ -75,9 +54,9 @@ class RLComponents:
     """Called as `read(groups, count)`: rows of the first `count` groups as text."""
 
 
-def open_components(settings: RLSettings, context: StageContext, stack: ExitStack, wrapping: Wrapping) -> RLComponents:
+def open_components(settings: RLSettings, context: StageContext, stack: ExitStack) -> RLComponents:
     """Check the inputs, load the models and start the engine; `stack` closes everything."""
-    return _Opening(settings, context, stack, wrapping).components()
+    return _Opening(settings, context, stack).components()
 
 
 class _Opening:
@@ -86,11 +65,10 @@ class _Opening:
     Errors in the data, the hints or the teacher's settings are found before a model is loaded.
     """
 
-    def __init__(self, settings: RLSettings, context: StageContext, stack: ExitStack, wrapping: Wrapping) -> None:
+    def __init__(self, settings: RLSettings, context: StageContext, stack: ExitStack) -> None:
         self._settings = settings
         self._context = context
         self._stack = stack
-        self._wrapping = wrapping
         self._data = context.inputs["data"]
         self._model = context.inputs["model"] / "model"
         self._tokenizer = load_tokenizer(self._model)
@@ -114,7 +92,7 @@ class _Opening:
             self._tokenizer.pad_token_id,
             self._teacher(longest if shown is None else shown.longest + settings.rl.max_response_tokens),
         )
-        cluster = self._stack.enter_context(self._wrapping.cluster(open_cluster(spec)))
+        cluster = self._stack.enter_context(open_cluster(spec))
         graders = self._graders()
         judges = self._stack.enter_context(closing(Judges(self._context.out / JUDGE_CACHE)))
         collector = self._collector(graders, self._player(judges), hints)
@@ -205,7 +183,7 @@ class _Opening:
     ) -> GroupCollector:
         settings, rl = self._settings, self._settings.rl
         return GroupCollector(
-            grader=self._wrapping.grader(graders),
+            grader=graders,
             decode=self._reply,
             params=SamplingParams(
                 rl.temperature, rl.max_response_tokens, stop_token_ids(self._tokenizer), stop=rl.stop
@@ -252,7 +230,7 @@ class _Opening:
             # With staleness, rollouts of later steps go on meanwhile; they get these weights now instead of at the
             # next step.
             cluster.publish(step)
-            return self._wrapping.validation_engine(cluster.engine)
+            return cluster.engine
 
         export = cluster.trainer.export
         return open_for_rl(self._settings, self._context, problems, engine_at, export, graders, judges, self._tokenizer)

@@ -5,15 +5,13 @@ Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 from luffy.cluster.sft_ranks import open_ranks
 from luffy.config.environment import history_of
 from luffy.config.settings import SFTSettings
-from luffy.data.parquet import read_prompts
+from luffy.data.splits import read_demonstrations
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.seeds import derive_seed
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
@@ -21,23 +19,6 @@ from luffy.stages.unmeasured import HeldOutMeasure
 from luffy.tracking.gpu_hours import GpuHours
 from luffy.training.rank_calls import Ranks, ShardRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec
-from luffy.types import Prompt
-
-
-def choose_prompts(prompts: list[Prompt], num_traces: int | None, seed: int) -> list[Prompt]:
-    """The prompts to train on: all with a trace, or a subset that depends on seed and uid alone."""
-    with_traces = [prompt for prompt in prompts if prompt.traces]
-    if num_traces is None:
-        return with_traces
-    if num_traces > len(with_traces):
-        raise DataError(f"sft.num_traces is {num_traces} but only {len(with_traces)} training prompts have a trace")
-    return sorted(with_traces, key=lambda prompt: derive_seed(seed, "sft", prompt.uid))[:num_traces]
-
-
-def _traces_file(folder: Path) -> Path:
-    """The traces in the result of `sample`, else those of `prepare_data`."""
-    sampled = folder / "sampled.parquet"
-    return sampled if sampled.exists() else folder / "sft.parquet"
 
 
 def run(settings: SFTSettings, context: StageContext) -> StageResult:
@@ -46,7 +27,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
         adopt_shorter_run(context.extends, context.out)
     sft, hours = settings.sft, GpuHours(context.out)
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
-    prompts = choose_prompts(read_prompts(_traces_file(context.inputs["data"])), sft.num_traces, settings.seed)
+    prompts = read_demonstrations(context.inputs["data"], sft.num_traces, settings.seed)
     examples = trace_examples(tokenizer, prompts, history_of(settings.environment))
     if not examples:
         raise DataError("data.train: no row has a trace; SFT needs demonstrations")

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from luffy.config.model import LoRAConfig
 from luffy.errors import ConfigError
-from luffy.pipeline.machine.adapter_shape import missing_package
+from luffy.model_shape import missing_package
 from luffy.training.model_folder import FolderWeight, own_weight
 
 if TYPE_CHECKING:

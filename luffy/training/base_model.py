@@ -16,7 +16,7 @@ from luffy.config.model import GGUF, ModelConfig, TinyArchitecture, locate
 from luffy.errors import DataError
 from luffy.files import clone_or_copy, link_or_copy, refuse_special
 from luffy.json_text import parse_json
-from luffy.pipeline.machine.architecture import num_embeddings
+from luffy.model_shape import num_embeddings
 from luffy.training.stored_weights import INDEX_FILE, SINGLE_FILE, StoredWeights
 
 _LEFT_OUT = (

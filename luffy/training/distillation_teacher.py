@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from luffy.pipeline.machine.flops import ModelFlops
 from luffy.training.batching import collate
+from luffy.training.flops import ModelFlops
 from luffy.training.frozen_policy import ReferencePolicy
 from luffy.types import TrainBatch, Trajectory
 

@@ -19,13 +19,13 @@ from luffy.broadcast_group import BroadcastGroup
 from luffy.config.execution import ExecutionConfig
 from luffy.config.rl_teacher import ModelTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
-from luffy.pipeline.machine.flops import ModelFlops
 from luffy.seeds import derive_seed
 from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
 from luffy.training.distillation_teacher import DistillationTeacher, ServedScores, TokenScorer
+from luffy.training.flops import ModelFlops
 from luffy.training.frozen_policy import FrozenPolicy, ReferencePolicy, UnadaptedPolicy
 from luffy.training.group_sharding import shard_groups
 from luffy.training.learner import Learner, Metrics

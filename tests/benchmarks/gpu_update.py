@@ -5,7 +5,7 @@ Run: python tests/benchmarks/gpu_update.py [SHAPE or SHAPE/LAYOUT ...]     (0.5B
 
 Random weights of a real shape. All layouts of a shape update on the same rows: prompts of 256 tokens, responses of
 uneven lengths up to 1,792, in two micro-batches or more. Tokens are those of the rows, without padding. MFU counts what
-the model has to compute (`luffy.pipeline.machine.flops`), so padding and recomputation lower it. The time is that of
+the model has to compute (`luffy.training.flops`), so padding and recomputation lower it. The time is that of
 the fastest of three updates, after two that are not timed. The estimate is that of the trainer's GPU, without its
 allowance for the CUDA context, which torch's peak does not include. One more update runs under torch's profiler, which
 counts what was launched; on a CPU, torch's operations take the place of kernels.
@@ -26,14 +26,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
 from luffy.config.model import LoRAConfig
+from luffy.model_shape import from_model_config
 from luffy.objectives.step import objective_at
-from luffy.pipeline.machine.architecture import from_model_config
-from luffy.pipeline.machine.gpu_memory import GIB
-from luffy.pipeline.machine.memory import estimate_memory
-from luffy.pipeline.machine.peak_flops import peak_flops
+from luffy.pipeline.memory import GIB, estimate_memory
 from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
 from luffy.training.distributed import device, init_process_group
+from luffy.training.flops import peak_flops
 from luffy.training.policy import Policy
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 

@@ -8,10 +8,9 @@ from reference.gradient_case import ROOT
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
+from luffy.model_shape import from_model_config
 from luffy.objectives.step import objective_at
-from luffy.pipeline.machine.architecture import from_model_config
-from luffy.pipeline.machine.gpu_memory import GIB
-from luffy.pipeline.machine.memory import estimate_memory
+from luffy.pipeline.memory import GIB, estimate_memory
 from luffy.training.batching import collate
 from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy

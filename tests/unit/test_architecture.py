@@ -23,6 +23,7 @@ LAYERS = (
         "json_text",
         "library_loading",
         "markdown_text",
+        "model_shape",
     },
     {"objectives", "grading", "hosted", "pipeline", "sandbox", "tracking"},
     {"data", "rollout", "training", "statistics"},

@@ -11,9 +11,9 @@ from luffy.config.execution import CheckpointConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings
 from luffy.errors import WorkspaceError
 from luffy.json_text import parse_json
+from luffy.model_shape import architecture_of, from_model_config
 from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER
 from luffy.pipeline.chain.plan import StagePlan
-from luffy.pipeline.machine.architecture import architecture_of, from_model_config
 from luffy.pipeline.workspace import MIN_FREE_BYTES
 from luffy.pipeline.workspace.disk import free_bytes, measure
 

@@ -7,7 +7,6 @@ from luffy.cli.accuracies import Accuracy, by_suite
 from luffy.cli.console import duration, live_table, plan_table, stage_display
 from luffy.cli.progress import ChainProgress
 from luffy.config import load_experiment
-from luffy.costs.forecast import StageForecast
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.machine.events import Event
 from luffy.pipeline.workspace import Workspace
@@ -25,28 +24,26 @@ def text_of(renderable, width=120):
     return console.file.getvalue()
 
 
-def test_plan_table_says_what_and_why(plans):
-    forecasts = [StageForecast(plan.node.name, 90.0 if plan.node.name == "rl" else None, 0, "") for plan in plans]
-    lines = text_of(plan_table(plans, forecasts)).splitlines()
+@pytest.mark.parametrize(
+    ("took_s", "gpus", "header", "rl"),
+    [
+        ({}, None, "stage key plan why", "run first run"),
+        ({"rl": 90.0}, None, "stage key plan took why", "run 1m30s first run"),
+        ({"rl": 90.0}, {"rl": 8}, "stage key GPUs plan took why", "8 run 1m30s first run"),
+    ],
+)
+def test_a_plan_says_what_and_why_on_how_many_gpus_and_how_long_it_took(plans, took_s, gpus, header, rl):
+    counts = gpus and {plan.node.name: gpus.get(plan.node.name, 0) for plan in plans}
+    lines = text_of(plan_table(plans, took_s, counts)).splitlines()
     assert len(lines) == 9
-    assert lines[0].split() == ["stage", "key", "plan", "time", "why"]
-    assert lines[1].split() == ["prepare_data", plans[0].identity.key, "run", "-", "first", "run"]
-    assert lines[4].split() == ["rl", plans[3].identity.key, "run", "1m30s", "first", "run"]
-
-
-def test_plan_table_shows_gpu_hours_where_there_are_gpus(plans):
-    forecasts = [StageForecast(plan.node.name, 1800.0, 8 if plan.node.name == "rl" else 0, "") for plan in plans]
-    lines = text_of(plan_table(plans, forecasts)).splitlines()
-    assert "GPU-hours" in lines[0]
-    assert lines[4].split() == ["rl", plans[3].identity.key, "run", "30m00s", "4.00", "first", "run"]
-
-
-def test_plan_table_has_the_gpus_of_each_stage_where_there_are_any(plans):
-    gpus = {plan.node.name: 0 for plan in plans} | {"rl": 8}
-    forecasts = [StageForecast(plan.node.name, None, 0, "") for plan in plans]
-    lines = text_of(plan_table(plans, forecasts, gpus)).splitlines()
-    assert lines[0].split() == ["stage", "key", "GPUs", "plan", "time", "why"]
-    assert [line.split()[2] for line in lines[1:]] == ["8" if plan.node.name == "rl" else "-" for plan in plans]
+    assert lines[0].split() == header.split()
+    assert lines[1].split() == [
+        "prepare_data",
+        plans[0].identity.key,
+        *(["-"] if gpus else []),
+        *["run", "first", "run"],
+    ]
+    assert lines[4].split() == ["rl", plans[3].identity.key, *rl.split()]
 
 
 def test_live_table_has_one_line_a_stage_with_its_numbers(plans):

@@ -4,11 +4,13 @@ import subprocess
 import sys
 
 import pytest
+from synthetic.finished_stages import finish
 
 from luffy.cli import main as command
 from luffy.cli import planning
 from luffy.config import load_experiment
 from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.workspace import Workspace
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +161,18 @@ def test_what_cannot_fit_is_shown_and_refused(capsys):
     assert command.main(["plan", SEVEN_B, *OWN_DATA, "execution.gradient_checkpointing=false"]) == 2
     captured = capsys.readouterr()
     assert re.search(r"total +\d+\.\d +of 79\.0: does not fit", captured.out)
-    complaint, nearest = captured.err.splitlines()
+    (complaint,) = captured.err.splitlines()
     assert "set execution.gradient_checkpointing: true" in complaint
-    assert nearest == "execution: the nearest layout that fits: execution.gradient_checkpointing=true"
     assert "first run" not in captured.out
+
+
+def test_a_plan_shows_how_long_the_most_similar_finished_result_took(tmp_path, capsys):
+    for overrides in (["rl.prompts_per_step=8", "rl.optimizer.lr=1e-4"], []):
+        experiment = planning.open_experiment(load_experiment("smoke", overrides), Workspace(tmp_path))
+        for name in ("prepare_data", "base", "sft"):
+            finish(experiment, name)
+        similar = finish(experiment, "rl")
+    assert command.main(["plan", "smoke", "rl.optimizer.lr=1e-5"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^rl .* 1m00s .*lr ", out, re.MULTILINE)
+    assert f"most similar finished result of this experiment (rl {similar.identity.key})" in " ".join(out.split())

@@ -10,7 +10,7 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.pipeline.machine.events import EventWriter
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.stages.program import StageContext
-from luffy.stages.rl_components import Wrapping, _Opening
+from luffy.stages.rl_components import _Opening
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 TRACE = "1 +1\n=2 -0\n=2\n\\boxed{2}"
@@ -30,7 +30,7 @@ def test_anchors_cut_a_trace_between_its_lines_also_where_the_template_opens_the
         EventWriter(tmp_path / "events.jsonl"),
     )
     settings = STAGE_KINDS["rl"].configure(load_experiment(SMOKE, ["chain=rl", "method=bread"]))
-    anchors = _Opening(settings, context, ExitStack(), Wrapping())._anchors()
+    anchors = _Opening(settings, context, ExitStack())._anchors()
     assert anchors is not None
     ids = tuple(tokenizer(TRACE, add_special_tokens=False)["input_ids"])
     search = anchors.search(RolloutTask("a", (5,), "2", (Demonstration(TRACE, ids, None),)), 1)

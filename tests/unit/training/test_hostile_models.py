@@ -13,7 +13,7 @@ import luffy
 from luffy.config.model import ModelConfig
 from luffy.data.tokenizer import adapt_tokenizer
 from luffy.errors import DataError
-from luffy.pipeline.machine.architecture import architecture_of
+from luffy.model_shape import architecture_of
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.base_model import adapt_model_folder, copy_tokenizer, model_folder
 from luffy.training.policy import load_causal_lm

@@ -9,8 +9,8 @@ import pytest
 from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.pipeline.machine.inherited_environment import complaints_about_variables, drop_foreign
-from luffy.pipeline.machine.resources import find_resources
 from luffy.pipeline.machine.supervise import supervise
+from luffy.pipeline.resources import find_resources
 
 FOREIGN = (
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK"),

@@ -6,9 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from luffy.config.model import LoRAConfig
-from luffy.pipeline.machine.flops import ModelFlops
-from luffy.pipeline.machine.peak_flops import peak_flops
 from luffy.training.adapter import Adapter
+from luffy.training.flops import ModelFlops, peak_flops
 from luffy.training.policy_model import PolicyModel
 
 SHAPE = {

@@ -1,10 +1,13 @@
-"""An upper estimate of the memory that each GPU needs in training, component by component, without using a GPU.
+"""An upper estimate of the memory that each GPU needs in training and in generation, without using a GPU.
 
 Sources. Model states: ZeRO, arXiv 1910.02054, section 3.1 (2 + 2 + 12 bytes per parameter with Adam in mixed
 precision), with gradients summed in float32 as `luffy.training.deepspeed_engine` configures. Activations: the method of
 Korthikanti et al., arXiv 2205.05198, section 4 (count the tensors that each operation saves for the backward pass),
 applied to a decoder with RMSNorm, rotary embeddings, a gated MLP and attention that stores neither scores nor a mask.
-`tests/unit/pipeline/machine/test_memory.py` compares the counts with what torch and DeepSpeed allocate.
+`tests/unit/pipeline/test_memory.py` compares the counts with what torch and DeepSpeed allocate.
+
+vLLM takes a fixed share of each of its GPUs and uses for the KV cache what its process, weights and activations leave
+of that share, so an engine fits where one sequence of full length does. The embedded engine takes what its batch needs.
 
 Symbols: `P` parameters, `b` bytes of the compute type, `N` trainer ranks, `L` layers, `h` hidden size, `a` width of all
 attention heads, `k` of all key heads, `i` intermediate size, `V` vocabulary.
@@ -13,7 +16,7 @@ With `execution.sequence_parallel` a rank's tokens are its slice of a micro-batc
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from luffy.config import ExperimentConfig
@@ -21,24 +24,70 @@ from luffy.config.model import LoRAConfig, ModelConfig
 from luffy.config.objective import TermConfig
 from luffy.config.objective.losses import EntropyLoss, is_untempered
 from luffy.config.rl_teacher import ModelTeacher, SelfTeacher, ServedTeacher
-from luffy.pipeline.machine.adapter_shape import adapter_activation_bytes, adapter_parameters
-from luffy.pipeline.machine.architecture import ModelArchitecture, architecture_of
-from luffy.pipeline.machine.engine_memory import hint_tokens, rl_engine_memory
-from luffy.pipeline.machine.gpu_memory import (
-    DTYPE_BYTES,
-    ENGINE_PROCESS_GIB,
-    FLOAT32,
-    GIB,
-    Component,
-    GpuMemory,
-    process_allowance,
-    total_gib,
-)
+from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapter_parameters, architecture_of
 
+GIB = 2**30
+RL_ENGINE = "engine GPU"
+EVALUATION = "GPU in evaluation"
+DIFFICULTY = "GPU in difficulty"
+SAMPLING = "GPU in sample"
+_FLOAT32 = 4
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+_PROCESS_GIB = 1.5
+"""Empirical allowance for a process: CUDA context, library workspaces and NCCL."""
+_ENGINE_PROCESS_GIB = 2.0
+"""The same for a vLLM engine, with its CUDA graphs. A sleeping engine keeps it."""
 _REDUCE_BUCKET = 500_000_000
 """Elements of DeepSpeed's reduce bucket, unless the model is smaller."""
 _LIVE_PARAMETERS = 1_050_000_000
 """Parameters that ZeRO 3 keeps gathered at once: `max_live_parameters` and one prefetch bucket (defaults)."""
+_BATCH_TOKENS = 16384
+"""vLLM's default `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
+_BYTES_A_LOGIT = 28
+"""Peak of the embedded engine's sampler: the model's logits, logits and log-probabilities in float32, and two float64
+tensors while probabilities are summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One use of a GPU's memory."""
+
+    name: str
+    gib: float
+    formula: str
+    """How the number is computed, in words."""
+
+
+_PROCESS = Component("process", _PROCESS_GIB, "allowance: CUDA context, NCCL")
+_ENGINE_PROCESS = Component("process", _ENGINE_PROCESS_GIB, "allowance: CUDA context, NCCL, CUDA graphs")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Peak memory of the GPUs of one kind, by component."""
+
+    name: str
+    count: int
+    components: tuple[Component, ...]
+    limit_gib: float | None = None
+    """Memory available to it; None: unknown."""
+
+    @property
+    def total_gib(self) -> float:
+        return _total_gib(self.components)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits; true if the limit is unknown."""
+        return self.limit_gib is None or self.total_gib <= self.limit_gib
+
+    def gib(self, name: str) -> float:
+        """Sum over the components of that name."""
+        return _total_gib(component for component in self.components if component.name == name)
+
+
+def _total_gib(components: Iterable[Component]) -> float:
+    return sum(component.gib for component in components)
 
 
 def estimate_memory(
@@ -53,24 +102,21 @@ def estimate_memory(
     found = []
     if "sft" in config.stages:
         found.append(_in_update("GPU in SFT", _TrainerMemory(architecture, config, _sft_workload(config)), gpu_gib))
-    if "rl" in config.stages:
-        found += _in_rl(architecture, config, gpu_gib)
-    return tuple(found)
-
-
-def _in_rl(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> tuple[GpuMemory, ...]:
-    ray = config.execution.ray
+    if "rl" not in config.stages:
+        return tuple(found)
     trainer = _TrainerMemory(architecture, config, _rl_workload(config))
-    engine = rl_engine_memory(architecture, config, gpu_gib)
     of_trainer = _in_update("trainer GPU", trainer, gpu_gib)
     if not config.num_engines:
-        return (of_trainer,)
-    if ray.placement == "disaggregated":
-        return of_trainer, engine
-    rollout = (*trainer.states_in_rollouts(), process_allowance(), *_of("engine", engine.components))
-    asleep = Component("engine, asleep", ENGINE_PROCESS_GIB, "allowance: its process; weights and cache are released")
-    count = max(ray.trainer_ranks, engine.count)
+        return (*found, of_trainer)
+    engine = rl_engine_memory(architecture, config, gpu_gib)
+    if config.execution.ray.placement == "disaggregated":
+        return (*found, of_trainer, engine)
+    of_engine = (replace(part, name=f"engine {part.name}") for part in engine.components)
+    rollout = (*trainer.states_in_rollouts(), _PROCESS, *of_engine)
+    asleep = Component("engine, asleep", _ENGINE_PROCESS_GIB, "allowance: its process; weights and cache are released")
+    count = max(trainer.num_ranks, engine.count)
     return (
+        *found,
         GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib),
         GpuMemory("shared GPU in an update", count, (*of_trainer.components, asleep), gpu_gib),
     )
@@ -86,12 +132,12 @@ def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, *,
     """
     mlp = 4 * dtype_bytes * architecture.intermediate_size
     heads = (3 if by_sequence else 2) * architecture.attention_size + 2 * architecture.kv_size
-    attention = dtype_bytes * heads + FLOAT32 * architecture.num_heads
+    attention = dtype_bytes * heads + _FLOAT32 * architecture.num_heads
     norms = 2 * _norm_bytes(architecture.hidden_size, dtype_bytes)
     if architecture.head_norms:
         # Their outputs are not saved again: the rotation that follows needs no saved input.
         heads = architecture.num_heads + architecture.num_kv_heads
-        norms += (FLOAT32 + dtype_bytes) * heads * architecture.head_size + FLOAT32 * heads
+        norms += (_FLOAT32 + dtype_bytes) * heads * architecture.head_size + _FLOAT32 * heads
     return mlp + attention + norms
 
 
@@ -104,7 +150,7 @@ def activation_bytes(
     gradients of gate and up, 2 b i, and that of the residual stream, also in float32, (b + 4) h.
     """
     layer = layer_activation_bytes(architecture, dtype_bytes, by_sequence=by_sequence)
-    passing = 2 * dtype_bytes * architecture.intermediate_size + (dtype_bytes + FLOAT32) * architecture.hidden_size
+    passing = 2 * dtype_bytes * architecture.intermediate_size + (dtype_bytes + _FLOAT32) * architecture.hidden_size
     # The final norm, and its output's copy in the head.
     last = _norm_bytes(architecture.hidden_size, dtype_bytes)
     if checkpointing:
@@ -130,7 +176,7 @@ def head_bytes(
     embeddings takes b V h unless they are `frozen`, that of the hidden states b h per token.
     """
     tensors = (5 if entropy_gradient else 4) + (2 if entropy_gradient else 1) * untempered
-    logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * FLOAT32 * tensors
+    logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * _FLOAT32 * tensors
     embeddings = 0 if frozen else architecture.embedding_parameters
     return logits, dtype_bytes * (embeddings + tokens * architecture.hidden_size)
 
@@ -162,7 +208,7 @@ class _Teaching:
     """Tokens of the longest row that it is shown."""
     model: ModelArchitecture | None = None
     """A model of its own; None: the policy teaches itself, or the model's shape is unknown here."""
-    dtype_bytes: int = FLOAT32
+    dtype_bytes: int = _FLOAT32
 
 
 def _teaching(config: ExperimentConfig) -> _Teaching | None:
@@ -173,10 +219,10 @@ def _teaching(config: ExperimentConfig) -> _Teaching | None:
     longest = config.data.max_prompt_tokens + rl.max_response_tokens
     if isinstance(rl.teacher, ModelTeacher):
         model = architecture_of(ModelConfig(path=rl.teacher.path))
-        return _Teaching(longest, model, DTYPE_BYTES[rl.teacher.dtype or config.model.dtype])
+        return _Teaching(longest, model, _DTYPE_BYTES[rl.teacher.dtype or config.model.dtype])
     # No token is shorter than a byte: a bound for the words around the problem and the trace.
     shown = config.data.max_trace_tokens + len(rl.teacher.prompt.encode())
-    return _Teaching(longest + shown, dtype_bytes=DTYPE_BYTES[config.model.dtype])
+    return _Teaching(longest + shown, dtype_bytes=_DTYPE_BYTES[config.model.dtype])
 
 
 def _sft_workload(config: ExperimentConfig) -> _Workload:
@@ -189,7 +235,7 @@ def _rl_workload(config: ExperimentConfig) -> _Workload:
     rl, objective, lora = config.rl, config.objective, config.model.lora
     assert rl is not None and objective is not None
     terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
-    shown = 0 if objective.learns_without_hints else hint_tokens(config)
+    shown = 0 if objective.learns_without_hints else _hint_tokens(config)
     teaches_itself = isinstance(rl.teacher, SelfTeacher)
     # A reference that follows the policy is not the initial policy for long.
     moves = objective.needs_reference and rl.reference is not None
@@ -211,7 +257,7 @@ def _differentiates_entropy(terms: Iterable[TermConfig]) -> bool:
 
 
 def _in_update(name: str, trainer: "_TrainerMemory", gpu_gib: float | None) -> GpuMemory:
-    components = (*trainer.states(), *trainer.transient(), process_allowance())
+    components = (*trainer.states(), *trainer.transient(), _PROCESS)
     return GpuMemory(name, trainer.num_ranks, components, gpu_gib)
 
 
@@ -221,18 +267,28 @@ class _TrainerMemory:
     def __init__(self, architecture: ModelArchitecture, config: ExperimentConfig, workload: _Workload) -> None:
         self._shape = architecture
         self._execution = config.execution
-        self._bytes = DTYPE_BYTES[config.model.dtype]
+        self._bytes = _DTYPE_BYTES[config.model.dtype]
         self._workload = workload
         self._lora = workload.lora
         self.num_ranks = config.execution.ray.trainer_ranks
 
     def states(self) -> tuple[Component, ...]:
         """Weights, gradients and optimizer states, which do not depend on the batch."""
-        critic = self._critic_parameters
-        return tuple(
-            [*self._learning("", self._parameters, self._trained), *self._reference(), *self._teacher()]
-            + (self._learning("critic ", critic, critic) if self._workload.has_critic else [])
-        )
+        workload, shape, size = self._workload, self._shape, self._bytes
+        policy = shape.num_parameters + (self._trained if self._lora is not None else 0)
+        parts = self._learning("", policy, self._trained)
+        if workload.has_frozen:
+            parts.append(self._weights("frozen reference", shape.num_parameters, size))
+        if workload.has_moving:
+            parts.append(self._weights("moving reference", shape.num_parameters, size, always_whole=True))
+        if workload.teacher is not None and (model := workload.teacher.model) is not None:
+            parts.append(self._weights("frozen teacher", model.num_parameters, workload.teacher.dtype_bytes))
+        if workload.has_critic:
+            # The policy's decoder under a head of h weights and a bias; no output embeddings.
+            head = shape.hidden_size + 1
+            critic = shape.num_parameters - (0 if shape.tied else shape.embedding_parameters) + head
+            parts += self._learning("critic ", critic, critic)
+        return tuple(parts)
 
     def states_in_rollouts(self) -> tuple[Component, ...]:
         """The states that stay while the engine generates, with gradients if DeepSpeed keeps them in fixed buffers."""
@@ -242,12 +298,7 @@ class _TrainerMemory:
 
     def transient(self) -> tuple[Component, ...]:
         """Peak of temporary memory: in the head, in a layer's backward pass, in Adam's step, or in the teacher."""
-        return max(self._in_head(), self._in_layer(), self._in_step(), self._in_teacher(), key=total_gib)
-
-    @property
-    def _parameters(self) -> int:
-        """Parameters of the policy, those of an adapter included."""
-        return self._shape.num_parameters + (self._trained if self._lora is not None else 0)
+        return max(self._in_head(), self._in_layer(), self._in_step(), self._in_teacher(), key=_total_gib)
 
     @property
     def _trained(self) -> int:
@@ -255,15 +306,9 @@ class _TrainerMemory:
         return self._shape.num_parameters if self._lora is None else adapter_parameters(self._shape, self._lora)
 
     @property
-    def _critic_parameters(self) -> int:
-        """The policy's decoder under a head of `h` weights and a bias; no output embeddings."""
-        shape = self._shape
-        return shape.num_parameters - (0 if shape.tied else shape.embedding_parameters) + shape.hidden_size + 1
-
-    @property
     def _sums_whole_gradients(self) -> bool:
         """ZeRO 1 in mixed precision sums whole gradients in float32 and shards them only at the step."""
-        return self._execution.zero_stage == 1 and self._bytes != FLOAT32
+        return self._execution.zero_stage == 1 and self._bytes != _FLOAT32
 
     def _learning(self, owner: str, parameters: int, trained: int) -> list[Component]:
         of_adapter = "" if trained == parameters else f"{trained:,} parameters of the adapter; "
@@ -292,32 +337,19 @@ class _TrainerMemory:
         if stage >= 2:
             if self._execution.offload_optimizer:
                 return 0.0, "in CPU memory"
-            return FLOAT32 / self.num_ranks, f"float32: 4 bytes per parameter / {self.num_ranks} ranks"
+            return _FLOAT32 / self.num_ranks, f"float32: 4 bytes per parameter / {self.num_ranks} ranks"
         if not self._sums_whole_gradients:
-            return float(FLOAT32), "float32: 4 bytes per parameter, whole on each rank"
-        return float(FLOAT32 + self._bytes), "4 bytes per parameter summed and 2 of the pass, whole on each rank"
+            return float(_FLOAT32), "float32: 4 bytes per parameter, whole on each rank"
+        return float(_FLOAT32 + self._bytes), "4 bytes per parameter summed and 2 of the pass, whole on each rank"
 
     def _optimizer_bytes(self) -> tuple[float, str]:
         """Per parameter: Adam's two moments, and the master weights that ZeRO keeps for every compute type."""
         if self._execution.offload_optimizer:
             return 0.0, "in CPU memory"
         if self._execution.zero_stage == 0:
-            return 2.0 * FLOAT32, "two moments: 8 bytes per parameter"
+            return 2.0 * _FLOAT32, "two moments: 8 bytes per parameter"
         words = f"master weights and two moments: 12 bytes per parameter / {self.num_ranks} ranks"
-        return 3.0 * FLOAT32 / self.num_ranks, words
-
-    def _reference(self) -> list[Component]:
-        workload, parameters = self._workload, self._shape.num_parameters
-        frozen = [self._weights("frozen reference", parameters, self._bytes)] if workload.has_frozen else []
-        if not workload.has_moving:
-            return frozen
-        return [*frozen, self._weights("moving reference", parameters, self._bytes, always_whole=True)]
-
-    def _teacher(self) -> list[Component]:
-        teacher = self._workload.teacher
-        if teacher is None or teacher.model is None:
-            return []
-        return [self._weights("frozen teacher", teacher.model.num_parameters, teacher.dtype_bytes)]
+        return 3.0 * _FLOAT32 / self.num_ranks, words
 
     def _in_teacher(self) -> tuple[Component, ...]:
         """A pass without gradient: what one layer allocates, and a chunk's logits."""
@@ -369,7 +401,7 @@ class _TrainerMemory:
         stage = self._execution.zero_stage
         size = self._trained / (1 if stage == 0 else self.num_ranks)
         size = min(size, 1e9) if stage == 3 else size
-        return (Component("optimizer step", FLOAT32 * size / GIB, "one float32 temporary of Adam's shard"),)
+        return (Component("optimizer step", _FLOAT32 * size / GIB, "one float32 temporary of Adam's shard"),)
 
     def _kept(self) -> tuple[Component, ...]:
         kept, _ = self._activations
@@ -415,8 +447,127 @@ class _TrainerMemory:
 
 
 def _norm_bytes(size: int, dtype_bytes: int) -> int:
-    return FLOAT32 * size + 2 * dtype_bytes * size + FLOAT32
+    return _FLOAT32 * size + 2 * dtype_bytes * size + _FLOAT32
 
 
-def _of(owner: str, components: Iterable[Component]) -> tuple[Component, ...]:
-    return tuple(Component(f"{owner} {part.name}", part.gib, part.formula) for part in components)
+def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:
+    """Memory of one of RL's engines on each of its GPUs; `gpu_gib` is the memory of one, None: unknown."""
+    assert config.rl is not None
+    longest = config.rl.max_response_tokens + _hint_tokens(config)
+    return _vllm_memory(architecture, config, gpu_gib, RL_ENGINE, config.execution.ray.engines, longest)
+
+
+def _hint_tokens(config: ExperimentConfig) -> int:
+    """Largest number of tokens of a hint in RL's prompts, without the template's words; 0 without hints."""
+    hint = config.objective.group.hint if config.objective is not None else None
+    return 0 if hint is None else math.ceil(hint.levels[-1] * config.data.max_trace_tokens)
+
+
+def generation_memory(
+    architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None, stages: Collection[str]
+) -> tuple[GpuMemory, ...]:
+    """Memory of each kind of GPU in those of `stages` in which a finished model answers prompts.
+
+    Empty for stages whose model is on servers elsewhere.
+    """
+    sections = (
+        (EVALUATION, config.evaluation, ("evaluate", "sweep")),
+        (DIFFICULTY, config.measured_difficulty, ("difficulty",)),
+        (SAMPLING, config.sampled_traces, ("sample",)),
+    )
+    found = []
+    for name, section, users in sections:
+        if section is None or not {*users} & {*stages} or section.engine == "openai":
+            continue
+        longest = section.max_response_tokens
+        assert longest is not None
+        if section.engine == "vllm":
+            found.append(_vllm_memory(architecture, config, gpu_gib, name, config.execution.vllm.engines, longest))
+        else:
+            found.append(_embedded_memory(architecture, config, gpu_gib, name, longest))
+    return tuple(found)
+
+
+def kv_cache_bytes_per_token(architecture: ModelArchitecture, config: ExperimentConfig) -> float:
+    """Bytes per token on each GPU of a vLLM engine: keys and values of all layers, 2 L k b, split over the GPUs."""
+    ways = min(config.execution.vllm.tensor_parallel_size, architecture.num_kv_heads)
+    return 2 * architecture.num_layers * architecture.kv_size * _DTYPE_BYTES[config.model.dtype] / ways
+
+
+def _vllm_memory(
+    architecture: ModelArchitecture,
+    config: ExperimentConfig,
+    gpu_gib: float | None,
+    name: str,
+    num_engines: int,
+    max_response_tokens: int,
+) -> GpuMemory:
+    """Weights, one engine step, and a KV cache in the rest of vLLM's share, at least for one sequence of full length.
+
+    A step: the widest layer over its tokens, and logits, probabilities and log-probabilities.
+    """
+    vllm, size = config.execution.vllm, _DTYPE_BYTES[config.model.dtype]
+    limit = None if gpu_gib is None else gpu_gib * vllm.gpu_memory_utilization
+    tokens = vllm.max_num_batched_tokens or _BATCH_TOKENS
+    width = 3 * architecture.intermediate_size / vllm.tensor_parallel_size + 2 * architecture.hidden_size
+    logits = vllm.max_num_seqs * architecture.vocabulary_size * 3 * _FLOAT32
+    step = f"a step of {tokens:,} tokens, logits of {vllm.max_num_seqs} sequences"
+    taken = (
+        _engine_weights(architecture, size, vllm.tensor_parallel_size),
+        Component("activations", (tokens * width * size + logits) / GIB, step),
+        _ENGINE_PROCESS,
+    )
+    longest, per_token = (
+        config.data.max_prompt_tokens + max_response_tokens,
+        kv_cache_bytes_per_token(architecture, config),
+    )
+    least, left = longest * per_token / GIB, None if limit is None else limit - _total_gib(taken)
+    if left is None or left < least:
+        cache = Component("KV cache", least, f"at least one sequence of {longest:,} tokens x {per_token:,.0f} bytes")
+    else:
+        room = int(left * GIB / per_token)
+        words = f"the rest of its share: {room:,} tokens of {per_token:,.0f} bytes, {room // longest} full sequences"
+        cache = Component("KV cache", left, words)
+    return GpuMemory(name, num_engines * vllm.tensor_parallel_size, (*taken, cache), limit)
+
+
+def _engine_weights(architecture: ModelArchitecture, size: int, ways: int) -> Component:
+    words = f"{architecture.num_parameters:,} parameters x {size} bytes{f' / {ways} GPUs' if ways > 1 else ''}"
+    return Component("weights", architecture.num_parameters * size / ways / GIB, words)
+
+
+def _embedded_memory(
+    architecture: ModelArchitecture,
+    config: ExperimentConfig,
+    gpu_gib: float | None,
+    name: str,
+    max_response_tokens: int,
+) -> GpuMemory:
+    """The embedded engine with a whole batch at full length, or at its prompts, whichever takes more.
+
+    Cache per token: keys and values of all layers, 2 L k b, and the copy of one layer's that a step makes, 2 k b.
+    Prefill per token, in the widest layer, which saves no activations. MLP: its input, gate, the activated gate, up and
+    their product, 4 b i + 2 b h; or attention: queries, repeated keys and values and the output, 4 b a + 2 b h, and the
+    mask as a bias, b per token of the row, besides its one byte.
+    """
+    size, rows, prompt = (
+        _DTYPE_BYTES[config.model.dtype],
+        config.execution.rollout_batch_size,
+        config.data.max_prompt_tokens,
+    )
+    longest = prompt + max_response_tokens
+    cache = 2 * (architecture.num_layers + 1) * architecture.kv_size * size * rows
+    logits = rows * architecture.vocabulary_size * _BYTES_A_LOGIT
+    widest = 4 * size * max(architecture.intermediate_size, architecture.attention_size)
+    hidden = (2 * size + _FLOAT32) * architecture.hidden_size
+    prefill = (widest + hidden + (size + 1) * prompt) * rows * prompt
+    at_the_end = (
+        Component("KV cache", cache * longest / GIB, f"{rows} rows of {longest:,} tokens, and a copy of one layer's"),
+        Component("logits", logits / GIB, f"{rows} rows x {architecture.vocabulary_size:,} x {_BYTES_A_LOGIT} bytes"),
+    )
+    at_the_start = (
+        Component("KV cache", cache * prompt / GIB, f"{rows} rows of {prompt:,} tokens"),
+        Component("activations", (prefill + logits) / GIB, f"a layer over {rows} prompts, and their logits"),
+    )
+    peak = max(at_the_end, at_the_start, key=_total_gib)
+    return GpuMemory(name, 1, (_engine_weights(architecture, size, 1), *peak, _PROCESS), gpu_gib)

@@ -1,4 +1,4 @@
-"""The floating-point operations that training a model takes, counted from its shape.
+"""The floating-point operations that training a model takes, counted from its shape, and the peak of its GPU.
 
 After PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): a token costs 6 N + 12 L H Q T operations, for N weights of
 matrix products, L layers of H heads with Q dimensions, and a sequence of T tokens. A third of that is the forward pass
@@ -12,15 +12,32 @@ With a LoRA adapter the weights are frozen: the backward pass passes gradients t
 so they cost 4 N operations a token instead of 6 N, and the adapter's A weights another 6 A.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from luffy.pipeline.machine.architecture import ModelArchitecture, from_model_config
+from luffy.model_shape import ModelArchitecture, from_model_config
 
 _FORWARD = 2
 _ATTENTION_FORWARD = 4
 TRAINING = 3
 """A forward and a backward pass take three times the operations of the forward pass."""
+_TERA = 1e12
+_PEAKS_TFLOPS = (
+    (r"\b(GB200|B200)\b", 2250.0),
+    (r"\b(GH200|H200)\b", 989.4),
+    (r"\bH100 PCIe\b", 756.0),
+    (r"\bH100 NVL\b", 835.0),
+    (r"\b(H100|H800)\b", 989.4),
+    (r"\bH20\b", 148.0),
+    (r"\b(A100|A800)\b", 312.0),
+    (r"\bL40S\b", 362.0),
+    (r"\bL4\b", 121.0),
+    (r"\bA30\b", 165.0),
+    (r"\bA40\b", 149.7),
+    (r"\bA10\b", 125.0),
+)
+"""Dense bfloat16 with float32 accumulation, as in NVIDIA's data sheets; the first pattern that matches counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +86,12 @@ class ModelFlops:
     def _attention(self, lengths: Sequence[int]) -> int:
         per_pair = _ATTENTION_FORWARD * self.shape.num_layers * self.shape.attention_size
         return per_pair * sum(length**2 for length in lengths)
+
+
+def peak_flops(gpu_name: str) -> float | None:
+    """Operations per second of the GPU that torch calls `gpu_name`; None for one that is not in the table.
+
+    Model FLOPs utilisation divides by this peak whatever the compute type is.
+    """
+    found = (tflops * _TERA for pattern, tflops in _PEAKS_TFLOPS if re.search(pattern, gpu_name))
+    return next(found, None)

@@ -1,16 +1,17 @@
-"""The shape of a model, from which memory and tensor parallelism are computed before its weights are loaded.
+"""The shape of a model and of its LoRA adapter, from which memory, operations and tensor parallelism are computed.
 
 It comes from a model folder's `config.json`, from the local cache of the hub, or from a table of common models, never
-from the network.
+from the network, and no weights are loaded.
 """
 
-from collections.abc import Callable, Mapping
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from luffy.config.foreign_folders import refuse_code
-from luffy.config.model import GGUF, ModelConfig, TinyArchitecture
+from luffy.config.model import GGUF, LoRAConfig, ModelConfig, TinyArchitecture
 from luffy.errors import DataError
 from luffy.json_text import parse_json
 
@@ -180,6 +181,63 @@ def _tiny(architecture: TinyArchitecture) -> ModelArchitecture:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LinearLayer:
+    """A linear layer inside the decoder."""
+
+    name: str
+    num_inputs: int
+    num_outputs: int
+
+
+def linear_layers(architecture: ModelArchitecture) -> Iterator[LinearLayer]:
+    """The linear layers of all decoder layers, by their names in the model."""
+    hidden, intermediate = architecture.hidden_size, architecture.intermediate_size
+    shapes = {
+        "self_attn.q_proj": (hidden, architecture.attention_size),
+        "self_attn.k_proj": (hidden, architecture.kv_size),
+        "self_attn.v_proj": (hidden, architecture.kv_size),
+        "self_attn.o_proj": (architecture.attention_size, hidden),
+        "mlp.gate_proj": (hidden, intermediate),
+        "mlp.up_proj": (hidden, intermediate),
+        "mlp.down_proj": (intermediate, hidden),
+    }
+    for layer in range(architecture.num_layers):
+        for name, (num_inputs, num_outputs) in shapes.items():
+            yield LinearLayer(f"model.layers.{layer}.{name}", num_inputs, num_outputs)
+
+
+def adapted_layers(architecture: ModelArchitecture, lora: LoRAConfig) -> list[LinearLayer]:
+    """The layers that get an adapter."""
+    return [layer for layer in linear_layers(architecture) if lora.adapts(layer.name)]
+
+
+def adapter_parameters(architecture: ModelArchitecture, lora: LoRAConfig) -> int:
+    """Number of parameters of the adapter: `rank` times the inputs and outputs of each adapted layer."""
+    layers = adapted_layers(architecture, lora)
+    return lora.rank * sum(layer.num_inputs + layer.num_outputs for layer in layers)
+
+
+def adapter_activation_bytes(architecture: ModelArchitecture, lora: LoRAConfig, dtype_bytes: int) -> tuple[int, int]:
+    """Bytes per token that the adapters of all layers save for the backward pass, and the peak that one layer adds.
+
+    An adapted layer saves `A x`, b r, besides what it saves without; with dropout also the input to `A` and the mask,
+    (b + 1) times the inputs. In the backward pass it adds the adapter's gradient of its input to the layer's own.
+    """
+    layers = adapted_layers(architecture, lora)
+    products = len(layers) * dtype_bytes * lora.rank
+    dropped = sum(layer.num_inputs for layer in layers) * (dtype_bytes + 1) if lora.dropout else 0
+    widest = max((max(layer.num_inputs, layer.num_outputs) for layer in layers), default=0)
+    return products + dropped, dtype_bytes * widest
+
+
+def missing_package() -> str | None:
+    """One line for the user if peft is not installed, else None."""
+    if importlib.util.find_spec("peft") is not None:
+        return None
+    return "model.lora needs the package peft: pip install 'luffy-rl[lora]'"
+
+
 def _qwen2(
     hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, *, tied: bool
 ) -> ModelArchitecture:
@@ -188,32 +246,19 @@ def _qwen2(
     )
 
 
-_QWEN_0_5B = _qwen2(896, 24, 14, 2, 4864, 151936, tied=True)
 _QWEN_1_5B = _qwen2(1536, 28, 12, 2, 8960, 151936, tied=True)
-_QWEN_3B = _qwen2(2048, 36, 16, 2, 11008, 151936, tied=True)
 _QWEN_7B = _qwen2(3584, 28, 28, 4, 18944, 152064, tied=False)
-_QWEN_14B = _qwen2(5120, 48, 40, 8, 13824, 152064, tied=False)
-_QWEN_32B = _qwen2(5120, 64, 40, 8, 27648, 152064, tied=False)
-_LLAMA_1B = ModelArchitecture(2048, 16, 32, 8, 64, 8192, 128256, tied=True)
-_LLAMA_3B = ModelArchitecture(3072, 28, 24, 8, 128, 8192, 128256, tied=True)
-_LLAMA_8B = ModelArchitecture(4096, 32, 32, 8, 128, 14336, 128256, tied=False)
-_KNOWN = {
-    "Qwen/Qwen2.5-0.5B": _QWEN_0_5B,
-    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN_0_5B,
+_FAMILIES = {
+    "Qwen/Qwen2.5-0.5B": _qwen2(896, 24, 14, 2, 4864, 151936, tied=True),
     "Qwen/Qwen2.5-1.5B": _QWEN_1_5B,
-    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN_1_5B,
-    "Qwen/Qwen2.5-3B": _QWEN_3B,
-    "Qwen/Qwen2.5-3B-Instruct": _QWEN_3B,
+    "Qwen/Qwen2.5-3B": _qwen2(2048, 36, 16, 2, 11008, 151936, tied=True),
     "Qwen/Qwen2.5-7B": _QWEN_7B,
-    "Qwen/Qwen2.5-7B-Instruct": _QWEN_7B,
-    "Qwen/Qwen2.5-14B": _QWEN_14B,
-    "Qwen/Qwen2.5-32B": _QWEN_32B,
+    "Qwen/Qwen2.5-14B": _qwen2(5120, 48, 40, 8, 13824, 152064, tied=False),
+    "Qwen/Qwen2.5-32B": _qwen2(5120, 64, 40, 8, 27648, 152064, tied=False),
     "Qwen/Qwen2.5-Math-1.5B": _QWEN_1_5B,
-    "Qwen/Qwen2.5-Math-1.5B-Instruct": _QWEN_1_5B,
     "Qwen/Qwen2.5-Math-7B": _QWEN_7B,
-    "Qwen/Qwen2.5-Math-7B-Instruct": _QWEN_7B,
-    "meta-llama/Llama-3.1-8B": _LLAMA_8B,
-    "meta-llama/Llama-3.1-8B-Instruct": _LLAMA_8B,
-    "meta-llama/Llama-3.2-1B": _LLAMA_1B,
-    "meta-llama/Llama-3.2-3B": _LLAMA_3B,
+    "meta-llama/Llama-3.1-8B": ModelArchitecture(4096, 32, 32, 8, 128, 14336, 128256, tied=False),
+    "meta-llama/Llama-3.2-1B": ModelArchitecture(2048, 16, 32, 8, 64, 8192, 128256, tied=True),
+    "meta-llama/Llama-3.2-3B": ModelArchitecture(3072, 28, 24, 8, 128, 8192, 128256, tied=True),
 }
+_KNOWN = {base + kind: shape for base, shape in _FAMILIES.items() for kind in ("", "-Instruct")}

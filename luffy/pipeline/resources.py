@@ -1,0 +1,401 @@
+"""Check of the GPUs and memory that a run needs, before anything expensive starts.
+
+Under `cluster: local` it covers vLLM engines that answer the prompts of evaluations and `difficulty`, and advice on the
+rollout engine.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from luffy.config import ExperimentConfig
+from luffy.config.model import ModelConfig
+from luffy.config.rl_teacher import ModelTeacher
+from luffy.config.stage_kinds import cluster_gpus, engine_gpus
+from luffy.errors import ConfigError
+from luffy.model_shape import ModelArchitecture, architecture_of, linear_layers, missing_package, positions_of
+from luffy.pipeline.machine.gpus import detected_gpus, hidden_gpus
+from luffy.pipeline.machine.inherited_environment import complaints_about_variables
+from luffy.pipeline.memory import (
+    DIFFICULTY,
+    EVALUATION,
+    RL_ENGINE,
+    SAMPLING,
+    GpuMemory,
+    estimate_memory,
+    generation_memory,
+    rl_engine_memory,
+)
+
+_LARGE_FOR_EMBEDDED = 50_000_000
+"""Number of parameters from which vLLM is recommended over the embedded engine. For SmolLM2 (135 million), on two CPU
+cores in float32, vLLM generates three times as many tokens per second (`tests/benchmarks/rollout_engines.py`)."""
+_ROUNDING = 1.03
+"""Tolerance on the stated memory: a card sold as 80 GB reports 79.2 to 79.6 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The findings about an experiment's GPUs."""
+
+    gpus: tuple[GpuMemory, ...]
+    """Estimated memory of each kind of GPU; empty if there is no estimate."""
+    notes: tuple[str, ...]
+    """Notes for the user who starts the run."""
+    complaints: tuple[str, ...]
+    """One line for each reason why the run cannot work: the field, what was found, what to do."""
+
+
+def check_resources(config: ExperimentConfig) -> None:
+    """Raise ConfigError, one line per mistake, if the experiment needs more GPUs or memory than the machine has."""
+    complaints = find_resources(config).complaints
+    if complaints:
+        raise ConfigError("\n".join(complaints))
+
+
+def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None) -> Resources:
+    """Check what an experiment needs for `stages`, by default all of its own.
+
+    Under `cluster: local` only vLLM engines on known GPUs are checked, and there may be a note. Raises DataError if
+    `model.path` is a local path that is not a model folder.
+    """
+    wanted = config.stages if stages is None else stages
+    placement = _Placement(config, wanted, detected_gpus_gib())
+    notes = _advice_on_engine(config) if config.cluster == "local" and "rl" in wanted else []
+    notes += _unset_keys(config, wanted)
+    if hidden := hidden_gpus():
+        notes.append(f"CUDA_VISIBLE_DEVICES hides the GPUs of this machine ({hidden}): stages run on its CPU")
+    complaints = complaints_about_variables(os.environ, starts_ray=placement.starts_ray)
+    complaints += [*_too_long(config, wanted), *_unusable_adapter(placement), *_attention_without_gpu(placement)]
+    if not placement.trains_on_ray and not placement.checks_generation:
+        return Resources((), tuple(notes), tuple(complaints))
+    placement = replace(placement, architecture=architecture_of(config.model))
+    notes += _notes(placement) if config.cluster == "ray" else []
+    for check in (_too_few_gpus, _smaller_gpus, _heads_not_divided, _too_full):
+        complaints += check(placement)
+    return Resources(placement.memory, tuple(notes), tuple(complaints))
+
+
+def detected_gpus_gib() -> tuple[float, ...] | None:
+    """Memory of each GPU that this process may use; None if the driver does not respond."""
+    gpus = detected_gpus()
+    return None if gpus is None else tuple(gpu.memory_gib for gpu in gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """The stages of an experiment that will run, and the GPUs that are available to them."""
+
+    config: ExperimentConfig
+    stages: Collection[str]
+    here_gib: tuple[float, ...] | None
+    """Memory of each GPU of this machine; None: unknown."""
+    architecture: ModelArchitecture | None = None
+    """None: unknown."""
+
+    @property
+    def trains_on_ray(self) -> bool:
+        """Whether SFT or RL runs under `cluster: ray`."""
+        return self.config.cluster == "ray" and bool({"sft", "rl"} & {*self.stages})
+
+    @property
+    def starts_ray(self) -> bool:
+        """Whether a stage starts Ray on this machine, for training or for several engines that answer prompts."""
+        execution = self.config.execution
+        trains_here = self.trains_on_ray and execution.ray.address is None
+        return trains_here or (bool(self.vllm_users) and execution.vllm.engines > 1)
+
+    @property
+    def has_rl_engines(self) -> bool:
+        """Whether RL has engines of its own under `cluster: ray`."""
+        return self.trains_on_ray and "rl" in self.stages and self.config.num_engines > 0
+
+    @property
+    def vllm_users(self) -> tuple[str, ...]:
+        """The stages, in words, in which a finished model answers prompts with vLLM."""
+        return tuple(name for name, engine in self._answering if engine == "vllm")
+
+    @property
+    def training_here_gib(self) -> tuple[float, ...] | None:
+        """Memory of each GPU available to training; None: unknown, as on a joined cluster."""
+        return self.here_gib if self.config.execution.ray.address is None else None
+
+    @property
+    def training_gpu_gib(self) -> float | None:
+        """Memory of the smallest GPU of training; None: unknown."""
+        return self._smallest(self.training_here_gib)
+
+    @property
+    def generation_gpu_gib(self) -> float | None:
+        """The same for stages in which a finished model answers, which always run on this machine."""
+        return self._smallest(self.here_gib)
+
+    @property
+    def checks_generation(self) -> bool:
+        """Whether stages in which a finished model answers are estimated: with `cluster: ray`, or with vLLM on known
+        GPUs.
+
+        `cluster: local` without vLLM is for small models; its training is not estimated either.
+        """
+        by_vllm = bool(self.vllm_users) and self.generation_gpu_gib is not None
+        return by_vllm or (self.config.cluster == "ray" and any(engine != "openai" for _, engine in self._answering))
+
+    @property
+    def generating(self) -> tuple[GpuMemory, ...]:
+        """Memory of each kind of GPU in the stages in which a finished model answers; empty where not estimated."""
+        if self.architecture is None or not self.checks_generation:
+            return ()
+        return generation_memory(self.architecture, self.config, self.generation_gpu_gib, self.stages)
+
+    @property
+    def memory(self) -> tuple[GpuMemory, ...]:
+        """Memory of each kind of GPU in the stages that are estimated; empty for a model of unknown shape."""
+        if self.architecture is None or not self.trains_on_ray:
+            return self.generating
+        return *estimate_memory(self.architecture, self.config, self.training_gpu_gib), *self.generating
+
+    @property
+    def _answering(self) -> list[tuple[str, str | None]]:
+        """The stages in which a finished model answers prompts, each with its engine."""
+        config, stages = self.config, {*self.stages}
+        sections = (
+            ("evaluation", config.evaluation, {"evaluate", "sweep"}),
+            ("difficulty", config.measured_difficulty, {"difficulty"}),
+            ("sample", config.sampled_traces, {"sample"}),
+        )
+        return [(name, section.engine) for name, section, users in sections if section is not None and users & stages]
+
+    def _smallest(self, gpus_gib: tuple[float, ...] | None) -> float | None:
+        return self.config.execution.gpu_memory_gb or (min(gpus_gib) if gpus_gib else None)
+
+
+def _too_few_gpus(placement: _Placement) -> Iterator[str]:
+    config = placement.config
+    ray, vllm = config.execution.ray, config.execution.vllm
+    here, training_here = placement.here_gib, placement.training_here_gib
+    if placement.trains_on_ray and training_here and cluster_gpus(config) > len(training_here):
+        yield (
+            f"execution.ray: {ray.trainer_ranks} trainer ranks and {config.num_engines} engines x "
+            f"{vllm.tensor_parallel_size} GPUs ({ray.placement}) take {cluster_gpus(config)} GPUs, this machine has "
+            f"{len(training_here)}; lower execution.ray.trainer_ranks or execution.ray.engines, or give the "
+            "execution.ray.address of a larger cluster"
+        )
+    if placement.vllm_users and here and engine_gpus(config) > len(here):
+        users = " and ".join(placement.vllm_users)
+        yield (
+            f"execution.vllm: {vllm.engines} engines x {vllm.tensor_parallel_size} GPUs for {users} take "
+            f"{engine_gpus(config)} GPUs, this machine has {len(here)}; lower execution.vllm.engines or "
+            "execution.vllm.tensor_parallel_size"
+        )
+
+
+def _smaller_gpus(placement: _Placement) -> Iterator[str]:
+    stated = placement.config.execution.gpu_memory_gb
+    used = placement.here_gib if placement.vllm_users else placement.training_here_gib
+    if used and stated is not None and stated > min(used) * _ROUNDING:
+        yield (
+            f"execution.gpu_memory_gb: {stated:g} GiB, but the smallest GPU of this machine has {min(used):.1f}; "
+            "correct it, or set it to null to use the detected size"
+        )
+
+
+def _heads_not_divided(placement: _Placement) -> Iterator[str]:
+    execution, architecture = placement.config.execution, placement.architecture
+    if architecture is None:
+        return
+    heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
+    by_rank = [ways for ways in range(1, heads + 1) if heads % ways == 0]
+    # With fewer key heads than GPUs, vLLM replicates each key head.
+    by_engine = [ways for ways in by_rank if kv_heads % ways == 0 or ways % kv_heads == 0]
+    ways = execution.vllm.tensor_parallel_size
+    if (placement.has_rl_engines or placement.vllm_users) and ways not in by_engine:
+        yield (
+            f"execution.vllm.tensor_parallel_size: {ways} does not divide the model's {heads} attention heads (with "
+            f"{kv_heads} of keys and values); allowed are {', '.join(map(str, by_engine))}"
+        )
+    ways = execution.sequence_parallel
+    if placement.trains_on_ray and ways not in by_rank:
+        yield (
+            f"execution.sequence_parallel: {ways} does not divide the model's {heads} attention heads; allowed are "
+            f"{', '.join(map(str, by_rank))}"
+        )
+
+
+def _too_full(placement: _Placement) -> Iterator[str]:
+    """Engines first, of which the fullest stands for all; then every other kind of GPU, with settings to change."""
+    config, architecture = placement.config, placement.architecture
+    if architecture is None:
+        return
+    # RL's engine counts also where it shares its GPU with a trainer.
+    engines = [kind for kind in placement.generating if kind.name.removeprefix("GPU in ") in placement.vllm_users]
+    if placement.has_rl_engines:
+        engines.insert(0, rl_engine_memory(architecture, config, placement.training_gpu_gib))
+    if unfit := [engine for engine in engines if not engine.fits]:
+        engine = max(unfit, key=lambda engine: engine.total_gib)
+        which = "an engine" if engine.name == RL_ENGINE else f"an engine in {engine.name.removeprefix('GPU in ')}"
+        yield (
+            f"execution.vllm: {which} needs about {engine.total_gib:.1f} GiB of a GPU for its weights and one sequence "
+            f"of full length, and its share is {engine.limit_gib:.1f} (gpu_memory_utilization "
+            f"{config.execution.vllm.gpu_memory_utilization:g}); raise gpu_memory_utilization or tensor_parallel_size"
+        )
+    names = {engine.name for engine in engines}
+    for gpu in placement.memory:
+        if not gpu.fits and gpu.name not in names:
+            largest = sorted(gpu.components, key=lambda part: -part.gib)[:3]
+            parts = ", ".join(f"{part.name} {part.gib:.1f}" for part in largest)
+            yield (
+                f"execution: a {gpu.name} would hold about {gpu.total_gib:.1f} GiB of its {gpu.limit_gib:.1f} "
+                f"({parts}); {' or '.join(_remedies(config, gpu))}"
+            )
+
+
+def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
+    """Settings that would free memory, cheapest first."""
+    execution = config.execution
+    if gpu.name in (EVALUATION, DIFFICULTY, SAMPLING):
+        return ["lower execution.rollout_batch_size", "generate with engine: vllm"]
+    if gpu.name == "shared GPU in a rollout":
+        remedies = ["lower execution.vllm.gpu_memory_utilization"]
+    else:
+        remedies = [
+            *([] if execution.gradient_checkpointing else ["set execution.gradient_checkpointing: true"]),
+            *(["lower execution.logprob_chunk_tokens"] if gpu.gib("logits") else []),
+            *(["lower execution.micro_batch_tokens"] if gpu.gib("recomputed layer") else []),
+        ]
+    if execution.zero_stage < 3:
+        remedies.append("raise execution.zero_stage")
+    elif not execution.offload_optimizer:
+        remedies.append("set execution.offload_optimizer: true")
+    elif not execution.offload_parameters:
+        remedies.append("set execution.offload_parameters: true")
+    return [*remedies, "raise execution.ray.trainer_ranks"]
+
+
+def _unset_keys(config: ExperimentConfig, wanted: Sequence[str]) -> list[str]:
+    """Notes, not complaints, about missing API keys: answers that are already saved need no key."""
+    execution = config.execution
+    servers = {f"execution.teachers.{name}": server for name, server in execution.teachers.items()}
+    used = servers if "synthesize" in wanted else {}
+    if "rl" in wanted and execution.rl_teacher.urls:
+        used = used | {"execution.rl_teacher": execution.rl_teacher}
+    if not used:
+        return []
+    from luffy.http_client import missing_key  # loads httpx, which other plans can do without
+
+    found = [missing_key(server, setting) for setting, server in used.items()]
+    return [line for line in found if line is not None]
+
+
+def _too_long(config: ExperimentConfig, wanted: Sequence[str]) -> Iterator[str]:
+    """Complaints about rows that may be longer than their model's positions, which a stage would refuse hours later.
+
+    Prompts of suites have no limit in the settings, and teachers count in tokens of their own: only responses count.
+    """
+    rl, tokens = config.rl if "rl" in wanted else None, {"data.max_prompt_tokens": config.data.max_prompt_tokens}
+    rows: dict[str, Mapping[str, int | None]] = {}
+    if "sft" in wanted or ("base" in wanted and config.model.architecture is not None):
+        rows["traces"] = tokens | {"data.max_trace_tokens": config.data.max_trace_tokens}
+    if rl is not None:
+        rows["rl"] = tokens | {"rl.max_response_tokens": rl.max_response_tokens}
+        if rl.validation is not None:
+            rows["rl.validation"] = {"rl.validation.max_response_tokens": rl.validation.max_response_tokens}
+    for name, answers in (("difficulty", config.measured_difficulty), ("sample", config.sampled_traces)):
+        if answers is not None and name in wanted:
+            rows[name] = tokens | {f"{name}.max_response_tokens": answers.max_response_tokens}
+    if "sft" in wanted and config.sft is not None and config.sft.validation is not None:
+        rows["sft.validation"] = {"sft.validation.max_response_tokens": config.sft.validation.max_response_tokens}
+    if config.evaluation is not None and {"evaluate", "sweep"} & {*wanted}:
+        rows["evaluation"] = {"evaluation.max_response_tokens": config.evaluation.max_response_tokens}
+    part = "model" if config.model.architecture is None else "model.architecture"
+    remedy = f"lower them, or raise {part}.max_position_embeddings"
+    for name, row in rows.items():
+        yield from _beyond(positions_of(config.model), name, row, "the model", remedy)
+    if rl is not None and isinstance(rl.teacher, ModelTeacher):
+        positions = positions_of(ModelConfig(path=rl.teacher.path))
+        yield from _beyond(positions, "rl.teacher", rows["rl"], rl.teacher.path, "lower them, or take another teacher")
+    teachers = config.synthesize.teachers if config.synthesize is not None and "synthesize" in wanted else {}
+    for name, teacher in teachers.items():
+        where = f"synthesize.teachers.{name}"
+        limit = {f"{where}.max_response_tokens": teacher.max_response_tokens}
+        positions = None if teacher.path is None else positions_of(ModelConfig(path=teacher.path))
+        yield from _beyond(positions, where, limit, str(teacher.path), "lower it")
+
+
+def _beyond(positions: int | None, where: str, row: Mapping[str, int | None], whose: str, remedy: str) -> Iterator[str]:
+    """A complaint if a row does not fit; where only the response is known, one token of the prompt is added."""
+    given = {name: tokens for name, tokens in row.items() if tokens is not None}
+    if positions is not None and sum(given.values()) + (len(row) == 1) > positions:
+        words = " and ".join(f"{name} ({tokens})" for name, tokens in given.items())
+        yield (
+            f"{where}: {words} are more tokens than the {positions} positions of {whose} (max_position_embeddings); "
+            f"{remedy}"
+        )
+
+
+def _attention_without_gpu(placement: _Placement) -> list[str]:
+    kind = placement.config.execution.attention
+    trains = {"sft", "rl"} & {*placement.stages}
+    if placement.training_here_gib != () or kind == "sdpa" or not trains:
+        return []
+    return [f"execution.attention: {kind} needs a GPU, this machine has none; use sdpa"]
+
+
+def _unusable_adapter(placement: _Placement) -> list[str]:
+    """Complaints about an adapter that the first training stage would refuse, perhaps hours later."""
+    lora = placement.config.model.lora
+    if lora is None or not {"sft", "rl"} & {*placement.stages}:
+        return []
+    architecture = architecture_of(placement.config.model)
+    layers = [layer.name for layer in linear_layers(architecture)] if architecture is not None else []
+    complaint = lora.complaint(layers) if layers else None
+    return [line for line in (missing_package(), complaint) if line is not None]
+
+
+def _advice_on_engine(config: ExperimentConfig) -> list[str]:
+    """Advice against the embedded engine for large models; a pretrained model of unknown shape counts as large.
+
+    And against vLLM in the trainer's process on a machine with GPUs: the stage itself would refuse it only after SFT.
+    """
+    if "rl" not in config.stages or config.rl is None:
+        return []
+    if config.rl.engine == "vllm" and (gpus := detected_gpus()):
+        return [
+            f"rl.engine: vllm works only without a GPU, and this machine has {len(gpus)}: RL fails if torch sees "
+            "one; set cluster: ray with execution.ray.placement: colocated instead"
+        ]
+    if config.rl.engine != "cluster" or config.model.architecture is not None:
+        return []
+    architecture = architecture_of(config.model)
+    if architecture is not None and architecture.num_parameters < _LARGE_FOR_EMBEDDED:
+        return []
+    better = "cluster: ray generates with vLLM" if detected_gpus() else "rl.engine: vllm is about three times as fast"
+    return [f"the embedded engine is slow for a model of this size; {better}"]
+
+
+def _teacher_of_unknown_shape(config: ExperimentConfig) -> str | None:
+    teacher = config.rl.teacher if "rl" in config.stages and config.rl is not None else None
+    if not isinstance(teacher, ModelTeacher) or architecture_of(ModelConfig(path=teacher.path)) is not None:
+        return None
+    return teacher.path
+
+
+def _notes(placement: _Placement) -> list[str]:
+    config, architecture = placement.config, placement.architecture
+    address, here = config.execution.ray.address, placement.here_gib
+    wanted = cluster_gpus(config) if placement.trains_on_ray else engine_gpus(config) if placement.vllm_users else 1
+    notes = []
+    if placement.trains_on_ray and address is not None:
+        notes.append(f"{wanted} GPUs needed on the cluster at {address}, whose GPUs were not checked")
+    elif here is None:
+        notes.append(f"{wanted} GPUs needed; nvidia-smi did not respond, so the number of GPUs is unknown")
+    elif not here:
+        notes.append(f"{wanted} GPUs needed; this machine has none: ranks and engines would run on its CPU")
+    else:
+        notes.append(f"{wanted} GPUs needed, this machine has {len(here)}")
+    if architecture is None:
+        notes.append(f"no memory estimate: the shape of {config.model.path} is unknown here; give a model folder")
+    elif (unknown := _teacher_of_unknown_shape(config)) is not None:
+        notes.append(f"the memory estimate lacks rl.teacher: the shape of {unknown} is unknown here")
+    elif (placement.training_gpu_gib if placement.trains_on_ray else placement.generation_gpu_gib) is None:
+        notes.append("memory not checked: no GPU found; set execution.gpu_memory_gb")
+    return notes
