@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig
-from luffy.objectives.ranks import SumOverRanks
+from luffy.objectives.normalisation import SumOverRanks
 from luffy.training.attention import AttentionInputs, set_attention
 from luffy.training.compilation import compile_layers
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine

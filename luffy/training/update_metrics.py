@@ -11,9 +11,8 @@ from torch import Tensor
 from luffy.config.objective import DistillationLoss, TermConfig
 from luffy.objectives.inspection import limited, logp_gradients
 from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
-from luffy.objectives.normalisation import passes, select
+from luffy.objectives.normalisation import SumOverRanks, passes, select
 from luffy.objectives.objective import LossOutput
-from luffy.objectives.ranks import SumOverRanks
 from luffy.types import TrainBatch
 
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}

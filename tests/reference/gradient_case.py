@@ -19,7 +19,7 @@ from luffy.config.execution import ExecutionConfig, RayConfig
 from luffy.config.model import DType
 from luffy.config.objective import ObjectiveConfig, TermConfig
 from luffy.config.training import OptimizerConfig
-from luffy.objectives.ranks import SumOverRanks
+from luffy.objectives.normalisation import SumOverRanks
 from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
 from luffy.training.distributed import init_process_group, sum_over_ranks
