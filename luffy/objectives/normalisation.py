@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luffy.config.objective import GateConfig, Selector, TermConfig
 from luffy.objectives.ratios import sequence_sum
-from luffy.objectives.step import StepObjective
+from luffy.objectives.schedules import StepObjective
 from luffy.types import TrainBatch
 
 SumOverRanks = Callable[[Tensor], Tensor]

@@ -19,8 +19,7 @@ from luffy.config.objective import (
 from luffy.config.training import OptimizerConfig, RLConfig
 from luffy.objectives.gae import generalized_advantages, whiten
 from luffy.objectives.normalisation import SumOverRanks
-from luffy.objectives.schedules import AdaptiveCoefficients, schedule_multiplier
-from luffy.objectives.step import StepObjective, objective_at
+from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier
 from luffy.training.batching import collate, take_rows
 from luffy.training.critic import Critic
 from luffy.training.distillation_teacher import TokenScorer

@@ -19,7 +19,7 @@ from luffy.errors import ConfigError, DataError
 from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss
-from luffy.objectives.step import StepObjective
+from luffy.objectives.schedules import StepObjective
 from luffy.pipeline.machine.flops import ModelFlops
 from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.attention import attention_for_generation, set_attention

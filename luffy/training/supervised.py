@@ -16,8 +16,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType, LoRAConfig
 from luffy.config.objective import TermConfig
 from luffy.config.training import OptimizerConfig
-from luffy.objectives.schedules import schedule_multiplier
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at, schedule_multiplier
 from luffy.seeds import derive_seed
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.training.adapter import Adapter

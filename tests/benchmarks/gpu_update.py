@@ -26,7 +26,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
 from luffy.config.model import LoRAConfig
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.pipeline.machine.architecture import from_model_config
 from luffy.pipeline.machine.gpu_memory import GIB
 from luffy.pipeline.machine.memory import estimate_memory

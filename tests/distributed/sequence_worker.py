@@ -21,7 +21,7 @@ from reference.rows import evaluate
 from reference.value_case import engine_steps, part_of, reference_steps
 
 from luffy.errors import DataError
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.processes import exit_without_finalizing
 from luffy.training import attention
 from luffy.training.distributed import init_process_group

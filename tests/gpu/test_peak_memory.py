@@ -8,7 +8,7 @@ from reference.gradient_case import ROOT
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.pipeline.machine.architecture import from_model_config
 from luffy.pipeline.machine.gpu_memory import GIB
 from luffy.pipeline.machine.memory import estimate_memory

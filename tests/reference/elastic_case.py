@@ -14,7 +14,7 @@ from torch import Tensor
 
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig, OptimizerConfig, SFTConfig
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic

@@ -20,7 +20,7 @@ from luffy.config.model import DType
 from luffy.config.objective import ObjectiveConfig, TermConfig
 from luffy.config.training import OptimizerConfig
 from luffy.objectives.normalisation import SumOverRanks
-from luffy.objectives.step import StepObjective, objective_at
+from luffy.objectives.schedules import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
 from luffy.training.distributed import init_process_group, sum_over_ranks
 from luffy.training.group_sharding import one_shard

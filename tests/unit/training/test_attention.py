@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.config.training import SFTConfig
 from luffy.errors import ConfigError, DataError
-from luffy.objectives.step import StepObjective, objective_at
+from luffy.objectives.schedules import StepObjective, objective_at
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import attention

@@ -9,7 +9,7 @@ from reference.gradient_case import OPTIMIZER, execution, tiny_model
 from reference.value_case import batch
 
 from luffy.config.training import SFTConfig
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.training import scoring
 from luffy.training.batching import take_rows
 from luffy.training.distributed import init_process_group
