@@ -20,7 +20,7 @@ from torch import Tensor
 
 from luffy.broadcast_group import BroadcastFailed, BroadcastGroup, Meeting, TensorSpec
 from luffy.errors import ClusterError
-from luffy.training.distributed import device
+from luffy.training.ranks import device
 
 if TYPE_CHECKING:
     from luffy.training.trainer import TrainerRank

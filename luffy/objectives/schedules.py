@@ -128,7 +128,7 @@ def objective_at(
 
     Args:
         adaptive: present values of the adaptive coefficients by the names of their terms
-            (`luffy.objectives.schedules.AdaptiveCoefficients`).
+            (`AdaptiveCoefficients`).
     """
     coefficients = []
     for term in terms:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.errors import ConfigError, DataError
-from luffy.training.rank_mesh import WHOLE_SEQUENCES, RankMesh, rank_mesh
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, rank_mesh
 from luffy.training.ulysses import over_slices
 
 AttentionInputs: TypeAlias = Mapping[str, Tensor | int]

@@ -14,8 +14,8 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import OptimizerConfig
 from luffy.errors import NumericalError
-from luffy.training.distributed import init_deepspeed_comm, init_process_group
 from luffy.training.policy_model import LogProbHead
+from luffy.training.ranks import init_deepspeed_comm, init_process_group
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 # Its optimizer for bfloat16 prints ten lines of memory use into the log of every stage.

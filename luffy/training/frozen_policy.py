@@ -14,10 +14,9 @@ from luffy.config.model import DType
 from luffy.training.attention import set_attention
 from luffy.training.compilation import compile_layers
 from luffy.training.deepspeed_engine import is_sharded, start_frozen_engine
-from luffy.training.distributed import device
 from luffy.training.policy import Policy
 from luffy.training.policy_model import PolicyModel
-from luffy.training.rank_mesh import rank_mesh
+from luffy.training.ranks import device, rank_mesh
 from luffy.training.scoring import model_inputs, score
 from luffy.types import TrainBatch
 

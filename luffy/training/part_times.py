@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from luffy.pipeline.machine.peak_flops import peak_flops
-from luffy.training.distributed import device, sum_over_ranks
+from luffy.training.ranks import device, sum_over_ranks
 
 _TERA = 1e12
 

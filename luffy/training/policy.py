@@ -25,10 +25,9 @@ from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.attention import attention_for_generation, set_attention
 from luffy.training.compilation import compile_layers, without_compiled_layers
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
-from luffy.training.distributed import device
 from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
 from luffy.training.policy_model import PolicyModel, refuse_processed_logits
-from luffy.training.rank_mesh import rank_mesh
+from luffy.training.ranks import device, rank_mesh
 from luffy.training.scoring import micro_batches, model_inputs, score
 from luffy.training.update_metrics import UpdateMetrics
 from luffy.types import TrainBatch

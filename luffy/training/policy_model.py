@@ -17,7 +17,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from luffy.errors import DataError
 from luffy.training.attention import AttentionInputs
-from luffy.training.rank_mesh import WHOLE_SEQUENCES, RankMesh
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh
 
 _LARGE_LOGIT = 100.0
 """Large enough for a cap on the logits to have an effect (`refuse_processed_logits`)."""

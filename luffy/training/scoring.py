@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from luffy.config.execution import ExecutionConfig
 from luffy.training.attention import AttentionInputs, attention_inputs
 from luffy.training.batching import dummy_micro_batch, split_into_micro_batches
-from luffy.training.distributed import device, max_over_ranks
+from luffy.training.ranks import device, max_over_ranks
 from luffy.types import TrainBatch
 
 Forward = Callable[[TrainBatch], Tensor]

@@ -73,7 +73,7 @@ class SupervisedSpec:
 
 
 class SupervisedRank:
-    """One rank, in an existing process group (`luffy.training.distributed`)."""
+    """One rank, in an existing process group (`luffy.training.ranks`)."""
 
     def __init__(self, policy: Policy, plan: SupervisedPlan, checkpoints: CheckpointStore, pad_id: int) -> None:
         self._policy = policy

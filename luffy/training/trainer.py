@@ -70,7 +70,7 @@ class TrainerSpec:
 
 
 class TrainerRank:
-    """One rank, in an existing process group (`luffy.training.distributed`)."""
+    """One rank, in an existing process group (`luffy.training.ranks`)."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from deepspeed.sequence.layer import DistributedAttention
 from torch import Tensor, nn
 
-from luffy.training.rank_mesh import RankMesh
+from luffy.training.ranks import RankMesh
 
 _TOKENS, _HEADS = 1, 2
 """Dimensions of the tensors that DeepSpeed exchanges, `(B, T, A, D)`."""

@@ -33,8 +33,8 @@ from luffy.pipeline.machine.memory import estimate_memory
 from luffy.pipeline.machine.peak_flops import peak_flops
 from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
-from luffy.training.distributed import device, init_process_group
 from luffy.training.policy import Policy
+from luffy.training.ranks import device, init_process_group
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "exp_configs" / "luffy_qwen2.5_math_1.5b.yaml"

@@ -13,8 +13,8 @@ from luffy.pipeline.machine.architecture import from_model_config
 from luffy.pipeline.machine.gpu_memory import GIB
 from luffy.pipeline.machine.memory import estimate_memory
 from luffy.training.batching import collate
-from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
+from luffy.training.ranks import init_process_group
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
 SHAPE = Qwen2Config(

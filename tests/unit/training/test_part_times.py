@@ -3,8 +3,8 @@
 import pytest
 
 from luffy.training import part_times
-from luffy.training.distributed import init_process_group
 from luffy.training.part_times import PartTimes
+from luffy.training.ranks import init_process_group
 
 
 @pytest.fixture(autouse=True)

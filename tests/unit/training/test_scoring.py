@@ -12,9 +12,9 @@ from luffy.config.training import SFTConfig
 from luffy.objectives.schedules import objective_at
 from luffy.training import scoring
 from luffy.training.batching import take_rows
-from luffy.training.distributed import init_process_group
 from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.policy import Policy
+from luffy.training.ranks import init_process_group
 from luffy.types import TrainBatch
 
 SPLITS = (

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from luffy.config import load_experiment
 from luffy.config.settings import RLSettings
 from luffy.pipeline.chain.graph import build_graph
-from luffy.training.distributed import init_process_group
+from luffy.training.ranks import init_process_group
 from luffy.training.sharding import shard_rows
 from luffy.training.trainer import TrainerSpec
 
