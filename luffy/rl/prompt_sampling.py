@@ -15,7 +15,7 @@ from luffy.rl.prompt_pools import PoolSampler
 from luffy.rl.prompt_streams import Stream, StreamSampler
 from luffy.rl.tasks import RolloutTask
 from luffy.seeds import derive_seed
-from luffy.training.sampler import stream_indices
+from luffy.training.batching import stream_indices
 from luffy.types import Group
 
 

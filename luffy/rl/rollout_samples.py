@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from luffy.config.objective import AdvantageConfig, GroupAdvantage
 from luffy.environments.transcript import transcript
 from luffy.tracking.samples import SampleRollout
-from luffy.training.group_sharding import row_advantages
+from luffy.training.batching import row_advantages
 from luffy.types import Group, Trajectory
 
 Decode = Callable[[Sequence[int]], str]

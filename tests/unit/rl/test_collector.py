@@ -28,7 +28,7 @@ from luffy.rl.rows import Row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
-from luffy.training.group_sharding import one_shard
+from luffy.training.batching import one_shard
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Trajectory
 
 SCORER = EpisodeScorer(EpisodeScoring(), ("calls",))

@@ -35,10 +35,7 @@ from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
-from luffy.training.batching import collate
-from luffy.training.dealing import has_demonstration, has_hinted_row, has_prefix_row
-from luffy.training.group_sharding import row_advantages
-from luffy.training.sharding import Shard
+from luffy.training.batching import Shard, collate, has_demonstration, has_hinted_row, has_prefix_row, row_advantages
 from luffy.training.trainer import Trainer, TrainerRank
 from luffy.types import SAMPLED, FinishReason, Group, Hint, Message, Source, Trajectory
 

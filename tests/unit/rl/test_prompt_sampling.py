@@ -16,7 +16,7 @@ from luffy.grading import Problem
 from luffy.pipeline.chain.graph import build_graph
 from luffy.rl.prompt_sampling import PromptSampler, open_sampler
 from luffy.rl.tasks import Demonstration, RolloutTask
-from luffy.training.sampler import stream_indices
+from luffy.training.batching import stream_indices
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 SMOKE = Path(__file__).resolve().parents[3] / "exp_configs/smoke.yaml"

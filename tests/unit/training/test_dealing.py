@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.training.dealing import deal_groups, has_demonstration, has_prefix_row, order_of_passes
+from luffy.training.batching import deal_groups, has_demonstration, has_prefix_row, order_of_passes
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 OWN = Trajectory((1,), (2, 3), (Source.ON_POLICY,) * 2, (-1.0,) * 2, (0,) * 2, 1.0, Outcome.CORRECT, FinishReason.STOP)

@@ -11,11 +11,11 @@ from reference.variants import STEP
 
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.training import CriticConfig, OptimizerConfig
+from luffy.training.batching import Shard, shard_rows
 from luffy.training.critic import Critic
 from luffy.training.learner import Learner
 from luffy.training.part_times import PartTimes
 from luffy.training.policy import Policy
-from luffy.training.sharding import Shard, shard_rows
 from luffy.types import Outcome
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.training.sampler import batch_indices
+from luffy.training.batching import batch_indices
 
 
 @given(num_items=st.integers(1, 30), batch_size=st.integers(1, 40), epochs=st.integers(1, 3))

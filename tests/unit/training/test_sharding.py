@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.objective import GeneralizedAdvantage, GroupMeanAdvantage
-from luffy.training.group_sharding import row_advantages, shard_groups
-from luffy.training.sharding import Shard, shard_rows
+from luffy.training.batching import Shard, row_advantages, shard_groups, shard_rows
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 MEAN = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from luffy.config import load_experiment
 from luffy.config.settings import RLSettings
 from luffy.pipeline.chain.graph import build_graph
+from luffy.training.batching import shard_rows
 from luffy.training.ranks import init_process_group
-from luffy.training.sharding import shard_rows
 from luffy.training.trainer import TrainerSpec
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
