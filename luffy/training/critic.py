@@ -11,8 +11,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig
 from luffy.objectives.normalisation import SumOverRanks
-from luffy.training.attention import AttentionInputs, set_attention
-from luffy.training.compilation import compile_layers
+from luffy.training.attention import AttentionInputs, compile_layers, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.policy_model import response_scores
 from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, rank_mesh

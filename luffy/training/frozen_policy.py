@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
-from luffy.training.attention import set_attention
-from luffy.training.compilation import compile_layers
+from luffy.training.attention import compile_layers, set_attention
 from luffy.training.deepspeed_engine import is_sharded, start_frozen_engine
 from luffy.training.policy import Policy
 from luffy.training.policy_model import PolicyModel

@@ -22,8 +22,7 @@ from luffy.objectives.objective import needs_entropy_gradient, needs_untempered,
 from luffy.objectives.schedules import StepObjective
 from luffy.pipeline.machine.flops import ModelFlops
 from luffy.training.adapter import ADAPTER_FOLDER, Adapter
-from luffy.training.attention import attention_for_generation, set_attention
-from luffy.training.compilation import compile_layers, without_compiled_layers
+from luffy.training.attention import attention_for_generation, compile_layers, set_attention, without_compiled_layers
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
 from luffy.training.policy_model import PolicyModel, refuse_processed_logits
