@@ -13,9 +13,8 @@ from luffy.config.training import CriticConfig
 from luffy.objectives.normalisation import SumOverRanks
 from luffy.training.attention import AttentionInputs, compile_layers, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
-from luffy.training.policy_model import response_scores
+from luffy.training.policy_model import micro_batches, model_inputs, response_scores, score
 from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, rank_mesh
-from luffy.training.scoring import micro_batches, model_inputs, score
 from luffy.types import TrainBatch
 
 

@@ -14,9 +14,8 @@ from luffy.config.model import DType
 from luffy.training.attention import compile_layers, set_attention
 from luffy.training.deepspeed_engine import is_sharded, start_frozen_engine
 from luffy.training.policy import Policy
-from luffy.training.policy_model import PolicyModel
+from luffy.training.policy_model import PolicyModel, model_inputs, score
 from luffy.training.ranks import device, rank_mesh
-from luffy.training.scoring import model_inputs, score
 from luffy.types import TrainBatch
 
 

@@ -25,9 +25,8 @@ from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.attention import attention_for_generation, compile_layers, set_attention, without_compiled_layers
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
-from luffy.training.policy_model import PolicyModel, refuse_processed_logits
+from luffy.training.policy_model import PolicyModel, micro_batches, model_inputs, refuse_processed_logits, score
 from luffy.training.ranks import device, rank_mesh
-from luffy.training.scoring import micro_batches, model_inputs, score
 from luffy.training.update_metrics import UpdateMetrics
 from luffy.types import TrainBatch
 
