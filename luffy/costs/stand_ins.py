@@ -92,7 +92,7 @@ def _make_base(folder: Path, wanted: StandIns) -> None:
     from transformers import AutoModelForCausalLM
 
     from luffy.data.templates import load_tokenizer
-    from luffy.training.base_model import new_tiny_model
+    from luffy.training.model_folder import new_tiny_model
 
     tokens = (folder / DATA if wanted.data is None else Path(wanted.data)) / "tokenizer"
     model = folder / BASE / "model"

@@ -19,7 +19,7 @@ from luffy.tracking.rl_advice import advice_on_rl
 from luffy.tracking.samples import SAMPLES_FILE
 from luffy.tracking.token_budget import TokenBudget
 from luffy.tracking.tracker import Tracker
-from luffy.training.base_model import copy_tokenizer
+from luffy.training.model_folder import copy_tokenizer
 
 _HEADLINE = ("reward/mean", "actor/loss")
 _UNWRAPPED = Wrapping()

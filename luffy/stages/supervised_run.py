@@ -15,7 +15,7 @@ from luffy.tracking.gpu_hours import GpuHours
 from luffy.tracking.metrics import METRICS_FILE, metrics_until, read_metrics
 from luffy.tracking.token_budget import TokenBudget
 from luffy.tracking.tracker import Tracker
-from luffy.training.base_model import copy_tokenizer
+from luffy.training.model_folder import copy_tokenizer
 from luffy.training.rank_calls import Ranks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedTrainer, demonstration
 from luffy.types import Prompt, Trajectory

@@ -10,7 +10,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from luffy.config.model import ModelConfig
 from luffy.errors import DataError
-from luffy.training.base_model import adapt_model_folder
+from luffy.training.model_folder import adapt_model_folder
 from luffy.training.policy import load_causal_lm
 
 
