@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.foreign_folders import copy_model_files, model_files, refuse_code
-from luffy.config.model import GGUF, ModelConfig, TinyArchitecture, locate
+from luffy.config.model import GGUF, DType, ModelConfig, TinyArchitecture, locate
 from luffy.errors import DataError
 from luffy.files import clone_or_copy, link_or_copy, refuse_special
 from luffy.json_text import parse_json
@@ -197,6 +197,13 @@ def _adapt(config: dict[str, Any], model: ModelConfig, ends: Sequence[int]) -> d
         for where in by_layer or [rope or config]:
             where["rope_theta"] = model.rope_theta
     return config
+
+
+def load_causal_lm(folder: Path | str, dtype: DType) -> PreTrainedModel:
+    """The model in a Hugging Face folder (or hub id)."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import deepspeed
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
@@ -31,13 +31,6 @@ from luffy.training.update_metrics import UpdateMetrics
 from luffy.types import TrainBatch
 
 _CPU = torch.device("cpu")
-
-
-def load_causal_lm(folder: Path | str, dtype: DType) -> PreTrainedModel:
-    """The model in a Hugging Face folder (or hub id)."""
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
-    )
 
 
 class Policy:

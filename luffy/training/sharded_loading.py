@@ -20,7 +20,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.training.deepspeed_engine import building_in_shares
-from luffy.training.policy import load_causal_lm
+from luffy.training.model_folder import load_causal_lm
 from luffy.training.stored_weights import StoredWeights, empty_model
 
 logger = logging.getLogger(__name__)

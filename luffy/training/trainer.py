@@ -28,8 +28,9 @@ from luffy.training.critic import Critic
 from luffy.training.distillation_teacher import DistillationTeacher, ServedScores, TokenScorer
 from luffy.training.frozen_policy import FrozenPolicy, ReferencePolicy, UnadaptedPolicy
 from luffy.training.learner import Learner, Metrics
+from luffy.training.model_folder import load_causal_lm
 from luffy.training.moving_reference import MovingReference
-from luffy.training.policy import Policy, check_fits, load_causal_lm
+from luffy.training.policy import Policy, check_fits
 from luffy.training.policy_model import refuse_processed_logits
 from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.sharded_loading import load_to_train

@@ -12,7 +12,7 @@ from luffy.pipeline.chain.graph import build_graph
 from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.export import export_checkpoint
-from luffy.training.policy import load_causal_lm
+from luffy.training.model_folder import load_causal_lm
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 
