@@ -22,11 +22,9 @@ from luffy.objectives.normalisation import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier
 from luffy.training.batching import Shard, collate, take_rows
 from luffy.training.critic import Critic
-from luffy.training.distillation_teacher import TokenScorer
-from luffy.training.frozen_policy import ReferencePolicy
 from luffy.training.memory_use import peak_memory
 from luffy.training.part_times import PartTimes
-from luffy.training.policy import Policy
+from luffy.training.policy import Policy, ReferencePolicy, TokenScorer
 from luffy.types import TrainBatch, Trajectory
 
 Metrics = dict[str, float]

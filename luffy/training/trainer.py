@@ -25,12 +25,19 @@ from luffy.training.adapter import Adapter
 from luffy.training.batching import Shard, collate, shard_groups, shard_rows
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
-from luffy.training.distillation_teacher import DistillationTeacher, ServedScores, TokenScorer
-from luffy.training.frozen_policy import FrozenPolicy, ReferencePolicy, UnadaptedPolicy
 from luffy.training.learner import Learner, Metrics
 from luffy.training.model_folder import load_causal_lm
-from luffy.training.moving_reference import MovingReference
-from luffy.training.policy import Policy, check_fits
+from luffy.training.policy import (
+    DistillationTeacher,
+    FrozenPolicy,
+    MovingReference,
+    Policy,
+    ReferencePolicy,
+    ServedScores,
+    TokenScorer,
+    UnadaptedPolicy,
+    check_fits,
+)
 from luffy.training.policy_model import refuse_processed_logits
 from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.sharded_loading import load_to_train

@@ -22,8 +22,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from luffy.config.execution import ExecutionConfig
 from luffy.processes import exit_without_finalizing
 from luffy.training.batching import collate
-from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.model_folder import load_causal_lm
+from luffy.training.policy import FrozenPolicy
 from luffy.training.ranks import init_process_group
 from luffy.training.sharded_loading import load_to_train
 from luffy.training.supervised import demonstration

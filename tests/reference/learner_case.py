@@ -15,11 +15,8 @@ from luffy.config.rl_reference import MovingReferenceConfig
 from luffy.config.training import RLConfig, ScheduleConfig
 from luffy.objectives.schedules import schedule_multiplier
 from luffy.training.batching import Shard, shard_groups, shard_rows
-from luffy.training.distillation_teacher import DistillationTeacher
-from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.learner import Learner, Metrics
-from luffy.training.moving_reference import MovingReference
-from luffy.training.policy import Policy
+from luffy.training.policy import DistillationTeacher, FrozenPolicy, MovingReference, Policy
 from luffy.training.ranks import sum_over_ranks
 from luffy.types import Trajectory
 from reference.gradient_case import (

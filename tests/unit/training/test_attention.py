@@ -29,8 +29,7 @@ from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import attention
 from luffy.training.attention import attend_by_sequence, attention_inputs, set_attention
 from luffy.training.critic import Critic
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.policy import Policy
+from luffy.training.policy import FrozenPolicy, Policy
 from luffy.training.policy_model import PolicyModel
 from luffy.training.ranks import init_process_group
 from luffy.types import TrainBatch

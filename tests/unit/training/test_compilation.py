@@ -27,8 +27,7 @@ from luffy.errors import ConfigError, DataError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.attention import compile_layers
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.policy import Policy
+from luffy.training.policy import FrozenPolicy, Policy
 from luffy.training.ranks import init_process_group
 
 pytestmark = pytest.mark.slow

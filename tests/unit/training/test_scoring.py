@@ -12,8 +12,7 @@ from luffy.config.training import SFTConfig
 from luffy.objectives.schedules import objective_at
 from luffy.training import policy_model
 from luffy.training.batching import take_rows
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.policy import Policy
+from luffy.training.policy import FrozenPolicy, Policy
 from luffy.training.ranks import init_process_group
 from luffy.types import TrainBatch
 
