@@ -25,6 +25,7 @@ from luffy.training.adapter import Adapter
 from luffy.training.batching import Shard, collate, shard_groups, shard_rows
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
+from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.learner import Learner, Metrics
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import (
@@ -40,7 +41,6 @@ from luffy.training.policy import (
 )
 from luffy.training.policy_model import refuse_processed_logits
 from luffy.training.rank_calls import Ranks, call_everywhere
-from luffy.training.sharded_loading import load_to_train
 from luffy.types import Group, Trajectory
 
 

@@ -22,9 +22,9 @@ from luffy.config.training import OptimizerConfig
 from luffy.objectives.normalisation import SumOverRanks
 from luffy.objectives.schedules import StepObjective, objective_at
 from luffy.training.batching import branches_of, collate, one_shard, take_rows
+from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.learner import batch_of
 from luffy.training.ranks import init_process_group, sum_over_ranks
-from luffy.training.sharded_loading import load_to_train
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, learned_places
