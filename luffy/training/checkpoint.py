@@ -21,8 +21,7 @@ from torch import Tensor
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import sync_directory, write_atomic
 from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER, COMPLETE_FILE, complete_checkpoints
-from luffy.training.engine_state import publish, read_engine, write_engine
-from luffy.training.piece_files import read_whole, write_whole
+from luffy.training.engine_state import publish, read_engine, read_whole, write_engine, write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from luffy.config.settings import RLSettings, SFTSettings
 from luffy.pipeline.chain.job import JOB_FILE, inputs_of, read_job
 from luffy.pipeline.chain.manifest import MANIFEST_FILE
 from luffy.training.adapter import ADAPTER_FOLDER, Adapter
+from luffy.training.engine_state import PieceKey, PieceReader
 from luffy.training.model_folder import copy_tokenizer, load_causal_lm, own_weights, write_model_folder
-from luffy.training.piece_files import PieceKey, PieceReader
 from luffy.training.policy_model import PolicyModel
 
 _MODEL = "model"

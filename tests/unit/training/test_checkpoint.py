@@ -25,7 +25,7 @@ from luffy.errors import CheckpointError, ConfigError
 from luffy.files import link_or_copy
 from luffy.training import engine_state
 from luffy.training.checkpoint import CheckpointStore
-from luffy.training.piece_files import PieceKey, PieceReader, write_pieces
+from luffy.training.engine_state import PieceKey, PieceReader, write_pieces
 
 
 def _policy(zero_stage: int = 0) -> dict[str, deepspeed.DeepSpeedEngine]:

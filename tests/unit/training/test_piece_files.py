@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from luffy.errors import CheckpointError
-from luffy.training.piece_files import PieceKey, PieceReader, write_pieces
+from luffy.training.engine_state import PieceKey, PieceReader, write_pieces
 
 NUMEL = 24
 CUTS = st.sets(st.integers(1, NUMEL - 1)).map(lambda inner: [0, *sorted(inner), NUMEL])
