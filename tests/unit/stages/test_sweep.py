@@ -118,7 +118,7 @@ def test_the_page_stands_alone(tmp_path: Path, inputs: dict[str, Path]) -> None:
 
 
 def test_what_trains_is_part_of_the_sweep_and_not_of_evaluate() -> None:
-    assert "luffy.training.export" in code_fingerprint("sweep")
+    assert "luffy.training.checkpoint" in code_fingerprint("sweep")
     assert not [name for name in code_fingerprint("evaluate") if name.startswith("luffy.training")]
 
 

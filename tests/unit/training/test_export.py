@@ -10,8 +10,7 @@ from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.pipeline.chain.graph import build_graph
 from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
-from luffy.training.checkpoint import CheckpointStore
-from luffy.training.export import export_checkpoint
+from luffy.training.checkpoint import CheckpointStore, export_checkpoint
 from luffy.training.model_folder import load_causal_lm
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
