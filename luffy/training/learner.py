@@ -22,9 +22,8 @@ from luffy.objectives.normalisation import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier
 from luffy.training.batching import Shard, collate, take_rows
 from luffy.training.critic import Critic
-from luffy.training.memory_use import peak_memory
-from luffy.training.part_times import PartTimes
 from luffy.training.policy import Policy, ReferencePolicy, TokenScorer
+from luffy.training.update_metrics import PartTimes, peak_memory
 from luffy.types import TrainBatch, Trajectory
 
 Metrics = dict[str, float]

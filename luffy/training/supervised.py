@@ -23,10 +23,9 @@ from luffy.training.adapter import Adapter
 from luffy.training.batching import Shard, batch_indices, branches_of, collate, shard_rows
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.deepspeed_engine import load_to_train
-from luffy.training.memory_use import peak_memory
-from luffy.training.part_times import PartTimes
 from luffy.training.policy import Policy, check_fits
 from luffy.training.rank_calls import Ranks, call_everywhere
+from luffy.training.update_metrics import PartTimes, peak_memory
 from luffy.types import FinishReason, Outcome, Source, Trajectory
 
 OnStep = Callable[[int, dict[str, float]], bool]

@@ -14,8 +14,8 @@ from luffy.config.training import CriticConfig, OptimizerConfig
 from luffy.training.batching import Shard, shard_rows
 from luffy.training.critic import Critic
 from luffy.training.learner import Learner
-from luffy.training.part_times import PartTimes
 from luffy.training.policy import Policy
+from luffy.training.update_metrics import PartTimes
 from luffy.types import Outcome
 
 

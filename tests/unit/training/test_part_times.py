@@ -2,9 +2,9 @@
 
 import pytest
 
-from luffy.training import part_times
-from luffy.training.part_times import PartTimes
+from luffy.training import update_metrics
 from luffy.training.ranks import init_process_group
+from luffy.training.update_metrics import PartTimes
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_without_a_known_peak_the_speed_is_told_and_no_share() -> None:
 
 
 def test_mfu_is_the_share_of_the_peak_over_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_times, "device_peak", lambda: 8e12)
+    monkeypatch.setattr(update_metrics, "device_peak", lambda: 8e12)
     assert times_of(6e12, logp_old=1.0, update=2.0).metrics()["perf/mfu"] == pytest.approx(0.25)
 
 
