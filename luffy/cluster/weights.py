@@ -23,7 +23,7 @@ from luffy.errors import ClusterError
 from luffy.training.ranks import device
 
 if TYPE_CHECKING:
-    from luffy.training.trainer import TrainerRank
+    from luffy.training.learner import TrainerRank
 
 logger = logging.getLogger(__name__)
 _BUCKET_BYTES = 256 * 2**20

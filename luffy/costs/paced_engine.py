@@ -11,7 +11,7 @@ from luffy.costs.process_memory import peak_of_processes
 from luffy.costs.readings import GENERATION_FILE, MEMORY_FILE
 from luffy.grading import Grade, Grader, GradeRequest
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, SwappableEngine
-from luffy.training.trainer import Trainer
+from luffy.training.learner import Trainer
 from luffy.types import Outcome
 
 Lengths = Callable[[int], Sequence[int]]

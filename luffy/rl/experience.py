@@ -17,8 +17,8 @@ from luffy.rl.tasks import RolloutTask
 from luffy.rollout.engine import RolloutEngine
 from luffy.seeds import derive_seed
 from luffy.tracking.journal import RolloutJournal
+from luffy.training.learner import Trainer
 from luffy.training.supervised import demonstration
-from luffy.training.trainer import Trainer
 from luffy.types import Group, Source, Trajectory
 
 

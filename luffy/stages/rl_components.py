@@ -35,8 +35,8 @@ from luffy.stages.rl_tasks import prompts_file, read_tasks
 from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.samples import SampleRollout
+from luffy.training.learner import TeacherSpec, Trainer, TrainerSpec
 from luffy.training.model_folder import model_folder
-from luffy.training.trainer import TeacherSpec, Trainer, TrainerSpec
 from luffy.types import Group, Message
 
 if TYPE_CHECKING:  # imported where there is a validation, since it loads all of an evaluation

@@ -51,7 +51,7 @@ from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import RolloutTask
 from luffy.rollout.engine import SamplingParams
 from luffy.tracking.journal import RolloutJournal
-from luffy.training.trainer import TrainerSpec
+from luffy.training.learner import TrainerSpec
 
 ROOT = Path(__file__).parents[2]
 ROWS = 8

@@ -36,7 +36,7 @@ from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.batching import Shard, collate, has_demonstration, has_hinted_row, has_prefix_row, row_advantages
-from luffy.training.trainer import Trainer, TrainerRank
+from luffy.training.learner import Trainer, TrainerRank
 from luffy.types import SAMPLED, FinishReason, Group, Hint, Message, Source, Trajectory
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,8 +10,8 @@ from luffy.config import load_experiment
 from luffy.config.settings import RLSettings
 from luffy.pipeline.chain.graph import build_graph
 from luffy.training.batching import shard_rows
+from luffy.training.learner import TrainerSpec
 from luffy.training.ranks import init_process_group
-from luffy.training.trainer import TrainerSpec
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 
