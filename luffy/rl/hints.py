@@ -1,10 +1,11 @@
 """Hinted prompts: the question with the first steps of a trace, for prompts whose bare rollouts fail."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from luffy.config.objective import HintConfig
 from luffy.config.prompt_slots import fill_slots
+from luffy.rl.rows import HintedPrompt
 from luffy.rl.tasks import RolloutTask
 from luffy.seeds import derive_seed
 from luffy.types import Group, Hint, Message, Trajectory
@@ -12,16 +13,6 @@ from luffy.types import Group, Hint, Message, Trajectory
 EncodePrompt = Callable[[Sequence[Message]], tuple[int, ...]]
 """Token ids of a prompt, up to where the policy begins to write."""
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
-
-
-@dataclass(frozen=True, slots=True)
-class HintedPrompt:
-    """A prompt with a hint in it."""
-
-    prompt_ids: tuple[int, ...]
-    hint: Hint
-    is_learned_from: bool
-    """Whether rows are learned under this prompt; otherwise under the bare one."""
 
 
 class HintedPrompts:

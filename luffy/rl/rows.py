@@ -11,14 +11,23 @@ from typing import TypeVar
 
 from luffy.environments.episodes import Episode, Segment, context_starts
 from luffy.grading import Grade
-from luffy.rl.hints import HintedPrompt
 from luffy.rl.tasks import Demonstration
 from luffy.rollout.engine import Completion, RolloutRequest
-from luffy.types import FinishReason, Message, Source, Trajectory
+from luffy.types import FinishReason, Hint, Message, Source, Trajectory
 
 DEMONSTRATION_VERSION = -1
 """Weight version of tokens that were not sampled in this run."""
 _Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class HintedPrompt:
+    """A prompt with a hint in it."""
+
+    prompt_ids: tuple[int, ...]
+    hint: Hint
+    is_learned_from: bool
+    """Whether rows are learned under this prompt; otherwise under the bare one."""
 
 
 @dataclass(frozen=True, slots=True)
