@@ -14,7 +14,7 @@ from luffy.config.objective import (
     UniformLength,
 )
 from luffy.objectives.schedules import value_at
-from luffy.rl.random_numbers import uniform
+from luffy.seeds import uniform
 
 _At = Callable[[ScheduledValue], float]
 _Uniform = Callable[[int], float]

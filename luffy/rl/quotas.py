@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from luffy.rl.random_numbers import uniform
+from luffy.seeds import uniform
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 """Its multiples, modulo 1, fill the interval evenly."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from luffy.config.objective import ReplayConfig
 from luffy.errors import CheckpointError
-from luffy.rl.random_numbers import uniform
+from luffy.seeds import uniform
 from luffy.types import SAMPLED, Group, Trajectory
 
 MAX_SUCCESSES = 8
