@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from luffy.config.objective import AnchorConfig
-from luffy.rl.tasks import Demonstration, RolloutTask
+from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.seeds import derive_seed
 from luffy.types import Group, Trajectory
 

@@ -12,9 +12,7 @@ from luffy.rl.anchors import Anchors
 from luffy.rl.fallbacks import AnchorFallback, Fallback, HintFallback, TraceFallback
 from luffy.rl.hints import HintedPrompts
 from luffy.rl.prefixes import PrefixedRow, prefix_length
-from luffy.rl.row_sampler import RowSampler
-from luffy.rl.rows import Row, replayed_row
-from luffy.rl.tasks import Demonstration, RolloutTask, Visit
+from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, Visit, replayed_row
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.seeds import derive_seed

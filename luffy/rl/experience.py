@@ -13,7 +13,7 @@ from luffy.rl.filters import kept_groups, needs_more
 from luffy.rl.prompt_history import NEVER_DRAWN, PromptHistory
 from luffy.rl.prompt_sampling import open_sampler
 from luffy.rl.replay import ReplayBuffer
-from luffy.rl.tasks import RolloutTask
+from luffy.rl.rows import RolloutTask
 from luffy.rollout.engine import RolloutEngine
 from luffy.seeds import derive_seed
 from luffy.tracking.journal import RolloutJournal

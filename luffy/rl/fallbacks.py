@@ -9,8 +9,7 @@ from typing import Protocol
 
 from luffy.rl.anchors import Anchors, AnchorSearch
 from luffy.rl.hints import HintedPrompts, with_hinted_rows
-from luffy.rl.rows import Row
-from luffy.rl.tasks import Demonstration, RolloutTask, Visit
+from luffy.rl.rows import Demonstration, RolloutTask, Row, Visit
 from luffy.rollout.stop_texts import StopTexts
 from luffy.seeds import derive_seed
 from luffy.types import Group, Trajectory

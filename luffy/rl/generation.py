@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from luffy.cluster.protocol import Cluster
-from luffy.rl.busy_time import BusyTime
 from luffy.rl.experience import Experience, StepPlan
+from luffy.rl.rows import BusyTime
 from luffy.types import SAMPLED, Group
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from luffy.config.objective import HintConfig
 from luffy.config.prompt_slots import fill_slots
-from luffy.rl.rows import HintedPrompt
-from luffy.rl.tasks import RolloutTask
+from luffy.rl.rows import HintedPrompt, RolloutTask
 from luffy.seeds import derive_seed
 from luffy.types import Group, Hint, Message, Trajectory
 

@@ -10,7 +10,7 @@ from luffy.objectives.schedules import value_at
 from luffy.rl.drawn_prompts import drawn_shares, fresh_uids
 from luffy.rl.prompt_history import NEVER_DRAWN, PromptHistory, PromptRecord
 from luffy.rl.quotas import available_quotas, step_offset
-from luffy.rl.tasks import RolloutTask
+from luffy.rl.rows import RolloutTask
 from luffy.seeds import derive_seed
 from luffy.types import Group
 

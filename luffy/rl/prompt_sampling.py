@@ -13,7 +13,7 @@ from luffy.data.sources.mixture import mixed_in
 from luffy.errors import DataError
 from luffy.rl.prompt_pools import PoolSampler
 from luffy.rl.prompt_streams import Stream, StreamSampler
-from luffy.rl.tasks import RolloutTask
+from luffy.rl.rows import RolloutTask
 from luffy.seeds import derive_seed
 from luffy.training.batching import stream_indices
 from luffy.types import Group

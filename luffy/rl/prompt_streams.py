@@ -8,7 +8,7 @@ from typing import Any
 
 from luffy.rl.drawn_prompts import drawn_shares, fresh_uids
 from luffy.rl.quotas import quotas, step_offset
-from luffy.rl.tasks import RolloutTask
+from luffy.rl.rows import RolloutTask
 from luffy.types import Group
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.execution import ServerConfig
 from luffy.config.rl_teacher import ServedTeacher
 from luffy.data.templates import decode
-from luffy.rl.tasks import RolloutTask
+from luffy.rl.rows import RolloutTask
 from luffy.rollout.served_scores import ScoreRequest, ServedScorer
 from luffy.types import Group, Source, Trajectory
 

@@ -11,7 +11,7 @@ from luffy.config.settings import RLSettings
 from luffy.rl.collector import GroupCollector
 from luffy.rl.experience import Experience, Sources
 from luffy.rl.generation import Generation
-from luffy.rl.tasks import RolloutTask
+from luffy.rl.rows import RolloutTask
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.rollout_metrics import (
     anchor_metrics,

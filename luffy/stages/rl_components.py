@@ -23,9 +23,9 @@ from luffy.rl.anchors import Anchors
 from luffy.rl.collector import GroupCollector
 from luffy.rl.hints import HintedPrompts
 from luffy.rl.rollout_samples import sample_rollouts
+from luffy.rl.rows import RolloutTask
 from luffy.rl.served_teacher import ServedTeaching
 from luffy.rl.step_runner import RowTeacher, StepRunner
-from luffy.rl.tasks import RolloutTask
 from luffy.rl.teacher_prompts import TeacherPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts

@@ -10,7 +10,7 @@ from luffy.config.objective import AnchorConfig, GroupConfig
 from luffy.grading.pool import GraderPool
 from luffy.rl.anchors import Anchors, AnchorSearch, piece_ends
 from luffy.rl.collector import GroupCollector
-from luffy.rl.tasks import Demonstration, RolloutTask
+from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.tracking.rollout_metrics import anchor_metrics, rollout_metrics

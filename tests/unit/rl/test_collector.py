@@ -22,10 +22,7 @@ from luffy.grading import Grade, Problem
 from luffy.grading.pool import GraderPool
 from luffy.rl.collector import GroupCollector
 from luffy.rl.filters import kept_groups
-from luffy.rl.group_measures import with_group_measures
-from luffy.rl.row_sampler import RowSampler
-from luffy.rl.rows import Row
-from luffy.rl.tasks import Demonstration, RolloutTask
+from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, with_group_measures
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.training.batching import one_shard

@@ -31,8 +31,8 @@ from luffy.pipeline.chain.graph import build_graph
 from luffy.rl.anchors import Anchors
 from luffy.rl.collector import GroupCollector
 from luffy.rl.hints import HintedPrompts
+from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.step_runner import StepRunner
-from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.batching import Shard, collate, has_demonstration, has_hinted_row, has_prefix_row, row_advantages

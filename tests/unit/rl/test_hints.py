@@ -6,7 +6,7 @@ import pytest
 
 from luffy.config.objective import HintConfig
 from luffy.rl.hints import HintedPrompts, hint_text, with_hinted_rows
-from luffy.rl.tasks import Demonstration, RolloutTask
+from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.types import FinishReason, Group, Hint, Message, Outcome, Source, Trajectory
 
 TRACE = "<think>one\n two\n\nthree\nfour\n</think>\\boxed{7}"
