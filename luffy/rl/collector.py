@@ -8,11 +8,9 @@ from luffy.config.objective import GroupConfig
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.failed_share import refuse_failures
 from luffy.grading import Grader
-from luffy.rl.anchors import Anchors
 from luffy.rl.fallbacks import AnchorFallback, Fallback, HintFallback, TraceFallback
-from luffy.rl.hints import HintedPrompts
-from luffy.rl.prefixes import PrefixedRow, prefix_length
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, Visit, replayed_row
+from luffy.rl.trace_starts import Anchors, HintedPrompts, PrefixedRow, prefix_length
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.seeds import derive_seed

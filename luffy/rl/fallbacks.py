@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from luffy.rl.anchors import Anchors, AnchorSearch
-from luffy.rl.hints import HintedPrompts, with_hinted_rows
 from luffy.rl.rows import Demonstration, RolloutTask, Row, Visit
+from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, with_hinted_rows
 from luffy.rollout.stop_texts import StopTexts
 from luffy.seeds import derive_seed
 from luffy.types import Group, Trajectory

@@ -19,14 +19,13 @@ from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, Grader, GraderPool
 from luffy.grading.judge import Judges
 from luffy.pipeline.machine.architecture import num_embeddings
-from luffy.rl.anchors import Anchors
 from luffy.rl.collector import GroupCollector
-from luffy.rl.hints import HintedPrompts
 from luffy.rl.rollout_samples import sample_rollouts
 from luffy.rl.rows import RolloutTask
 from luffy.rl.served_teacher import ServedTeaching
 from luffy.rl.step_runner import RowTeacher, StepRunner
 from luffy.rl.teacher_prompts import TeacherPrompts
+from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.rollout.vllm_limits import read_shape

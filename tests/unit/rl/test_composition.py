@@ -28,11 +28,10 @@ from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
 from luffy.objectives.losses import token_loss
 from luffy.pipeline.chain.graph import build_graph
-from luffy.rl.anchors import Anchors
 from luffy.rl.collector import GroupCollector
-from luffy.rl.hints import HintedPrompts
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.step_runner import StepRunner
+from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.batching import Shard, collate, has_demonstration, has_hinted_row, has_prefix_row, row_advantages
