@@ -6,10 +6,9 @@ from typing import Any
 
 from luffy.config.objective import GroupFilter, ReplayConfig
 from luffy.config.settings import RLSettings
-from luffy.rl.collector import GroupCollector
 from luffy.rl.drawn_prompts import fresh_uids
 from luffy.rl.failed_prompts import FailedPrompts
-from luffy.rl.filters import kept_groups, needs_more
+from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.prompt_history import NEVER_DRAWN, PromptHistory
 from luffy.rl.prompt_sampling import open_sampler
 from luffy.rl.replay import ReplayBuffer

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from luffy.cluster.protocol import Cluster
 from luffy.config.settings import RLSettings
-from luffy.rl.collector import GroupCollector
 from luffy.rl.experience import Experience, Sources
 from luffy.rl.generation import Generation
+from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import RolloutTask
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.rollout_metrics import (

@@ -19,8 +19,7 @@ from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, Grader, GraderPool
 from luffy.grading.judge import Judges
 from luffy.pipeline.machine.architecture import num_embeddings
-from luffy.rl.collector import GroupCollector
-from luffy.rl.rollout_samples import sample_rollouts
+from luffy.rl.groups import GroupCollector, sample_rollouts
 from luffy.rl.rows import RolloutTask
 from luffy.rl.served_teacher import ServedTeaching
 from luffy.rl.step_runner import RowTeacher, StepRunner

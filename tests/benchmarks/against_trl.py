@@ -46,7 +46,7 @@ from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.grading import JUDGE_CACHE, GraderPool
-from luffy.rl.collector import GroupCollector
+from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import RolloutTask
 from luffy.rl.step_runner import StepRunner
 from luffy.rollout.engine import SamplingParams

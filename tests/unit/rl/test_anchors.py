@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from luffy.config.objective import AnchorConfig, GroupConfig
 from luffy.grading.pool import GraderPool
-from luffy.rl.collector import GroupCollector
+from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.trace_starts import Anchors, AnchorSearch, piece_ends
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams

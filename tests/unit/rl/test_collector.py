@@ -20,8 +20,7 @@ from luffy.environments.rubric import EpisodeScorer
 from luffy.errors import EnvironmentFault, LostError
 from luffy.grading import Grade, Problem
 from luffy.grading.pool import GraderPool
-from luffy.rl.collector import GroupCollector
-from luffy.rl.filters import kept_groups
+from luffy.rl.groups import GroupCollector, kept_groups
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, with_group_measures
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.stop_texts import StopTexts

@@ -28,7 +28,7 @@ from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
 from luffy.objectives.losses import token_loss
 from luffy.pipeline.chain.graph import build_graph
-from luffy.rl.collector import GroupCollector
+from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.step_runner import StepRunner
 from luffy.rl.trace_starts import Anchors, HintedPrompts

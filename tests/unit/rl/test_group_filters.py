@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.objective import DropZeroVariance, DynamicSampling
-from luffy.rl.filters import kept_groups, needs_more
+from luffy.rl.groups import kept_groups, needs_more
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 DROP = DropZeroVariance(kind="drop_zero_variance")

@@ -9,7 +9,7 @@ from reference.gradient_case import tiny_model
 
 from luffy.config.objective import GroupConfig
 from luffy.grading.pool import GraderPool
-from luffy.rl.collector import GroupCollector
+from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
