@@ -14,7 +14,7 @@ from luffy.data.sources.mixture import MIXTURE
 from luffy.errors import DataError
 from luffy.grading import Problem
 from luffy.pipeline.chain.graph import build_graph
-from luffy.rl.prompt_sampling import PromptSampler, open_sampler
+from luffy.rl.prompts import PromptSampler, open_sampler
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.training.batching import stream_indices
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory

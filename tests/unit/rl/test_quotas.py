@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.rl.quotas import available_quotas, quotas, step_offset
+from luffy.rl.prompts import available_quotas, quotas, step_offset
 
 _WEIGHTS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=6)
 
