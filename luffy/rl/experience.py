@@ -6,10 +6,9 @@ from typing import Any
 
 from luffy.config.objective import GroupFilter, ReplayConfig
 from luffy.config.settings import RLSettings
-from luffy.rl.failed_prompts import FailedPrompts
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.prompts import NEVER_DRAWN, PromptHistory, fresh_uids, open_sampler
-from luffy.rl.replay import ReplayBuffer
+from luffy.rl.replay import FailedPrompts, ReplayBuffer
 from luffy.rl.rows import RolloutTask
 from luffy.rollout.engine import RolloutEngine
 from luffy.seeds import derive_seed

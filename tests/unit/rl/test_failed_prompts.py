@@ -2,7 +2,7 @@
 
 import json
 
-from luffy.rl.failed_prompts import FailedPrompts
+from luffy.rl.replay import FailedPrompts
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 
