@@ -20,9 +20,9 @@ from luffy.grading import JUDGE_CACHE, Grader, GraderPool
 from luffy.grading.judge import Judges
 from luffy.pipeline.machine.architecture import num_embeddings
 from luffy.rl.groups import GroupCollector, sample_rollouts
+from luffy.rl.loop import RowTeacher, StepRunner
 from luffy.rl.rows import RolloutTask
 from luffy.rl.served_teacher import ServedTeaching
-from luffy.rl.step_runner import RowTeacher, StepRunner
 from luffy.rl.teacher_prompts import TeacherPrompts
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams

@@ -47,8 +47,8 @@ from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.rl.groups import GroupCollector
+from luffy.rl.loop import StepRunner
 from luffy.rl.rows import RolloutTask
-from luffy.rl.step_runner import StepRunner
 from luffy.rollout.engine import SamplingParams
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.learner import TrainerSpec

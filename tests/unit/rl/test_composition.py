@@ -29,8 +29,8 @@ from luffy.grading import GraderPool
 from luffy.objectives.losses import token_loss
 from luffy.pipeline.chain.graph import build_graph
 from luffy.rl.groups import GroupCollector
+from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
-from luffy.rl.step_runner import StepRunner
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
