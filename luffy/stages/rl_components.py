@@ -22,8 +22,7 @@ from luffy.pipeline.machine.architecture import num_embeddings
 from luffy.rl.groups import GroupCollector, sample_rollouts
 from luffy.rl.loop import RowTeacher, StepRunner
 from luffy.rl.rows import RolloutTask
-from luffy.rl.served_teacher import ServedTeaching
-from luffy.rl.teacher_prompts import TeacherPrompts
+from luffy.rl.teaching import ServedTeaching, TeacherPrompts
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts

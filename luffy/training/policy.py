@@ -2,7 +2,7 @@
 
 `Policy` is a DeepSpeed engine that updates on whole batches and reports metrics. Frozen models are the reference of KL
 terms, which may follow the policy (`MovingReference`), and teachers: `DistillationTeacher` holds a model,
-`ServedScores` reads scores that servers have computed (`luffy.rl.served_teacher`).
+`ServedScores` reads scores that servers have computed (`luffy.rl.teaching`).
 
 Shape legend: `K` objective terms, `B` rows, `T` tokens.
 """
