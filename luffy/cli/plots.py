@@ -11,8 +11,7 @@ from luffy.pages.panels import Panel, panel_plots, rl_panels, supervised_panels
 from luffy.pages.plotter import picture_svg
 from luffy.pipeline.chain.graph import nodes_showing
 from luffy.pipeline.workspace.records import RunRecord
-from luffy.tracking.held_out_curve import accuracy_names
-from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, MetricRow, accuracy_names, read_metrics
 
 _WIDTH, _HEIGHT = 60, 6
 _DOT_ROWS, _DOT_COLUMNS = 4, 2

@@ -10,7 +10,7 @@ from luffy.pipeline.chain.differences import differences
 from luffy.pipeline.chain.identity import read_identity
 from luffy.pipeline.chain.manifest import read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
-from luffy.tracking.jsonl import Json
+from luffy.tracking.metrics import Json
 
 STAGE_HEADER = ("stage", "first", "second", "")
 METRIC_HEADER = ("stage", "metric", "first", "second", "difference")

@@ -12,8 +12,7 @@ from luffy.pages.headline import HEADLINE_METRICS
 from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.chain.manifest import Manifest, read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
-from luffy.tracking.jsonl import read_last_lines
-from luffy.tracking.metrics import METRICS_FILE, TIME_NAMESPACE
+from luffy.tracking.metrics import METRICS_FILE, TIME_NAMESPACE, read_last_lines
 
 Rows = list[list[str]]
 STAGE_HEADER = ("stage", "state", "key", "took", "this run")

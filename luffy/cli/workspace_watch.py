@@ -9,8 +9,7 @@ from luffy.cli.progress import StageLine
 from luffy.cli.run_watch import RunWatch
 from luffy.pipeline.workspace import Workspace
 from luffy.pipeline.workspace.records import RunCondition, list_records
-from luffy.tracking.jsonl import read_last_lines
-from luffy.tracking.metrics import METRICS_FILE
+from luffy.tracking.metrics import METRICS_FILE, read_last_lines
 
 OVERVIEW_HEADER = ("run", "state", "stage", "step", "reward", "accuracy", "left", "last progress")
 _RECENT_S = 24 * 3600.0

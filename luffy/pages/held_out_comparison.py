@@ -9,7 +9,7 @@ from luffy.pages import wording
 from luffy.pages.panels import Figure
 from luffy.pages.plotter import Dot, bands_plot
 from luffy.pages.tables import Table, TableCell
-from luffy.tracking.held_out_curve import HeldOutPoint
+from luffy.tracking.metrics import HeldOutPoint
 
 _AXES: Mapping[str, tuple[str, Callable[[HeldOutPoint], float]]] = {
     "optimizer steps": ("over optimizer steps", lambda point: point.steps),

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from luffy.pages.panels import Figure
 from luffy.pages.plotter import Dot, band_plot
-from luffy.tracking.held_out_curve import held_out_curves
-from luffy.tracking.metrics import MetricRow
+from luffy.tracking.metrics import MetricRow, held_out_curves
 
 _COLOR = "c3"
 

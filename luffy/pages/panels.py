@@ -8,8 +8,7 @@ from itertools import cycle
 from luffy.config.objective import EntropyLoss, TermConfig
 from luffy.pages.headline import CURVE_METRICS
 from luffy.pages.plotter import Plot, Series, curve_plot, stacked_plot
-from luffy.tracking.held_out_curve import accuracy_names
-from luffy.tracking.metrics import MetricRow, training_rows
+from luffy.tracking.metrics import MetricRow, accuracy_names, training_rows
 from luffy.types import Outcome
 
 OUTCOME_COLORS = {

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from luffy.tracking.jsonl import StepLines, read_lines
+from luffy.tracking.metrics import StepLines, read_lines
 
 SAMPLES_FILE = "samples.jsonl"
 

@@ -28,8 +28,7 @@ from luffy.pages.method_comparison_page import (
     render_comparison,
 )
 from luffy.pages.tables import plain_table
-from luffy.tracking.held_out_curve import HeldOutPoint
-from luffy.tracking.metrics import MetricsWriter
+from luffy.tracking.metrics import HeldOutPoint, MetricsWriter
 
 BUDGET = BudgetConfig(optimizer_steps=12)
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)
