@@ -8,7 +8,7 @@ from typing import Literal
 from luffy.cli.console import size_words
 from luffy.config.model import DType
 from luffy.rl.logp_gap import suspicious_gap
-from luffy.tracking.no_signal import had_signal
+from luffy.tracking.advice import had_signal
 
 AlarmKind = Literal["logp-gap", "zero-reward", "no-signal", "disk"]
 _GAP = "rollout/logp_gap_mean"
@@ -68,7 +68,7 @@ class RewardHistory:
 
 @dataclass(frozen=True, slots=True)
 class SignalHistory:
-    """What the logged steps so far say about the learning signal (`luffy.tracking.no_signal`)."""
+    """What the logged steps so far say about the learning signal (`luffy.tracking.advice`)."""
 
     num_silent: int = 0
     """Newest consecutive steps without one."""

@@ -40,8 +40,8 @@ from luffy.pages.report.report_tables import (
     synthesis_table,
 )
 from luffy.pages.tables import Table
+from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import training_rows
-from luffy.tracking.rl_advice import advice_on_rl
 from luffy.tracking.samples import SampleRollout
 from luffy.types import Outcome
 
