@@ -23,7 +23,7 @@ from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, Json, read_last_lines, read_lines, read_metrics
-from luffy.tracking.samples import SAMPLES_FILE
+from luffy.tracking.tracker import SAMPLES_FILE
 
 ArtifactKind = Literal["progress", "table", "markdown"]
 _STEPS_BACK = 10

@@ -23,7 +23,7 @@ from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, Prefixed
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.seeds import derive_seed
-from luffy.tracking.samples import SampleRollout
+from luffy.tracking.tracker import SampleRollout
 from luffy.training.batching import row_advantages
 from luffy.types import FinishReason, Group, Source, Trajectory
 

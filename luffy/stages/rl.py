@@ -15,8 +15,7 @@ from luffy.stages.unmeasured import end_of_training
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics
-from luffy.tracking.samples import SAMPLES_FILE
-from luffy.tracking.tracker import Tracker
+from luffy.tracking.tracker import SAMPLES_FILE, Tracker
 from luffy.training.model_folder import copy_tokenizer
 
 _HEADLINE = ("reward/mean", "actor/loss")

@@ -31,7 +31,7 @@ from luffy.stages.program import StageContext
 from luffy.stages.rl_tasks import prompts_file, read_tasks
 from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
 from luffy.tracking.journal import RolloutJournal
-from luffy.tracking.samples import SampleRollout
+from luffy.tracking.tracker import SampleRollout
 from luffy.training.learner import TeacherSpec, Trainer, TrainerSpec
 from luffy.training.model_folder import model_folder
 from luffy.types import Group, Message

@@ -19,7 +19,7 @@ from luffy.rl import loop
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import read_metrics
 from luffy.tracking.rollout_metrics import learned_metrics
-from luffy.tracking.samples import SAMPLES_FILE, read_samples
+from luffy.tracking.tracker import SAMPLES_FILE, read_samples
 from luffy.types import SAMPLED, Group, Source, Trajectory
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from luffy.pipeline.chain.manifest import Manifest, finished_manifest
 from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
-from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples
+from luffy.tracking.tracker import SAMPLES_FILE, SampleRollout, read_samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from luffy.pages.report.report_tables import (
 from luffy.pages.tables import Table
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import training_rows
-from luffy.tracking.samples import SampleRollout
+from luffy.tracking.tracker import SampleRollout
 from luffy.types import Outcome
 
 _CHECKPOINT_COLORS = {"base": "c6", "sft": "c2", "rl": "c1"}
