@@ -90,10 +90,9 @@ def test_every_stage_of_the_package_has_one(stage):
 
 @pytest.mark.parametrize("stage", ["base", "sft"])
 def test_what_rl_alone_needs_is_no_part_of_supervised_training(stage):
-    of_rl = ("luffy.rl", "luffy.rollout.vllm_engine", "luffy.training.learner", "luffy.training.learner")
-    advantages = ("luffy.objectives.advantages", "luffy.objectives.gae", "luffy.training.batching")
-    assert {*of_rl[1:], *advantages} <= code_fingerprint("rl").keys()
-    assert not [name for name in code_fingerprint(stage) if name.startswith((*of_rl, *advantages))]
+    of_rl = ("luffy.rl", "luffy.rollout.vllm_engine", "luffy.training.learner")
+    assert {*of_rl[1:]} <= code_fingerprint("rl").keys()
+    assert not [name for name in code_fingerprint(stage) if name.startswith(of_rl)]
 
 
 @pytest.mark.parametrize("stage", ["evaluate", "difficulty", "sweep"])
