@@ -300,10 +300,19 @@ def compile_layers(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> No
     """
     if not execution.compile:
         return
-    _check_enabled()
-    for layer in _layers(causal_lm):
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):  # torch.compile would do nothing
+        if os.environ.get(name) == "1":
+            raise ConfigError(f"execution.compile: {name}=1 turns torch.compile off; unset it, or use compile: false")
+    kinds = set(causal_lm._no_split_modules or ())  # the layers that transformers never splits over devices
+    layers = [module for module in causal_lm.get_decoder().modules() if type(module).__name__ in kinds]
+    if not layers:
+        raise DataError(f"execution.compile: {type(causal_lm).__name__} does not name its layers; use compile: false")
+    for layer in layers:
         layer.compile(dynamic=True)
-    _leave_attention_out(causal_lm.config._attn_implementation)
+    attention = causal_lm.config._attn_implementation
+    if attention not in _LEFT_OUT:
+        AttentionInterface.register(attention, torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[attention]))
+        _LEFT_OUT.add(attention)
     # A batch size of 1 is compiled as a constant, which only packing, with its single row, may use.
     _try(causal_lm, rows=1 if execution.packing else 2)
 
@@ -316,28 +325,6 @@ def without_compiled_layers(execution: ExecutionConfig) -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-def _check_enabled() -> None:
-    """Raise ConfigError where torch.compile would do nothing."""
-    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
-        if os.environ.get(name) == "1":
-            raise ConfigError(f"execution.compile: {name}=1 turns torch.compile off; unset it, or use compile: false")
-
-
-def _layers(causal_lm: PreTrainedModel) -> list[nn.Module]:
-    """The layers that transformers never splits over devices."""
-    kinds = set(causal_lm._no_split_modules or ())
-    layers = [module for module in causal_lm.get_decoder().modules() if type(module).__name__ in kinds]
-    if not layers:
-        raise DataError(f"execution.compile: {type(causal_lm).__name__} does not name its layers; use compile: false")
-    return layers
-
-
-def _leave_attention_out(name: str) -> None:
-    if name not in _LEFT_OUT:
-        AttentionInterface.register(name, torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[name]))
-        _LEFT_OUT.add(name)
 
 
 def _try(causal_lm: PreTrainedModel, rows: int) -> None:

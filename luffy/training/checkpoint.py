@@ -119,17 +119,14 @@ class CheckpointStore:
         sync_directory(self._directory)
         (folder / COMPLETE_FILE).touch()
         sync_directory(folder)
-        kept = self._kept()
+        complete = [folder for _, folder in sorted(complete_checkpoints(self._stage).items())]
+        # The newest, and the `keep` newest on the schedule.
+        kept = {complete[-1], *[folder for folder in complete if not (folder / _EXTRA).exists()][-self._keep :]}
         for old in self._directory.glob("step_*"):
             if old not in kept:
                 # Marker first: a kill halfway must not leave a partial checkpoint that is marked as complete.
                 (old / COMPLETE_FILE).unlink(missing_ok=True)
                 shutil.rmtree(old)
-
-    def _kept(self) -> set[Path]:
-        """The newest checkpoint, and the `keep` newest on the schedule."""
-        complete = [folder for _, folder in sorted(complete_checkpoints(self._stage).items())]
-        return {complete[-1], *[folder for folder in complete if not (folder / _EXTRA).exists()][-self._keep :]}
 
     def _read(self, engines: Engines, frozen: Frozen, folder: Path) -> dict[str, Any]:
         if not (folder / COMPLETE_FILE).exists():

@@ -110,13 +110,11 @@ def start_engine(
         # One kernel for the whole step. None leaves the choice to torch, which False would not.
         fused=(torch.cuda.is_available() and not execution.offload_optimizer) or None,
     )
-    config = deepspeed_config(optimizer, execution, dtype, sum(map(_numel, trained)))
+    # A parameter that is sharded is empty.
+    num_trained = sum(int(getattr(parameter, "ds_numel", parameter.numel())) for parameter in trained)
+    config = deepspeed_config(optimizer, execution, dtype, num_trained)
     engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config, dist_init_required=False)
     return engine
-
-
-def _numel(parameter: nn.Parameter) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))  # a parameter that is sharded is empty
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -49,7 +49,11 @@ def write_pieces(
 ) -> None:
     """Write the pieces of this rank, synced to disk, into `folder`, which all ranks share; pieces must not overlap."""
     for number, pending in enumerate(_portions(pieces, file_bytes)):
-        _write(folder / f"rank_{rank:04d}_{number:04d}.safetensors", shapes, pending)
+        path = folder / f"rank_{rank:04d}_{number:04d}.safetensors"
+        written = {f"{key.kind}/{key.start}/{key.name}": tensor for key, tensor in pending.items()}
+        save_file(written, path, {_SHAPES: json.dumps({key.name: shapes[key.name] for key in pending})})
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def _portions(pieces: Iterable[tuple[PieceKey, Tensor]], file_bytes: int) -> Iterator[dict[PieceKey, Tensor]]:
@@ -63,14 +67,6 @@ def _portions(pieces: Iterable[tuple[PieceKey, Tensor]], file_bytes: int) -> Ite
             pending, size_bytes = {}, 0
     if pending:
         yield pending
-
-
-def _write(path: Path, shapes: Shapes, pieces: Mapping[PieceKey, Tensor]) -> None:
-    written = {f"{key.kind}/{key.start}/{key.name}": tensor for key, tensor in pieces.items()}
-    of_these = {key.name: shapes[key.name] for key in pieces}
-    save_file(written, path, {_SHAPES: json.dumps(of_these)})
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -209,14 +205,18 @@ def publish(engine: deepspeed.DeepSpeedEngine) -> None:
 
 
 def _read(stored: PieceReader, flat: Tensor, pieces: list[_Piece], adamw: torch.optim.Optimizer) -> None:
-    steps = [_read_step(stored, piece.name) for piece in pieces if stored.has(_STEP, piece.name)]
+    steps = []
     for piece in pieces:
         stored.read(piece.key(_WEIGHT), piece.of(piece.flat))
+        if stored.has(_STEP, piece.name):
+            steps.append(torch.zeros(1))
+            stored.read(PieceKey(_STEP, 0, piece.name), steps[-1])
     if not steps:  # saved before the first step: Adam has no state yet
         adamw.state.pop(flat, None)
         return
     state = adamw.state[flat]
-    state[_STEP] = torch.stack(steps).max().to(_device_of_step(adamw, flat))
+    # AdamW keeps its count of steps beside the parameter for its fused kernel, on the CPU otherwise.
+    state[_STEP] = torch.cat(steps).max().to(flat.device if adamw.defaults["fused"] else torch.device("cpu"))
     for moment in _MOMENTS:
         if moment not in state:
             state[moment] = torch.zeros_like(flat, requires_grad=False)
@@ -226,17 +226,6 @@ def _read(stored: PieceReader, flat: Tensor, pieces: list[_Piece], adamw: torch.
                 stored.read(piece.key(moment), piece.of(state[moment]))
             else:
                 piece.of(state[moment]).zero_()
-
-
-def _read_step(stored: PieceReader, name: str) -> Tensor:
-    step = torch.zeros(1)
-    stored.read(PieceKey(_STEP, 0, name), step)
-    return step[0]
-
-
-def _device_of_step(adamw: torch.optim.Optimizer, flat: Tensor) -> torch.device:
-    """Where AdamW keeps its count of steps: beside the parameter for its fused kernel, on the CPU otherwise."""
-    return flat.device if adamw.defaults["fused"] else torch.device("cpu")
 
 
 def _tensors(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[PieceKey, Tensor]]:

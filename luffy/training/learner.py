@@ -68,31 +68,16 @@ def batch_of(
     batch = collate(shard.rows, torch.tensor(shard.advantages), pad_id, accuracy_B, shard.episodes)
     if isinstance(config, GeneralizedAdvantage):
         assert critic is not None, "GAE needs a critic"
-        batch = _with_gae(batch, shard.rows, config, critic, sum_over_ranks)
-    scale_BT = _advantage_scale(batch, shard.rows, config)
-    return replace(batch, advantage_BT=batch.advantage_BT * scale_BT)
-
-
-def _with_gae(
-    batch: TrainBatch,
-    rows: Sequence[Trajectory],
-    config: GeneralizedAdvantage,
-    critic: Critic,
-    sum_over_ranks: SumOverRanks,
-) -> TrainBatch:
-    value_BT = critic.values(batch)
-    reward_B = torch.tensor([row.reward for row in rows], dtype=torch.float64)
-    advantage_BT, return_BT = generalized_advantages(reward_B, value_BT, batch.response_mask_BT, config)
-    if config.whiten:
-        advantage_BT = whiten(advantage_BT, batch.response_mask_BT, sum_over_ranks)
-    return replace(batch, advantage_BT=advantage_BT.float(), value_old_BT=value_BT, return_BT=return_BT.float())
-
-
-def _advantage_scale(batch: TrainBatch, rows: Sequence[Trajectory], config: AdvantageConfig) -> Tensor:
+        value_BT = critic.values(batch)
+        reward_B = torch.tensor([row.reward for row in shard.rows], dtype=torch.float64)
+        advantage_BT, return_BT = generalized_advantages(reward_B, value_BT, batch.response_mask_BT, config)
+        if config.whiten:
+            advantage_BT = whiten(advantage_BT, batch.response_mask_BT, sum_over_ranks)
+        batch = replace(batch, advantage_BT=advantage_BT.float(), value_old_BT=value_BT, return_BT=return_BT.float())
     scale_BT = torch.where(batch.is_off_policy_BT, config.off_policy_scale, config.on_policy_scale)
     if config.zero_truncated:
-        scale_BT[[row.is_truncated for row in rows]] = 0.0
-    return scale_BT
+        scale_BT[[row.is_truncated for row in shard.rows]] = 0.0
+    return replace(batch, advantage_BT=batch.advantage_BT * scale_BT)
 
 
 class Learner:
@@ -173,8 +158,14 @@ class Learner:
         if not self._critic_warms_up(step):
             objective = self._objective_at(self._objective.terms, step)
             metrics |= self.policy.update(batch, objective, self._lr(self._rl.optimizer, step, update))
-            metrics |= _moving_coefficients(objective)
-            self._adaptive.react(_selected_entropies(objective.terms, metrics))
+            metrics |= {
+                f"actor/{term.name}_coefficient": coefficient
+                for term, coefficient in zip(objective.terms, objective.coefficients, strict=True)
+                if not isinstance(term.coefficient, ConstantValue)
+            }
+            # Mean entropy of each term's tokens over all ranks; terms without tokens are left out.
+            names = {term.name: f"actor/{term.name}_entropy" for term in objective.terms}
+            self._adaptive.react({term: metrics[name] for term, name in names.items() if name in metrics})
         return metrics
 
     def _flops(self, batch: TrainBatch, num_updates: int, step: int) -> float:
@@ -210,20 +201,6 @@ def _zero_variance_share(shard: Shard, batch: TrainBatch, sum_over_ranks: SumOve
     group_B = torch.tensor(shard.groups, dtype=torch.long)
     learned_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
     return float((sum_over_ranks(learned_P) == 0).double().mean())
-
-
-def _selected_entropies(terms: Sequence[TermConfig], metrics: Metrics) -> dict[str, float]:
-    """Mean entropy of each term's tokens over all ranks; terms without tokens are left out."""
-    names = {term.name: f"actor/{term.name}_entropy" for term in terms}
-    return {term: metrics[name] for term, name in names.items() if name in metrics}
-
-
-def _moving_coefficients(objective: StepObjective) -> Metrics:
-    return {
-        f"actor/{term.name}_coefficient": coefficient
-        for term, coefficient in zip(objective.terms, objective.coefficients, strict=True)
-        if not isinstance(term.coefficient, ConstantValue)
-    }
 
 
 def _mean_over_updates(history: Sequence[Metrics]) -> Metrics:

@@ -328,7 +328,7 @@ class DistillationTeacher:
         """`(B, T)` log-probabilities of the response tokens, 0 elsewhere; `rows` are those of the batch, in order."""
         if not any(row.teacher_prompt_ids for row in rows):
             return self.model.logprobs(batch)
-        shown = self._collated(rows)
+        shown = collate([_shown(row) for row in rows], torch.zeros(len(rows)), self.pad_id)
         logp_BT = torch.zeros(batch.input_ids_BT.shape)
         # The prompts differ in length, the responses do not: their tokens follow one another in the same order.
         logp_BT[batch.response_mask_BT] = self.model.logprobs(shown)[shown.response_mask_BT]
@@ -339,9 +339,6 @@ class DistillationTeacher:
         if self.flops is None:
             return 0.0
         return self.flops.forward([_shown(row).num_tokens for row in rows], sum(row.num_learnable for row in rows))
-
-    def _collated(self, rows: Sequence[Trajectory]) -> TrainBatch:
-        return collate([_shown(row) for row in rows], torch.zeros(len(rows)), self.pad_id)
 
 
 def _shown(row: Trajectory) -> Trajectory:
