@@ -8,6 +8,7 @@ joint population, it has no policy gradient. The same rule applies under `advant
 group of wrong rollouts with a correct trace, which contributes through the supervised term.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,7 +50,10 @@ class TraceFallback:
 
     def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
         plans = [
-            [_whole(visit.task, trace) for trace in self.traces(visit.task, visit.step)]
+            [
+                Row(visit.task.prompt_ids, trace=trace, num_given=len(trace.token_ids))
+                for trace in self.traces(visit.task, visit.step)
+            ]
             if _fails(group, self.accuracy_at_most)
             else []
             for visit, group in zip(visits, groups, strict=True)
@@ -132,10 +136,6 @@ class AnchorFallback:
 def _fails(group: Group, accuracy_at_most: float) -> bool:
     """Whether the rollouts call for the fallback. Where the environment failed in all of them, nothing is known."""
     return bool(group.rollouts) and group.accuracy <= accuracy_at_most
-
-
-def _whole(task: RolloutTask, trace: Demonstration) -> Row:
-    return Row(task.prompt_ids, trace=trace, num_given=len(trace.token_ids))
 
 
 def _in_place_of_wrong(group: Group, traces: Sequence[Trajectory]) -> Group:
@@ -329,7 +329,10 @@ def sample_rollouts(
     Failed rows, which have no advantage, are shown where a group has no others. Groups whose uids are in `confidential`
     are left out.
     """
-    advantages: Iterator[float | None] = iter(_advantages(groups, config))
+    if isinstance(config, GroupAdvantage):
+        advantages: Iterator[float | None] = iter(row_advantages(groups, config).tolist())
+    else:
+        advantages = itertools.repeat(None)
     pairs: list[tuple[Group, list[tuple[Trajectory, float | None]]]] = [
         (group, [(row, next(advantages)) for row in group.trajectories]) for group in groups
     ]
@@ -338,28 +341,18 @@ def sample_rollouts(
     for index, (group, rows) in enumerate(chosen):
         shown = rows or [(row, None) for row in group.failed]
         row, advantage = shown[-1] if index == len(chosen) - 1 else shown[0]
-        samples.append(_sample(group.uid, row, advantage, decode_prompt, decode_response))
+        samples.append(
+            SampleRollout(
+                uid=group.uid,
+                prompt=decode_prompt(row.prompt_ids),
+                response=transcript(row.response_ids, row.source, decode_response, row.prompt_ids, row.context_starts),
+                source="off_policy" if row.is_off_policy else "on_policy",
+                reward=row.reward,
+                outcome=row.outcome.value,
+                advantage=advantage,
+                measures=dict(row.measures),
+                hint_level=None if row.hint is None else row.hint.level,
+                hint="" if row.hint is None else row.hint.text,
+            )
+        )
     return samples
-
-
-def _advantages(groups: Sequence[Group], config: AdvantageConfig) -> list[float] | list[None]:
-    if isinstance(config, GroupAdvantage):
-        return row_advantages(groups, config).tolist()
-    return [None for group in groups for _ in group.trajectories]
-
-
-def _sample(
-    uid: str, row: Trajectory, advantage: float | None, decode_prompt: Decode, decode_response: Decode
-) -> SampleRollout:
-    return SampleRollout(
-        uid=uid,
-        prompt=decode_prompt(row.prompt_ids),
-        response=transcript(row.response_ids, row.source, decode_response, row.prompt_ids, row.context_starts),
-        source="off_policy" if row.is_off_policy else "on_policy",
-        reward=row.reward,
-        outcome=row.outcome.value,
-        advantage=advantage,
-        measures=dict(row.measures),
-        hint_level=None if row.hint is None else row.hint.level,
-        hint="" if row.hint is None else row.hint.text,
-    )

@@ -69,7 +69,7 @@ class StepRunner:
         self._settings = settings
         self._trainer = cluster.trainer
         self._teaching = teaching
-        self._experience = Experience(settings, Sources(tasks, collector, journal, cluster.trainer))
+        self._experience = Experience(settings, tasks, collector, journal, cluster.trainer)
         self._generation = Generation(self._experience, cluster, settings.rl.max_staleness, settings.rl.steps)
 
     def run(self, step: int) -> StepOutcome:
@@ -146,17 +146,6 @@ def _num_tokens(groups: Sequence[Group]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """The parts that groups are made from."""
-
-    tasks: Sequence[RolloutTask]
-    collector: GroupCollector
-    journal: RolloutJournal
-    trainer: Trainer
-    """Computes the entropies by which a stored success is chosen."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepPlan:
     """The prompts of a step."""
 
@@ -174,25 +163,35 @@ class Experience:
     alone, so a resumed run that reads journalled steps arrives at the same state.
     """
 
-    def __init__(self, settings: RLSettings, sources: Sources) -> None:
+    def __init__(
+        self,
+        settings: RLSettings,
+        tasks: Sequence[RolloutTask],
+        collector: GroupCollector,
+        journal: RolloutJournal,
+        trainer: Trainer,
+    ) -> None:
+        """`trainer` computes the entropies by which a stored success is chosen."""
         self._settings = settings
-        self._sources = sources
+        self._collector = collector
+        self._journal = journal
+        self._trainer = trainer
         objective = settings.objective
-        self._by_uid = {task.uid: task for task in sources.tasks}
+        self._by_uid = {task.uid: task for task in tasks}
         ahead = settings.rl.max_staleness
         self._replay = (
             None
             if objective.replay is None
-            else ReplayBuffer(objective.replay, settings.seed, sources.journal.read_group, ahead)
+            else ReplayBuffer(objective.replay, settings.seed, journal.read_group, ahead)
         )
-        self._sampler = open_sampler(settings, sources.tasks)
+        self._sampler = open_sampler(settings, tasks)
         guidance = objective.group.guidance
         self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, ahead)
         self._failed = None if objective.interleaved_sft is None else FailedPrompts(objective.interleaved_sft.take)
 
     def plan(self, step: int) -> StepPlan:
         """The plan of `step`, given the steps observed so far; called once per step, in order."""
-        journalled = self._sources.journal.read(step)
+        journalled = self._journal.read(step)
         if journalled is not None:
             self._sampler.plan(step, fresh_uids(journalled))
             return StepPlan(step, (), journalled)
@@ -214,18 +213,18 @@ class Experience:
             tasks = plan.tasks
             if rounds:
                 tasks = self._guided(plan.step, self._sampler.draw(plan.step, self._wanted, fresh_uids(groups)))
-            groups += self._sources.collector.collect(engine, tasks, plan.step, [group.uid for group in groups])
+            groups += self._collector.collect(engine, tasks, plan.step, [group.uid for group in groups])
             rounds += 1
         return groups
 
     def grading_s(self) -> float:
         """Seconds of grading since the last call."""
-        return self._sources.collector.grading_s()
+        return self._collector.grading_s()
 
     def commit(self, plan: StepPlan, groups: Sequence[Group]) -> None:
         """Write the groups of a step to the journal, before the trainer learns from them."""
         if plan.journalled is None:
-            self._sources.journal.commit(plan.step, groups)
+            self._journal.commit(plan.step, groups)
 
     def kept(self, step: int, groups: Sequence[Group]) -> list[Group]:
         """The groups that the step trains on, after filtering.
@@ -310,7 +309,7 @@ class Experience:
         """One of a prompt's stored successes, given oldest first."""
         if config.choose == "latest" or len(candidates) == 1:
             return candidates[-1]
-        entropies = self._sources.trainer.entropies(candidates)
+        entropies = self._trainer.entropies(candidates)
         return candidates[entropies.index(min(entropies))]
 
     def _one_trace(self, task: RolloutTask, step: int) -> Trajectory:
@@ -385,7 +384,8 @@ class Generation:
         with self._busy.measured():
             groups = self._experience.generate(plan, self._cluster.engine)
         with self._counting:
-            self._num_tokens += _num_sampled(groups)
+            rows = (row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed))
+            self._num_tokens += sum(source in SAMPLED for row in rows for source in row.source)
         return groups
 
     def _speed(self) -> dict[str, float]:
@@ -397,8 +397,3 @@ class Generation:
         times = {"perf/generation_s": busy, "perf/grading_s": self._experience.grading_s()}
         idle = {"perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
         return times | idle | ({"perf/rollout_tokens_per_s": num_tokens / busy} if num_tokens and busy else {})
-
-
-def _num_sampled(groups: Sequence[Group]) -> int:
-    rows = (row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed))
-    return sum(source in SAMPLED for row in rows for source in row.source)

@@ -192,20 +192,16 @@ class ReplayBuffer:
 def _record(step: int, groups: Sequence[Group]) -> _StepRecord:
     rollouts = [row for group in groups for row in group.rollouts]
     share = sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
-    prompts = [
-        (group.uid, _PromptRecord(group.accuracy, _successes(step, index, group)))
-        for index, group in enumerate(groups)
-        if group.rollouts
-    ]
+    prompts = []
+    for index, group in enumerate(groups):
+        if group.rollouts:
+            successes = tuple(
+                _Success(step, index, place, _digest(row))
+                for place, row in enumerate(group.trajectories)
+                if row.is_correct and not row.is_off_policy
+            )
+            prompts.append((group.uid, _PromptRecord(group.accuracy, successes)))
     return _StepRecord(share, tuple(prompts))
-
-
-def _successes(step: int, index: int, group: Group) -> tuple[_Success, ...]:
-    return tuple(
-        _Success(step, index, place, _digest(row))
-        for place, row in enumerate(group.trajectories)
-        if row.is_correct and not row.is_off_policy
-    )
 
 
 def _buckets(prompts: Mapping[str, _PromptRecord]) -> dict[float, list[str]]:

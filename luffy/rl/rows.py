@@ -287,7 +287,9 @@ async def _measured(scorer: EpisodeScorer, task: RolloutTask, rows: GradedRows) 
         measures = iter(await called(scorer.measure_group(_view(task, played))))
     except FailedEpisode as failure:
         logger.warning("%s: a measure of a group failed", task.problem.data_source, exc_info=failure.__cause__)
-        return [_crashed(row, f"{type(failure.__cause__).__name__}: {failure.__cause__}") for row, _ in rows]
+        reason = f"{type(failure.__cause__).__name__}: {failure.__cause__}"
+        grade = Grade(Outcome.CRASHED, None, f"a measure of the group failed: {reason:.200}")
+        return [(replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR), grade) for row, _ in rows]
     return [
         (row if row.has_failed else replace(row, measures={**row.measures, **next(measures)}), grade)
         for row, grade in rows
@@ -305,11 +307,6 @@ def _view(task: RolloutTask, played: GradedRows) -> GroupView:
         rewards=[grade.reward for _, grade in played],
         correct=[grade.outcome is Outcome.CORRECT for _, grade in played],
     )
-
-
-def _crashed(row: Row, reason: str) -> tuple[Row, Grade]:
-    failed = replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR)
-    return failed, Grade(Outcome.CRASHED, None, f"a measure of the group failed: {reason:.200}")
 
 
 class RowSampler:
@@ -367,15 +364,38 @@ class RowSampler:
         if self._player is None:
             completions = engine.generate([row.request() for _, row in planned], self._params)
             rows = [row for _, row in planned]
-            return [row.continued(self._cut(row, found)) for row, found in zip(rows, completions, strict=True)]
-        episodes = self._player.play([_start(task, row) for task, row in planned], engine, self._params)
+            if self._stops is not None:
+                pairs = zip(rows, completions, strict=True)
+                completions = [self._stops.cut(completion, row.given_ids) for row, completion in pairs]
+            return [row.continued(completion) for row, completion in zip(rows, completions, strict=True)]
+        starts = [
+            EpisodeStart(
+                task.problem,
+                task.ground_truth,
+                task.messages,
+                row.prompt_ids,
+                row.seed,
+                row.given_ids,
+                row.given_source,
+                is_whole=row.is_whole_trace,
+            )
+            for task, row in planned
+        ]
+        episodes = self._player.play(starts, engine, self._params)
         return [row.played(episode) for (_, row), episode in zip(planned, episodes, strict=True)]
 
-    def _cut(self, row: Row, completion: Completion) -> Completion:
-        return completion if self._stops is None else self._stops.cut(completion, row.given_ids)
-
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
-        requests = [self._request(task, row) for task, found in zip(tasks, rows, strict=True) for row in found]
+        requests = [
+            GradeRequest(
+                row.reply(self._decode),
+                task.ground_truth,
+                task.problem,
+                measures=row.measures,
+                has_failed=row.has_failed,
+            )
+            for task, found in zip(tasks, rows, strict=True)
+            for row in found
+        ]
         with self._grading.measured():
             grades = self._grader.grade(requests)
         # A reward of 0 for every answer would train the policy on the judge's absence.
@@ -386,24 +406,7 @@ class RowSampler:
             graded = with_group_measures(self._player.scorer, tasks, graded)
         return [[self._trajectory(row, grade) for row, grade in found] for found in graded]
 
-    def _request(self, task: RolloutTask, row: Row) -> GradeRequest:
-        reply = row.reply(self._decode)
-        return GradeRequest(reply, task.ground_truth, task.problem, measures=row.measures, has_failed=row.has_failed)
-
     def _trajectory(self, row: Row, grade: Grade) -> Trajectory:
         if self._player is None or row.has_failed:
             return row.trajectory(grade)
         return row.trajectory(grade, self._player.scorer.reward(grade.reward, row.measures))
-
-
-def _start(task: RolloutTask, row: Row) -> EpisodeStart:
-    return EpisodeStart(
-        task.problem,
-        task.ground_truth,
-        task.messages,
-        row.prompt_ids,
-        row.seed,
-        row.given_ids,
-        row.given_source,
-        is_whole=row.is_whole_trace,
-    )

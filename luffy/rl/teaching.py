@@ -8,7 +8,7 @@ repeated after a kill is scored again.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -42,7 +42,8 @@ class ServedTeaching:
         longest: int,
     ) -> "ServedTeaching":
         """Connect to the servers, which have to take rows of `longest` tokens; raises ConfigError for unusable ones."""
-        known = _texts(tasks, tokenizer)
+        texts = [decode(tokenizer, task.prompt_ids) for task in tasks[:_NUM_TEXTS]]
+        known = {text: tokenizer.encode(text, add_special_tokens=False) for text in texts}
         return cls(
             ServedScorer.connect(config, teacher.name, longest=longest, known=known, setting="execution.rl_teacher")
         )
@@ -50,7 +51,8 @@ class ServedTeaching:
     def taught(self, groups: Sequence[Group]) -> list[Group]:
         """The groups, each row with its scores from the teacher."""
         rows = [row for group in groups for row in group.trajectories]
-        found = iter(self._scorer.score([_request(row) for row in rows]))
+        requests = [ScoreRequest(row.prompt_ids + row.response_ids, first=len(row.prompt_ids)) for row in rows]
+        found = iter(self._scorer.score(requests))
         return [
             replace(group, trajectories=tuple(_scored(row, next(found)) for row in group.trajectories))
             for group in groups
@@ -61,18 +63,9 @@ class ServedTeaching:
         self._scorer.close()
 
 
-def _request(row: Trajectory) -> ScoreRequest:
-    return ScoreRequest(row.prompt_ids + row.response_ids, first=len(row.prompt_ids))
-
-
 def _scored(row: Trajectory, logprobs: Sequence[float]) -> Trajectory:
     pairs = zip(logprobs, row.source, strict=True)
     return replace(row, teacher_logprobs=tuple(logp for logp, source in pairs if source is not Source.ENVIRONMENT))
-
-
-def _texts(tasks: Sequence[RolloutTask], tokenizer: PreTrainedTokenizerBase) -> Mapping[str, list[int]]:
-    texts = [decode(tokenizer, task.prompt_ids) for task in tasks[:_NUM_TEXTS]]
-    return {text: tokenizer.encode(text, add_special_tokens=False) for text in texts}
 
 
 class TeacherPrompts:
