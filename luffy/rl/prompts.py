@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any, Protocol
 
-from luffy.config.draws import CurriculumSampling, PoolSampling, UniformSampling
+from luffy.config.draws import CurriculumSampling, PoolSampling
 from luffy.config.settings import RLSettings
 from luffy.data.sources.mixture import mixed_in
 from luffy.errors import DataError
@@ -58,7 +58,13 @@ def open_sampler(settings: RLSettings, tasks: Sequence[RolloutTask]) -> PromptSa
     config, seed = settings.rl.sampling, settings.seed
     if isinstance(config, PoolSampling):
         return PoolSampler(tasks, config, seed, settings.rl.steps, settings.rl.max_staleness)
-    streams = {name: Stream(part, _order(part, config, seed), weight) for name, (part, weight) in _parts(tasks).items()}
+    streams = {}
+    for name, (part, weight) in _parts(tasks).items():
+        if isinstance(config, CurriculumSampling):
+            indices: Callable[[int, int], list[int]] = partial(_repeated, _sorted(part, config, seed))
+        else:
+            indices = partial(stream_indices, len(part), seed=seed)
+        streams[name] = Stream(part, indices, weight)
     return StreamSampler(streams, seed)
 
 
@@ -80,14 +86,6 @@ def _parts(tasks: Sequence[RolloutTask]) -> dict[str, tuple[list[RolloutTask], f
                 "card.md for why rows were rejected, or remove the part"
             )
     return {name: (parts[name], weight) for name, weight in weights.items()}
-
-
-def _order(
-    tasks: Sequence[RolloutTask], config: UniformSampling | CurriculumSampling, seed: int
-) -> Callable[[int, int], list[int]]:
-    if isinstance(config, CurriculumSampling):
-        return partial(_repeated, _sorted(tasks, config, seed))
-    return partial(stream_indices, len(tasks), seed=seed)
 
 
 def _sorted(tasks: Sequence[RolloutTask], config: CurriculumSampling, seed: int) -> list[int]:

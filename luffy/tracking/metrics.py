@@ -217,7 +217,7 @@ def held_out_curves(stages: Sequence[Sequence[MetricRow]]) -> dict[str, tuple[He
                 steps += row.get("batch/optimizer_steps", 1.0)
                 samples += row.get("batch/num_rows", 0.0)
                 seconds += row.get("perf/step_s", 0.0)
-            for suite in _suites(row):
+            for suite in (name.removeprefix(_START).removesuffix(_END) for name in accuracy_names([row])):
                 bounds = row[f"val/{suite}/accuracy_low"], row[f"val/{suite}/accuracy_high"]
                 point = HeldOutPoint(row[f"val/{suite}{_END}"], *bounds, steps, samples, seconds)
                 points.setdefault(suite, []).append(point)
@@ -228,10 +228,6 @@ def accuracy_names(rows: Iterable[MetricRow]) -> list[str]:
     """Names of the metrics of single suites, in order; `val/accuracy` is the mean over them."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if name.startswith(_START) and name.endswith(_END) and name != "val/accuracy"]
-
-
-def _suites(row: MetricRow) -> list[str]:
-    return [name.removeprefix(_START).removesuffix(_END) for name in accuracy_names([row])]
 
 
 _SPENT = ("rollout/tokens_drawn", "batch/response_tokens")
