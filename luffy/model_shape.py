@@ -167,7 +167,7 @@ def _read(file: Path, facts: Callable[[Mapping[str, Any]], _Facts]) -> _Facts:
 
 
 def _tiny(architecture: TinyArchitecture) -> ModelArchitecture:
-    """The shape of the model from `luffy.training.base_model.new_tiny_model`, at its largest vocabulary."""
+    """The shape of the model from `luffy.training.model_folder.new_tiny_model`, at its largest vocabulary."""
     return ModelArchitecture(
         hidden_size=architecture.hidden_size,
         num_layers=architecture.num_layers,

@@ -20,9 +20,8 @@ from luffy.markdown_text import code_span
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.report.curves import headline_charts, headlines_first
 from luffy.report.figures import Chart, colored, picture_url
-from luffy.tracking.jsonl import Json, read_last_lines, read_lines
-from luffy.tracking.metrics import METRICS_FILE, read_metrics
-from luffy.tracking.samples import SAMPLES_FILE
+from luffy.tracking.metrics import METRICS_FILE, Json, read_last_lines, read_lines, read_metrics
+from luffy.tracking.tracker import SAMPLES_FILE
 
 ArtifactKind = Literal["progress", "table", "markdown"]
 _STEPS_BACK = 10

@@ -16,8 +16,7 @@ from luffy.pipeline.chain.manifest import Manifest, read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.report.curves import HEADLINE_METRICS, Panel, panel_charts, rl_panels, supervised_panels
 from luffy.report.figures import picture
-from luffy.tracking.jsonl import read_last_lines
-from luffy.tracking.metrics import METRICS_FILE, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics
 
 Rows = list[list[str]]
 STAGE_HEADER = ("stage", "state", "key", "took", "this run")

@@ -106,7 +106,7 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
 
 
 def _logged(file: Path) -> Iterator[ShownSample]:
-    from luffy.tracking.samples import read_samples
+    from luffy.tracking.tracker import read_samples
 
     if not file.is_file():
         raise DataError(f"{file.parent}: has no {file.name}; give --stage rl or an evaluation")

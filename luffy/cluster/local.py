@@ -15,9 +15,9 @@ from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, Samp
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.rollout.vllm_limits import check_installed
+from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
 from luffy.training.policy import Policy
 from luffy.training.rank_calls import LocalRanks
-from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
 
 class EmbeddedEngine:

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from luffy.rollout.engine import RolloutEngine
-from luffy.training.trainer import Trainer
+from luffy.training.learner import Trainer
 
 
 class Cluster(Protocol):

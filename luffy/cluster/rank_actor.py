@@ -69,7 +69,7 @@ class RankActor:
         """Join the process group and load the model; a collective call."""
         # Ray makes a single GPU visible to each process, so the local rank is always 0.
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0"}
-        from luffy.training.distributed import join_process_group
+        from luffy.training.ranks import join_process_group
 
         join_process_group(*meeting_point, self._listening.detach() if rank == 0 else None)
         self._rank: Any = spec.open_rank()

@@ -18,8 +18,8 @@ from luffy.cluster.supervision import Member, Supervisor
 from luffy.cluster.weights import send_weights
 from luffy.errors import ClusterError
 from luffy.rollout.engine import RolloutEngine
+from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
 from luffy.training.rank_calls import Result, ShardRanks, call_everywhere
-from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
 logger = logging.getLogger(__name__)
 _UPDATE_THREADS = 3

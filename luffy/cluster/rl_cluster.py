@@ -2,7 +2,7 @@
 
 from luffy.cluster.local import LocalCluster
 from luffy.cluster.protocol import Cluster
-from luffy.training.trainer import TrainerSpec
+from luffy.training.learner import TrainerSpec
 
 
 def open_cluster(spec: TrainerSpec) -> Cluster:

@@ -3,7 +3,7 @@
 import shutil
 
 from luffy.rollout.server_engine import ServerEngine
-from luffy.training.trainer import Trainer, TrainerSpec
+from luffy.training.learner import Trainer, TrainerSpec
 
 _PUBLISHED = "published"
 

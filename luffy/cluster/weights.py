@@ -20,10 +20,10 @@ from torch import Tensor
 
 from luffy.broadcast_group import BroadcastFailed, BroadcastGroup, Meeting, TensorSpec
 from luffy.errors import ClusterError
-from luffy.training.distributed import device
+from luffy.training.ranks import device
 
 if TYPE_CHECKING:
-    from luffy.training.trainer import TrainerRank
+    from luffy.training.learner import TrainerRank
 
 logger = logging.getLogger(__name__)
 _BUCKET_BYTES = 256 * 2**20

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from luffy.config.objective import GeneralizedAdvantage
-from luffy.objectives.ranks import SumOverRanks
+from luffy.objectives.normalisation import SumOverRanks
 
 _EPS = 1e-8
 

@@ -22,8 +22,7 @@ from luffy.config.objective import (
     TermConfig,
 )
 from luffy.objectives.losses import TokenBatch, log_rho, logp_sampler, moved_too_far
-from luffy.objectives.modifiers import token_factor
-from luffy.objectives.objective import objective_loss, only
+from luffy.objectives.objective import objective_loss, only, token_factor
 from luffy.objectives.ratios import sequence_mean
 from luffy.objectives.shaping import shape
 

@@ -7,17 +7,19 @@ into micro-batches cannot change the gradient.
 Shape legend: `K` terms, `B` rows, `T` tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
 from luffy.config.objective import GateConfig, Selector, TermConfig
-from luffy.objectives.ranks import SumOverRanks
 from luffy.objectives.ratios import sequence_sum
-from luffy.objectives.step import StepObjective
+from luffy.objectives.schedules import StepObjective
 from luffy.types import TrainBatch
+
+SumOverRanks = Callable[[Tensor], Tensor]
+"""Gives the sum of a tensor over all data-parallel ranks, the same on each."""
 
 
 def select(batch: TrainBatch, selector: Selector) -> Tensor:

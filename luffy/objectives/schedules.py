@@ -1,7 +1,11 @@
-"""Values scheduled over the steps of a stage: pure functions of the step, so that a resumed run gets the same ones."""
+"""Values scheduled over the steps of a stage: pure functions of the step, so that a resumed run gets the same ones.
+
+`objective_at` gives the terms of a step with their coefficients.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import singledispatch
 
 from luffy.config.objective import (
@@ -100,3 +104,36 @@ class AdaptiveCoefficients:
     def restore(self, values: Mapping[str, float]) -> None:
         """Take the values of a checkpoint."""
         self._values.update(values)
+
+
+@dataclass(frozen=True, slots=True)
+class StepObjective:
+    """What one optimizer step minimises."""
+
+    terms: tuple[TermConfig, ...]
+    coefficients: tuple[float, ...]
+    """One for each term."""
+    max_response_tokens: int
+    """Divisor of `mode: constant` (Dr.GRPO)."""
+
+
+def objective_at(
+    terms: Sequence[TermConfig],
+    step: int,
+    total_steps: int,
+    max_response_tokens: int,
+    adaptive: Mapping[str, float] | None = None,
+) -> StepObjective:
+    """The objective at `step` (from 1) of `total_steps`.
+
+    Args:
+        adaptive: present values of the adaptive coefficients by the names of their terms
+            (`AdaptiveCoefficients`).
+    """
+    coefficients = []
+    for term in terms:
+        if isinstance(term.coefficient, AdaptiveValue):
+            coefficients.append((adaptive or {}).get(term.name, term.coefficient.start))
+        else:
+            coefficients.append(value_at(term.coefficient, step, total_steps))
+    return StepObjective(tuple(terms), tuple(coefficients), max_response_tokens)

@@ -54,9 +54,9 @@ from luffy.report.figures import bars, dots
 from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn
 from luffy.statistics.paired import BenchmarkComparison, BenchmarkComparisons, PairedAccuracies, compare
 from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
+from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
-from luffy.tracking.rl_advice import advice_on_rl
-from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples
+from luffy.tracking.tracker import SAMPLES_FILE, SampleRollout, read_samples
 
 _CHECKPOINT_COLORS = {"base": "c6", "sft": "c2", "rl": "c1"}
 _OTHER_COLORS = ("c3", "c4", "c5", "c7")

@@ -11,8 +11,7 @@ from itertools import cycle
 from luffy.config.objective import EntropyLoss, TermConfig
 from luffy.report.figures import Chart, Line, chart
 from luffy.report.page import Figure
-from luffy.tracking.held_out_curve import HeldOutPoint, accuracy_names, held_out_curves
-from luffy.tracking.metrics import NAMESPACES, MetricRow, training_rows
+from luffy.tracking.metrics import NAMESPACES, HeldOutPoint, MetricRow, accuracy_names, held_out_curves, training_rows
 from luffy.types import Outcome
 
 HEADLINE_METRICS = (

@@ -36,7 +36,7 @@ from luffy.report.evaluation_page import DOT_NOTE
 from luffy.report.figures import Chart, Line, chart, dots, estimates, heat, picture
 from luffy.report.page import Figure, Page, Section, html, markdown
 from luffy.statistics.accuracy import Estimate
-from luffy.tracking.held_out_curve import HeldOutPoint
+from luffy.tracking.metrics import HeldOutPoint
 
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
 _STUDY_COLORS = (*_COLORS, "c6", "c8")

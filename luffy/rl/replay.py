@@ -1,14 +1,18 @@
-"""Replay buffer of the policy's correct rollouts: ExGRPO (arXiv 2510.02245)."""
+"""What is remembered of earlier groups: correct rollouts to replay, and prompts on which all rollouts failed.
+
+Replay is that of ExGRPO (arXiv 2510.02245); failed prompts are collected for an SFT step as in ReLIFT (arXiv
+2506.07527).
+"""
 
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from luffy.config.objective import ReplayConfig
 from luffy.errors import CheckpointError
-from luffy.rl.random_numbers import uniform
+from luffy.seeds import uniform
 from luffy.types import SAMPLED, Group, Trajectory
 
 MAX_SUCCESSES = 8
@@ -188,20 +192,16 @@ class ReplayBuffer:
 def _record(step: int, groups: Sequence[Group]) -> _StepRecord:
     rollouts = [row for group in groups for row in group.rollouts]
     share = sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
-    prompts = [
-        (group.uid, _PromptRecord(group.accuracy, _successes(step, index, group)))
-        for index, group in enumerate(groups)
-        if group.rollouts
-    ]
+    prompts = []
+    for index, group in enumerate(groups):
+        if group.rollouts:
+            successes = tuple(
+                _Success(step, index, place, _digest(row))
+                for place, row in enumerate(group.trajectories)
+                if row.is_correct and not row.is_off_policy
+            )
+            prompts.append((group.uid, _PromptRecord(group.accuracy, successes)))
     return _StepRecord(share, tuple(prompts))
-
-
-def _successes(step: int, index: int, group: Group) -> tuple[_Success, ...]:
-    return tuple(
-        _Success(step, index, place, _digest(row))
-        for place, row in enumerate(group.trajectories)
-        if row.is_correct and not row.is_off_policy
-    )
 
 
 def _buckets(prompts: Mapping[str, _PromptRecord]) -> dict[float, list[str]]:
@@ -231,3 +231,47 @@ def _read_record(value: Sequence[Any]) -> _PromptRecord:
 
 def _digest(row: Trajectory) -> str:
     return hashlib.blake2b(repr(row.response_ids).encode(), digest_size=16).hexdigest()
+
+
+class FailedPrompts:
+    """A queue of prompts, without duplicates, whose rollouts were all wrong.
+
+    `newest` puts the prompts of a step at the front, as in the authors' code (older ones may then never be taken);
+    `oldest` puts them at the end. A prompt that is solved while queued stays, as in the authors' code, and one that was
+    taken may be added again.
+    """
+
+    def __init__(self, take: Literal["newest", "oldest"]) -> None:
+        self._newest_first = take == "newest"
+        # A dictionary as an ordered set.
+        self._waiting: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def observe(self, groups: Sequence[Group], has_trace: Callable[[str], bool]) -> None:
+        """Add the prompts of a step (all its groups, before filtering) that no rollout solved and that have a trace;
+        groups without rollouts are ignored."""
+        failed = dict.fromkeys(
+            group.uid for group in groups if group.rollouts and group.accuracy == 0.0 and has_trace(group.uid)
+        )
+        self._waiting = failed | self._waiting if self._newest_first else self._waiting | failed
+
+    def take(self, count: int) -> list[str] | None:
+        """Remove and return the next `count` prompts; None while there are fewer."""
+        if len(self._waiting) < count:
+            return None
+        taken = list(self._waiting)[:count]
+        for uid in taken:
+            del self._waiting[uid]
+        return taken
+
+    def state(self) -> dict[str, object]:
+        """The queue as plain JSON values."""
+        return {"waiting": list(self._waiting)}
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Replace the queue with that of a checkpoint."""
+        waiting = state["waiting"]
+        assert isinstance(waiting, Sequence)
+        self._waiting = dict.fromkeys(waiting)

@@ -1,24 +1,87 @@
-"""One row of a group, from its plan to a graded trajectory.
+"""Rows of groups, from a prompt and a plan to graded trajectories.
 
 A row begins with none of a trace's tokens (a rollout), some (a prefix-conditioned row, which the policy continues) or
-all (a demonstration).
+all (a demonstration). `RowSampler` has the policy continue planned rows, each in a single turn or as an episode, and
+grades them.
 """
 
+import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from luffy.environments.episodes import Episode, Segment, context_starts
-from luffy.grading import Grade
-from luffy.rl.hints import HintedPrompt
-from luffy.rl.tasks import Demonstration
-from luffy.rollout.engine import Completion, RolloutRequest
-from luffy.types import FinishReason, Message, Source, Trajectory
+from luffy.environments.episode_loop import run_in_loop
+from luffy.environments.episodes import Episode, EpisodePlayer, Segment, context_starts
+from luffy.environments.live_episode import EpisodeStart, FailedEpisode, called
+from luffy.environments.rubric import EpisodeScorer, GroupView
+from luffy.grading import Grade, Grader, GradeRequest, Problem, require_verdicts
+from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.rollout.stop_texts import StopTexts
+from luffy.types import FinishReason, Hint, Message, Outcome, Source, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A tokenized trace that ends with the stop token."""
+
+    reply: str
+    """Text of its last turn, which is graded."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    """Log-probabilities under the model that wrote it, if known."""
+    source: tuple[Source, ...] = ()
+    """Per token of a trace of many turns: its author or the environment. Empty where the author wrote all of it."""
+    context_starts: tuple[int, ...] = ()
+    """As in `Trajectory.context_starts`; no row takes only a prefix of such a trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTask:
+    """A tokenized prompt with its reference answer and traces."""
+
+    uid: str
+    prompt_ids: tuple[int, ...]
+    ground_truth: str
+    demonstrations: tuple[Demonstration, ...]
+    replayed: Trajectory | None = None
+    """A stored success of the policy, which takes the place of one rollout."""
+    problem: Problem = field(default_factory=Problem)
+    """Input of grading besides the reference answer."""
+    pass_rate: float | None = None
+    """Pass rate measured by the stage `difficulty`; None: not measured."""
+    messages: tuple[Message, ...] = ()
+    """Messages of the prompt, for an environment; may be empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One occurrence of a task in a step."""
+
+    task: RolloutTask
+    step: int
+    """The RL step, from 1."""
+    repeat: int
+    """Number of earlier occurrences of the prompt in this step."""
+
 
 DEMONSTRATION_VERSION = -1
 """Weight version of tokens that were not sampled in this run."""
 _Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class HintedPrompt:
+    """A prompt with a hint in it."""
+
+    prompt_ids: tuple[int, ...]
+    hint: Hint
+    is_learned_from: bool
+    """Whether rows are learned under this prompt; otherwise under the bare one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +224,189 @@ def replayed_row(stored: Trajectory) -> Trajectory:
         stored,
         source=tuple(source if source is Source.ENVIRONMENT else Source.REPLAY for source in stored.source),
     )
+
+
+class BusyTime:
+    """Measures the time in which at least one thread is at work, since it was last read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._busy = 0.0
+        self._changed = self._last_read = time.perf_counter()
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Count the time in this context as busy."""
+        self._change(+1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def since_last(self) -> tuple[float, float]:
+        """Seconds since the last call, and how many of them were busy."""
+        self._change(0)
+        with self._lock:
+            elapsed, busy = self._changed - self._last_read, self._busy
+            self._last_read, self._busy = self._changed, 0.0
+        return elapsed, busy
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            now = time.perf_counter()
+            self._busy += (now - self._changed) if self._active else 0.0
+            self._changed = now
+            self._active += by
+
+
+logger = logging.getLogger(__name__)
+GradedRows = Sequence[tuple[Row, Grade]]
+
+
+def with_group_measures(
+    scorer: EpisodeScorer, tasks: Sequence[RolloutTask], groups: Sequence[GradedRows]
+) -> list[GradedRows]:
+    """The rows of each group, with the measures of the group added.
+
+    Rows whose environment failed are not measured. Where a measure fails, all rows of the group are graded `crashed`.
+    """
+    return run_in_loop(_all(scorer, tasks, groups))
+
+
+async def _all(scorer: EpisodeScorer, tasks: Sequence[RolloutTask], groups: Sequence[GradedRows]) -> list[GradedRows]:
+    pairs = zip(tasks, groups, strict=True)
+    return list(await asyncio.gather(*(_measured(scorer, task, rows) for task, rows in pairs)))
+
+
+async def _measured(scorer: EpisodeScorer, task: RolloutTask, rows: GradedRows) -> GradedRows:
+    played = [(row, grade) for row, grade in rows if not row.has_failed]
+    if not played:
+        return rows
+    try:
+        measures = iter(await called(scorer.measure_group(_view(task, played))))
+    except FailedEpisode as failure:
+        logger.warning("%s: a measure of a group failed", task.problem.data_source, exc_info=failure.__cause__)
+        reason = f"{type(failure.__cause__).__name__}: {failure.__cause__}"
+        grade = Grade(Outcome.CRASHED, None, f"a measure of the group failed: {reason:.200}")
+        return [(replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR), grade) for row, _ in rows]
+    return [
+        (row if row.has_failed else replace(row, measures={**row.measures, **next(measures)}), grade)
+        for row, grade in rows
+    ]
+
+
+def _view(task: RolloutTask, played: GradedRows) -> GroupView:
+    return GroupView(
+        prompt=task.messages,
+        completions=[row.completion for row, _ in played],
+        answer=task.ground_truth,
+        info=task.problem.extra_info,
+        task=task.problem.data_source,
+        counts=[row.measures for row, _ in played],
+        rewards=[grade.reward for _, grade in played],
+        correct=[grade.outcome is Outcome.CORRECT for _, grade in played],
+    )
+
+
+class RowSampler:
+    """Has the policy continue rows, and grades them.
+
+    A whole trace has nothing to sample and is graded as it is; a prefix and its continuation are graded as one text.
+
+    With `stops` a response ends with the token that completes a stop text; `decode` returns its text up to there.
+    With a `player` a response is an episode: an environment answers the policy's turns, and the last turn is graded.
+    """
+
+    def __init__(
+        self,
+        grader: Grader,
+        decode: Callable[[Sequence[int]], str],
+        params: SamplingParams,
+        player: EpisodePlayer | None,
+        stops: StopTexts | None,
+    ) -> None:
+        assert player is None or stops is None, "the turns of an episode end with the stop token"
+        self._grader = grader
+        self._decode = decode
+        self._params = params
+        self._player = player
+        self._stops = stops
+        self._grading = BusyTime()
+
+    def sample(
+        self, engine: RolloutEngine, tasks: Sequence[RolloutTask], plans: Sequence[Sequence[Row]]
+    ) -> list[list[Trajectory]]:
+        """The graded rows of each task's plan, in order; all are sampled in one call of the engine.
+
+        Raises LostError if a judge could not be reached.
+        """
+        return self._graded(tasks, self._generated(engine, tasks, plans))
+
+    def grading_s(self) -> float:
+        """Seconds spent on grading since the last call."""
+        return self._grading.since_last()[1]
+
+    def _generated(
+        self, engine: RolloutEngine, tasks: Sequence[RolloutTask], plans: Sequence[Sequence[Row]]
+    ) -> list[list[Row]]:
+        """The planned rows with what the policy sampled."""
+        planned = [(task, row) for task, plan in zip(tasks, plans, strict=True) for row in plan if self.is_played(row)]
+        finished = iter(self._continued(engine, planned))
+        return [[next(finished) if self.is_played(row) else row for row in plan] for plan in plans]
+
+    def is_played(self, row: Row) -> bool:
+        """Whether the row has to be sampled or, for a whole trace, played again to measure it."""
+        return not row.is_whole_trace or (self._player is not None and self._player.scorer.needs_demonstrations)
+
+    def _continued(self, engine: RolloutEngine, planned: Sequence[tuple[RolloutTask, Row]]) -> list[Row]:
+        """Each row, continued by the policy: in a single call of the engine, or turn by turn with an environment."""
+        if self._player is None:
+            completions = engine.generate([row.request() for _, row in planned], self._params)
+            rows = [row for _, row in planned]
+            if self._stops is not None:
+                pairs = zip(rows, completions, strict=True)
+                completions = [self._stops.cut(completion, row.given_ids) for row, completion in pairs]
+            return [row.continued(completion) for row, completion in zip(rows, completions, strict=True)]
+        starts = [
+            EpisodeStart(
+                task.problem,
+                task.ground_truth,
+                task.messages,
+                row.prompt_ids,
+                row.seed,
+                row.given_ids,
+                row.given_source,
+                is_whole=row.is_whole_trace,
+            )
+            for task, row in planned
+        ]
+        episodes = self._player.play(starts, engine, self._params)
+        return [row.played(episode) for (_, row), episode in zip(planned, episodes, strict=True)]
+
+    def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
+        requests = [
+            GradeRequest(
+                row.reply(self._decode),
+                task.ground_truth,
+                task.problem,
+                measures=row.measures,
+                has_failed=row.has_failed,
+            )
+            for task, found in zip(tasks, rows, strict=True)
+            for row in found
+        ]
+        with self._grading.measured():
+            grades = self._grader.grade(requests)
+        # A reward of 0 for every answer would train the policy on the judge's absence.
+        require_verdicts(grades, "responses", "the same command resumes after the last checkpoint")
+        each = iter(grades)
+        graded: list[GradedRows] = [[(row, next(each)) for row in found] for found in rows]
+        if self._player is not None and self._player.scorer.measures_groups:
+            graded = with_group_measures(self._player.scorer, tasks, graded)
+        return [[self._trajectory(row, grade) for row, grade in found] for found in graded]
+
+    def _trajectory(self, row: Row, grade: Grade) -> Trajectory:
+        if self._player is None or row.has_failed:
+            return row.trajectory(grade)
+        return row.trajectory(grade, self._player.scorer.reward(grade.reward, row.measures))

@@ -16,9 +16,9 @@ from luffy.errors import DataError
 from luffy.rollout.text_endpoint import write_endpoint
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
-from luffy.tracking.gpu_hours import GpuHours
-from luffy.training.base_model import adapt_model_folder, copy_tokenizer, new_tiny_model
+from luffy.tracking.metrics import GpuHours
 from luffy.training.checkpoint import CheckpointStore
+from luffy.training.model_folder import adapt_model_folder, copy_tokenizer, new_tiny_model
 from luffy.training.policy import Policy
 from luffy.training.rank_calls import LocalRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank

@@ -30,7 +30,7 @@ from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.stages.answered_prompts import TRAIN_FILE, AnswerPlan, answer_prompts
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.training.base_model import copy_tokenizer
+from luffy.training.model_folder import copy_tokenizer
 
 
 def run(settings: DifficultySettings, context: StageContext) -> StageResult:

@@ -13,13 +13,10 @@ from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.rl_components import open_components
 from luffy.stages.unmeasured import end_of_training
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
-from luffy.tracking.gpu_hours import GpuHours
-from luffy.tracking.metrics import METRICS_FILE, metrics_until, read_metrics
-from luffy.tracking.rl_advice import advice_on_rl
-from luffy.tracking.samples import SAMPLES_FILE
-from luffy.tracking.token_budget import TokenBudget
-from luffy.tracking.tracker import Tracker
-from luffy.training.base_model import copy_tokenizer
+from luffy.tracking.advice import advice_on_rl
+from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics
+from luffy.tracking.tracker import SAMPLES_FILE, Tracker
+from luffy.training.model_folder import copy_tokenizer
 
 _HEADLINE = ("reward/mean", "actor/loss")
 

@@ -19,14 +19,11 @@ from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
 from luffy.model_shape import num_embeddings
-from luffy.rl.anchors import Anchors
-from luffy.rl.collector import GroupCollector
-from luffy.rl.hints import HintedPrompts
-from luffy.rl.rollout_samples import sample_rollouts
-from luffy.rl.served_teacher import ServedTeaching
-from luffy.rl.step_runner import RowTeacher, StepRunner
-from luffy.rl.tasks import RolloutTask
-from luffy.rl.teacher_prompts import TeacherPrompts
+from luffy.rl.groups import GroupCollector, sample_rollouts
+from luffy.rl.loop import RowTeacher, StepRunner
+from luffy.rl.rows import RolloutTask
+from luffy.rl.teaching import ServedTeaching, TeacherPrompts
+from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.rollout.vllm_limits import read_shape
@@ -34,9 +31,9 @@ from luffy.stages.program import StageContext
 from luffy.stages.rl_tasks import prompts_file, read_tasks
 from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
 from luffy.tracking.journal import RolloutJournal
-from luffy.tracking.samples import SampleRollout
-from luffy.training.base_model import model_folder
-from luffy.training.trainer import TeacherSpec, Trainer, TrainerSpec
+from luffy.tracking.tracker import SampleRollout
+from luffy.training.learner import TeacherSpec, Trainer, TrainerSpec
+from luffy.training.model_folder import model_folder
 from luffy.types import Group, Message
 
 if TYPE_CHECKING:  # imported where there is a validation, since it loads all of an evaluation

@@ -15,7 +15,7 @@ from luffy.data.splits import EMPTY_COMPLEMENT
 from luffy.data.templates import render_prompts
 from luffy.errors import DataError
 from luffy.grading import problem_of
-from luffy.rl.tasks import Demonstration, RolloutTask
+from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.types import Prompt
 
 _FILES = {"train": "train.parquet", "complement": "rl_complement.parquet"}

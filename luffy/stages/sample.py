@@ -30,7 +30,7 @@ from luffy.files import write_atomic
 from luffy.pipeline.chain.manifest import read_manifest
 from luffy.stages.answered_prompts import AnsweredPrompts, AnswerPlan, answer_prompts
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.training.base_model import copy_tokenizer
+from luffy.training.model_folder import copy_tokenizer
 from luffy.types import Outcome, Prompt, Trace
 
 _TRACES_FILE = "sampled.parquet"

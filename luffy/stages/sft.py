@@ -16,7 +16,7 @@ from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.stages.unmeasured import HeldOutMeasure
-from luffy.tracking.gpu_hours import GpuHours
+from luffy.tracking.metrics import GpuHours
 from luffy.training.rank_calls import Ranks, ShardRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec
 

@@ -11,11 +11,9 @@ from luffy.data.templates import render_prompts
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.stages.program import StageContext, StageResult
 from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured, end_of_training
-from luffy.tracking.gpu_hours import GpuHours
-from luffy.tracking.metrics import METRICS_FILE, metrics_until, read_metrics
-from luffy.tracking.token_budget import TokenBudget
+from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics
 from luffy.tracking.tracker import Tracker
-from luffy.training.base_model import copy_tokenizer
+from luffy.training.model_folder import copy_tokenizer
 from luffy.training.rank_calls import Ranks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedTrainer, demonstration
 from luffy.types import Prompt, Trajectory

@@ -37,7 +37,7 @@ from luffy.stages.evaluate import (
 )
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import ResponseProgress
-from luffy.training.export import export_checkpoint
+from luffy.training.checkpoint import export_checkpoint
 
 logger = logging.getLogger(__name__)
 PAGE_FILE = "curve.html"

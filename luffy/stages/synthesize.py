@@ -57,7 +57,7 @@ from luffy.synthesis.ledger import Ledger
 from luffy.synthesis.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 from luffy.synthesis.teachers import Desk, FolderTeacher, Teacher
 from luffy.synthesis.verdicts import AnswerAssessor, graded_answer
-from luffy.training.base_model import copy_tokenizer, model_folder
+from luffy.training.model_folder import copy_tokenizer, model_folder
 from luffy.types import Origin, Prompt, Trace
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from luffy.tracking.token_budget import TokenBudget
+from luffy.tracking.metrics import TokenBudget
 
 
 class HeldOutMeasure(Protocol):

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 from luffy.config.execution import TrackingConfig
 from luffy.tracking.metrics import NAMESPACES
-from luffy.tracking.samples import SampleRollout
 
 if TYPE_CHECKING:
     import wandb
+
+    from luffy.tracking.tracker import SampleRollout
 
 logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30
@@ -48,7 +49,7 @@ class WandbRun:
             # `step` as a value: wandb's own counter cannot go back after a resume.
             self._guarded("log", lambda: run.log({"step": step, **metrics}))
 
-    def samples(self, step: int, rows: Sequence[SampleRollout]) -> None:
+    def samples(self, step: int, rows: Sequence["SampleRollout"]) -> None:
         """Send the rollouts of `step` as a table."""
         run = self._run
         if run is not None and rows:
@@ -128,10 +129,10 @@ def _has_key() -> bool:
     return False
 
 
-def _table(step: int, rows: Sequence[SampleRollout]) -> "wandb.Table":
+def _table(step: int, rows: Sequence["SampleRollout"]) -> "wandb.Table":
     import wandb
 
-    columns = ["step", *(field.name for field in fields(SampleRollout))]
+    columns = ["step", *(field.name for field in fields(rows[0]))]
     data: list[Any] = [[step, *astuple(row)] for row in rows]
     return wandb.Table(columns=list(columns), data=data)
 

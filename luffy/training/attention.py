@@ -1,25 +1,37 @@
-"""Attention of the models in training: causal, each sequence by itself, and without a mask.
+"""How the decoder layers of models in training run: their attention, shared by ranks or not, and their compilation.
 
-Rows are padded on the right, where a causal model never looks, and positions that are padding carry no loss. So padded
-rows need no mask. Packed rows are split into their sequences (`sdpa`), or the kernel gets the start of each sequence.
-With a mask, memory would grow with the square of a micro-batch's tokens.
+Attention is causal, each sequence by itself, and without a mask. Rows are padded on the right, where a causal model
+never looks, and positions that are padding carry no loss. So padded rows need no mask. Packed rows are split into their
+sequences (`sdpa`), or the kernel gets the start of each sequence. With a mask, memory would grow with the square of a
+micro-batch's tokens.
+
+Ranks that share sequences each exchange their slice of all heads for whole rows of their share of heads: DeepSpeed
+Ulysses, arXiv 2309.14509, section 3. An all-to-all of queries, keys and values comes before attention, and one of its
+output after it.
+
+Layers are compiled by torch.compile (`execution.compile`), that is what surrounds attention: norms, rotations,
+projections, MLP. Attention is left out: it has kernels of its own, and would be compiled again for the bounds of every
+packed micro-batch. So are the output head, the losses and generation.
 
 Shape legend: `B` rows, `T` tokens, `A` attention heads, `D` size of a head, `H` hidden size.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
+from deepspeed.sequence.layer import DistributedAttention
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.errors import ConfigError, DataError
-from luffy.training.rank_mesh import WHOLE_SEQUENCES, RankMesh, rank_mesh
-from luffy.training.ulysses import over_slices
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, rank_mesh
 
 AttentionInputs: TypeAlias = Mapping[str, Tensor | int]
 """Further keyword arguments of a decoder, which it passes on to each of its attention layers."""
@@ -237,3 +249,97 @@ def _states(causal_lm: PreTrainedModel, mesh: RankMesh, num_tokens: int) -> Tens
     )
     causal_lm.train(was_training)
     return mesh.join(found.last_hidden_state.float().transpose(1, 2))
+
+
+_TOKENS, _HEADS = 1, 2
+"""Dimensions of the tensors that DeepSpeed exchanges, `(B, T, A, D)`."""
+
+
+Attention: TypeAlias = Callable[..., tuple[Tensor, None]]
+"""An entry of transformers' attention interface: from `(B, A, T, D)` to `(B, T, A, D)`."""
+
+
+def over_slices(attend: Attention, mesh: RankMesh) -> Attention:
+    """Attention of a slice's queries to whole rows, computed by `attend`; the ranks of a shard call it together.
+
+    The number of slices has to divide the query heads. Key heads are repeated where it does not divide them.
+    """
+
+    def attend_slice(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **settings: object,
+    ) -> tuple[Tensor, None]:
+        def attend_rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            rows = (tensor.transpose(_TOKENS, _HEADS) for tensor in (query, key, value))
+            return attend(module, *rows, attention_mask, **settings)[0]
+
+        exchange = DistributedAttention(attend_rows, mesh.same_shard, scatter_idx=_HEADS, gather_idx=_TOKENS)
+        # The fewest repeats that give every slice the same number of key heads.
+        repeats = math.lcm(key.shape[1], mesh.slices) // key.shape[1]
+        heads = (query, *(tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value)))
+        found: Tensor = exchange(*(tensor.transpose(_TOKENS, _HEADS) for tensor in heads), batch_dim_idx=0)
+        return found, None
+
+    return attend_slice
+
+
+_LEFT_OUT: set[str] = set()
+"""Names in transformers' attention interface whose functions compiled layers call uncompiled."""
+
+
+def compile_layers(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
+    """Compile the decoder layers in place if `execution.compile` says so, on the device where the model is now.
+
+    Batch sizes are dynamic. Layers of one kind share the compiled code, which torch caches on disk. Names of parameters
+    do not change. Raises ConfigError where torch cannot compile or must not, DataError for a model that does not
+    declare its layers.
+    """
+    if not execution.compile:
+        return
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):  # torch.compile would do nothing
+        if os.environ.get(name) == "1":
+            raise ConfigError(f"execution.compile: {name}=1 turns torch.compile off; unset it, or use compile: false")
+    kinds = set(causal_lm._no_split_modules or ())  # the layers that transformers never splits over devices
+    layers = [module for module in causal_lm.get_decoder().modules() if type(module).__name__ in kinds]
+    if not layers:
+        raise DataError(f"execution.compile: {type(causal_lm).__name__} does not name its layers; use compile: false")
+    for layer in layers:
+        layer.compile(dynamic=True)
+    attention = causal_lm.config._attn_implementation
+    if attention not in _LEFT_OUT:
+        AttentionInterface.register(attention, torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[attention]))
+        _LEFT_OUT.add(attention)
+    # A batch size of 1 is compiled as a constant, which only packing, with its single row, may use.
+    _try(causal_lm, rows=1 if execution.packing else 2)
+
+
+@contextmanager
+def without_compiled_layers(execution: ExecutionConfig) -> Iterator[None]:
+    """Run compiled layers as plain Python for the length of the context."""
+    if not execution.compile:  # torch would load its compiler
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _try(causal_lm: PreTrainedModel, rows: int) -> None:
+    """Run a forward pass, so that a missing compiler is reported in one line at the start."""
+    from torch._dynamo.exc import TorchDynamoException  # takes seconds
+
+    place_BT = torch.arange(8, device=causal_lm.device).expand(rows, 8)
+    try:
+        with torch.random.fork_rng():  # dropout draws from the generators that training continues with
+            causal_lm.get_decoder()(
+                input_ids=place_BT % causal_lm.config.vocab_size, position_ids=place_BT, use_cache=False
+            )
+    except TorchDynamoException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"execution.compile: torch cannot compile {type(causal_lm).__name__} here ({reason}); if there is no C++ "
+            "compiler, install one (Debian: apt-get install g++), or use compile: false"
+        ) from error

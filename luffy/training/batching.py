@@ -1,16 +1,207 @@
-"""Collation of rows into batches, and splitting into micro-batches; pure layout, without effect on gradients.
+"""From the groups of a step to micro-batches: optimizer steps, shards of ranks, batches, micro-batches.
+
+`shard_groups` computes advantages, which depend on whole groups, before groups are split, and before an episode with
+several contexts becomes several rows, which all have its advantage. A response can go to any rank: whatever depends on
+several (denominators, whitening, metrics) is summed over ranks. A response is one row, or a row for each context of its
+episode (`Trajectory.branches`). Batches and micro-batches are pure layout, without effect on gradients.
 
 Shape legend: `K` weights of a token (one a term), `B` rows, `T` tokens (prompt and response, right-padded).
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from luffy.types import Source, TrainBatch, Trajectory
+from luffy.config.objective import AdvantageConfig, GroupAdvantage
+from luffy.objectives.advantages import RowRewards, group_advantages
+from luffy.seeds import derive_seed
+from luffy.types import Group, Source, TrainBatch, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The rows of one rank in a step, in the order of their optimizer steps."""
+
+    rows: tuple[Trajectory, ...]
+    groups: tuple[int, ...]
+    """For each row, the index of its group in the step."""
+    episodes: tuple[int, ...]
+    """For each row, the index of its response in the step: the rows of an episode with several contexts share it."""
+    advantages: tuple[float, ...]
+    """For each row, its advantage before scaling; 0 where a critic gives one to each token."""
+    updates: tuple[range, ...]
+    """The rows of each optimizer step, possibly none; later passes repeat those of earlier steps. All ranks have the
+    same number of steps."""
+    accuracies: tuple[float, ...]
+    """Share of correct rollouts of every group in the step, also of groups whose rows are on other ranks."""
+
+    def part(self, updates: Sequence[Sequence[int]]) -> "Shard":
+        """The shard with only the rows of `updates`, one sequence of row indices for each optimizer step."""
+        order = [row for update in updates for row in update]
+        ends = itertools.accumulate(map(len, updates))
+        return Shard(
+            rows=tuple(self.rows[row] for row in order),
+            groups=tuple(self.groups[row] for row in order),
+            episodes=tuple(self.episodes[row] for row in order),
+            advantages=tuple(self.advantages[row] for row in order),
+            updates=tuple(range(end - len(update), end) for update, end in zip(updates, ends, strict=True)),
+            accuracies=self.accuracies,
+        )
+
+
+def shard_rows(rows: Sequence[Trajectory], num_ranks: int) -> list[Shard]:
+    """Rows without groups (demonstrations), in one optimizer step."""
+    sequences, episodes = branches_of(rows)
+    count = len(sequences)
+    whole = Shard(sequences, (0,) * count, episodes, (0.0,) * count, (range(count),), accuracies=(0.0,))
+    return over_ranks(whole, whole.updates, num_ranks)
+
+
+def branches_of(responses: Sequence[Trajectory]) -> tuple[tuple[Trajectory, ...], tuple[int, ...]]:
+    """The sequences of all responses, in order, and for each the index of its response."""
+    numbered = [(row, index) for index, response in enumerate(responses) for row in response.branches()]
+    return tuple(row for row, _ in numbered), tuple(index for _, index in numbered)
+
+
+def over_ranks(whole: Shard, updates: Sequence[Sequence[int]], num_ranks: int) -> list[Shard]:
+    """A shard for each rank, with its part of the rows of every optimizer step, balanced by number of tokens."""
+    balanced = [_balanced(whole, update, num_ranks) for update in updates]
+    return [whole.part([of_rank[rank] for of_rank in balanced]) for rank in range(num_ranks)]
+
+
+def _balanced(whole: Shard, update: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """The rows of an optimizer step for each rank: the longest response first, to the rank with the fewest tokens.
+
+    The fullest rank has at most 4/3 of the tokens of the best split (Graham 1969). The rows of a response stay
+    together, since its rank counts its tokens. Rows keep their order within a rank.
+    """
+    responses: dict[int, list[int]] = {}
+    for row in update:
+        responses.setdefault(whole.episodes[row], []).append(row)
+    length = {index: sum(whole.rows[row].num_tokens for row in rows) for index, rows in responses.items()}
+    placed: list[list[int]] = [[] for _ in range(num_ranks)]
+    load = [0] * num_ranks
+    for index in sorted(responses, key=lambda index: (-length[index], index)):
+        rank = min(range(num_ranks), key=lambda rank: (load[rank], rank))
+        placed[rank] += responses[index]
+        load[rank] += length[index]
+    return [sorted(of_rank) for of_rank in placed]
+
+
+def shard_groups(
+    groups: Sequence[Group], config: AdvantageConfig, num_updates: int, num_ranks: int, seed: int, passes: int = 1
+) -> list[Shard]:
+    """The groups of an RL step as one shard for each rank.
+
+    Whole groups are assigned to the `num_updates` optimizer steps of a pass (`deal_groups`, independent of the number
+    of ranks), and the rows of an optimizer step are then balanced over the ranks by number of tokens. Later passes
+    repeat these optimizer steps in other orders.
+    """
+    whole = one_shard(groups, config)
+    hands = deal_groups(groups, num_updates, seed)
+    updates = [[row for row, group in enumerate(whole.groups) if group in hand] for hand in hands]
+    order = order_of_passes(len(updates), passes, seed)
+    return [
+        replace(shard, updates=tuple(shard.updates[update] for update in order))
+        for shard in over_ranks(whole, updates, num_ranks)
+    ]
+
+
+def one_shard(groups: Sequence[Group], config: AdvantageConfig) -> Shard:
+    """All rows, group after group, in one optimizer step."""
+    responses = [row for group in groups for row in group.trajectories]
+    group_of = [index for index, group in enumerate(groups) for _ in group.trajectories]
+    by_group = isinstance(config, GroupAdvantage)
+    advantages = row_advantages(groups, config).tolist() if by_group else [0.0] * len(responses)
+    rows, episodes = branches_of(responses)
+    return Shard(
+        rows=rows,
+        groups=tuple(group_of[episode] for episode in episodes),
+        episodes=episodes,
+        advantages=tuple(advantages[episode] for episode in episodes),
+        updates=(range(len(rows)),),
+        accuracies=tuple(group.accuracy for group in groups),
+    )
+
+
+def row_advantages(groups: Sequence[Group], config: AdvantageConfig) -> Tensor:
+    """`(B,)` float64 advantages of all responses, group after group, before scaling."""
+    rows = [row for group in groups for row in group.trajectories]
+    return group_advantages(
+        RowRewards(
+            reward_B=torch.tensor([row.reward for row in rows], dtype=torch.float64),
+            length_B=torch.tensor([row.num_learnable for row in rows]),
+            group_B=torch.tensor(
+                [index for index, group in enumerate(groups) for _ in group.trajectories], dtype=torch.long
+            ),
+            is_off_policy_B=torch.tensor([row.is_off_policy for row in rows], dtype=torch.bool),
+        ),
+        config,
+    )
+
+
+def deal_groups(groups: Sequence[Group], num_updates: int, seed: int) -> list[list[int]]:
+    """Indices of the groups for each optimizer step, in the order of the RL step.
+
+    Groups arrive sorted: replayed prompts first, later rounds of dynamic sampling last. Contiguous mini-batches would
+    carry that order into the updates, so groups are dealt out in random order, one to each update in turn. The updates
+    differ by at most one in their number of groups, and in the numbers of replayed, demonstrated,
+    prefix-conditioned and hinted ones. With fewer groups than updates there are fewer updates. A pure function of the
+    kinds of the groups and of `seed`.
+    """
+    order = sorted(range(len(groups)), key=lambda place: (_stratum(groups[place]), derive_seed(seed, "deal", place)))
+    first = derive_seed(seed, "first update") % num_updates
+    hands: list[list[int]] = [[] for _ in range(num_updates)]
+    for turn, place in enumerate(order, start=first):
+        hands[turn % num_updates].append(place)
+    return [sorted(hand) for hand in hands if hand]
+
+
+def order_of_passes(num_updates: int, passes: int, seed: int) -> list[int]:
+    """The mini-batch of each optimizer step, over all passes: dealt once, taken in a new order by every later pass.
+
+    A row keeps its mini-batch, so that it stays on one rank with its old log-probabilities and every optimizer step
+    stays balanced over the ranks; the order changes, so that no mini-batch is always the last one. A pure function.
+    """
+    later = [
+        sorted(range(num_updates), key=lambda update: derive_seed(seed, "pass", number, update))
+        for number in range(1, passes)
+    ]
+    return [*range(num_updates), *(update for order in later for update in order)]
+
+
+def has_prefix_row(group: Group) -> bool:
+    """Whether the group has a prefix-conditioned row."""
+    return any(_is_prefix_conditioned(row) for row in group.trajectories)
+
+
+def has_demonstration(group: Group) -> bool:
+    """Whether the group has a whole trace as a row."""
+    return any(Source.OFF_POLICY in row.source and not _is_prefix_conditioned(row) for row in group.trajectories)
+
+
+def _is_prefix_conditioned(row: Trajectory) -> bool:
+    return Source.OFF_POLICY in row.source and Source.ON_POLICY in row.source
+
+
+def has_hinted_row(group: Group) -> bool:
+    """Whether the group has a row that was sampled under a hinted prompt."""
+    return any(row.hint is not None for row in group.trajectories)
+
+
+def _stratum(group: Group) -> tuple[bool, bool, bool, bool]:
+    """Sort key that keeps each kind of group contiguous, so that dealing in turn spreads it evenly.
+
+    The order is: replayed, replayed and demonstrated, demonstrated, prefix-conditioned, hinted, others. A group that is
+    prefix-conditioned or hinted is nothing else (`ObjectiveConfig`).
+    """
+    replayed, demonstrated = group.is_replayed, has_demonstration(group)
+    hinted = has_hinted_row(group)
+    return (not replayed, demonstrated if replayed else not demonstrated, not has_prefix_row(group), not hinted)
 
 
 def collate(
@@ -131,3 +322,23 @@ def _widened(micro: TrainBatch, weight_KBT: Tensor, multiple: int) -> tuple[Trai
     if not missing:
         return micro, weight_KBT
     return micro.map(lambda tensor_BT: F.pad(tensor_BT, (0, missing))), F.pad(weight_KBT, (0, missing))
+
+
+def batch_indices(num_items: int, batch_size: int, step: int, seed: int) -> list[int]:
+    """Items of step `step` (from 0), in batches of equal size."""
+    return stream_indices(num_items, step * batch_size, batch_size, seed)
+
+
+def stream_indices(num_items: int, first: int, count: int, seed: int) -> list[int]:
+    """`count` items from position `first` (from 0) of a stream of epochs, each shuffled anew.
+
+    Each epoch holds every item once; the positions may span epochs.
+    """
+    indices: list[int] = []
+    epoch, offset = divmod(first, num_items)
+    while len(indices) < count:
+        generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
+        order = torch.randperm(num_items, generator=generator).tolist()
+        indices += order[offset : offset + count - len(indices)]
+        epoch, offset = epoch + 1, 0
+    return indices

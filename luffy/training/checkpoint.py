@@ -1,4 +1,4 @@
-"""Atomic checkpoints that can be loaded with another number of ranks or ZeRO stage.
+"""Atomic checkpoints that can be loaded with another number of ranks or ZeRO stage, and their export as a model folder.
 
 `checkpoints/step_000040/` holds a folder for each engine (`policy/`, `critic/`) into which every rank writes its share,
 `reference/` where the reference follows the policy (rank 0 writes it, since every rank holds all of it),
@@ -18,11 +18,25 @@ import deepspeed
 import torch.distributed as dist
 from torch import Tensor
 
+from luffy.config.model import DType
+from luffy.config.settings import RLSettings, SFTSettings
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import sync_directory, write_atomic
 from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER, COMPLETE_FILE, complete_checkpoints
-from luffy.training.engine_state import publish, read_engine, write_engine
-from luffy.training.piece_files import read_whole, write_whole
+from luffy.pipeline.chain.job import JOB_FILE, inputs_of, read_job
+from luffy.pipeline.chain.manifest import MANIFEST_FILE
+from luffy.training.adapter import ADAPTER_FOLDER, Adapter
+from luffy.training.engine_state import (
+    PieceKey,
+    PieceReader,
+    publish,
+    read_engine,
+    read_whole,
+    write_engine,
+    write_whole,
+)
+from luffy.training.model_folder import copy_tokenizer, load_causal_lm, own_weights, write_model_folder
+from luffy.training.policy_model import PolicyModel
 
 logger = logging.getLogger(__name__)
 
@@ -105,17 +119,14 @@ class CheckpointStore:
         sync_directory(self._directory)
         (folder / COMPLETE_FILE).touch()
         sync_directory(folder)
-        kept = self._kept()
+        complete = [folder for _, folder in sorted(complete_checkpoints(self._stage).items())]
+        # The newest, and the `keep` newest on the schedule.
+        kept = {complete[-1], *[folder for folder in complete if not (folder / _EXTRA).exists()][-self._keep :]}
         for old in self._directory.glob("step_*"):
             if old not in kept:
                 # Marker first: a kill halfway must not leave a partial checkpoint that is marked as complete.
                 (old / COMPLETE_FILE).unlink(missing_ok=True)
                 shutil.rmtree(old)
-
-    def _kept(self) -> set[Path]:
-        """The newest checkpoint, and the `keep` newest on the schedule."""
-        complete = [folder for _, folder in sorted(complete_checkpoints(self._stage).items())]
-        return {complete[-1], *[folder for folder in complete if not (folder / _EXTRA).exists()][-self._keep :]}
 
     def _read(self, engines: Engines, frozen: Frozen, folder: Path) -> dict[str, Any]:
         if not (folder / COMPLETE_FILE).exists():
@@ -205,3 +216,31 @@ def _survives_json(value: object) -> bool:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError):
         return False
+
+
+_MODEL = "model"
+
+
+def export_checkpoint(checkpoint: Path, stage: Path, tokenizer: Path, dtype: DType, folder: Path) -> None:
+    """Write the policy of `checkpoint` to `folder`: safetensors, configurations, tokenizer and chat template.
+
+    `stage` is the directory of the stage, `sft` or `rl`, that wrote the checkpoint. An adapter is merged, and also
+    written by itself. Runs in one process, whatever the number of ranks that wrote the checkpoint. Raises
+    CheckpointError for a broken checkpoint, ConfigError when the adapter's library is not installed.
+    """
+    job = read_job(stage / JOB_FILE)
+    assert isinstance(job.settings, SFTSettings | RLSettings)
+    lora = job.settings.lora
+    # A checkpoint of an adapter holds no other weights. Any checkpoint of a full training overwrites all of them.
+    finished = lora is None and (stage / MANIFEST_FILE).is_file()
+    causal_lm = load_causal_lm((stage if finished else inputs_of(job, stage)["model"]) / _MODEL, dtype)
+    adapter = None if lora is None else Adapter(causal_lm, lora, seed=0)
+    stored = PieceReader(checkpoint / "policy")
+    for name, parameter in PolicyModel(causal_lm, temperature=1.0, chunk_tokens=1).named_parameters():
+        if parameter.requires_grad:
+            stored.read(PieceKey("weight", 0, name), parameter.detach().view(-1))
+    weights = own_weights(causal_lm) if adapter is None else adapter.merged_weights()
+    write_model_folder(causal_lm, {weight.name: weight.value() for weight in weights}, folder)
+    if adapter is not None:
+        adapter.save({factor.name: factor.value() for factor in adapter.factors()}, folder / ADAPTER_FOLDER)
+    copy_tokenizer(tokenizer, folder)

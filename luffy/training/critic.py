@@ -10,14 +10,11 @@ from transformers import PreTrainedModel
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig
-from luffy.objectives.ranks import SumOverRanks
-from luffy.training.attention import AttentionInputs, set_attention
-from luffy.training.compilation import compile_layers
+from luffy.objectives.normalisation import SumOverRanks
+from luffy.training.attention import AttentionInputs, compile_layers, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
-from luffy.training.distributed import device
-from luffy.training.policy_model import response_scores
-from luffy.training.rank_mesh import WHOLE_SEQUENCES, RankMesh, rank_mesh
-from luffy.training.scoring import micro_batches, model_inputs, score
+from luffy.training.policy_model import micro_batches, model_inputs, response_scores, score
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, rank_mesh
 from luffy.types import TrainBatch
 
 

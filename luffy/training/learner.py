@@ -1,14 +1,25 @@
-"""Training in an RL step on one rank: optimizer steps on its shard of the graded groups.
+"""Training in an RL step: optimizer steps on the shard of a rank, the rank that holds its models, all ranks as one.
+
+`Learner` takes the optimizer steps. `TrainerRank` runs in this process or in a Ray actor; `Trainer` drives the ranks,
+wherever they run, and always calls all of them together.
 
 Shape legend: `B` rows, `T` tokens, `P` prompts (groups).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import deepspeed
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from luffy.broadcast_group import BroadcastGroup
+from luffy.config.execution import ExecutionConfig
 from luffy.config.objective import (
     AdvantageConfig,
     ConstantValue,
@@ -16,20 +27,35 @@ from luffy.config.objective import (
     ObjectiveConfig,
     TermConfig,
 )
+from luffy.config.rl_teacher import ModelTeacher, ServedTeacher
+from luffy.config.settings import RLSettings
 from luffy.config.training import OptimizerConfig, RLConfig
 from luffy.objectives.gae import generalized_advantages, whiten
-from luffy.objectives.ranks import SumOverRanks
-from luffy.objectives.schedules import AdaptiveCoefficients, schedule_multiplier
-from luffy.objectives.step import StepObjective, objective_at
-from luffy.training.batching import collate, take_rows
+from luffy.objectives.normalisation import SumOverRanks
+from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier
+from luffy.seeds import derive_seed
+from luffy.training.adapter import Adapter
+from luffy.training.batching import Shard, collate, shard_groups, shard_rows, take_rows
+from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
-from luffy.training.distillation_teacher import TokenScorer
-from luffy.training.frozen_policy import ReferencePolicy
-from luffy.training.memory_use import peak_memory
-from luffy.training.part_times import PartTimes
-from luffy.training.policy import Policy
-from luffy.training.sharding import Shard
-from luffy.types import TrainBatch, Trajectory
+from luffy.training.deepspeed_engine import load_to_train
+from luffy.training.flops import ModelFlops
+from luffy.training.model_folder import load_causal_lm
+from luffy.training.policy import (
+    DistillationTeacher,
+    FrozenPolicy,
+    MovingReference,
+    Policy,
+    ReferencePolicy,
+    ServedScores,
+    TokenScorer,
+    UnadaptedPolicy,
+    check_fits,
+)
+from luffy.training.policy_model import refuse_processed_logits
+from luffy.training.rank_calls import Ranks, call_everywhere
+from luffy.training.update_metrics import PartTimes, peak_memory
+from luffy.types import Group, TrainBatch, Trajectory
 
 Metrics = dict[str, float]
 
@@ -42,31 +68,16 @@ def batch_of(
     batch = collate(shard.rows, torch.tensor(shard.advantages), pad_id, accuracy_B, shard.episodes)
     if isinstance(config, GeneralizedAdvantage):
         assert critic is not None, "GAE needs a critic"
-        batch = _with_gae(batch, shard.rows, config, critic, sum_over_ranks)
-    scale_BT = _advantage_scale(batch, shard.rows, config)
-    return replace(batch, advantage_BT=batch.advantage_BT * scale_BT)
-
-
-def _with_gae(
-    batch: TrainBatch,
-    rows: Sequence[Trajectory],
-    config: GeneralizedAdvantage,
-    critic: Critic,
-    sum_over_ranks: SumOverRanks,
-) -> TrainBatch:
-    value_BT = critic.values(batch)
-    reward_B = torch.tensor([row.reward for row in rows], dtype=torch.float64)
-    advantage_BT, return_BT = generalized_advantages(reward_B, value_BT, batch.response_mask_BT, config)
-    if config.whiten:
-        advantage_BT = whiten(advantage_BT, batch.response_mask_BT, sum_over_ranks)
-    return replace(batch, advantage_BT=advantage_BT.float(), value_old_BT=value_BT, return_BT=return_BT.float())
-
-
-def _advantage_scale(batch: TrainBatch, rows: Sequence[Trajectory], config: AdvantageConfig) -> Tensor:
+        value_BT = critic.values(batch)
+        reward_B = torch.tensor([row.reward for row in shard.rows], dtype=torch.float64)
+        advantage_BT, return_BT = generalized_advantages(reward_B, value_BT, batch.response_mask_BT, config)
+        if config.whiten:
+            advantage_BT = whiten(advantage_BT, batch.response_mask_BT, sum_over_ranks)
+        batch = replace(batch, advantage_BT=advantage_BT.float(), value_old_BT=value_BT, return_BT=return_BT.float())
     scale_BT = torch.where(batch.is_off_policy_BT, config.off_policy_scale, config.on_policy_scale)
     if config.zero_truncated:
-        scale_BT[[row.is_truncated for row in rows]] = 0.0
-    return scale_BT
+        scale_BT[[row.is_truncated for row in shard.rows]] = 0.0
+    return replace(batch, advantage_BT=batch.advantage_BT * scale_BT)
 
 
 class Learner:
@@ -147,8 +158,14 @@ class Learner:
         if not self._critic_warms_up(step):
             objective = self._objective_at(self._objective.terms, step)
             metrics |= self.policy.update(batch, objective, self._lr(self._rl.optimizer, step, update))
-            metrics |= _moving_coefficients(objective)
-            self._adaptive.react(_selected_entropies(objective.terms, metrics))
+            metrics |= {
+                f"actor/{term.name}_coefficient": coefficient
+                for term, coefficient in zip(objective.terms, objective.coefficients, strict=True)
+                if not isinstance(term.coefficient, ConstantValue)
+            }
+            # Mean entropy of each term's tokens over all ranks; terms without tokens are left out.
+            names = {term.name: f"actor/{term.name}_entropy" for term in objective.terms}
+            self._adaptive.react({term: metrics[name] for term, name in names.items() if name in metrics})
         return metrics
 
     def _flops(self, batch: TrainBatch, num_updates: int, step: int) -> float:
@@ -186,20 +203,6 @@ def _zero_variance_share(shard: Shard, batch: TrainBatch, sum_over_ranks: SumOve
     return float((sum_over_ranks(learned_P) == 0).double().mean())
 
 
-def _selected_entropies(terms: Sequence[TermConfig], metrics: Metrics) -> dict[str, float]:
-    """Mean entropy of each term's tokens over all ranks; terms without tokens are left out."""
-    names = {term.name: f"actor/{term.name}_entropy" for term in terms}
-    return {term: metrics[name] for term, name in names.items() if name in metrics}
-
-
-def _moving_coefficients(objective: StepObjective) -> Metrics:
-    return {
-        f"actor/{term.name}_coefficient": coefficient
-        for term, coefficient in zip(objective.terms, objective.coefficients, strict=True)
-        if not isinstance(term.coefficient, ConstantValue)
-    }
-
-
 def _mean_over_updates(history: Sequence[Metrics]) -> Metrics:
     names = dict.fromkeys(name for metrics in history for name in metrics)
     means = {}
@@ -207,3 +210,228 @@ def _mean_over_updates(history: Sequence[Metrics]) -> Metrics:
         values = [metrics[name] for metrics in history if name in metrics]
         means[name] = sum(values) / len(values)
     return means
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherSpec:
+    """Model folder and longest row of the teacher of `rl.teacher`."""
+
+    folder: Path
+    """Its model folder; the initial policy's where the policy is its own teacher."""
+    longest: int
+    """Largest number of tokens of a prompt that it is shown, with its response."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """Everything a rank is built from; it is sent to other processes and machines."""
+
+    settings: RLSettings
+    execution: ExecutionConfig
+    model: Path
+    """Folder of the initial policy."""
+    out: Path
+    """The stage's directory, for checkpoints, on a file system shared by all ranks."""
+    longest: int
+    """Largest number of tokens of a prompt with its response."""
+    pad_id: int
+    teacher: TeacherSpec | None = None
+    """None: the objective needs none, or it is served elsewhere."""
+
+    def open_rank(self) -> "TrainerRank":
+        """Load the models and prepare them for training; a collective call."""
+        return TrainerRank(self)
+
+
+class TrainerRank:
+    """One rank, in an existing process group (`luffy.training.ranks`)."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        self._spec = spec
+        self._learner = _learner(spec)
+        self.version = 0
+        """Number of RL steps that the current weights were trained for."""
+        self.broadcast_group: BroadcastGroup | None = None
+        """The group in which rank 0 sends its weights to the engines, once formed."""
+        self.broadcast_failures = 0
+        """How often in a row none formed although all engines lived."""
+        self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
+
+    @property
+    def policy(self) -> Policy:
+        return self._learner.policy
+
+    def learn(self, shard: Shard, step: int) -> Metrics:
+        """Take the optimizer steps of RL step `step` (from 1)."""
+        self._seed_dropout("train", step)
+        metrics = self._learner.learn(shard, step)
+        self.version = step
+        return metrics
+
+    def sft_step(self, shard: Shard, step: int) -> Metrics:
+        """One SFT step after RL step `step`."""
+        self._seed_dropout("train sft", step)  # there may have been nothing to learn in the RL step
+        return self._learner.sft_step(shard, step)
+
+    def follow(self, step: int) -> None:
+        """Refresh a reference that follows the policy, if it is due after RL step `step`."""
+        if self._moving is not None:
+            self._moving.follow(step)
+
+    def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
+        """Mean entropy (nats) of each row's response under the current weights."""
+        batch = collate(rows, torch.zeros(len(rows)), self._spec.pad_id)
+        mask_BT = batch.response_mask_BT
+        entropy_B = (self.policy.entropies(batch) * mask_BT).sum(dim=-1) / mask_BT.sum(dim=-1).clamp(min=1)
+        return entropy_B.tolist()
+
+    def save(self, step: int, state: Mapping[str, object], is_extra: bool) -> None:
+        """Write the checkpoint of `step`; `state` is the stage's own state."""
+        own = {"learner": dict(self._learner.state()), "stage": dict(state)}
+        self._checkpoints.save(self._engines, step, own, self._frozen, is_extra=is_extra)
+
+    def restore(self, step: int) -> dict[str, Any]:
+        """Restore the checkpoint of `step`; returns the stage's own state."""
+        state = self._checkpoints.load(self._engines, step, self._frozen)
+        if self._moving is not None:
+            self._moving.publish()
+        self.version = step
+        self._learner.restore(state["learner"])
+        return state["stage"]
+
+    def export(self, folder: Path) -> None:
+        """Write a plain Hugging Face model folder."""
+        self.policy.export(folder)
+
+    def free_cache(self) -> None:
+        """Return torch's cached GPU memory to the driver, for an engine that shares the GPU."""
+        torch.cuda.empty_cache()
+
+    def _seed_dropout(self, purpose: str, step: int) -> None:
+        """For models with dropout: a different mask on each rank, whatever was computed before."""
+        torch.manual_seed(derive_seed(self._spec.settings.seed, purpose, step, dist.get_rank()))
+
+    @property
+    def _moving(self) -> MovingReference | None:
+        reference = self._learner.reference
+        return reference if isinstance(reference, MovingReference) else None
+
+    @property
+    def _frozen(self) -> dict[str, Mapping[str, Tensor]]:
+        return {} if self._moving is None else {"reference": self._moving.state}
+
+    @property
+    def _engines(self) -> dict[str, deepspeed.DeepSpeedEngine]:
+        critic = self._learner.critic
+        return {"policy": self.policy.engine} | ({} if critic is None else {"critic": critic.engine})
+
+
+class Trainer:
+    """All ranks as one: shards the rows over them, and returns the results of rank 0 where all are equal."""
+
+    def __init__(self, settings: RLSettings, ranks: Ranks[TrainerRank]) -> None:
+        self._settings = settings
+        self._ranks = ranks
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that training and its engines hold."""
+        return self._ranks.num_gpus
+
+    def learn(self, groups: Sequence[Group], step: int) -> Metrics:
+        """Take the optimizer steps of RL step `step` (from 1); returns their number and their mean metrics."""
+        if not groups:
+            return {"batch/optimizer_steps": 0.0}
+        settings = self._settings
+        shards = shard_groups(
+            groups,
+            settings.objective.advantage,
+            settings.rl.updates_per_pass,
+            self._ranks.num_ranks,
+            seed=derive_seed(settings.seed, "updates", step),
+            passes=settings.rl.passes,
+        )
+        metrics = self._ranks.call(TrainerRank.learn, [(shard, step) for shard in shards])[0]
+        return metrics | {"batch/optimizer_steps": float(len(shards[0].updates))}
+
+    def sft_step(self, rows: Sequence[Trajectory], step: int) -> Metrics:
+        """One SFT step on demonstrations, after RL step `step`."""
+        shards = shard_rows(rows, self._ranks.num_ranks)
+        return self._ranks.call(TrainerRank.sft_step, [(shard, step) for shard in shards])[0]
+
+    def finish_step(self, step: int) -> None:
+        """Refresh a reference that follows the policy; called after RL step `step`, even if it made no update."""
+        if self._settings.rl.reference is not None:
+            call_everywhere(self._ranks, TrainerRank.follow, step)
+
+    def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
+        """Mean entropy (nats) of each row's response under the current weights; every rank computes all of them."""
+        return call_everywhere(self._ranks, TrainerRank.entropies, rows)
+
+    def save(self, step: int, state: Mapping[str, object], *, is_extra: bool = False) -> None:
+        """Write the checkpoint of `step`; `state` is plain JSON, which `restore` returns.
+
+        `is_extra`: it is not on the schedule, and is deleted after the next checkpoint.
+        """
+        call_everywhere(self._ranks, TrainerRank.save, step, state, is_extra)
+
+    def restore(self, step: int) -> dict[str, Any]:
+        """Restore the checkpoint of `step`; returns the stage's own state."""
+        return call_everywhere(self._ranks, TrainerRank.restore, step)
+
+    def export(self, folder: Path) -> None:
+        """Write a plain Hugging Face model folder (safetensors)."""
+        call_everywhere(self._ranks, TrainerRank.export, folder)
+
+
+def _learner(spec: TrainerSpec) -> Learner:
+    """The policy and, where the objective needs them, a critic, a reference policy and a teacher."""
+    settings, execution = spec.settings, spec.execution
+    rl, objective = settings.rl, settings.objective
+
+    def start() -> PreTrainedModel:
+        return load_to_train(spec.model, settings.dtype, execution)
+
+    model = start()
+    check_fits(model, spec.longest, "a prompt and its response")
+    lora = settings.lora
+    adapter = None if lora is None else Adapter(model, lora, derive_seed(settings.seed, "adapter"))
+    policy = Policy(model, rl.optimizer, execution, settings.dtype, rl.temperature, adapter)
+
+    @functools.cache  # one copy for a reference and for a policy that teaches itself
+    def initial() -> ReferencePolicy:
+        return FrozenPolicy(start(), execution, rl.temperature) if adapter is None else UnadaptedPolicy(policy)
+
+    def reference() -> ReferencePolicy:
+        if rl.reference is None:
+            return initial()
+        whole = load_causal_lm(spec.model, settings.dtype)
+        return MovingReference(policy, FrozenPolicy(whole, execution, rl.temperature), rl.reference)
+
+    return Learner(
+        policy=policy,
+        objective=objective,
+        rl=rl,
+        pad_id=spec.pad_id,
+        critic=None if rl.critic is None else Critic(start(), rl.critic, execution, settings.dtype),
+        reference=reference() if objective.needs_reference else None,
+        teacher=_teacher(spec, policy, initial) if objective.needs_teacher else None,
+    )
+
+
+def _teacher(spec: TrainerSpec, policy: Policy, initial: Callable[[], ReferencePolicy]) -> TokenScorer:
+    """The teacher: the model that `rl.teacher` names, the initial policy, or scores from servers."""
+    settings, teacher = spec.settings, spec.settings.rl.teacher
+    if isinstance(teacher, ServedTeacher):
+        return ServedScores()
+    assert teacher is not None and spec.teacher is not None
+    if not isinstance(teacher, ModelTeacher):
+        check_fits(
+            policy.causal_lm, spec.teacher.longest, "a prompt with its trace in rl.teacher.prompt, and a response,"
+        )
+        return DistillationTeacher(initial(), policy.flops, spec.pad_id)
+    model = load_to_train(spec.teacher.folder, teacher.dtype or settings.dtype, spec.execution)
+    check_fits(model, spec.teacher.longest, "a prompt and its response, scored by the teacher of rl.teacher,")
+    refuse_processed_logits(model)
+    frozen = FrozenPolicy(model, spec.execution, settings.rl.temperature)
+    return DistillationTeacher(frozen, ModelFlops.of_config(model.config.to_dict()), spec.pad_id)

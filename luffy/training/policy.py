@@ -1,46 +1,44 @@
-"""The policy in training: a DeepSpeed engine that updates on whole batches and reports metrics.
+"""Models that give log-probabilities of responses: the policy in training, and frozen ones beside it.
+
+`Policy` is a DeepSpeed engine that updates on whole batches and reports metrics. Frozen models are the reference of KL
+terms, which may follow the policy (`MovingReference`), and teachers: `DistillationTeacher` holds a model,
+`ServedScores` reads scores that servers have computed (`luffy.rl.teaching`).
 
 Shape legend: `K` objective terms, `B` rows, `T` tokens.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import deepspeed
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
+from luffy.config.rl_reference import MovingReferenceConfig
 from luffy.config.training import OptimizerConfig
 from luffy.errors import ConfigError, DataError
 from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss
-from luffy.objectives.step import StepObjective
+from luffy.objectives.schedules import StepObjective
 from luffy.training.adapter import ADAPTER_FOLDER, Adapter
-from luffy.training.attention import attention_for_generation, set_attention
-from luffy.training.compilation import compile_layers, without_compiled_layers
-from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
-from luffy.training.distributed import device
+from luffy.training.attention import attention_for_generation, compile_layers, set_attention, without_compiled_layers
+from luffy.training.batching import collate
+from luffy.training.deepspeed_engine import ClippedStep, check_finite, is_sharded, start_engine, start_frozen_engine
 from luffy.training.flops import ModelFlops
 from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
-from luffy.training.policy_model import PolicyModel, refuse_processed_logits
-from luffy.training.rank_mesh import rank_mesh
-from luffy.training.scoring import micro_batches, model_inputs, score
+from luffy.training.policy_model import PolicyModel, micro_batches, model_inputs, refuse_processed_logits, score
+from luffy.training.ranks import device, rank_mesh
 from luffy.training.update_metrics import UpdateMetrics
-from luffy.types import TrainBatch
+from luffy.types import TrainBatch, Trajectory
 
 _CPU = torch.device("cpu")
-
-
-def load_causal_lm(folder: Path | str, dtype: DType) -> PreTrainedModel:
-    """The model in a Hugging Face folder (or hub id)."""
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
-    )
 
 
 class Policy:
@@ -193,3 +191,155 @@ def check_fits(model: PreTrainedModel, longest: int, what: str) -> None:
             f"{what} takes {longest} tokens but the model has {limit} positions: "
             "lower data.max_prompt_tokens / max_response_tokens, or raise the model's max_position_embeddings"
         )
+
+
+class ReferencePolicy(Protocol):
+    """The policy that KL terms compare with."""
+
+    def logprobs(self, batch: TrainBatch) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
+        ...
+
+
+class UnadaptedPolicy:
+    """The policy in training without its adapter: the policy that the stage starts from, without a copy of it."""
+
+    def __init__(self, policy: Policy) -> None:
+        assert policy.adapter is not None
+        self._policy, self._adapter = policy, policy.adapter
+
+    def logprobs(self, batch: TrainBatch) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
+        with self._adapter.disabled():
+            return self._policy.logprobs(batch)
+
+
+class FrozenPolicy:
+    """A causal language model that only computes log-probabilities; whole on every rank, or sharded.
+
+    Takes over `causal_lm`: moves it to the device and freezes it. It stays sharded where `load_to_train` has sharded
+    it; every call is then a collective one. `temperature` is that of the trained policy.
+    """
+
+    def __init__(self, causal_lm: PreTrainedModel, execution: ExecutionConfig, temperature: float) -> None:
+        causal_lm.eval()
+        causal_lm.requires_grad_(False)
+        mesh = rank_mesh(execution.sequence_parallel)
+        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens, mesh).to(device())
+        dtype: DType = "bfloat16" if causal_lm.dtype == torch.bfloat16 else "float32"
+        self._run: nn.Module = start_frozen_engine(model, execution, dtype) if is_sharded(causal_lm) else model
+        self._model = model
+        set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
+        compile_layers(causal_lm, execution)
+        self._execution = execution
+
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        """The model with the parameter names of its folder."""
+        return self._model.causal_lm
+
+    def logprobs(self, batch: TrainBatch) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
+        return score(self._model, self._forward, batch, self._execution)
+
+    def _forward(self, micro: TrainBatch) -> Tensor:
+        return self._run(*model_inputs(micro, self._execution), entropy_gradient=False)[0]
+
+
+class MovingReference:
+    """A frozen copy of the policy that is refreshed after every `refresh_every`-th RL step.
+
+    Whole on each rank at any ZeRO stage, as the frozen policy that it takes over has to be. An average is kept in
+    float32, in CPU memory: in bfloat16 a small share of the policy would be rounded away.
+    """
+
+    def __init__(self, policy: Policy, initial: FrozenPolicy, config: MovingReferenceConfig) -> None:
+        assert policy.adapter is None
+        self._policy, self._reference, self._config = policy, initial, config
+        self._parameters = {name: parameter.detach() for name, parameter in initial.causal_lm.named_parameters()}
+        self._averages = {} if config.mixup == 1 else {n: p.float().cpu().clone() for n, p in self._parameters.items()}
+
+    def logprobs(self, batch: TrainBatch) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
+        return self._reference.logprobs(batch)
+
+    def follow(self, step: int) -> None:
+        """Refresh the reference if RL step `step`, whose updates are done, is one after which it is due.
+
+        A collective call: under ZeRO 3 the policy's weights are gathered one by one.
+        """
+        if step % self._config.refresh_every:
+            return
+        share = self._config.mixup
+        for name, weight in self._policy.weights():
+            if self._averages:
+                weight = self._averages[name].mul_(1 - share).add_(weight.float(), alpha=share)
+            self._parameters[name].copy_(weight)
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        """What a checkpoint holds: tensors that it may also be read into; call `publish` after that."""
+        return self._averages or self._parameters
+
+    def publish(self) -> None:
+        """Give the model the averages that were read from a checkpoint."""
+        with torch.no_grad():
+            for name, average in self._averages.items():
+                self._parameters[name].copy_(average)
+
+
+class TokenScorer(Protocol):
+    """The teacher of terms with `kind: distillation`."""
+
+    def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere; `rows` are those of the batch, in order."""
+        ...
+
+    def forward_flops(self, rows: Sequence[Trajectory]) -> float:
+        """Operations of scoring the rows; 0 where they are not counted."""
+        ...
+
+
+class ServedScores:
+    """The scores that the rows carry, computed by a model on other machines."""
+
+    def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
+        logp_BT = torch.zeros(batch.input_ids_BT.shape)
+        # The mask selects the learnable tokens row by row, as the scores are.
+        logp_BT[batch.response_mask_BT] = torch.tensor([logp for row in rows for logp in row.teacher_logprobs])
+        return logp_BT
+
+    def forward_flops(self, rows: Sequence[Trajectory]) -> float:
+        """0: other machines do the work."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationTeacher:
+    """A frozen model that scores rollouts, each under the prompt that the teacher is shown."""
+
+    model: ReferencePolicy
+    flops: ModelFlops | None
+    """None: operations are not counted for this kind of model."""
+    pad_id: int
+
+    def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere; `rows` are those of the batch, in order."""
+        if not any(row.teacher_prompt_ids for row in rows):
+            return self.model.logprobs(batch)
+        shown = collate([_shown(row) for row in rows], torch.zeros(len(rows)), self.pad_id)
+        logp_BT = torch.zeros(batch.input_ids_BT.shape)
+        # The prompts differ in length, the responses do not: their tokens follow one another in the same order.
+        logp_BT[batch.response_mask_BT] = self.model.logprobs(shown)[shown.response_mask_BT]
+        return logp_BT
+
+    def forward_flops(self, rows: Sequence[Trajectory]) -> float:
+        """Operations of scoring the rows; 0 where they are not counted."""
+        if self.flops is None:
+            return 0.0
+        return self.flops.forward([_shown(row).num_tokens for row in rows], sum(row.num_learnable for row in rows))
+
+
+def _shown(row: Trajectory) -> Trajectory:
+    return replace(row, prompt_ids=row.teacher_prompt_ids) if row.teacher_prompt_ids else row

@@ -60,7 +60,7 @@ def call_everywhere(
 
 
 class ShardRanks(Generic[Rank]):
-    """Presents each `slices` consecutive ranks, which share their sequences (`luffy.training.rank_mesh`), as one."""
+    """Presents each `slices` consecutive ranks, which share their sequences (`luffy.training.ranks`), as one."""
 
     def __init__(self, ranks: Ranks[Rank], slices: int) -> None:
         self._ranks = ranks

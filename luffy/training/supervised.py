@@ -16,20 +16,16 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType, LoRAConfig
 from luffy.config.objective import TermConfig
 from luffy.config.training import OptimizerConfig
-from luffy.objectives.schedules import schedule_multiplier
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at, schedule_multiplier
 from luffy.seeds import derive_seed
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.training.adapter import Adapter
-from luffy.training.batching import collate
+from luffy.training.batching import Shard, batch_indices, branches_of, collate, shard_rows
 from luffy.training.checkpoint import CheckpointStore
-from luffy.training.memory_use import peak_memory
-from luffy.training.part_times import PartTimes
+from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.policy import Policy, check_fits
 from luffy.training.rank_calls import Ranks, call_everywhere
-from luffy.training.sampler import batch_indices
-from luffy.training.sharded_loading import load_to_train
-from luffy.training.sharding import Shard, branches_of, shard_rows
+from luffy.training.update_metrics import PartTimes, peak_memory
 from luffy.types import FinishReason, Outcome, Source, Trajectory
 
 OnStep = Callable[[int, dict[str, float]], bool]
@@ -74,7 +70,7 @@ class SupervisedSpec:
 
 
 class SupervisedRank:
-    """One rank, in an existing process group (`luffy.training.distributed`)."""
+    """One rank, in an existing process group (`luffy.training.ranks`)."""
 
     def __init__(self, policy: Policy, plan: SupervisedPlan, checkpoints: CheckpointStore, pad_id: int) -> None:
         self._policy = policy

@@ -1,9 +1,12 @@
-"""Metrics of an update: means and quantiles over all micro-batches and ranks.
+"""What a rank measures in training: metrics of an update, times of its parts, and memory.
 
 Shape legend: `K` objective terms, `B` rows, `T` tokens, `N` selected tokens.
 """
 
-from collections.abc import Mapping, Sequence
+import resource
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -11,9 +14,10 @@ from torch import Tensor
 from luffy.config.objective import DistillationLoss, TermConfig
 from luffy.objectives.inspection import limited, logp_gradients
 from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
-from luffy.objectives.normalisation import passes, select
+from luffy.objectives.normalisation import SumOverRanks, passes, select
 from luffy.objectives.objective import LossOutput
-from luffy.objectives.ranks import SumOverRanks
+from luffy.training.flops import peak_flops
+from luffy.training.ranks import device, sum_over_ranks
 from luffy.types import TrainBatch
 
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -160,3 +164,67 @@ class _LogHistogram:
             else 0.0
             for label, share in shares.items()
         }
+
+
+_TERA = 1e12
+
+
+class PartTimes:
+    """Seconds of each part, and the operations that they took.
+
+    A part on a GPU ends when the GPU has finished it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._flops = 0.0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time in this context to the part `name`."""
+        began = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def count(self, flops: float) -> None:
+        """Add operations of this rank (`luffy.pipeline.machine.flops`)."""
+        self._flops += flops
+
+    def metrics(self) -> dict[str, float]:
+        """`perf/<part>_s`, `perf/model_tflops` and `perf/mfu`; a collective call.
+
+        `model_tflops` is the mean over ranks of the counted operations, in 1e12 per second of all parts together.
+        `mfu` is its share of the GPU's peak (`luffy.pipeline.machine.peak_flops`), left out without a known peak, so on
+        every CPU.
+        """
+        total, num_ranks = sum_over_ranks(torch.tensor([self._flops, 1.0], dtype=torch.float64)).tolist()
+        metrics = {f"perf/{name}_s": seconds for name, seconds in self.seconds.items()}
+        seconds = sum(self.seconds.values())
+        if not total or not seconds:  # a kind of model whose shape is not known, or nothing to learn from
+            return metrics
+        speed = total / num_ranks / seconds
+        metrics["perf/model_tflops"] = speed / _TERA
+        peak = device_peak()
+        return metrics if peak is None else metrics | {"perf/mfu": speed / peak}
+
+
+def device_peak() -> float | None:
+    """Peak operations per second of this rank's GPU; None for a CPU and for a GPU that is not in the table."""
+    return peak_flops(torch.cuda.get_device_name(device())) if torch.cuda.is_available() else None
+
+
+_KIB_A_GIB = 2**20
+_BYTES_A_GIB = 2**30
+
+
+def peak_memory() -> dict[str, float]:
+    """Metrics in GiB: peak resident set size and, with a GPU, peak memory allocated by torch.
+
+    They cover this process only; a step logs those of rank 0, which under Ray has no engine.
+    """
+    peak = {"perf/peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _KIB_A_GIB}
+    if torch.cuda.is_available():
+        peak["perf/peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / _BYTES_A_GIB
+    return peak

@@ -46,12 +46,12 @@ from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.grading import JUDGE_CACHE, GraderPool
-from luffy.rl.collector import GroupCollector
-from luffy.rl.step_runner import StepRunner
-from luffy.rl.tasks import RolloutTask
+from luffy.rl.groups import GroupCollector
+from luffy.rl.loop import StepRunner
+from luffy.rl.rows import RolloutTask
 from luffy.rollout.engine import SamplingParams
 from luffy.tracking.journal import RolloutJournal
-from luffy.training.trainer import TrainerSpec
+from luffy.training.learner import TrainerSpec
 
 ROOT = Path(__file__).parents[2]
 ROWS = 8

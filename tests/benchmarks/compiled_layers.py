@@ -22,8 +22,8 @@ from reference.attention_case import batch_of, rows_of
 from reference.gradient_case import OPTIMIZER, step_of
 
 from luffy.config.execution import ExecutionConfig
-from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
+from luffy.training.ranks import init_process_group
 
 CONFIG = Qwen2Config(
     vocab_size=512, hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6,

@@ -27,13 +27,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from luffy.config import load_experiment
 from luffy.config.model import LoRAConfig
 from luffy.model_shape import from_model_config
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.pipeline.memory import GIB, estimate_memory
 from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
-from luffy.training.distributed import device, init_process_group
 from luffy.training.flops import peak_flops
 from luffy.training.policy import Policy
+from luffy.training.ranks import device, init_process_group
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "exp_configs" / "luffy_qwen2.5_math_1.5b.yaml"

@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.training import OptimizerConfig
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.stages.base import LANGUAGE_MODELLING
 from luffy.training.batching import collate
 from luffy.training.policy import Policy

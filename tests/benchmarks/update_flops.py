@@ -23,7 +23,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.training import OptimizerConfig, SFTConfig
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.batching import collate

@@ -22,10 +22,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from luffy.config.execution import ExecutionConfig
 from luffy.processes import exit_without_finalizing
 from luffy.training.batching import collate
-from luffy.training.distributed import init_process_group
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.policy import load_causal_lm
-from luffy.training.sharded_loading import load_to_train
+from luffy.training.deepspeed_engine import load_to_train
+from luffy.training.model_folder import load_causal_lm
+from luffy.training.policy import FrozenPolicy
+from luffy.training.ranks import init_process_group
 from luffy.training.supervised import demonstration
 
 WAYS = ("whole", "in shares")

@@ -16,7 +16,7 @@ from reference.gradient_case import relative_l2, tiny_model
 from reference.value_case import engine_steps, part_of, reference_steps
 
 from luffy.processes import exit_without_finalizing
-from luffy.training.distributed import init_process_group
+from luffy.training.ranks import init_process_group
 
 LAYOUTS = ({"micro_batch_tokens": 10_000}, {"micro_batch_tokens": 25}, {"micro_batch_tokens": 25, "packing": True})
 # Uneven: the first rank has one row, and runs stand-ins where the other has more micro-batches.

@@ -16,7 +16,7 @@ from reference.elastic_case import engines, resume_and_go_on, trained, write_and
 from luffy.processes import exit_without_finalizing
 from luffy.training import checkpoint
 from luffy.training.checkpoint import CheckpointStore
-from luffy.training.distributed import init_process_group
+from luffy.training.ranks import init_process_group
 
 
 def faults(stage: Path) -> dict[str, str]:

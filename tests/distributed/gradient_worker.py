@@ -30,9 +30,8 @@ from reference.gradient_case import (
 )
 
 from luffy.processes import exit_without_finalizing
-from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
-from luffy.training.rank_mesh import rank_mesh
+from luffy.training.ranks import init_process_group, rank_mesh
 from luffy.types import TrainBatch
 
 MODEL = tiny_model()

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.learner_case import METHODS, moving_average, one_demonstration, two_updates
 
 from luffy.processes import exit_without_finalizing
-from luffy.training.distributed import init_process_group
+from luffy.training.ranks import init_process_group
 
 
 def learned(settings: dict[str, object]) -> dict[str, dict[str, float]]:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.lora_case import errors_of_step, resume_and_go_on, write_and_go_on
 
 from luffy.processes import exit_without_finalizing
-from luffy.training.distributed import init_process_group
+from luffy.training.ranks import init_process_group
 
 LAYOUTS: tuple[tuple[str, dict[str, object]], ...] = (
     ("luffy", {"micro_batch_tokens": 40}),

@@ -21,11 +21,11 @@ from reference.rows import evaluate
 from reference.value_case import engine_steps, part_of, reference_steps
 
 from luffy.errors import DataError
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.processes import exit_without_finalizing
 from luffy.training import attention
-from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
+from luffy.training.ranks import init_process_group
 
 LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
 """No micro-batch of these rows has a multiple of four tokens."""

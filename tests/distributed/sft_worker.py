@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.sft_case import sft
 
 from luffy.processes import exit_without_finalizing
-from luffy.training.distributed import init_process_group
+from luffy.training.ranks import init_process_group
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
 from luffy.model_shape import from_model_config
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.pipeline.memory import GIB, estimate_memory
 from luffy.training.batching import collate
-from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
+from luffy.training.ranks import init_process_group
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
 SHAPE = Qwen2Config(

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from test_methods import TWO_UPDATES, experiment, run_rl
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.objectives.step import StepObjective
+from luffy.objectives.schedules import StepObjective
 from luffy.training.policy import Policy
 from luffy.types import TrainBatch
 

@@ -15,11 +15,11 @@ from luffy.data.templates import decode, load_tokenizer
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
 from luffy.pipeline.chain.graph import build_graph
-from luffy.rl import step_runner
+from luffy.rl import loop
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import read_metrics
 from luffy.tracking.rollout_metrics import learned_metrics
-from luffy.tracking.samples import SAMPLES_FILE, read_samples
+from luffy.tracking.tracker import SAMPLES_FILE, read_samples
 from luffy.types import SAMPLED, Group, Source, Trajectory
 
 pytestmark = pytest.mark.slow
@@ -150,7 +150,7 @@ def test_sft_between_rl_steps_learns_the_authors_turns_alone(
         taken.extend(demonstrations)
         return learned_metrics(groups, demonstrations, passes)
 
-    monkeypatch.setattr(step_runner, "learned_metrics", learned)
+    monkeypatch.setattr(loop, "learned_metrics", learned)
     run_rl(experiment("relift", model, "objective.interleaved_sft.buffer_size=2"), tmp_path / "rl", upstream)
     assert any(len(row.branches()) > 1 for row in taken)
     for row in taken:

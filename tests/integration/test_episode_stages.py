@@ -24,7 +24,7 @@ from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows, without_times
-from luffy.tracking.samples import SAMPLES_FILE, read_samples
+from luffy.tracking.tracker import SAMPLES_FILE, read_samples
 from luffy.types import Source
 
 pytestmark = pytest.mark.slow

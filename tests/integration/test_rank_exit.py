@@ -14,7 +14,7 @@ import ctypes, os, sys
 import torch
 import torch.distributed as dist
 from luffy.processes import exit_without_finalizing
-from luffy.training.distributed import init_process_group
+from luffy.training.ranks import init_process_group
 
 def gather():
     dist.all_gather([torch.zeros(1000) for _ in range(dist.get_world_size())], torch.ones(1000))

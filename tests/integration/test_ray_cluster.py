@@ -30,7 +30,7 @@ from luffy.cluster.ray_cluster import RayCluster
 from luffy.errors import CheckpointError, ClusterError, ConfigError
 from luffy.rollout.engine import Completion, RolloutRequest
 from luffy.tracking.metrics import without_times
-from luffy.training.trainer import TrainerRank, TrainerSpec
+from luffy.training.learner import TrainerRank, TrainerSpec
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 TESTS = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ from luffy.cluster.ray_cluster import RayCluster
 from luffy.cluster.supervision import Member, MemberDied
 from luffy.errors import ConfigError
 from luffy.rollout.engine import RolloutRequest
-from luffy.training.trainer import TrainerSpec
+from luffy.training.learner import TrainerSpec
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 TESTS = Path(__file__).parents[1]

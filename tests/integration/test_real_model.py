@@ -16,9 +16,9 @@ from luffy.data.templates import encode_traces, load_tokenizer, render_prompts, 
 from luffy.data.tokenizer import adapt_tokenizer, save_tokenizer
 from luffy.pipeline.chain.graph import build_graph
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.training.base_model import adapt_model_folder, copy_tokenizer
-from luffy.training.distributed import init_process_group
-from luffy.training.trainer import TrainerSpec
+from luffy.training.learner import TrainerSpec
+from luffy.training.model_folder import adapt_model_folder, copy_tokenizer
+from luffy.training.ranks import init_process_group
 from luffy.types import Group, Message, Outcome, Source, Trajectory
 
 pytestmark = [pytest.mark.slow, needs_loaded_smollm2]

@@ -21,8 +21,7 @@ from luffy.pipeline.chain.graph import build_graph
 from luffy.pipeline.machine.events import EventWriter
 from luffy.stages import base, held_out, prepare_data, rl, sft
 from luffy.stages.program import StageContext, StageResult
-from luffy.tracking.metrics import read_metrics, without_times
-from luffy.tracking.token_budget import tokens_spent
+from luffy.tracking.metrics import read_metrics, tokens_spent, without_times
 
 STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl}
 COMMON = (

@@ -25,7 +25,7 @@ from luffy.errors import ConfigError, LuffyError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
-from luffy.training.distributed import init_process_group
+from luffy.training.ranks import init_process_group
 from luffy.types import FinishReason
 
 pytestmark = [pytest.mark.slow, needs_vllm, needs_no_gpu]

@@ -42,7 +42,7 @@ from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate
 from luffy.stages.program import StageContext
-from luffy.training.trainer import TrainerSpec
+from luffy.training.learner import TrainerSpec
 from luffy.types import FinishReason
 
 pytestmark = [pytest.mark.slow, needs_vllm]

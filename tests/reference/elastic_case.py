@@ -14,12 +14,12 @@ from torch import Tensor
 
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig, OptimizerConfig, SFTConfig
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import objective_at
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
-from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
+from luffy.training.ranks import init_process_group
 from reference.gradient_case import execution, loaded_model
 from reference.value_case import at_tokens, rows, targets
 

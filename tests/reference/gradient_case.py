@@ -19,14 +19,12 @@ from luffy.config.execution import ExecutionConfig, RayConfig
 from luffy.config.model import DType
 from luffy.config.objective import ObjectiveConfig, TermConfig
 from luffy.config.training import OptimizerConfig
-from luffy.objectives.ranks import SumOverRanks
-from luffy.objectives.step import StepObjective, objective_at
-from luffy.training.batching import collate, take_rows
-from luffy.training.distributed import init_process_group, sum_over_ranks
-from luffy.training.group_sharding import one_shard
+from luffy.objectives.normalisation import SumOverRanks
+from luffy.objectives.schedules import StepObjective, objective_at
+from luffy.training.batching import branches_of, collate, one_shard, take_rows
+from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.learner import batch_of
-from luffy.training.sharded_loading import load_to_train
-from luffy.training.sharding import branches_of
+from luffy.training.ranks import init_process_group, sum_over_ranks
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, learned_places

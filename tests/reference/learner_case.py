@@ -14,14 +14,10 @@ from luffy.config.objective import ObjectiveConfig
 from luffy.config.rl_reference import MovingReferenceConfig
 from luffy.config.training import RLConfig, ScheduleConfig
 from luffy.objectives.schedules import schedule_multiplier
-from luffy.training.distillation_teacher import DistillationTeacher
-from luffy.training.distributed import sum_over_ranks
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.group_sharding import shard_groups
+from luffy.training.batching import Shard, shard_groups, shard_rows
 from luffy.training.learner import Learner, Metrics
-from luffy.training.moving_reference import MovingReference
-from luffy.training.policy import Policy
-from luffy.training.sharding import Shard, shard_rows
+from luffy.training.policy import DistillationTeacher, FrozenPolicy, MovingReference, Policy
+from luffy.training.ranks import sum_over_ranks
 from luffy.types import Trajectory
 from reference.gradient_case import (
     MAX_RESPONSE_TOKENS,

@@ -15,7 +15,7 @@ from luffy.config.model import LoRAConfig
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.training.trainer import TrainerSpec
+from luffy.training.learner import TrainerSpec
 from luffy.types import Group
 from reference.gradient_case import OPTIMIZER, ROOT, VOCABULARY, as_groups, objective_of, trajectories
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from luffy.config.objective import TermConfig
 from luffy.objectives.losses import TokenBatch
-from luffy.objectives.step import StepObjective, objective_at
+from luffy.objectives.schedules import StepObjective, objective_at
 from luffy.types import TrainBatch
 
 

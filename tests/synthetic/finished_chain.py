@@ -13,7 +13,7 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
 from luffy.tracking.metrics import MetricsWriter
-from luffy.tracking.samples import SampleRollout, SamplesWriter
+from luffy.tracking.tracker import SampleRollout, SamplesWriter
 from synthetic.result_rows import result_row
 
 SKILL = {

@@ -53,7 +53,7 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
         there = ", ".join(map(str, sorted(checkpoints))) or "none"
         raise DataError(f"{stage}: no checkpoint of step {step if step is not None else 'any'}; there are: {there}")
     chosen = max(checkpoints) if step is None else step
-    from luffy.training.export import export_checkpoint  # torch: only when it is needed
+    from luffy.training.checkpoint import export_checkpoint  # torch: only when it is needed
 
     export_checkpoint(
         checkpoints[chosen],

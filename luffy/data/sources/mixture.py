@@ -1,6 +1,6 @@
 """Several sources as one; each prompt keeps its `data_source` and records the part that it came from.
 
-What the weights mean for a step is decided where prompts are sampled (`luffy.rl.prompt_sampling`).
+What the weights mean for a step is decided where prompts are sampled (`luffy.rl.prompts`).
 """
 
 from collections.abc import Iterator, Mapping

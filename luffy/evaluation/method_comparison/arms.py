@@ -12,9 +12,15 @@ from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.method_comparison.held_out_arms import mean_curve, suites_of
 from luffy.pipeline.chain.graph import kind_of
 from luffy.pipeline.chain.manifest import finished_manifest
-from luffy.tracking.gpu_hours import GPU_HOURS
-from luffy.tracking.held_out_curve import HeldOutPoint, held_out_curves
-from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
+from luffy.tracking.metrics import (
+    GPU_HOURS,
+    METRICS_FILE,
+    HeldOutPoint,
+    MetricRow,
+    held_out_curves,
+    read_metrics,
+    training_rows,
+)
 
 _REWARD = "reward/mean"
 _OPTIMIZER_STEPS = "batch/optimizer_steps"

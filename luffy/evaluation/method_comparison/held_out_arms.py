@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 
 from luffy.statistics.over_seeds import seed_interval
-from luffy.tracking.held_out_curve import HeldOutPoint
+from luffy.tracking.metrics import HeldOutPoint
 
 _LEVELS = tuple(level / 10 for level in range(1, 10))
 

@@ -11,7 +11,7 @@ from luffy.config import load_experiment
 from luffy.config.settings import RLSettings
 from luffy.errors import ConfigError
 from luffy.pipeline.chain.graph import build_graph
-from luffy.training.trainer import TrainerSpec
+from luffy.training.learner import TrainerSpec
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 

@@ -23,8 +23,7 @@ from luffy.evaluation.method_comparison.findings import as_json, find
 from luffy.report.cells import plain_table
 from luffy.report.page import html
 from luffy.report.sweep_pages import accuracy_table, comparison_page, cost_table, difference_table, steps_to_reach
-from luffy.tracking.held_out_curve import HeldOutPoint
-from luffy.tracking.metrics import MetricsWriter
+from luffy.tracking.metrics import HeldOutPoint, MetricsWriter
 
 BUDGET = BudgetConfig(optimizer_steps=12)
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)

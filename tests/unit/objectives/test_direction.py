@@ -23,8 +23,8 @@ from luffy.objectives.gae import generalized_advantages, whiten
 from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import objective_loss
-from luffy.objectives.step import objective_at
-from luffy.rl.prefixes import PrefixedRow, prefix_length
+from luffy.objectives.schedules import objective_at
+from luffy.rl.trace_starts import PrefixedRow, prefix_length
 from luffy.training.batching import collate
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 

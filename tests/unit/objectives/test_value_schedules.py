@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from luffy.config.objective import AdaptiveValue, EntropyLoss, NormaliserConfig, ScheduledValue, TermConfig, bounds
-from luffy.objectives.schedules import AdaptiveCoefficients, value_at
-from luffy.objectives.step import objective_at
+from luffy.objectives.schedules import AdaptiveCoefficients, objective_at, value_at
 
 LINEAR = {"kind": "linear", "start": 1.0, "end": 0.0}
 COSINE = {"kind": "cosine", "start": 0.95, "end": 0.05}

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from luffy.config.objective import AnchorConfig, GroupConfig
 from luffy.grading.pool import GraderPool
-from luffy.rl.anchors import Anchors, AnchorSearch, piece_ends
-from luffy.rl.collector import GroupCollector
-from luffy.rl.tasks import Demonstration, RolloutTask
+from luffy.rl.groups import GroupCollector
+from luffy.rl.rows import Demonstration, RolloutTask
+from luffy.rl.trace_starts import Anchors, AnchorSearch, piece_ends
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.tracking.rollout_metrics import anchor_metrics, rollout_metrics

@@ -28,18 +28,14 @@ from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
 from luffy.objectives.losses import token_loss
 from luffy.pipeline.chain.graph import build_graph
-from luffy.rl.anchors import Anchors
-from luffy.rl.collector import GroupCollector
-from luffy.rl.hints import HintedPrompts
-from luffy.rl.step_runner import StepRunner
-from luffy.rl.tasks import Demonstration, RolloutTask
+from luffy.rl.groups import GroupCollector
+from luffy.rl.loop import StepRunner
+from luffy.rl.rows import Demonstration, RolloutTask
+from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
-from luffy.training.batching import collate
-from luffy.training.dealing import has_demonstration, has_hinted_row, has_prefix_row
-from luffy.training.group_sharding import row_advantages
-from luffy.training.sharding import Shard
-from luffy.training.trainer import Trainer, TrainerRank
+from luffy.training.batching import Shard, collate, has_demonstration, has_hinted_row, has_prefix_row, row_advantages
+from luffy.training.learner import Trainer, TrainerRank
 from luffy.types import SAMPLED, FinishReason, Group, Hint, Message, Source, Trajectory
 
 ROOT = Path(__file__).resolve().parents[3]

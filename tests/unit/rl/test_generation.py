@@ -7,9 +7,8 @@ from types import TracebackType
 import pytest
 from patience import PATIENCE_S, wait_until
 
-from luffy.rl.busy_time import BusyTime
-from luffy.rl.experience import StepPlan
-from luffy.rl.generation import Generation
+from luffy.rl.loop import Generation, StepPlan
+from luffy.rl.rows import BusyTime
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 LAST = 6

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from luffy.config.objective import HintConfig
-from luffy.rl.hints import HintedPrompts, hint_text, with_hinted_rows
-from luffy.rl.tasks import Demonstration, RolloutTask
+from luffy.rl.rows import Demonstration, RolloutTask
+from luffy.rl.trace_starts import HintedPrompts, hint_text, with_hinted_rows
 from luffy.types import FinishReason, Group, Hint, Message, Outcome, Source, Trajectory
 
 TRACE = "<think>one\n two\n\nthree\nfour\n</think>\\boxed{7}"

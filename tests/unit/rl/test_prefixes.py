@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.objective import PrefixConfig
-from luffy.rl.prefixes import PrefixedRow, prefix_length
+from luffy.rl.trace_starts import PrefixedRow, prefix_length
 
 LENGTHS = (
     {"kind": "uniform", "low": 0.0, "high": 1.0},

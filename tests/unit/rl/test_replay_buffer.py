@@ -1,4 +1,4 @@
-"""The policy's own successes, kept and drawn."""
+"""What is remembered of earlier groups: the policy's own successes, and prompts that wait for a supervised step."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from luffy.config.objective import ReplayConfig
 from luffy.errors import CheckpointError
-from luffy.rl.replay import MAX_SUCCESSES, ReplayBuffer
+from luffy.rl.replay import MAX_SUCCESSES, FailedPrompts, ReplayBuffer
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 ANY_STEP = ReplayConfig(start_accuracy=0.0)
@@ -211,3 +211,59 @@ def test_a_step_that_the_journal_has_lost_is_said_in_one_line() -> None:
 def test_an_own_rollout_without_log_probabilities_is_a_programmer_s_mistake() -> None:
     with pytest.raises(AssertionError, match="without its log-probabilities"):
         _buffer(Group("a", (_row(True, logp=float("nan")), _row(False)))).sample(2, 1)
+
+
+def _tried(uid: str, *corrects: bool, source: Source = Source.ON_POLICY) -> Group:
+    return Group(
+        uid,
+        tuple(
+            Trajectory(
+                (1,), (2,), (source,), (0.0,), (0,), float(correct),
+                Outcome.CORRECT if correct else Outcome.WRONG, FinishReason.STOP,
+            )
+            for correct in corrects
+        ),
+    )  # fmt: skip
+
+
+def _waiting(*uids: str) -> FailedPrompts:
+    failed = FailedPrompts("oldest")
+    failed.observe([_tried(uid, False, False) for uid in uids], lambda uid: True)
+    return failed
+
+
+def test_only_prompts_that_every_rollout_failed_and_that_have_a_trace_are_queued() -> None:
+    failed = FailedPrompts("newest")
+    groups = [_tried("some", True, False), _tried("none", False, False), _tried("bare", False, False)]
+    failed.observe([*groups, _tried("guided", False, source=Source.OFF_POLICY)], lambda uid: uid != "bare")
+    assert failed.take(1) == ["none"]
+    assert len(failed) == 0
+
+
+def test_a_full_queue_gives_the_longest_waiting_and_keeps_the_rest() -> None:
+    failed = _waiting("a", "b", "c")
+    assert failed.take(4) is None
+    assert failed.take(2) == ["a", "b"]
+    assert failed.take(1) == ["c"]
+
+
+def test_the_newest_step_is_taken_first_in_its_own_order() -> None:
+    failed = FailedPrompts("newest")
+    for uids in ("ab", "cd", "ae"):
+        failed.observe([_tried(uid, False) for uid in uids], lambda uid: True)
+    assert failed.take(3) == ["a", "e", "c"]  # a failed again, and waits once
+    assert failed.take(2) == ["d", "b"]
+
+
+def test_a_prompt_waits_once_in_its_old_place_and_may_come_back() -> None:
+    failed = _waiting("a", "b", "a")
+    assert len(failed) == 2
+    assert failed.take(1) == ["a"]
+    failed.observe([_tried("a", False)], lambda uid: True)
+    assert failed.take(2) == ["b", "a"]
+
+
+def test_its_state_survives_a_checkpoint() -> None:
+    failed, again = _waiting("b", "a", "c"), _waiting("gone")
+    again.restore(json.loads(json.dumps(failed.state())))
+    assert again.take(3) == ["b", "a", "c"]

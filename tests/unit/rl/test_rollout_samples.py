@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from luffy.config.objective.advantage import GlobalBatchAdvantage, GroupMeanAdvantage
-from luffy.rl.rollout_samples import sample_rollouts
-from luffy.training.group_sharding import row_advantages
+from luffy.rl.groups import sample_rollouts
+from luffy.training.batching import row_advantages
 from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory
 
 

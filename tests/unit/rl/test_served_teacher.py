@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from luffy.rl.served_teacher import ServedTeaching
+from luffy.rl.teaching import ServedTeaching
 from luffy.rollout.served_scores import ScoreRequest
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 

@@ -6,7 +6,7 @@ from luffy.config.rl_teacher import SelfTeacher
 from luffy.data.templates import render_prompts
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
-from luffy.rl.teacher_prompts import TeacherPrompts
+from luffy.rl.teaching import TeacherPrompts
 from luffy.types import FinishReason, Group, Message, Outcome, Prompt, Source, Trace, Trajectory
 
 CONFIG = SelfTeacher(kind="self", prompt="{problem} {trace}")

@@ -23,8 +23,7 @@ from luffy.grading import GraderPool
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.base import run
-from luffy.training.base_model import new_tiny_model
-from luffy.training.policy import load_causal_lm
+from luffy.training.model_folder import load_causal_lm, new_tiny_model
 from luffy.types import FinishReason, Message, Prompt, Trace
 
 ROWS = len(tiny_tokenizer())

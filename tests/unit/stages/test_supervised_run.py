@@ -17,8 +17,7 @@ from luffy.pipeline.chain.graph import build_graph
 from luffy.pipeline.machine.events import EventReader, EventWriter
 from luffy.stages.program import StageContext
 from luffy.stages.supervised_run import run_supervised
-from luffy.tracking.gpu_hours import GpuHours
-from luffy.tracking.metrics import read_metrics, without_times
+from luffy.tracking.metrics import GpuHours, read_metrics, without_times
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
 from luffy.training.rank_calls import LocalRanks

@@ -17,7 +17,7 @@ from luffy.evaluation.sample_records import SampleRecord
 from luffy.tasks import artifacts
 from luffy.tasks.artifacts import views_of
 from luffy.tasks.session import artifact_key, run_name, tags_of
-from luffy.tracking import jsonl
+from luffy.tracking import metrics as metric_lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -64,8 +64,8 @@ def test_the_table_of_metrics_has_the_newest_step_an_earlier_one_and_the_first(c
 
 
 def test_the_table_of_metrics_of_a_long_run_does_not_read_all_of_its_rows(tmp_path, monkeypatch):
-    parsed, parse = [], jsonl._parse
-    monkeypatch.setattr(jsonl, "_parse", lambda line: parsed.append(line) or parse(line))
+    parsed, parse = [], metric_lines._parse
+    monkeypatch.setattr(metric_lines, "_parse", lambda line: parsed.append(line) or parse(line))
     metrics = {"reward/mean": 0.5, **{f"actor/metric_{index}": 0.1 * index for index in range(50)}}
     lines = [json.dumps({"step": step, **metrics}) + "\n" for step in range(1, 5001)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))

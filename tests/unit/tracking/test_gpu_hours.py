@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from luffy.tracking import gpu_hours
-from luffy.tracking.gpu_hours import GpuHours
+from luffy.tracking import metrics
+from luffy.tracking.metrics import GpuHours
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(gpu_hours.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
     return now
 
 

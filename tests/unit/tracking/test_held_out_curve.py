@@ -2,7 +2,7 @@
 
 import pytest
 
-from luffy.tracking.held_out_curve import HeldOutPoint, held_out_curves
+from luffy.tracking.metrics import HeldOutPoint, held_out_curves
 
 
 def measured(step, accuracy, **others):

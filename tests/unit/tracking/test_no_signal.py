@@ -3,8 +3,7 @@
 import pytest
 
 from luffy.config import load_experiment
-from luffy.tracking.no_signal import advice_on_signal, had_signal
-from luffy.tracking.rl_advice import advice_on_rl
+from luffy.tracking.advice import advice_on_rl, advice_on_signal, had_signal
 
 ZERO, ENTROPY, UPDATES = "batch/zero_advantage_share", "actor/entropy_on_policy", "batch/optimizer_steps"
 SILENT = {ZERO: 1.0, ENTROPY: 2.0, "batch/solve_none": 1.0, "batch/solve_all": 0.0}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from luffy.tracking.token_budget import TokenBudget, tokens_spent
+from luffy.tracking.metrics import TokenBudget, tokens_spent
 
 ROWS = [{"step": 1.0, "rollout/tokens_drawn": 30.0, "batch/response_tokens": 20.0}] * 4
 

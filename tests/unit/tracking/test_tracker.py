@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from luffy.config.execution import TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.tracking.metrics import MetricsWriter, read_metrics, without_times
-from luffy.tracking.samples import SampleRollout, read_samples
-from luffy.tracking.tracker import Tracker
+from luffy.tracking.tracker import SampleRollout, Tracker, read_samples
 
 
 def opened(out: Path, resumed_from: int = 0) -> Tracker:

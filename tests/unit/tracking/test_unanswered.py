@@ -2,8 +2,8 @@
 
 import pytest
 
+from luffy.tracking.advice import advice_on_responses, advice_on_rollouts
 from luffy.tracking.rollout_metrics import rollout_metrics
-from luffy.tracking.unanswered import advice_on_responses, advice_on_rollouts
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 

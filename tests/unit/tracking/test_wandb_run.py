@@ -104,7 +104,7 @@ from pathlib import Path
 import psutil
 from luffy.config.execution import TrackingConfig
 from luffy.config.grading import GradingConfig
-from luffy.tracking.samples import SampleRollout
+from luffy.tracking.tracker import SampleRollout
 from luffy.tracking.tracker import Tracker
 
 out, step, end = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

@@ -32,8 +32,8 @@ from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.checkpoint import CheckpointStore
-from luffy.training.frozen_policy import FrozenPolicy, UnadaptedPolicy
-from luffy.training.policy import Policy, load_causal_lm
+from luffy.training.model_folder import load_causal_lm
+from luffy.training.policy import FrozenPolicy, Policy, UnadaptedPolicy
 
 TOLERANCE = 1e-5
 SPLITS = {

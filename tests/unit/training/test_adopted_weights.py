@@ -13,8 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForC
 
 from luffy.config.model import ModelConfig
 from luffy.errors import DataError
-from luffy.training.base_model import adapt_model_folder, dequantise, model_folder
-from luffy.training.policy import load_causal_lm
+from luffy.training.model_folder import adapt_model_folder, dequantise, load_causal_lm, model_folder
 
 Damage = Callable[[Path], None]
 

@@ -23,16 +23,15 @@ from transformers import PreTrainedModel
 from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.config.training import SFTConfig
 from luffy.errors import ConfigError, DataError
-from luffy.objectives.step import StepObjective, objective_at
+from luffy.objectives.schedules import StepObjective, objective_at
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import attention
 from luffy.training.attention import attend_by_sequence, attention_inputs, set_attention
 from luffy.training.critic import Critic
-from luffy.training.distributed import init_process_group
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.policy import Policy
+from luffy.training.policy import FrozenPolicy, Policy
 from luffy.training.policy_model import PolicyModel
+from luffy.training.ranks import init_process_group
 from luffy.types import TrainBatch
 
 PACKED = {"packing": True, "micro_batch_tokens": 10_000}

@@ -10,8 +10,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from luffy.config.model import ModelConfig
 from luffy.errors import DataError
-from luffy.training.base_model import adapt_model_folder
-from luffy.training.policy import load_causal_lm
+from luffy.training.model_folder import adapt_model_folder, load_causal_lm
 
 
 def test_adapting_a_folder_changes_its_configuration_and_keeps_its_weights(tmp_path: Path) -> None:

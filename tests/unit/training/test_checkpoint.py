@@ -4,11 +4,14 @@ import contextlib
 import math
 import os
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import deepspeed
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from reference.elastic_case import (
     assert_resumed_as_if_undisturbed,
     assert_same_step,
@@ -19,13 +22,20 @@ from reference.elastic_case import (
     trained,
     write_and_go_on,
 )
+from reference.lora_case import adapted_policy, base_model, factors
+from synthetic.arithmetic import tiny_tokenizer
 
+from luffy.config import load_experiment
+from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.model import DType
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import link_or_copy
+from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
 from luffy.training import engine_state
-from luffy.training.checkpoint import CheckpointStore
-from luffy.training.piece_files import PieceKey, PieceReader, write_pieces
+from luffy.training.checkpoint import CheckpointStore, export_checkpoint
+from luffy.training.engine_state import PieceKey, PieceReader, write_pieces
+from luffy.training.model_folder import load_causal_lm
 
 
 def _policy(zero_stage: int = 0) -> dict[str, deepspeed.DeepSpeedEngine]:
@@ -238,3 +248,69 @@ def test_a_checkpoint_linked_elsewhere_outlives_the_original(tmp_path: Path) -> 
     assert long.newest() == 5
     assert long.load(engines(parts), 5) == {"seen": [1]}
     assert _equal(full_weights(parts), expected)
+
+
+NUMEL = 24
+CUTS = st.sets(st.integers(1, NUMEL - 1)).map(lambda inner: [0, *sorted(inner), NUMEL])
+
+
+def _write_cut(folder: Path, cuts: list[int], ranks: int, file_bytes: int = 50) -> torch.Tensor:
+    whole = torch.arange(float(NUMEL))
+    pieces = [(PieceKey("weight", low, "a/b.c"), whole[low:high]) for low, high in pairwise(cuts)]
+    for rank in range(ranks):
+        write_pieces(folder, rank, {"a/b.c": (4, 6), "other": (1,)}, pieces[rank::ranks], file_bytes)
+    return whole
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(written=CUTS, read=CUTS, ranks=st.integers(1, 3))
+def test_any_cut_is_read_by_any_other(written: list[int], read: list[int], ranks: int, tmp_path: Path) -> None:
+    for path in tmp_path.iterdir():
+        path.unlink()
+    whole = _write_cut(tmp_path, written, ranks)
+    stored = PieceReader(tmp_path)
+    assert stored.shapes == {"a/b.c": (4, 6)}
+    for low, high in pairwise(read):
+        into = torch.full((high - low,), torch.nan)
+        stored.read(PieceKey("weight", low, "a/b.c"), into)
+        assert torch.equal(into, whole[low:high])
+
+
+def test_a_rank_writes_several_files_so_that_it_copies_little_at_a_time(tmp_path: Path) -> None:
+    _write_cut(tmp_path, [0, 6, 12, 18, 24], ranks=1, file_bytes=40)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rank_0000_0000.safetensors",
+        "rank_0000_0001.safetensors",
+    ]
+
+
+def test_elements_that_are_nowhere_are_missed(tmp_path: Path) -> None:
+    _write_cut(tmp_path, [0, 6, 24], ranks=2)
+    (tmp_path / "rank_0001_0000.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"holds 4 of the 8 elements of weight of a/b.c; delete"):
+        PieceReader(tmp_path).read(PieceKey("weight", 2, "a/b.c"), torch.empty(8))
+    assert not PieceReader(tmp_path).has("step", "a/b.c")
+
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+
+
+def test_a_checkpoint_of_an_adapter_finds_its_base_in_a_workspace_that_was_moved(tmp_path: Path) -> None:
+    base, stage = (tmp_path / "workspace" / "stages" / name for name in ("base/0123", "sft/4567"))
+    base_model().save_pretrained(base / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    policy = adapted_policy(factors())
+    CheckpointStore(stage, 2).save({"policy": policy.engine}, 1, is_extra=False)
+    experiment = load_experiment(SMOKE, ["model.lora={rank: 3, alpha: 4.5}"])
+    settings = next(node.settings for node in build_graph(experiment) if node.stage == "sft")
+    job = StageJob(
+        node="sft", stage="sft", key="4567", settings=settings, inputs={"model": str(base)}, upstream={"model": "0123"},
+        execution=ExecutionConfig(), tracking=TrackingConfig(),
+    )  # fmt: skip
+    write_job(stage / JOB_FILE, job)
+    moved = (tmp_path / "workspace").rename(tmp_path / "moved") / "stages" / "sft" / "4567"
+    (checkpoint,) = (moved / "checkpoints").glob("step_*")
+    export_checkpoint(checkpoint, moved, tmp_path / "tokenizer", "float32", tmp_path / "out")
+    expected = dict(policy.weights())
+    found = load_causal_lm(tmp_path / "out", "float32").state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())

@@ -26,10 +26,9 @@ from torch._inductor.utils import fresh_cache
 from luffy.errors import ConfigError, DataError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.training.compilation import compile_layers
-from luffy.training.distributed import init_process_group
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.policy import Policy
+from luffy.training.attention import compile_layers
+from luffy.training.policy import FrozenPolicy, Policy
+from luffy.training.ranks import init_process_group
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(

@@ -8,9 +8,8 @@ from reference.gradient_case import execution, tiny_model, trajectories
 from reference.rows import evaluate
 
 from luffy.training.batching import collate
-from luffy.training.distillation_teacher import DistillationTeacher, ServedScores
-from luffy.training.distributed import init_process_group
-from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.policy import DistillationTeacher, FrozenPolicy, ServedScores
+from luffy.training.ranks import init_process_group
 from luffy.types import Source
 
 

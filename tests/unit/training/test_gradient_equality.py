@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from luffy.config import available_presets
-from luffy.objectives.step import StepObjective
+from luffy.objectives.schedules import StepObjective
 from luffy.training.batching import take_rows
 from luffy.training.policy import Policy
 from luffy.types import TrainBatch

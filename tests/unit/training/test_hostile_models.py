@@ -15,8 +15,7 @@ from luffy.data.tokenizer import adapt_tokenizer
 from luffy.errors import DataError
 from luffy.model_shape import architecture_of
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.training.base_model import adapt_model_folder, copy_tokenizer, model_folder
-from luffy.training.policy import load_causal_lm
+from luffy.training.model_folder import adapt_model_folder, copy_tokenizer, load_causal_lm, model_folder
 
 LOADERS = {"from_pretrained", "from_config"}
 

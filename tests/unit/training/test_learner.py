@@ -1,21 +1,28 @@
-"""The learning half of an RL step against the float64 reference: two updates, each on its own groups and rate."""
+"""The learning half of an RL step against the float64 reference, its rank, and how long its parts take."""
 
 import copy
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 from reference.gradient_case import execution, terms_of, tiny_model, trajectories
 from reference.learner_case import METHODS, NUM_GROUPS, RL, make_learner, objective, rate, shard_of, two_updates
 from reference.variants import STEP
+from safetensors.torch import load_file
 
+from luffy.config import load_experiment
 from luffy.config.objective import ObjectiveConfig
+from luffy.config.settings import RLSettings
 from luffy.config.training import CriticConfig, OptimizerConfig
+from luffy.pipeline.chain.graph import build_graph
+from luffy.training import update_metrics
+from luffy.training.batching import Shard, shard_rows
 from luffy.training.critic import Critic
-from luffy.training.learner import Learner
-from luffy.training.part_times import PartTimes
+from luffy.training.learner import Learner, TrainerSpec
 from luffy.training.policy import Policy
-from luffy.training.sharding import Shard, shard_rows
+from luffy.training.ranks import init_process_group
+from luffy.training.update_metrics import PartTimes
 from luffy.types import Outcome
 
 
@@ -118,3 +125,64 @@ def test_an_interleaved_step_learns_the_traces() -> None:
     losses = [learner.sft_step(shard, step)["actor/interleaved_loss"] for step in (1, 2, 3)]
     assert losses[2] < losses[1] < losses[0]
     assert [term.name for term in terms_of("relift_sft")] == ["sft", "sft_entropy"]
+
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+
+
+def test_an_sft_step_between_rl_steps_has_its_dropout_whatever_was_drawn_before(tmp_path: Path) -> None:
+    config = load_experiment(SMOKE, ["chain=rl", "method=relift", "sft.optimizer.lr=1e-2"])
+    (settings,) = (node.settings for node in build_graph(config) if isinstance(node.settings, RLSettings))
+    model = tiny_model()
+    model.config.attention_dropout = 0.5
+    model.save_pretrained(tmp_path / "model")
+    init_process_group()
+    (shard,) = shard_rows(trajectories("sft")[0], 1)
+    for drawn in (1, 2):
+        rank = TrainerSpec(settings, execution(), tmp_path / "model", tmp_path, longest=32, pad_id=0).open_rank()
+        torch.manual_seed(drawn)
+        rank.sft_step(shard, 1)
+        rank.export(tmp_path / str(drawn))
+    one, other, start = (load_file(tmp_path / name / "model.safetensors") for name in ("1", "2", "model"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not all(torch.equal(one[name], start[name]) for name in one)
+
+
+@pytest.fixture(autouse=True)
+def a_group_of_one() -> None:
+    init_process_group()
+
+
+def times_of(flops: float, **seconds: float) -> PartTimes:
+    times = PartTimes()
+    times.count(flops)
+    times.seconds = dict(seconds)
+    return times
+
+
+def test_a_part_that_comes_twice_is_added_up() -> None:
+    times = PartTimes()
+    with times.part("update"):
+        pass
+    first = times.seconds["update"]
+    with times.part("update"):
+        pass
+    assert times.seconds["update"] > first > 0
+
+
+def test_without_a_known_peak_the_speed_is_told_and_no_share() -> None:
+    metrics = times_of(6e12, logp_old=1.0, update=2.0).metrics()
+    assert metrics == {
+        "perf/logp_old_s": 1.0,
+        "perf/update_s": 2.0,
+        "perf/model_tflops": pytest.approx(2.0),
+    }
+
+
+def test_mfu_is_the_share_of_the_peak_over_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_metrics, "device_peak", lambda: 8e12)
+    assert times_of(6e12, logp_old=1.0, update=2.0).metrics()["perf/mfu"] == pytest.approx(0.25)
+
+
+def test_a_model_that_is_not_counted_has_times_alone() -> None:
+    assert times_of(0.0, update=2.0).metrics() == {"perf/update_s": 2.0}

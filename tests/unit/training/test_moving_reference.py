@@ -11,10 +11,8 @@ from torch import Tensor
 from luffy.config.rl_reference import MovingReferenceConfig
 from luffy.errors import CheckpointError, ConfigError
 from luffy.training.checkpoint import CheckpointStore
-from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.learner import Learner
-from luffy.training.moving_reference import MovingReference
-from luffy.training.policy import Policy
+from luffy.training.policy import FrozenPolicy, MovingReference, Policy
 from luffy.types import TrainBatch
 
 Weights = dict[str, Tensor]

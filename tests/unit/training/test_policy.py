@@ -15,7 +15,8 @@ from luffy.config.training import OptimizerConfig
 from luffy.errors import ConfigError, DataError, NumericalError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.training.policy import Policy, check_fits, load_causal_lm
+from luffy.training.model_folder import load_causal_lm
+from luffy.training.policy import Policy, check_fits
 
 
 @pytest.mark.parametrize("packing", [False, True])

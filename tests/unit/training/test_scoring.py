@@ -9,12 +9,11 @@ from reference.gradient_case import OPTIMIZER, execution, tiny_model
 from reference.value_case import batch
 
 from luffy.config.training import SFTConfig
-from luffy.objectives.step import objective_at
-from luffy.training import scoring
+from luffy.objectives.schedules import objective_at
+from luffy.training import policy_model
 from luffy.training.batching import take_rows
-from luffy.training.distributed import init_process_group
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.policy import Policy
+from luffy.training.policy import FrozenPolicy, Policy
+from luffy.training.ranks import init_process_group
 from luffy.types import TrainBatch
 
 SPLITS = (
@@ -39,11 +38,11 @@ def _ids(micro: TrainBatch) -> torch.Tensor:
 def test_every_score_comes_back_to_its_own_token(settings: dict[str, object]) -> None:
     rows = batch()
     expected_BT = torch.where(rows.response_mask_BT, rows.input_ids_BT, 0).float()
-    assert torch.equal(scoring.score(torch.nn.Identity(), _ids, rows, execution(**settings)), expected_BT)
+    assert torch.equal(policy_model.score(torch.nn.Identity(), _ids, rows, execution(**settings)), expected_BT)
 
 
 def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "max_over_ranks", lambda value: value + 2)
+    monkeypatch.setattr(policy_model, "max_over_ranks", lambda value: value + 2)
     rows, seen = batch(), []
 
     def forward(micro: TrainBatch) -> torch.Tensor:
@@ -51,7 +50,7 @@ def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch:
         seen.append(is_dummy)
         return torch.full_like(_ids(micro), torch.nan) if is_dummy else _ids(micro)
 
-    score_BT = scoring.score(torch.nn.Identity(), forward, rows, execution(micro_batch_tokens=10_000))
+    score_BT = policy_model.score(torch.nn.Identity(), forward, rows, execution(micro_batch_tokens=10_000))
     assert seen == [False, True, True]
     assert torch.equal(score_BT, torch.where(rows.response_mask_BT, rows.input_ids_BT, 0).float())
 
@@ -60,7 +59,7 @@ def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch:
 def test_a_rank_without_rows_runs_as_many_micro_batches_as_the_others(
     settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "max_over_ranks", lambda value: value + 2)
+    monkeypatch.setattr(policy_model, "max_over_ranks", lambda value: value + 2)
     rows, calls = take_rows(batch(), []), []
     policy = Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
     policy.engine.register_forward_hook(lambda *_: calls.append(1))

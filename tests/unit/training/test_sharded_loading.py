@@ -21,11 +21,10 @@ from transformers import (
 
 from luffy.config.model import DType
 from luffy.errors import DataError
-from luffy.training.deepspeed_engine import is_sharded
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.policy import load_causal_lm
+from luffy.training.deepspeed_engine import is_sharded, load_to_train
+from luffy.training.model_folder import load_causal_lm
+from luffy.training.policy import FrozenPolicy
 from luffy.training.policy_model import refuse_processed_logits
-from luffy.training.sharded_loading import load_to_train
 
 SHARDED = execution(zero_stage=3)
 

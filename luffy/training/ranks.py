@@ -1,8 +1,10 @@
-"""The ranks of training as a mesh of shards and slices: which ranks hold the same rows, and which tokens each computes.
+"""The ranks of a training stage: their process group, and their mesh of shards and slices.
 
-With `execution.sequence_parallel: N`, N consecutive ranks hold the same shard of the rows. Every micro-batch is cut
-into N slices of equal width, and a rank runs the model's layers on one of them. Attention exchanges slices for heads
-(`luffy.training.ulysses`), and the scores of all slices are joined before the loss.
+The process group comes from `torchrun`'s environment, or is a group of one. The mesh says which ranks hold the same
+rows, and which tokens each computes. With `execution.sequence_parallel: N`, N consecutive ranks hold the same shard of
+the rows. Every micro-batch is cut into N slices of equal width, and a rank runs the model's layers on one of them.
+Attention exchanges slices for heads (`luffy.training.attention`), and the scores of all slices are joined before the
+loss.
 
 So every rank of a shard computes the same losses, denominators and metrics from whole rows, and they are summed over
 shards, not over ranks. Its gradient is that of the shard's loss through the scores of its own slice. The gradient of
@@ -12,14 +14,77 @@ Shape legend: `B` rows, `T` tokens.
 """
 
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
+import deepspeed
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from luffy.training.distributed import TIMEOUT, init_deepspeed_comm, sum_over_ranks
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits in a collective call for one that hangs."""
+
+
+def init_process_group() -> None:
+    """Join the process group once; `gloo` on CPU, `nccl` on GPUs. A single process opens no port.
+
+    A process that has joined should exit through `exit_without_finalizing`.
+    """
+    if dist.is_initialized():
+        return
+    # A launcher sets MASTER_ADDR. RANK alone may be inherited from a parent process that set it below.
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(_backend(), timeout=TIMEOUT)
+        return
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+
+
+def join_process_group(host: str, port: int, listening: int | None) -> None:
+    """Join the group of RANK and WORLD_SIZE at `host`; `listening` is the socket (its descriptor) of rank 0 there."""
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(host, port, num_ranks, rank == 0, TIMEOUT, master_listen_fd=listening)
+    dist.init_process_group(_backend(), store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+
+
+def _backend() -> str:
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def init_deepspeed_comm() -> None:
+    """Let DeepSpeed communicate through torch's process group, which has to exist."""
+    if not torch.cuda.is_available():
+        # Its shared-memory all-reduce would be compiled: C++, a minute, and a stale lock when killed.
+        deepspeed.ops.__dict__["__compatible_ops__"] = {"deepspeed_shm_comm": False}
+    deepspeed.comm.init_distributed(dist_init_required=False)
+
+
+def device() -> torch.device:
+    """This rank's device."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The sum of `tensor` over the ranks of `group`, on its own device; None: over all ranks."""
+    if dist.get_world_size(group) == 1:
+        return tensor
+    total = tensor.to(device())
+    dist.all_reduce(total, group=group)
+    return total.to(tensor.device)
+
+
+def max_over_ranks(value: int) -> int:
+    """The largest `value` of any rank."""
+    if dist.get_world_size() == 1:
+        return value
+    largest = torch.tensor(value, device=device())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
 
 
 @dataclass(frozen=True, slots=True)

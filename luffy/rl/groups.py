@@ -1,0 +1,358 @@
+"""Builds graded groups from prompts, and chooses those that a step trains on.
+
+A group has rollouts, off-policy rows (traces or their prefixes) and replayed rows. Where its rollouts fail, a fallback
+adds whole traces, hinted rollouts or branches off a trace; a configuration has at most one of them (`GroupConfig`).
+
+A zero-variance group is one whose rewards are all equal, over rollouts, off-policy and replayed rows together: with the
+joint population, it has no policy gradient. The same rule applies under `advantage.population: on_policy`, and keeps a
+group of wrong rollouts with a correct trace, which contributes through the supervised term.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from luffy.config.objective import AdvantageConfig, DynamicSampling, GroupAdvantage, GroupConfig, GroupFilter
+from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.failed_share import refuse_failures
+from luffy.environments.transcript import transcript
+from luffy.grading import Grader
+from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, Visit, replayed_row
+from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, PrefixedRow, prefix_length, with_hinted_rows
+from luffy.rollout.engine import RolloutEngine, SamplingParams
+from luffy.rollout.stop_texts import StopTexts
+from luffy.seeds import derive_seed
+from luffy.tracking.tracker import SampleRollout
+from luffy.training.batching import row_advantages
+from luffy.types import FinishReason, Group, Source, Trajectory
+
+SampleRows = Callable[[Sequence[Sequence[Row]]], list[list[Trajectory]]]
+"""Samples and grades the rows planned for each task of the step; a plan may be empty."""
+
+
+class Fallback(Protocol):
+    """Changes the groups of prompts whose rollouts fail."""
+
+    def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
+        """The groups of the visits, in order; those that do not fail are returned as they are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFallback:
+    """Whole traces in place of wrong rollouts (`group.off_policy_when_accuracy_at_most`)."""
+
+    accuracy_at_most: float
+    traces: Callable[[RolloutTask, int], Sequence[Demonstration]]
+    """The traces of a task in a step."""
+
+    def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
+        plans = [
+            [
+                Row(visit.task.prompt_ids, trace=trace, num_given=len(trace.token_ids))
+                for trace in self.traces(visit.task, visit.step)
+            ]
+            if _fails(group, self.accuracy_at_most)
+            else []
+            for visit, group in zip(visits, groups, strict=True)
+        ]
+        return [_in_place_of_wrong(*pair) for pair in zip(groups, sample(plans), strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class HintFallback:
+    """Rollouts under a prompt that shows the first steps of a trace (`group.hint`), in place of wrong ones."""
+
+    prompts: HintedPrompts
+    seed: int
+
+    def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
+        config = self.prompts.config
+        plans = [
+            self._rows(visit) if self.prompts.are_due(visit.step) and _fails(group, config.accuracy_at_most) else []
+            for visit, group in zip(visits, groups, strict=True)
+        ]
+        if not any(plans):
+            return list(groups)
+        return [
+            with_hinted_rows(group, rows, config) if rows else group
+            for group, rows in zip(groups, sample(plans), strict=True)
+        ]
+
+    def _rows(self, visit: Visit) -> list[Row]:
+        task, step = visit.task, visit.step
+        prompts = self.prompts.of(task, step)
+        return [
+            Row(
+                task.prompt_ids,
+                derive_seed(self.seed, "hinted rollout", step, task.uid, visit.repeat * len(prompts) + index),
+                hinted=prompt,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorFallback:
+    """Groups that continue the start of a trace (`group.anchor`), as much of it as the policy needs to succeed
+    sometimes."""
+
+    anchors: Anchors
+    group_size: int
+    seed: int
+    stops: StopTexts | None
+
+    def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
+        bound = self.anchors.config.accuracy_at_most
+        searches = [
+            self.anchors.search(visit.task, visit.step) if _fails(group, bound) else None
+            for visit, group in zip(visits, groups, strict=True)
+        ]
+        while any(search is not None and search.num_pieces is not None for search in searches):
+            plans = [self._branches(search, visit) for search, visit in zip(searches, visits, strict=True)]
+            for search, rows in zip(searches, sample(plans), strict=True):
+                if search is not None and rows:
+                    search.observe(rows)
+        return [
+            group if search is None else search.group(group) for search, group in zip(searches, groups, strict=True)
+        ]
+
+    def _branches(self, search: AnchorSearch | None, visit: Visit) -> list[Row]:
+        """The rows of a group for the next try of a search; empty where the search is over."""
+        if search is None or search.num_pieces is None:
+            return []
+        given, size = search.num_given, self.group_size
+        if self.stops is not None:  # no stop text in the prefix, so that the policy has something left to write
+            given = self.stops.before_first(search.trace.token_ids[:given])
+        seeds = (
+            derive_seed(self.seed, "branch", visit.step, visit.task.uid, search.num_pieces, visit.repeat * size + index)
+            for index in range(size)
+        )
+        return [Row(visit.task.prompt_ids, seed, search.trace, given) for seed in seeds]
+
+
+def _fails(group: Group, accuracy_at_most: float) -> bool:
+    """Whether the rollouts call for the fallback. Where the environment failed in all of them, nothing is known."""
+    return bool(group.rollouts) and group.accuracy <= accuracy_at_most
+
+
+def _in_place_of_wrong(group: Group, traces: Sequence[Trajectory]) -> Group:
+    """The group with its last wrong rollouts replaced by traces; surplus traces are left out."""
+    wrong = [row for row in group.rollouts if not row.is_correct]
+    count = min(len(traces), len(wrong))
+    leaving = wrong[len(wrong) - count :]
+    staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
+    return Group(group.uid, (*staying, *traces[:count]), replaced=tuple(leaving))
+
+
+class GroupCollector:
+    """Plans the rows of each group, has them sampled and graded, and applies the fallback where rollouts fail.
+
+    A group has rollouts, then off-policy rows, then the replayed row, which is not graded again. Off-policy rows are
+    whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole trace is used once per
+    group, so a prompt with too few traces gets more rollouts instead; prefixes may all come from one trace. Rows whose
+    environment failed are kept apart (`Group.failed`), so a group may have fewer rows than planned.
+
+    For `decode`, `player` and `stops` see `RowSampler`; `hints` come with `group.hint`, `anchors` with `group.anchor`.
+    """
+
+    def __init__(
+        self,
+        grader: Grader,
+        decode: Callable[[Sequence[int]], str],
+        params: SamplingParams,
+        group: GroupConfig,
+        seed: int,
+        total_steps: int,
+        player: EpisodePlayer | None = None,
+        stops: StopTexts | None = None,
+        hints: HintedPrompts | None = None,
+        anchors: Anchors | None = None,
+    ) -> None:
+        assert (hints is None) == (group.hint is None), "hints come with their section"
+        assert (anchors is None) == (group.anchor is None), "anchors come with their section"
+        self._sampler = RowSampler(grader, decode, params, player, stops)
+        self._limits = None if player is None else player.limits
+        self._group = group
+        self._seed = seed
+        self._total_steps = total_steps
+        self._stops = stops
+        self._fallback = self._open_fallback(hints, anchors)
+
+    def collect(
+        self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
+    ) -> list[Group]:
+        """One group per task, in order.
+
+        `step` counts from 1. `earlier` holds the prompt uids of the step's earlier rounds: a prompt that repeats within
+        a step is sampled with new seeds. Raises EnvironmentFault when the environment failed in more than
+        `max_failed_share` of all episodes played here.
+        """
+        visits, sample = _visits(tasks, step, earlier), _SoundRows(self._sampler, engine, tasks)
+        rows = sample([self._plan(visit) for visit in visits])
+        groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
+        if self._fallback is not None:
+            groups = self._fallback.apply(visits, groups, sample)
+        if self._limits is not None:
+            refuse_failures(sample.episodes, self._limits)
+        return [replace(group, failed=tuple(failed)) for group, failed in zip(groups, sample.failed, strict=True)]
+
+    def grading_s(self) -> float:
+        """Seconds spent on grading since the last call."""
+        return self._sampler.grading_s()
+
+    def _open_fallback(self, hints: HintedPrompts | None, anchors: Anchors | None) -> Fallback | None:
+        group = self._group
+        if group.off_policy_when_accuracy_at_most is not None:
+            return TraceFallback(group.off_policy_when_accuracy_at_most, self._traces)
+        if hints is not None:
+            return HintFallback(hints, self._seed)
+        if anchors is not None:
+            return AnchorFallback(anchors, group.size, self._seed, self._stops)
+        return None
+
+    def _plan(self, visit: Visit) -> list[Row]:
+        """The rows of a group before generation: rollouts, then off-policy rows."""
+        task = visit.task
+        traces = self._traces(task, visit.step) if self._group.off_policy_when_accuracy_at_most is None else []
+        num_rollouts = self._group.size - len(traces) - len(_replayed(task))
+        seeds = [
+            derive_seed(self._seed, "rollout", visit.step, task.uid, visit.repeat * self._group.size + sample)
+            for sample in range(num_rollouts + len(traces))
+        ]
+        return [Row(task.prompt_ids, seed) for seed in seeds[:num_rollouts]] + [
+            Row(task.prompt_ids, seed, trace, self._num_given(trace, visit, index, len(traces)))
+            for index, (seed, trace) in enumerate(zip(seeds[num_rollouts:], traces, strict=True))
+        ]
+
+    def _traces(self, task: RolloutTask, step: int) -> list[Demonstration]:
+        """The trace of each off-policy row: consecutive ones from a random start, which differs from step to step."""
+        available, prefix = task.demonstrations, self._group.prefix
+        if not available:
+            return []
+        start = derive_seed(self._seed, "demonstration", step, task.uid) % len(available)
+        count = self._group.off_policy if prefix else min(self._group.off_policy, len(available))
+        stride = 0 if prefix and prefix.shared else 1
+        return [available[(start + i * stride) % len(available)] for i in range(count)]
+
+    def _num_given(self, trace: Demonstration, visit: Visit, index: int, count: int) -> int:
+        """Tokens of the trace that off-policy row `index` of `count` begins with."""
+        if self._group.prefix is None:
+            return len(trace.token_ids)
+        row = PrefixedRow(visit.task.uid, index, count, visit.repeat)
+        wanted = prefix_length(self._group.prefix, len(trace.token_ids), row, visit.step, self._total_steps, self._seed)
+        if self._stops is not None:  # no stop text in the prefix, so that the policy has something left to write
+            wanted = self._stops.before_first(trace.token_ids[:wanted])
+        while wanted and trace.source and trace.source[wanted - 1] is Source.ENVIRONMENT:
+            wanted -= 1  # the prefix ends with a turn of the assistant, which the live environment answers itself
+        return wanted
+
+
+@dataclass(slots=True)
+class _SoundRows:
+    """Samples and grades the rows planned for each task, and keeps those apart whose environment failed."""
+
+    sampler: RowSampler
+    engine: RolloutEngine
+    tasks: Sequence[RolloutTask]
+    failed: list[list[Trajectory]] = field(init=False)
+    """For each task, of all calls."""
+    episodes: list[FinishReason] = field(default_factory=list)
+    """The end of every row that was played, of all calls."""
+
+    def __post_init__(self) -> None:
+        self.failed = [[] for _ in self.tasks]
+
+    def __call__(self, plans: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
+        rows = self.sampler.sample(self.engine, self.tasks, plans)
+        for failed, plan, found in zip(self.failed, plans, rows, strict=True):
+            failed += [row for row in found if row.has_failed]
+            pairs = zip(plan, found, strict=True)
+            self.episodes += [row.finish_reason for planned, row in pairs if self.sampler.is_played(planned)]
+        return [[row for row in found if not row.has_failed] for found in rows]
+
+
+def _visits(tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str]) -> list[Visit]:
+    seen = Counter(earlier)
+    visits = []
+    for task in tasks:
+        visits.append(Visit(task, step, seen[task.uid]))
+        seen[task.uid] += 1
+    return visits
+
+
+def _replayed(task: RolloutTask) -> tuple[Trajectory, ...]:
+    return () if task.replayed is None else (replayed_row(task.replayed),)
+
+
+def has_zero_variance(group: Group) -> bool:
+    """Whether all rewards of the group are equal."""
+    return len(set(group.rewards)) <= 1
+
+
+def kept_groups(groups: Sequence[Group], group_filter: GroupFilter | None, wanted: int) -> list[Group]:
+    """The groups to train on, in order; possibly none.
+
+    Groups that are not learnable (`Group.is_learnable`) are left out. No filter keeps all others, `drop_zero_variance`
+    drops the zero-variance ones, and `dynamic_sampling` then keeps the first `wanted` of the rest (DAPO, arXiv
+    2503.14476, section 3.2).
+    """
+    learnable = [group for group in groups if group.is_learnable]
+    if group_filter is None:
+        return learnable
+    varied = [group for group in learnable if not has_zero_variance(group)]
+    return varied[:wanted] if isinstance(group_filter, DynamicSampling) else varied
+
+
+def needs_more(groups: Sequence[Group], group_filter: GroupFilter | None, wanted: int, rounds_done: int) -> bool:
+    """Whether another round of rollouts is needed, given the groups of the first `rounds_done` rounds."""
+    if not isinstance(group_filter, DynamicSampling) or rounds_done >= group_filter.max_rounds:
+        return False
+    return len(kept_groups(groups, group_filter, wanted)) < wanted
+
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def sample_rollouts(
+    groups: Sequence[Group],
+    config: AdvantageConfig,
+    count: int,
+    decode_prompt: Decode,
+    decode_response: Decode,
+    confidential: Collection[str] = (),
+) -> list[SampleRollout]:
+    """One row of each of the first `count` groups: the first row, but the last row, often a trace, of the last group.
+
+    Failed rows, which have no advantage, are shown where a group has no others. Groups whose uids are in `confidential`
+    are left out.
+    """
+    if isinstance(config, GroupAdvantage):
+        advantages: Iterator[float | None] = iter(row_advantages(groups, config).tolist())
+    else:
+        advantages = itertools.repeat(None)
+    pairs: list[tuple[Group, list[tuple[Trajectory, float | None]]]] = [
+        (group, [(row, next(advantages)) for row in group.trajectories]) for group in groups
+    ]
+    chosen = [(group, rows) for group, rows in pairs if group.uid not in confidential][:count]
+    samples = []
+    for index, (group, rows) in enumerate(chosen):
+        shown = rows or [(row, None) for row in group.failed]
+        row, advantage = shown[-1] if index == len(chosen) - 1 else shown[0]
+        samples.append(
+            SampleRollout(
+                uid=group.uid,
+                prompt=decode_prompt(row.prompt_ids),
+                response=transcript(row.response_ids, row.source, decode_response, row.prompt_ids, row.context_starts),
+                source="off_policy" if row.is_off_policy else "on_policy",
+                reward=row.reward,
+                outcome=row.outcome.value,
+                advantage=advantage,
+                measures=dict(row.measures),
+                hint_level=None if row.hint is None else row.hint.level,
+                hint="" if row.hint is None else row.hint.text,
+            )
+        )
+    return samples

@@ -1,0 +1,399 @@
+"""The RL steps of a stage: generate groups, filter them, train, update the state for later steps.
+
+`StepRunner` runs the steps. `Experience` chooses the prompts of each, from the sampler and the replay buffer, and keeps
+that state. `Generation` schedules: right before a step, or up to `max_staleness` steps ahead of the trainer.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol
+
+from luffy.cluster.protocol import Cluster
+from luffy.config.objective import GroupFilter, ReplayConfig
+from luffy.config.settings import RLSettings
+from luffy.rl.groups import GroupCollector, kept_groups, needs_more
+from luffy.rl.prompts import NEVER_DRAWN, PromptHistory, fresh_uids, open_sampler
+from luffy.rl.replay import FailedPrompts, ReplayBuffer
+from luffy.rl.rows import BusyTime, RolloutTask
+from luffy.rollout.engine import RolloutEngine
+from luffy.seeds import derive_seed
+from luffy.tracking.journal import RolloutJournal
+from luffy.tracking.rollout_metrics import (
+    anchor_metrics,
+    hint_metrics,
+    learned_metrics,
+    rollout_metrics,
+    staleness_metrics,
+)
+from luffy.training.learner import Trainer
+from luffy.training.supervised import demonstration
+from luffy.types import SAMPLED, Group, Source, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """The groups of a finished step and its metrics."""
+
+    groups: Sequence[Group]
+    """The groups it trained on, or all groups if every one was filtered out."""
+    metrics: dict[str, float]
+
+
+class RowTeacher(Protocol):
+    """Adds to the rows of a step the inputs of `rl.teacher` that the training ranks cannot compute themselves."""
+
+    def taught(self, groups: Sequence[Group]) -> Sequence[Group]:
+        """The same groups; nothing but the rows' teacher fields differs."""
+        ...
+
+
+class StepRunner:
+    """Runs RL steps with a cluster's engine and trainer.
+
+    A context manager: running generation is abandoned when the context ends.
+    """
+
+    def __init__(
+        self,
+        settings: RLSettings,
+        cluster: Cluster,
+        tasks: Sequence[RolloutTask],
+        collector: GroupCollector,
+        journal: RolloutJournal,
+        teaching: RowTeacher | None = None,
+    ) -> None:
+        self._settings = settings
+        self._trainer = cluster.trainer
+        self._teaching = teaching
+        self._experience = Experience(settings, tasks, collector, journal, cluster.trainer)
+        self._generation = Generation(self._experience, cluster, settings.rl.max_staleness, settings.rl.steps)
+
+    def run(self, step: int) -> StepOutcome:
+        """Run RL step `step` (from 1), after all earlier ones; its groups are journalled before training on them."""
+        began, passes = time.perf_counter(), self._settings.rl.passes
+        groups, metrics = self._generation.take(step)
+        kept = self._experience.kept(step, groups)
+        metrics |= self._group_metrics(step, groups, kept) | self._experience.metrics(step, groups)
+        taught, teacher_s = self._as_taught(kept)
+        metrics |= self._trainer.learn(taught, step)
+        if "perf/teacher_s" in metrics:
+            metrics["perf/teacher_s"] += teacher_s
+        self._experience.observe(step, groups)
+        demonstrations = self._experience.hard_demonstrations(step) or ()
+        if demonstrations:
+            metrics |= self._trainer.sft_step(demonstrations, step)
+            metrics["batch/optimizer_steps"] += 1
+        self._trainer.finish_step(step)
+        metrics |= learned_metrics(kept, demonstrations, passes)
+        speed = _speed(groups, kept, metrics, time.perf_counter() - began, passes)
+        return StepOutcome(kept or groups, metrics | speed)
+
+    def save(self, step: int, *, is_extra: bool = False) -> None:
+        """Write the checkpoint of a finished step; `is_extra`: it is not on the schedule."""
+        self._trainer.save(step, self._experience.state(), is_extra=is_extra)
+
+    def restore(self, step: int) -> None:
+        """Restore the checkpoint of `step`; the next step to run is `step` + 1."""
+        self._experience.restore(self._trainer.restore(step))
+
+    def __enter__(self) -> "StepRunner":
+        self._generation.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._generation.__exit__(kind, error, trace)
+
+    def _as_taught(self, groups: Sequence[Group]) -> tuple[Sequence[Group], float]:
+        """The groups with the inputs of the teacher, and the seconds that these took."""
+        if self._teaching is None:
+            return groups, 0.0
+        began = time.perf_counter()
+        return self._teaching.taught(groups), time.perf_counter() - began
+
+    def _group_metrics(self, step: int, groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
+        objective, rl = self._settings.objective, self._settings.rl
+        return (
+            rollout_metrics(groups, replays=objective.replay is not None)
+            | {"batch/kept_share": len(kept) / len(groups)}
+            | staleness_metrics(groups, step, rl.max_staleness)
+            | ({} if objective.group.hint is None else hint_metrics(groups))
+            | ({} if objective.group.anchor is None else anchor_metrics(groups))
+        )
+
+
+def _speed(
+    groups: Sequence[Group], kept: Sequence[Group], metrics: Mapping[str, float], seconds: float, passes: int
+) -> dict[str, float]:
+    """Throughput of the step and of its training part, which counts the groups trained on, once for each pass; and the
+    share of time that the trainer waited."""
+    idle_s = metrics["perf/trainer_idle_s"]
+    return {
+        "perf/step_s": seconds,
+        "perf/tokens_per_s": _num_tokens(groups) / seconds,
+        "perf/trainer_idle_share": idle_s / seconds,
+        "perf/train_tokens_per_s": passes * _num_tokens(kept) / (seconds - idle_s),
+    }
+
+
+def _num_tokens(groups: Sequence[Group]) -> int:
+    return sum(row.num_tokens for group in groups for row in group.trajectories)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The prompts of a step."""
+
+    step: int
+    tasks: Sequence[RolloutTask]
+    """Prompts of the first round."""
+    journalled: Sequence[Group] | None
+    """Groups that an interrupted run left in the journal; if given, nothing is generated."""
+
+
+class Experience:
+    """Provides the groups of each step and keeps the state that later steps need.
+
+    The state (of the sampler, the replay buffer and the failed prompts) depends on the groups of earlier steps
+    alone, so a resumed run that reads journalled steps arrives at the same state.
+    """
+
+    def __init__(
+        self,
+        settings: RLSettings,
+        tasks: Sequence[RolloutTask],
+        collector: GroupCollector,
+        journal: RolloutJournal,
+        trainer: Trainer,
+    ) -> None:
+        """`trainer` computes the entropies by which a stored success is chosen."""
+        self._settings = settings
+        self._collector = collector
+        self._journal = journal
+        self._trainer = trainer
+        objective = settings.objective
+        self._by_uid = {task.uid: task for task in tasks}
+        ahead = settings.rl.max_staleness
+        self._replay = (
+            None
+            if objective.replay is None
+            else ReplayBuffer(objective.replay, settings.seed, journal.read_group, ahead)
+        )
+        self._sampler = open_sampler(settings, tasks)
+        guidance = objective.group.guidance
+        self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, ahead)
+        self._failed = None if objective.interleaved_sft is None else FailedPrompts(objective.interleaved_sft.take)
+
+    def plan(self, step: int) -> StepPlan:
+        """The plan of `step`, given the steps observed so far; called once per step, in order."""
+        journalled = self._journal.read(step)
+        if journalled is not None:
+            self._sampler.plan(step, fresh_uids(journalled))
+            return StepPlan(step, (), journalled)
+        replayed = self._replayed_tasks(step)
+        fresh = self._sampler.draw(step, self._wanted - len(replayed))
+        self._sampler.plan(step, [task.uid for task in fresh])
+        return StepPlan(step, self._guided(step, [*replayed, *fresh]), None)
+
+    def generate(self, plan: StepPlan, engine: RolloutEngine) -> list[Group]:
+        """The graded groups of a planned step, in as many rounds as dynamic sampling needs.
+
+        Reads no state that other steps change, so several steps may be generated concurrently.
+        """
+        if plan.journalled is not None:
+            return list(plan.journalled)
+        groups: list[Group] = []
+        rounds = 0
+        while rounds == 0 or needs_more(groups, self._filter, self._wanted, rounds):
+            tasks = plan.tasks
+            if rounds:
+                tasks = self._guided(plan.step, self._sampler.draw(plan.step, self._wanted, fresh_uids(groups)))
+            groups += self._collector.collect(engine, tasks, plan.step, [group.uid for group in groups])
+            rounds += 1
+        return groups
+
+    def grading_s(self) -> float:
+        """Seconds of grading since the last call."""
+        return self._collector.grading_s()
+
+    def commit(self, plan: StepPlan, groups: Sequence[Group]) -> None:
+        """Write the groups of a step to the journal, before the trainer learns from them."""
+        if plan.journalled is None:
+            self._journal.commit(plan.step, groups)
+
+    def kept(self, step: int, groups: Sequence[Group]) -> list[Group]:
+        """The groups that the step trains on, after filtering.
+
+        Admission already bounds staleness. If an engine missed a weight update nevertheless, stale groups are dropped
+        as a whole: dropping only their late rows would favour short responses.
+        """
+        oldest = step - 1 - self._settings.rl.max_staleness
+        fresh = [group for group in groups if group.oldest_weights >= oldest]
+        return kept_groups(fresh, self._filter, self._wanted)
+
+    def observe(self, step: int, groups: Sequence[Group]) -> None:
+        """Update the state with the groups of a step; called once per step, after training on it."""
+        self._sampler.observe(step, groups)
+        if self._pass_rates is not None:
+            self._pass_rates.observe(step, groups)
+        if self._replay is not None:
+            self._replay.observe(step, groups)
+        if self._failed is not None:
+            self._failed.observe(groups, lambda uid: bool(self._by_uid[uid].demonstrations))
+
+    def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Where the prompts of a step came from; called before its groups are observed."""
+        metrics = self._sampler.metrics(step, groups)
+        if self._pass_rates is not None:
+            guided = [any(Source.OFF_POLICY in row.source for row in group.trajectories) for group in groups]
+            metrics["batch/guided_share"] = sum(guided) / len(groups)
+        return metrics
+
+    def hard_demonstrations(self, step: int) -> list[Trajectory] | None:
+        """Traces of queued prompts on which all rollouts failed; None until there are enough of them."""
+        config = self._settings.objective.interleaved_sft
+        if self._failed is None or config is None:
+            return None
+        uids = self._failed.take(config.buffer_size)
+        return None if uids is None else [self._one_trace(self._by_uid[uid], step) for uid in uids]
+
+    def state(self) -> dict[str, object]:
+        """The state for a checkpoint."""
+        memories = {"replay": self._replay, "failed": self._failed, "pass_rates": self._pass_rates}
+        state: dict[str, object] = {"sampler": self._sampler.state()}
+        return state | {name: memory.state() for name, memory in memories.items() if memory is not None}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state from a checkpoint."""
+        self._sampler.restore(state["sampler"])
+        if self._replay is not None:
+            self._replay.restore(state["replay"])
+        if self._failed is not None:
+            self._failed.restore(state["failed"])
+        if self._pass_rates is not None:
+            self._pass_rates.restore(state["pass_rates"])
+
+    @property
+    def _filter(self) -> GroupFilter | None:
+        return self._settings.objective.group.filter
+
+    @property
+    def _wanted(self) -> int:
+        return self._settings.rl.prompts_per_step
+
+    def _guided(self, step: int, tasks: Sequence[RolloutTask]) -> list[RolloutTask]:
+        """The tasks, without traces where earlier steps solved the prompt too often (`group.guidance`)."""
+        guidance = self._settings.objective.group.guidance
+        if self._pass_rates is None or guidance is None:
+            return list(tasks)
+        known = self._pass_rates.as_known_to(step)
+        rates = [known.get(task.uid, NEVER_DRAWN).pass_rate for task in tasks]
+        return [
+            task if rate is None or rate <= guidance.pass_rate_at_most else replace(task, demonstrations=())
+            for task, rate in zip(tasks, rates, strict=True)
+        ]
+
+    def _replayed_tasks(self, step: int) -> list[RolloutTask]:
+        config = self._settings.objective.replay
+        if self._replay is None or config is None:
+            return []
+        stored = self._replay.sample(step, round(config.share * self._wanted))
+        return [replace(self._by_uid[uid], replayed=self._choose(rows, config)) for uid, rows in stored.items()]
+
+    def _choose(self, candidates: Sequence[Trajectory], config: ReplayConfig) -> Trajectory:
+        """One of a prompt's stored successes, given oldest first."""
+        if config.choose == "latest" or len(candidates) == 1:
+            return candidates[-1]
+        entropies = self._trainer.entropies(candidates)
+        return candidates[entropies.index(min(entropies))]
+
+    def _one_trace(self, task: RolloutTask, step: int) -> Trajectory:
+        index = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)
+        chosen = task.demonstrations[index]
+        return demonstration(task.prompt_ids, chosen.token_ids, chosen.source, chosen.context_starts)
+
+
+class Generation:
+    """Generates the groups of each step, possibly ahead of the trainer.
+
+    With `max_staleness` k, rollouts of step s start once the weights after step s - 1 - k are published. This admission
+    rule bounds staleness, so no rollouts have to be discarded. With k = 0, generation and training alternate.
+    A context manager: running generation is abandoned when the context ends.
+    """
+
+    def __init__(self, experience: Experience, cluster: Cluster, max_staleness: int, last_step: int) -> None:
+        self._experience = experience
+        self._cluster = cluster
+        self._ahead = max_staleness
+        self._last_step = last_step
+        self._running: dict[int, tuple[StepPlan, Future[list[Group]]]] = {}
+        self._threads = ThreadPoolExecutor(max(max_staleness, 1), thread_name_prefix="generation")
+        self._busy = BusyTime()
+        self._counting = threading.Lock()
+        self._num_tokens = 0
+        self._weights_s = 0.0
+
+    def take(self, step: int) -> tuple[list[Group], dict[str, float]]:
+        """The groups of `step`, now in the journal, and metrics of the wait for them (`perf/`).
+
+        Called when the trainer has finished all earlier steps.
+        """
+        began = time.perf_counter()
+        self._admit(step)
+        plan, future = self._running.pop(step)
+        depth = future.done() + sum(other.done() for _, other in self._running.values())
+        groups = future.result()
+        self._experience.commit(plan, groups)
+        waited = time.perf_counter() - began
+        queue = {"perf/queue_depth": float(depth)} if self._ahead else {}
+        metrics = {"perf/trainer_idle_s": waited, "perf/weights_s": self._weights_s} | queue | self._speed()
+        return groups, metrics | self._cluster.metrics()
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _admit(self, step: int) -> None:
+        waiting = [s for s in range(step, min(step + self._ahead, self._last_step) + 1) if s not in self._running]
+        plans = [self._experience.plan(s) for s in waiting]
+        began = time.perf_counter()
+        if any(plan.journalled is None for plan in plans):
+            self._cluster.publish(step - 1)
+        self._weights_s = time.perf_counter() - began
+        for plan in plans:
+            self._running[plan.step] = (plan, self._start(plan))
+
+    def _start(self, plan: StepPlan) -> Future[list[Group]]:
+        if self._ahead:
+            return self._threads.submit(self._generate, plan)
+        # No overlap: run in this thread, which has the trainer's torch settings.
+        future: Future[list[Group]] = Future()
+        future.set_result(self._generate(plan))
+        return future
+
+    def _generate(self, plan: StepPlan) -> list[Group]:
+        if plan.journalled is not None:
+            return list(plan.journalled)
+        with self._busy.measured():
+            groups = self._experience.generate(plan, self._cluster.engine)
+        with self._counting:
+            rows = (row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed))
+            self._num_tokens += sum(source in SAMPLED for row in rows for source in row.source)
+        return groups
+
+    def _speed(self) -> dict[str, float]:
+        """Since the last call: seconds of generation (grading included), of grading alone, the share of time without
+        generation, and tokens per second of the finished responses."""
+        elapsed, busy = self._busy.since_last()
+        with self._counting:
+            num_tokens, self._num_tokens = self._num_tokens, 0
+        times = {"perf/generation_s": busy, "perf/grading_s": self._experience.grading_s()}
+        idle = {"perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
+        return times | idle | ({"perf/rollout_tokens_per_s": num_tokens / busy} if num_tokens and busy else {})

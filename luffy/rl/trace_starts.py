@@ -1,0 +1,282 @@
+"""How much of a trace a row sees: prefixes of a length that the settings give, anchors, hints.
+
+Anchor search finds how much of a trace the policy has to be given before it sometimes succeeds. The method is the
+episode anchor search of "BREAD: Branched Rollouts from Expert Anchors" (arXiv 2506.17211). A hinted prompt is the
+question with the first steps of a trace.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, singledispatch
+
+from luffy.config.objective import (
+    AnchorConfig,
+    BinomialLength,
+    EvenlySpacedLength,
+    HintConfig,
+    PrefixConfig,
+    PrefixLength,
+    ScheduledValue,
+    UniformLength,
+)
+from luffy.config.prompt_slots import fill_slots
+from luffy.objectives.schedules import value_at
+from luffy.rl.rows import Demonstration, HintedPrompt, RolloutTask
+from luffy.seeds import derive_seed, uniform
+from luffy.types import Group, Hint, Message, Trajectory
+
+_At = Callable[[ScheduledValue], float]
+_Uniform = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixedRow:
+    """A prefix-conditioned row of a group."""
+
+    uid: str
+    """Uid of the prompt."""
+    index: int
+    """Index among the group's prefix-conditioned rows, from 0."""
+    count: int
+    """Number of prefix-conditioned rows in the group."""
+    visit: int = 0
+    """Number of earlier occurrences of the prompt in this step."""
+
+
+def prefix_length(
+    config: PrefixConfig, trace_tokens: int, row: PrefixedRow, step: int, total_steps: int, seed: int
+) -> int:
+    """Prefix length of `row` in tokens, for a trace of `trace_tokens` (stop token included): at most all but one.
+
+    The policy always samples at least the last token: a length of the whole trace is reduced by the stop token, and a
+    trace that consists of its stop token alone gives an empty prefix.
+
+    A pure function: the random number depends on (seed, step, prompt, visit, row), but not on the row when
+    `config.shared`. A share of the trace is rounded down to whole tokens. Schedules are evaluated at `step` (from 1)
+    of `total_steps`.
+    """
+    random_row = 0 if config.shared else row.index
+    sample = partial(uniform, seed, "prefix", step, row.uid, row.visit, random_row)
+    at = partial(value_at, step=step, total_steps=total_steps)
+    return min(_length(config.length, trace_tokens, row, at, sample), trace_tokens - 1)
+
+
+@singledispatch
+def _length(length: PrefixLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
+    raise NotImplementedError(f"no prefixes for {type(length).__name__}")
+
+
+@_length.register
+def _uniform(length: UniformLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
+    low, high = at(length.low), at(length.high)
+    return _whole_tokens(low + (high - low) * sample(0), trace_tokens)
+
+
+@_length.register
+def _binomial(length: BinomialLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
+    # A trace with fewer tokens than chunks is split into single tokens.
+    chunks = min(length.chunks, trace_tokens)
+    probability = at(length.probability)
+    given = sum(sample(chunk) < probability for chunk in range(chunks))
+    return given * trace_tokens // chunks
+
+
+@_length.register
+def _evenly_spaced(length: EvenlySpacedLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
+    # A single row takes the middle of the range; LUFFY's code divides by zero here.
+    place = row.index / (row.count - 1) if row.count > 1 else 0.5
+    return _whole_tokens(length.low + (length.high - length.low) * place, trace_tokens)
+
+
+def _whole_tokens(share: float, trace_tokens: int) -> int:
+    return math.floor(round(share * trace_tokens, 6))  # 0.29 x 100 is 29, not 28.999999999999996
+
+
+_FEWEST_LEFT = 2
+"""Minimum number of tokens after the last cut: one of the trace's text, and the stop token."""
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """A group whose rows were sampled after the first pieces of the trace."""
+
+    num_pieces: int
+    rows: tuple[Trajectory, ...]
+
+    @property
+    def success(self) -> float:
+        return sum(row.is_correct for row in self.rows) / len(self.rows)
+
+
+class AnchorSearch:
+    """A binary search for the number of pieces of a trace after which the policy's success rate is within bounds.
+
+    Below the bounds it tries more pieces, above them fewer. It ends with the first try within the bounds, or when no
+    number is left.
+    """
+
+    def __init__(self, config: AnchorConfig, trace: Demonstration, ends: Sequence[int]) -> None:
+        """`ends`: number of tokens in the first 1, 2, ... pieces of the trace, up to the last piece but one."""
+        self.trace = trace
+        self._config = config
+        self._ends = ends
+        self._too_few, self._too_many = 0, len(ends) + 1
+        self._tries: list[_Try] = []
+
+    @property
+    def num_pieces(self) -> int | None:
+        """The number of pieces to try next; None: the search has ended."""
+        within = self._tries and not self._distance(self._tries[-1])
+        if within or self._too_many - self._too_few < 2:
+            return None
+        return (self._too_few + self._too_many) // 2
+
+    @property
+    def num_given(self) -> int:
+        """Tokens of the trace that the rows of the next try begin with."""
+        assert self.num_pieces is not None, "the search has ended"
+        return self._ends[self.num_pieces - 1]
+
+    def observe(self, rows: Sequence[Trajectory]) -> None:
+        """Record the graded rows of the try with `num_pieces` pieces."""
+        assert self.num_pieces is not None, "the search has ended"
+        tried = _Try(self.num_pieces, tuple(rows))
+        if tried.success < self._config.success_at_least:
+            self._too_few = tried.num_pieces
+        elif tried.success > self._config.success_at_most:
+            self._too_many = tried.num_pieces
+        self._tries.append(tried)
+
+    def group(self, bare: Group) -> Group:
+        """The group to train on: among the tries with a correct row, the one nearest to the bounds, then the one with
+        the fewest pieces; `bare` where no try has a correct row.
+
+        All other rows go to `Group.replaced`.
+        """
+        solved = [each for each in self._tries if each.success > 0]
+        if not solved:
+            return Group(bare.uid, bare.trajectories, replaced=(*bare.replaced, *_rows(self._tries)))
+        best = min(solved, key=lambda each: (self._distance(each), each.num_pieces))
+        others = [each for each in self._tries if each is not best]
+        return Group(bare.uid, best.rows, replaced=(*bare.replaced, *bare.trajectories, *_rows(others)))
+
+    def _distance(self, tried: _Try) -> float:
+        """Distance of the success rate from the bounds; 0 within them."""
+        return max(self._config.success_at_least - tried.success, tried.success - self._config.success_at_most, 0.0)
+
+
+def _rows(tries: Sequence[_Try]) -> list[Trajectory]:
+    return [row for tried in tries for row in tried.rows]
+
+
+class Anchors:
+    """Creates the anchor search of a task, a pure function of the task, the step and the seed.
+
+    A task needs a trace that can be cut into at least two pieces; of several, each step chooses one at random.
+    """
+
+    def __init__(self, config: AnchorConfig, decode: Decode, seed: int) -> None:
+        """`decode` gives the text of tokens and nothing else: a template's opener would put a line end into each."""
+        self.config = config
+        self._decode = decode
+        self._seed = seed
+
+    def search(self, task: RolloutTask, step: int) -> AnchorSearch | None:
+        """A new search; None where no trace of the task can be cut."""
+        cut = [(trace, self._ends(trace)) for trace in task.demonstrations]
+        usable = [(trace, ends) for trace, ends in cut if ends]
+        if not usable:
+            return None
+        trace, ends = usable[derive_seed(self._seed, "anchoring trace", step, task.uid) % len(usable)]
+        return AnchorSearch(self.config, trace, ends)
+
+    def _ends(self, trace: Demonstration) -> tuple[int, ...]:
+        return piece_ends([self._decode([token_id]) for token_id in trace.token_ids], self.config.pieces)
+
+
+def piece_ends(texts: Sequence[str], pieces: int) -> tuple[int, ...]:
+    """Cuts of a trace into at most `pieces` pieces: the number of tokens before each cut, ascending.
+
+    `texts` are the texts of the trace's tokens. Pieces have nearly equal numbers of steps: lines, or words where the
+    trace is one line, or tokens where it shows no words. At least two tokens follow the last cut. Empty for a trace of
+    one step.
+    """
+    places = range(1, len(texts) - _FEWEST_LEFT + 1)
+    lines = [place for place in places if "\n" in texts[place - 1]]
+    words = [place for place in places if texts[place][:1].isspace() or texts[place - 1][-1:].isspace()]
+    steps = lines or words or list(places)
+    num_pieces = min(pieces, len(steps) + 1)
+    return tuple(steps[piece * (len(steps) + 1) // num_pieces - 1] for piece in range(1, num_pieces))
+
+
+EncodePrompt = Callable[[Sequence[Message]], tuple[int, ...]]
+"""Token ids of a prompt, up to where the policy begins to write."""
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+
+
+class HintedPrompts:
+    """Writes the hinted prompts of a task. A pure function of the task, the step and the seed.
+
+    A task needs a trace of at least two steps; of several, each step chooses one at random.
+    """
+
+    def __init__(self, config: HintConfig, encode: EncodePrompt, seed: int, total_steps: int) -> None:
+        self.config = config
+        self._encode = encode
+        self._seed = seed
+        self._first_step = int(round(config.after * total_steps, 6)) + 1
+
+    def are_due(self, step: int) -> bool:
+        """Whether `step` (from 1) may use hints."""
+        return step >= self._first_step
+
+    def of(self, task: RolloutTask, step: int) -> list[HintedPrompt]:
+        """One hinted prompt per row to sample, ordered by level; empty without a usable trace."""
+        traces = [trace.reply for trace in task.demonstrations if hint_text(trace.reply, self.config.levels[0])]
+        if not traces:
+            return []
+        trace = traces[derive_seed(self._seed, "hinting trace", step, task.uid) % len(traces)]
+        levels = [self._written(task, trace, level) for level in range(1, len(self.config.levels) + 1)]
+        return [prompt for prompt in levels for _ in range(self.config.rows_per_level)]
+
+    def longest(self, tasks: Sequence[RolloutTask]) -> int:
+        """Number of tokens in the longest hinted prompt of `tasks`; 0 without any."""
+        level = len(self.config.levels)
+        prompts = (self._written(task, trace.reply, level) for task in tasks for trace in task.demonstrations)
+        return max((len(prompt.prompt_ids) for prompt in prompts), default=0)
+
+    def _written(self, task: RolloutTask, trace: str, level: int) -> HintedPrompt:
+        hint = Hint(level, hint_text(trace, self.config.levels[level - 1]))
+        *before, question = task.messages
+        text = fill_slots(self.config.template, {"prompt": question.content, "hint": hint.text})
+        return HintedPrompt(
+            self._encode([*before, replace(question, content=text)]), hint, self.config.learn == "hinted"
+        )
+
+
+def hint_text(trace: str, share: float) -> str:
+    """The first steps of a trace: `share` of them, rounded down, at least one and never the last; empty where the trace
+    has a single step.
+
+    Steps are the lines of the reasoning between the thinking tags, or of the whole text without tags; where that is a
+    single line, its words.
+    """
+    reasoning = trace.partition(_THINK_CLOSE)[0].replace(_THINK_OPEN, "", 1)
+    lines = [line for line in reasoning.splitlines() if line.strip()]
+    steps, joint = (lines, "\n") if len(lines) > 1 else (reasoning.split(), " ")
+    count = min(max(int(round(share * len(steps), 6)), 1), len(steps) - 1)
+    return joint.join(steps[:count]) if count > 0 else ""
+
+
+def with_hinted_rows(group: Group, hinted: Sequence[Trajectory], config: HintConfig) -> Group:
+    """The group with its first wrong rollouts replaced by hinted rows (`HintConfig.keep`); the replaced rollouts and
+    the unused hinted rows go to `Group.replaced`."""
+    staying = [row for row in hinted if row.is_correct][:1] if config.keep == "first_correct" else list(hinted)
+    wrong = [row for row in group.trajectories if not row.is_correct]
+    assert len(staying) <= len(wrong), "checked by the configuration"
+    leaving = wrong[: len(staying)]
+    rollouts = [row for row in group.trajectories if not any(row is other for other in leaving)]
+    unused = [row for row in hinted if not any(row is other for other in staying)]
+    return Group(group.uid, (*rollouts, *staying), replaced=(*group.replaced, *leaving, *unused))
