@@ -127,8 +127,7 @@ def objective_at(
     """The objective at `step` (from 1) of `total_steps`.
 
     Args:
-        adaptive: present values of the adaptive coefficients by the names of their terms
-            (`AdaptiveCoefficients`).
+        adaptive: present values of the adaptive coefficients by the names of their terms (`AdaptiveCoefficients`).
     """
     coefficients = []
     for term in terms:
