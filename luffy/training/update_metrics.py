@@ -189,14 +189,14 @@ class PartTimes:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def count(self, flops: float) -> None:
-        """Add operations of this rank (`luffy.pipeline.machine.flops`)."""
+        """Add operations of this rank (`luffy.training.flops`)."""
         self._flops += flops
 
     def metrics(self) -> dict[str, float]:
         """`perf/<part>_s`, `perf/model_tflops` and `perf/mfu`; a collective call.
 
         `model_tflops` is the mean over ranks of the counted operations, in 1e12 per second of all parts together.
-        `mfu` is its share of the GPU's peak (`luffy.pipeline.machine.peak_flops`), left out without a known peak, so on
+        `mfu` is its share of the GPU's peak (`luffy.training.flops`), left out without a known peak, so on
         every CPU.
         """
         total, num_ranks = sum_over_ranks(torch.tensor([self._flops, 1.0], dtype=torch.float64)).tolist()
