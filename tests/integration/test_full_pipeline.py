@@ -25,8 +25,7 @@ from luffy.pipeline.workspace.lock import holder_of
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMOKE = "exp_configs/smoke.yaml"
-# numpy, pyarrow and matplotlib are not among them: the thread of the artifacts reads graded responses, and draws.
-HEAVY = "torch|transformers|tokenizers|deepspeed|vllm|ray|sympy|math_verify"
+HEAVY = "torch|transformers|tokenizers|deepspeed|vllm|ray|matplotlib|sympy|math_verify"
 NODES = ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"]
 
 
