@@ -1,8 +1,10 @@
-"""Pages of the site that are generated from the code: every configuration field and every command."""
+"""Pages of the site that are not in docs/: every configuration field and every command, from the code, and files of other
+folders."""
 
 import inspect
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -18,6 +20,13 @@ from luffy.config.many_runs.comparison import ComparisonConfig
 
 ROOTS: Mapping[str, type[BaseModel]] = {"An experiment": ExperimentConfig, "A comparison": ComparisonConfig}
 PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
+ELSEWHERE: Mapping[str, str] = {
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "data/README.md": "data_sources.md",
+    "exp_configs/README.md": "presets.md",
+}
+"""Files outside of docs/ and their pages."""
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
@@ -25,7 +34,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to the site."""
     files.append(File.generated(config, "reference/configuration.md", content=configuration_page()))
     files.append(File.generated(config, "reference/commands.md", content=commands_page()))
+    for source, page in ELSEWHERE.items():
+        text = (Path(config.docs_dir).parent / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text.replace("](docs/", "](").replace("](../docs/", "](")))
     return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Lead links to files outside of docs/, which work in a repository, to their pages of the site."""
+    for source, page in ELSEWHERE.items():
+        markdown = markdown.replace(f"](../{source}", f"]({page}")
+    return markdown
 
 
 def configuration_page() -> str:
