@@ -1,5 +1,4 @@
-"""Pages of the site that are not in docs/: every configuration field and every command, from the code, and files of other
-folders."""
+"""Pages of the site that are not in docs/: every configuration field and command, and files of other folders."""
 
 import inspect
 import types
