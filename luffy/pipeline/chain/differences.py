@@ -38,9 +38,9 @@ def differences(before: Identity, after: Identity, inputs: Mapping[str, str]) ->
     for name in _changed(before.upstream, after.upstream):
         old_key, new_key = before.upstream.get(name, "none"), after.upstream.get(name, "none")
         yield f"different result of {inputs.get(name, name)} ({old_key} -> {new_key})"
-    modules = list(_changed(before.code, after.code))
-    if modules:
-        yield f"code changed ({', '.join(modules[:_SHOWN])}{', ...' if len(modules) > _SHOWN else ''})"
+    rooms = ["modules at the top" if room == "*" else room for room in _changed(before.code, after.code)]
+    if rooms:
+        yield f"code changed ({', '.join(rooms[:_SHOWN])}{', ...' if len(rooms) > _SHOWN else ''})"
 
 
 def _of_settings(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[str]:

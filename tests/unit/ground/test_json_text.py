@@ -13,13 +13,11 @@ from luffy.json_text import MAX_DEPTH, NestedTooDeep, parse_json, refuse_deep
 
 OWN_TEXT = {
     # What luffy's own processes write: to each other, and into their own files.
-    "answer_log.py", "answer_shards.py", "accuracies.py", "bubblewrap.py", "card_summary.py", "checkpoint.py",
-    "confidential_prompts.py", "custom_functions.py", "earlier_runs.py", "events.py", "form.py",
-    "inputs.py", "interpreter.py", "module_facts.py", "pass_rates.py", "piece_files.py",
-    "readings.py", "reasoning_gym_score.py", "request.py", "response_lengths.py", "sample_card.py", "sample_records.py",
-    "shards.py",
-    "splits.py", "stage_times.py", "stand_ins.py", "synthesis_card.py", "text_answers.py", "warm_server.py",
-    "alarm_watch.py",
+    "accuracies.py", "answer_log.py", "answer_shards.py", "bubblewrap.py", "card_summary.py", "chain_page.py",
+    "checkpoint.py", "code_identity.py", "confidential_prompts.py", "custom_functions.py", "engine_state.py",
+    "events.py", "form.py", "interpreter.py", "pass_rates.py", "reasoning_gym_score.py", "request.py",
+    "sample_card.py", "sample_records.py", "shards.py", "splits.py", "synthesis_card.py", "text_answers.py",
+    "warm_server.py",
     # A tokenizer that its library has read and written again.
     "tokenizer.py",
     # In the interpreter of an environment, which has no luffy.
