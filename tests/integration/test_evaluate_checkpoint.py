@@ -154,4 +154,4 @@ def test_a_dry_run_shows_the_plan_of_a_sweep(finished):
     result = run(finished, "evaluate_checkpoint", "--steps", "2,4", KEEP, "--dry-run")
     assert result.returncode == 0, result.stderr
     assert re.search(r"^rl +\w{16} +reused", result.stdout, re.MULTILINE)
-    assert re.search(r"^sweep +\w{16} +run +- +first run", result.stdout, re.MULTILINE)
+    assert re.search(r"^sweep +\w{16} +run +first run", result.stdout, re.MULTILINE)

@@ -5,6 +5,7 @@ The server is that of PREFECT_API_URL; FORCED are names of stages, separated by 
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from toy_run import Recorder, toy_command, toy_experiment
@@ -37,12 +38,17 @@ def toy() -> str:
     return flow_run.get_id()
 
 
-def say_states(identifier: str) -> None:
-    """`state base: Cached`, for each task run."""
+def say_states(identifier: str, num_tasks: int) -> None:
+    """`state base: Cached`, for each task run, once the server has taken note of all."""
     with get_client(sync_client=True) as client:
-        for task_run in client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [identifier]})):
-            sys.stdout.write(f"state {task_run.name}: {task_run.state_name} after {task_run.run_count}\n")
+        while True:
+            found = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [identifier]}))
+            if sum(task_run.state is not None and task_run.state.is_final() for task_run in found) == num_tasks:
+                break
+            time.sleep(0.1)
+    for task_run in found:
+        sys.stdout.write(f"state {task_run.name}: {task_run.state_name} after {task_run.run_count}\n")
 
 
 if __name__ == "__main__":
-    say_states(toy())
+    say_states(toy(), len(toy_experiment(root, *overrides).nodes))
