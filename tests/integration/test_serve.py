@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import urllib.request
+import time
 from pathlib import Path
 
 import httpx
@@ -124,10 +124,13 @@ class Checkout:
         return result, found and found[1]
 
     def ask(self, path, **body):
-        request = urllib.request.Request(f"{self.api}/{path}", method="POST" if body else "GET")
-        request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, json.dumps(body).encode() if body else None, timeout=PATIENCE_S) as answer:
-            return json.load(answer)
+        """As Prefect's client asks: a server whose SQLite database was locked (503) is asked again."""
+        method, url = "POST" if body else "GET", f"{self.api}/{path}"
+        while True:
+            answer = httpx.request(method, url, json=body or None, timeout=PATIENCE_S)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return answer.raise_for_status().json()
+            time.sleep(LOOK_S)
 
     def state(self, run):
         return self.ask(f"flow_runs/{run}")["state_type"]
