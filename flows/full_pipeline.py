@@ -25,7 +25,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from luffy.cli.accuracies import by_suite, read_accuracies
-from luffy.cli.console import show_report_path, terminal, text_table
+from luffy.cli.card_summary import summarise_card
+from luffy.cli.console import say, show_report_path, terminal, text_table, wide_terminal
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.pipeline.chain.graph import select_nodes
 from luffy.pipeline.resources import check_resources
@@ -73,6 +74,11 @@ def run_chain(
     check_resources(config)
     with open_session(config, find_workspace(), verify=verify, force=force, adopts=adopt) as session:
         stages = make_chain(session, select_nodes(session.run.experiment.nodes, only, "--only"))
+    if stages.keys() == {"prepare_data"}:
+        summary = summarise_card(stages["prepare_data"].directory)
+        wide_terminal().print(text_table(summary.header, summary.rows, title="\nRows by source"))
+        for note in summary.notes:
+            say(note)
     accuracies = read_accuracies(evaluated_folders(stage.directory for stage in stages.values()))
     if accuracies:
         header, rows = by_suite(accuracies)

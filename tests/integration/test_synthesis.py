@@ -1,5 +1,5 @@
 """Traces made by teachers, through the real stage programs: one behind an endpoint, killed with `kill -9`, whose traces
-SFT learns and `luffy export-traces` hands on; the base policy's own folder, through the embedded engine; and the same
+SFT learns and `luffy export` hands on; the base policy's own folder, through the embedded engine; and the same
 policy behind a real vLLM server."""
 
 import json
