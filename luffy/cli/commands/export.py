@@ -57,9 +57,7 @@ def export(
             folder_of_traces(find_run(find_workspace(workspace), source)), target, author or ()
         )
         by_author = ", ".join(f"{count} of {name}" for name, count in sorted(counts.items()))
-        say(
-            f"{sum(counts.values())} traces ({by_author}) are in {target}; read them with data.train: {{kind: file, ...}}"
-        )
+        say(f"{counts.total()} traces ({by_author}) are in {target}; read them with data.train: {{kind: file, ...}}")
         if hidden:
             say(f"{hidden} prompts are confidential and were left out")
         return EXIT_OK
