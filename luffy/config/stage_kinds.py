@@ -398,7 +398,7 @@ _KINDS = (
         inputs={"data": "data"},
         requires=("evaluation",),
         reads_all=True,
-        rooms=(*_GRADED, "data", "evaluation/*", "report", "statistics", "synthesis", "tracking"),
+        rooms=(*_GRADED, "config/many_runs", "data", "evaluation", "report", "statistics", "synthesis", "tracking"),
         views=("accuracies", "accuracy_curves", "report_page"),
         pages=("report.html", "report.md"),
     ),

@@ -15,8 +15,8 @@ from luffy.pipeline.chain.graph import build_graph
 
 SMOKE = Path(__file__).parents[4] / "exp_configs" / "smoke.yaml"
 NOT_THE_RESULT = {
-    "evaluate": ("report",),  # draws summary.html, which no stage reads
-    "sweep": ("report",),
+    "evaluate": ("report", "config/many_runs", "evaluation"),  # summary.html, which no stage reads
+    "sweep": ("report", "config/many_runs", "evaluation"),
 }
 """Rooms that a program imports and that change none of its numbers."""
 VALIDATION = "stages/held_out.py"
@@ -116,6 +116,7 @@ STAGES_OF = {
     "data": set(STAGE_KINDS),
     "environments": set(STAGE_KINDS) - {"base", "sft"},
     "evaluation/*": {"synthesize", "difficulty", "sample", "evaluate", "report", "sweep"},
+    "evaluation/leaderboard": {"report"},
     "grading": set(STAGE_KINDS) - {"base", "sft"},
     "objectives": {"base", "sft", "rl", "sweep"},
     "report": {"report"},
