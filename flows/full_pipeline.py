@@ -25,9 +25,10 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from luffy.cli.accuracies import by_suite, read_accuracies
-from luffy.cli.console import show_report_path, terminal, text_table
+from luffy.cli.card_summary import summarise_card
+from luffy.cli.console import say, show_report_path, terminal, text_table, wide_terminal
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.pipeline.chain.graph import select_nodes
+from luffy.pipeline.chain.graph import build_graph, select_nodes
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.artifacts import evaluated_folders
@@ -70,9 +71,16 @@ def run_chain(
     config: ExperimentConfig, *, verify: bool, only: Sequence[str] = (), force: Sequence[str] = (), adopt: bool = False
 ) -> None:
     """Make or reuse the stages of `config` and print the results; has to be called inside a flow."""
-    check_resources(config)
+    nodes = build_graph(config)
+    chosen = select_nodes(nodes, only, "--only")
+    check_resources(config, [node.stage for node in nodes if node.name in chosen] or None)
     with open_session(config, find_workspace(), verify=verify, force=force, adopts=adopt) as session:
-        stages = make_chain(session, select_nodes(session.run.experiment.nodes, only, "--only"))
+        stages = make_chain(session, chosen)
+    if stages.keys() == {"prepare_data"}:
+        summary = summarise_card(stages["prepare_data"].directory)
+        wide_terminal().print(text_table(summary.header, summary.rows, title="\nRows by source"))
+        for note in summary.notes:
+            say(note)
     accuracies = read_accuracies(evaluated_folders(stage.directory for stage in stages.values()))
     if accuracies:
         header, rows = by_suite(accuracies)

@@ -1,4 +1,4 @@
-"""`luffy leaderboard`: every evaluated model of a workspace, as text, as a page and as data."""
+"""`luffy show --leaderboard`: every evaluated model of a workspace, as text, as a page and as data."""
 
 from pathlib import Path
 

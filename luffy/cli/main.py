@@ -15,17 +15,12 @@ from luffy.cli.commands.config import config
 from luffy.cli.commands.diff import diff
 from luffy.cli.commands.doctor import doctor
 from luffy.cli.commands.evaluate import evaluate
-from luffy.cli.commands.explain import explain
 from luffy.cli.commands.export import export
-from luffy.cli.commands.export_traces import export_traces
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.grid import grid
-from luffy.cli.commands.leaderboard import leaderboard
 from luffy.cli.commands.plan import plan
-from luffy.cli.commands.prepare import prepare
 from luffy.cli.commands.rescore import rescore
 from luffy.cli.commands.run import run
-from luffy.cli.commands.runs import runs
 from luffy.cli.commands.serve import serve
 from luffy.cli.commands.show import show
 from luffy.cli.commands.study import study
@@ -35,14 +30,19 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, compare, grid, study, serve, doctor),
-    "Results": (runs, show, diff, leaderboard, rescore, export, export_traces, gc),
+    "Experiments": (run, plan, bench, config, evaluate, compare, grid, study, serve, doctor),
+    "Results": (show, diff, rescore, export, gc),
 }
-_TAKE_FIELDS = (run, plan, bench, explain, config, prepare, evaluate)
+_TAKE_FIELDS = (run, plan, bench, config, evaluate)
 _GONE = {
     "watch": "Prefect's UI lists the runs, luffy show RUN their state",
     "eval": "luffy evaluate CONFIG --model MODEL plays an experiment's environment with any model",
+    "explain": "luffy config CONFIG --explain prints what it printed",
     "export-environment": "nothing takes its place; 0.2.0 was the last version with it",
+    "export-traces": "luffy export RUN FILE.parquet writes the traces of a run",
+    "leaderboard": "luffy show --leaderboard prints and writes it",
+    "prepare": "luffy run CONFIG --only prepare_data makes the data alone",
+    "runs": "luffy show lists the runs and results of a workspace",
 }
 _EPILOG = """\
 luffy COMMAND --help shows the options of a command; luffy config --fields lists every field of an experiment.

@@ -1,4 +1,4 @@
-"""The objective of each training stage, in words and symbols: what `luffy explain` prints."""
+"""The objective of each training stage, in words and symbols: what `luffy config --explain` prints."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -25,7 +25,12 @@ _RUNS_HEADER = ("run", "stage", "key", "plan", "why")
 
 
 def show_plan(
-    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
+    config: ExperimentConfig,
+    workspace: Workspace,
+    *,
+    verify: bool,
+    sweep_steps: tuple[int, ...] = (),
+    stages: Sequence[str] | None = None,
 ) -> None:
     """Print the estimate of GPU memory, then for each stage what a run would do, why, and on how many GPUs.
 
@@ -33,7 +38,7 @@ def show_plan(
 
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
-    show_resources([config], estimate=True, sweep_steps=sweep_steps)
+    show_resources([config], estimate=True, stages=("sweep",) if sweep_steps else stages)
     plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps)
     console = terminal()
     if config.cluster == "ray":
@@ -77,9 +82,15 @@ def grid_plans(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> S
     return [plan for _, plan in _plans_of_runs(grid.runs, workspace, verify)]
 
 
-def check(configs: Sequence[ExperimentConfig], workspace: Workspace, *, sweep_steps: tuple[int, ...] = ()) -> None:
-    """Raise UserError if a file is missing or the machines are too small, before anything starts."""
-    show_resources(configs, estimate=False, sweep_steps=sweep_steps)
+def check(
+    configs: Sequence[ExperimentConfig],
+    workspace: Workspace,
+    *,
+    sweep_steps: tuple[int, ...] = (),
+    stages: Sequence[str] | None = None,
+) -> None:
+    """Raise UserError if a file is missing or the machines are too small for `stages` (all), before anything starts."""
+    show_resources(configs, estimate=False, stages=("sweep",) if sweep_steps else stages)
     for config in configs:
         # Finds missing files. Code is not hashed here: the flow computes the keys.
         open_experiment(config, workspace, code=lambda rooms: {}, sweep_steps=sweep_steps)
@@ -90,13 +101,13 @@ def arm_configs(comparison: Comparison) -> list[ExperimentConfig]:
     return [comparison.runs_of(name)[0].config for name in comparison.config.arms]
 
 
-def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, sweep_steps: tuple[int, ...] = ()) -> None:
+def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, stages: Sequence[str] | None = None) -> None:
     """Print notes on the machines that the runs need, with or without the `estimate` of each GPU's memory, each once.
 
-    With `sweep_steps` only the sweep is checked, since its RL run is finished. Raises ConfigError, one line for each
-    problem, if the machines do not suffice.
+    `stages`: those to check, by default all. Raises ConfigError, one line for each problem, if the machines do not
+    suffice.
     """
-    found = [find_resources(config, ("sweep",) if sweep_steps else None) for config in configs]
+    found = [find_resources(config, stages) for config in configs]
     console = terminal()
     for gpu in dict.fromkeys(gpu for each in found for gpu in each.gpus) if estimate else ():
         console.print(memory_table(gpu))

@@ -1,6 +1,6 @@
 """The shared part of commands that run an experiment or a part of one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,12 +28,16 @@ def start_experiment(
     options: StartOptions,
     *,
     sweep_steps: tuple[int, ...] = (),
+    stages: Sequence[str] | None = None,
 ) -> int:
-    """Check `config`, then run `flow` with the equivalent `parameters`, or show the plan. Returns the exit code."""
+    """Check `config`, then run `flow` with the equivalent `parameters`, or show the plan. Returns the exit code.
+
+    `stages`: those whose needs are checked, by default all.
+    """
     workspace, verify = options.workspace, options.verify
     if options.dry_run:
-        show_plan(config, workspace, verify=verify, sweep_steps=sweep_steps)
+        show_plan(config, workspace, verify=verify, sweep_steps=sweep_steps, stages=stages)
         return EXIT_OK
-    check([config], workspace, sweep_steps=sweep_steps)
+    check([config], workspace, sweep_steps=sweep_steps, stages=stages)
     plans = partial(plans_of, config, workspace, verify=verify, sweep_steps=sweep_steps)
     return launch(flow, {**parameters, "verify": verify}, workspace, plans, debug=options.debug)

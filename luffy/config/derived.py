@@ -24,11 +24,6 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _NO_PROTOCOL = "evaluation: missing; {} must define the evaluation protocol"
 
 
-def data_alone(config: ExperimentConfig) -> ExperimentConfig:
-    """The experiment cut after `prepare_data`, whose result the whole chain reads."""
-    return config.model_copy(update={"stages": ("prepare_data",)})
-
-
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
     """What is to be evaluated: one of `model` and `steps`."""

@@ -1,4 +1,4 @@
-"""An objective in words and symbols: what `luffy explain` prints. Text only; training does not use it."""
+"""An objective in words and symbols: what `luffy config --explain` prints. Text only; training does not use it."""
 
 from collections.abc import Iterator, Sequence
 from textwrap import wrap

@@ -46,9 +46,9 @@ class Resources:
     """One line for each reason why the run cannot work: the field, what was found, what to do."""
 
 
-def check_resources(config: ExperimentConfig) -> None:
-    """Raise ConfigError, one line per mistake, if the experiment needs more GPUs or memory than the machine has."""
-    complaints = find_resources(config).complaints
+def check_resources(config: ExperimentConfig, stages: Sequence[str] | None = None) -> None:
+    """Raise ConfigError, one line per mistake, if `stages` (all) need more GPUs or memory than the machine has."""
+    complaints = find_resources(config, stages).complaints
     if complaints:
         raise ConfigError("\n".join(complaints))
 

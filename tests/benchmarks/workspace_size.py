@@ -35,12 +35,12 @@ from luffy.pipeline.workspace import RUN_FILE
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (1, 2)
 COMMANDS = {
-    "`luffy runs`": ("runs",),
+    "`luffy show`": ("show",),
     "`luffy plan` (all reused)": ("plan", "smoke", "seed=1"),
     "`luffy plan` (nothing there)": ("plan", "smoke", "seed=3"),
     "`luffy gc`": ("gc",),
     "`luffy gc --keep-runs 1`": ("gc", "--keep-runs", "1"),
-    "`luffy leaderboard`": ("leaderboard",),
+    "`luffy show --leaderboard`": ("show", "--leaderboard"),
     "`luffy run` (all reused)": ("run", "smoke", "seed=1"),
 }
 TEXTS = (".json", ".jsonl", ".html", ".md", ".yaml", ".txt")

@@ -60,7 +60,7 @@ def test_an_endpoint_that_dies_costs_nothing_and_its_model_is_on_the_leaderboard
     again = evaluate(tmp_path, healthy.url)
     assert {recorder.texts("planned")[0] for recorder in again.values()} == {"reused"}
 
-    assert main(["leaderboard", str(tmp_path)]) == 0
+    assert main(["show", "--leaderboard", "--workspace", str(tmp_path)]) == 0
     tables = json.loads((tmp_path / "leaderboard.json").read_text())["tables"]
     assert {row["checkpoint"] for table in tables for row in table["rows"]} == {"org/gpt-x (API)"}
     assert "org/gpt-x (API)" in capsys.readouterr().out

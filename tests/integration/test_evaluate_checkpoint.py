@@ -114,7 +114,7 @@ def test_a_killed_sweep_continues_with_the_remaining_steps(swept, server):
 
 def test_the_leaderboard_has_one_row_per_model_from_any_kind_of_evaluation(swept, capsys):
     """The sweep and the chain have both evaluated the model of step 6."""
-    assert main(["leaderboard", str(swept)]) == 0
+    assert main(["show", "--leaderboard", "--workspace", str(swept)]) == 0
     tables = json.loads((swept / "leaderboard.json").read_text())["tables"]
     assert [len(table["columns"]) for table in tables] == [4, 4]
     for table in tables:

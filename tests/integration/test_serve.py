@@ -280,7 +280,7 @@ def test_the_form_and_a_flow_started_by_hand_reuse_the_stages_of_the_file(served
     assert served.ask(f"flow_runs/{run}")["name"].startswith("smoke sft_then_luffy")
 
     where = {"LUFFY_WORKSPACE": str(served.workspace)}
-    alone = served.run("flows/prepare_data.py", "exp_configs/smoke.yaml", **where)
+    alone = served.run("flows/full_pipeline.py", "exp_configs/smoke.yaml", "--only", "prepare_data", **where)
     assert alone.returncode == 0, alone.stderr
     assert "prepare_data: reused" in alone.stdout
     assert re.search(r"^train +arithmetic +24 +24 +0", alone.stdout, re.MULTILINE), alone.stdout
@@ -485,7 +485,8 @@ def test_kill_9_leaves_no_process_and_the_next_server_closes_what_ran(served):
     served.process.wait()
     wait_until(lambda: served.processes() == [])
 
-    alone = served.run("flows/prepare_data.py", "exp_configs/smoke.yaml", LUFFY_WORKSPACE=str(served.workspace))
+    command = ["flows/full_pipeline.py", "exp_configs/smoke.yaml", "--only", "prepare_data"]
+    alone = served.run(*command, LUFFY_WORKSPACE=str(served.workspace))
     assert alone.returncode == 0, alone.stderr
     assert "using an embedded server for this run" in alone.stderr
 

@@ -67,7 +67,7 @@ def test_a_read_only_disk_is_refused_before_anything_starts(disk, capsys):
     with pytest.raises(WorkspaceError) as caught, claiming(Workspace(root)):
         pass
     one_line(caught, "Read-only file system")
-    assert main(["runs", "--workspace", str(root)]) == 0
+    assert main(["show", "--workspace", str(root)]) == 0
     assert main(["gc", "--workspace", str(root)]) == 0
     assert main(["gc", "--delete", "--workspace", str(root)]) == 2
     assert "Read-only file system" in capsys.readouterr().err

@@ -1,5 +1,5 @@
 """Traces made by teachers, through the real stage programs: one behind an endpoint, killed with `kill -9`, whose traces
-SFT learns and `luffy export-traces` hands on; the base policy's own folder, through the embedded engine; and the same
+SFT learns and `luffy export` hands on; the base policy's own folder, through the embedded engine; and the same
 policy behind a real vLLM server."""
 
 import json
@@ -141,14 +141,14 @@ def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_cam
 
     exported = tmp_path / "traces.parquet"
     where = ["--workspace", str(workspace)]
-    assert main(["export-traces", str(folder), str(exported), "--author", "big", *where]) == 0
+    assert main(["export", str(folder), str(exported), "--author", "big", *where]) == 0
     assert "12 traces (12 of big)" in capsys.readouterr().out
     again = list(open_source(FileSource(kind="file", path=str(exported)), "train", 0).rows())
     assert [trace.author for prompt in again for trace in prompt.traces] == ["big"] * 12
     own = {p.uid: p for p in read_prompts(plan.directory / "train.parquet")}
     assert [prompt.traces for prompt in again] == [own[prompt.uid].traces[-1:] for prompt in again]
-    assert main(["export-traces", str(folder), str(tmp_path / "o.parquet"), "--author", "bigger", *where]) == 2
-    assert main(["export-traces", str(folder), str(exported), *where]) == 2
+    assert main(["export", str(folder), str(tmp_path / "o.parquet"), "--author", "bigger", *where]) == 2
+    assert main(["export", str(folder), str(exported), *where]) == 2
     endpoint.close()
     files = [path for path in workspace.rglob("*") if path.is_file()]
     assert not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -41,7 +41,9 @@ def run(
     """
     options = StartOptions(find_workspace(workspace), dry_run, verify, debug)
     experiment = load_experiment(config, overrides or ())
-    for name, chosen in (("--only", only), ("--force", force)):
-        select_nodes(build_graph(experiment), chosen or (), name)
+    nodes = build_graph(experiment)
+    select_nodes(nodes, force or (), "--force")
+    chosen = select_nodes(nodes, only or (), "--only")
+    stages = [node.stage for node in nodes if node.name in chosen] or None
     parameters = {"config_file": config, "overrides": overrides or [], "only": only, "force": force, "adopt": adopt}
-    return start_experiment(_FLOW, experiment, parameters, options)
+    return start_experiment(_FLOW, experiment, parameters, options, stages=stages)

@@ -1,4 +1,4 @@
-"""`luffy show RUN`: one run, from its configuration and the raw data to metrics, curves and samples."""
+"""`luffy show`: a workspace, or one run from its configuration and the raw data to metrics, curves and samples."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,17 +8,27 @@ from typer import Argument, Option
 from luffy.cli import run_view
 from luffy.cli.accuracies import by_suite
 from luffy.cli.console import say, text_table, wide_terminal
+from luffy.cli.inventory import RUN_HEADER, STAGE_HEADER, take_stock
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.prompt_view import HISTORY_HEADER, prompt_history
 from luffy.cli.sample_view import RewardRange, read_range, samples_of
 from luffy.cli.settings_view import settings_of
 from luffy.errors import EXIT_OK, ConfigError
-from luffy.pipeline.workspace import find_workspace
+from luffy.pipeline.workspace import Workspace, find_workspace
 from luffy.pipeline.workspace.records import RunRecord, find_run, read_run
 
 
 def show(
-    run: Annotated[str, Argument(help="a run's name or directory, or an experiment's name for its newest run")],
+    run: Annotated[
+        str | None,
+        Argument(
+            help="a run's name or directory, or an experiment's name for its newest run [list all runs and results]",
+            show_default=False,
+        ),
+    ] = None,
+    leaderboard: Annotated[
+        bool, Option("--leaderboard", help="instead: every evaluated model of the workspace; also as a page")
+    ] = False,
     everything: Annotated[bool, Option("--all", help="also fields at their defaults, and every metric")] = False,
     svg: Annotated[Path | None, Option(metavar="FOLDER", help="also write the training curves as SVG files")] = None,
     samples: Annotated[int | None, Option(min=1, metavar="N", help="instead: N samples with their grades")] = None,
@@ -36,13 +46,24 @@ def show(
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """Show one run: configuration, stages, lineage, metrics, accuracies, curves, samples, one prompt's history."""
+    """Show one run: configuration, stages, lineage, metrics, accuracies, curves, samples, one prompt's history.
+
+    Without a run: what the workspace holds, or its leaderboard.
+    """
+    where = find_workspace(workspace)
+    if run is None or leaderboard:
+        asked = (samples, stage, reward, reward_min, reward_max, prompt, svg)
+        if leaderboard and run is not None:
+            raise ConfigError(f"--leaderboard ranks the whole workspace: leave out {run}")
+        if everything or any(value is not None for value in asked):
+            raise ConfigError("RUN: missing; luffy show lists the runs")
+        return _show_leaderboard(where) if leaderboard else _list(where)
     if prompt is not None and samples is not None:
         raise ConfigError("--prompt and --samples show different things: give one of them")
     if samples is None and any(value is not None for value in (reward, reward_min, reward_max, stage)):
         raise ConfigError("--stage and --reward choose among samples: give --samples N, too")
     wanted = _reward_range(reward, reward_min, reward_max)
-    record = find_run(find_workspace(workspace), run)
+    record = find_run(where, run)
     if samples is not None:
         return _show_samples(record, stage, wanted, samples)
     if prompt is not None:
@@ -53,6 +74,23 @@ def show(
     _show_results(record, everything=everything)
     for file in run_view.write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
+    return EXIT_OK
+
+
+def _list(where: Workspace) -> int:
+    console = wide_terminal()
+    say(f"workspace {where.root}")
+    runs, stages = take_stock(where)
+    console.print(text_table(RUN_HEADER, runs, title="Runs"))
+    console.print()
+    console.print(text_table(STAGE_HEADER, stages, title="Stage results"))
+    return EXIT_OK
+
+
+def _show_leaderboard(where: Workspace) -> int:
+    from luffy.cli.leaderboard_view import show_leaderboard, write_leaderboard  # plots: only when they are needed
+
+    show_leaderboard(write_leaderboard(where), where.root)
     return EXIT_OK
 
 

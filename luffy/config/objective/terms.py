@@ -99,7 +99,7 @@ class TermConfig(StrictModel):
     """One summand of the objective: coefficient x sum over selected tokens of loss / denominator."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """Names the term in metrics and in `luffy explain`."""
+    """Names the term in metrics and in `luffy config --explain`."""
     select: Selector
     gate: GateConfig | None = None
     loss: LossConfig

@@ -134,7 +134,7 @@ def find_run(workspace: Workspace, text: str) -> RunRecord:
     names = [record.name for record in list_records(workspace)]
     near = difflib.get_close_matches(text, names, n=_SUGGESTED, cutoff=0.5) or names[:_SUGGESTED]
     there = f"there are {', '.join(near)}" if near else "it has no runs"
-    raise DataError(f"{text}: no such run in workspace {workspace.root}; {there} (luffy runs)")
+    raise DataError(f"{text}: no such run in workspace {workspace.root}; {there} (luffy show)")
 
 
 def _entry(directory: Path, node: str, values: Mapping[str, str]) -> StageEntry:

@@ -49,7 +49,7 @@ class Retention:
         by_name = {record.name: record for record in records}
         for name in self.names:
             if name not in by_name:
-                raise DataError(f"--runs {name}: no such run; luffy runs lists them")
+                raise DataError(f"--runs {name}: no such run; luffy show lists them")
             if by_name[name].is_live:
                 raise DataError(
                     f"--runs {name}: is under way (pid {by_name[name].pid} on {by_name[name].host}); end it first"

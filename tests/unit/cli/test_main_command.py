@@ -56,7 +56,7 @@ def test_a_grid_is_planned_and_not_run_as_an_experiment(capsys):
         ("study_smoke", "a study, not an experiment; run it with: luffy study study_smoke"),
     ],
 )
-@pytest.mark.parametrize("task", ["run", "bench", "explain", "config", "prepare"])
+@pytest.mark.parametrize("task", ["run", "bench", "config"])
 def test_a_file_of_many_runs_is_not_taken_for_an_experiment(capsys, task, name, says):
     assert command.main([task, name]) == 2
     assert capsys.readouterr().err == f"error: {name}: is {says}\n"
@@ -84,7 +84,19 @@ def test_a_mistake_in_an_experiment_is_one_line_and_exit_code_2(capsys, argument
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["leaderboard", "here", "--workspace", "there"], "DIR and --workspace both name the workspace"),
+        (["show", "one", "--leaderboard"], "--leaderboard ranks the whole workspace: leave out one"),
+        (["show", "--samples", "3"], "RUN: missing; luffy show lists the runs"),
+        (["export", "one", "traces.parquet", "--step", "3"], "--step: chooses a policy; traces.parquet gets traces"),
+        (
+            ["export", "one", "folder", "--author", "r1"],
+            "--author: chooses traces, and folder does not end in .parquet",
+        ),
+        (["config", "smoke", "--stage", "rl"], "--stage: chooses what --explain shows; give --explain, too"),
+        (
+            ["run", "smoke", "--only", "evaluate_it"],
+            "--only evaluate_it: this chain has no such stage; it has prepare_data",
+        ),
+        (["prepare", "smoke"], "luffy prepare is gone; luffy run CONFIG --only prepare_data makes the data alone"),
         (["export", "workspace", "Makefile"], "Makefile: is a file; give a folder that is not there yet"),
         (["study", "study_smoke", "--cells", ","], "--cells ',': names no cell; give one or more"),
         (["study", "study_smoke", "--reproduce", ""], "--reproduce '': names no cell; give one or more"),
@@ -117,12 +129,12 @@ def test_a_full_disk_is_one_line_and_exit_code_2(capsys, monkeypatch):
     assert capsys.readouterr().err.startswith("error: runs/smoke-1/run.json: no space left; free space (luffy gc lists")
 
 
-def test_runs_lists_runs_and_results(capsys, tmp_path):
+def test_show_without_a_run_lists_runs_and_results(capsys, tmp_path):
     (tmp_path / "runs" / "exp-1").mkdir(parents=True)
     (tmp_path / "runs" / "exp-1" / "run.json").write_text('{"state": "finished", "stages": {"base": {"key": "abc"}}}')
     (tmp_path / "stages" / "base" / "abc" / "checkpoints" / "step_000040").mkdir(parents=True)
     (tmp_path / "stages" / "base" / "abc" / "checkpoints" / "step_000040" / "COMPLETE").touch()
-    assert command.main(["runs"]) == 0
+    assert command.main(["show"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     size = str((tmp_path / "runs" / "exp-1" / "run.json").stat().st_size)
     assert ["exp-1", "finished", "0s", size, "B", "base"] in lines

@@ -1,4 +1,4 @@
-"""What `luffy explain` says about the training stages of an experiment."""
+"""What `luffy config --explain` says about the training stages of an experiment."""
 
 import re
 

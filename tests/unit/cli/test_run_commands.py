@@ -254,7 +254,7 @@ def test_ranges_of_rewards():
 def test_no_command_on_runs_loads_torch_or_prefect(workspace, tmp_path):
     whole_run(workspace)
     code = "import sys; from luffy.cli.main import main\n"
-    words = [f"show smoke --svg {tmp_path}", "diff smoke smoke", "runs", "gc"]
+    words = [f"show smoke --svg {tmp_path}", "diff smoke smoke", "show", "gc"]
     code += f"for words in {words}: main(words.split())\n"
     code += "sys.exit(any(name in sys.modules for name in ('torch', 'prefect')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

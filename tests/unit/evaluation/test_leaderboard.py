@@ -278,7 +278,7 @@ def test_the_command_prints_the_table_and_writes_page_and_data(
     write_evaluation(workspace, "b", {GREEDY: first(10)})
     write_evaluation(workspace, "r", {GREEDY: first(60)}, checkpoint="rl")
     write_run(workspace, "smoke-1", {"evaluate_base": "b", "evaluate_rl": "r"})
-    assert main(["leaderboard", str(workspace.root)]) == 0
+    assert main(["show", "--leaderboard", "--workspace", str(workspace.root)]) == 0
     out = capsys.readouterr().out
     assert re.search(r"RL step 6 +luffy +smoke +60\.0 ★", out)
     assert out.splitlines()[-1] == f"leaderboard: {workspace.root / 'leaderboard.html'}"
@@ -293,9 +293,9 @@ def test_the_command_prints_the_table_and_writes_page_and_data(
 def test_a_workspace_without_evaluations_is_a_mistake_of_one_line(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["leaderboard", str(workspace.root)]) == 2
+    assert main(["show", "--leaderboard", "--workspace", str(workspace.root)]) == 2
     (write_evaluation(workspace, "k", {GREEDY: first(1)}) / "manifest.json").unlink()
-    assert main(["leaderboard", "--workspace", str(workspace.root)]) == 2
+    assert main(["show", "--leaderboard", "--workspace", str(workspace.root)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("no such folder; give another with --workspace")
     assert "no finished evaluation; k: not finished; run a chain" in lines[1]
