@@ -79,7 +79,8 @@ def test_training_writes_a_checkpoint_after_its_step_and_goes_on_from_there_to_t
 def test_an_evaluation_keeps_the_batches_under_way_and_generates_none_twice(undisturbed, tmp_path):
     stage = Stage(undisturbed[0], "evaluate", tmp_path / "evaluate", rollout_batch_size=1)
     process = stage.start()
-    once_seen(stage, "progress", process)
+    # Step 0 says that the engine is ready.
+    wait_until(lambda: any(event["step"] for event in stage.events("progress")) or process.poll() is not None)
     process.send(signal.SIGTERM)
     assert process.ended() == 75, stage.log()
     done = sum(len(path.read_bytes().splitlines()) for path in stage.out.glob("parts/open/*"))
