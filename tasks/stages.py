@@ -21,7 +21,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.serializers import JSONSerializer
 from prefect.settings import PREFECT_TASKS_REFRESH_CACHE
-from prefect.transactions import IsolationLevel
+from prefect.transactions import CommitMode, IsolationLevel, transaction
 
 from luffy.config import STAGE_KINDS
 from luffy.errors import StageFailed, UserError
@@ -89,7 +89,10 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
         retry_condition_fn=_is_lost,
     )
     try:
-        finished = configured(session, node.name, node.stage, experiment.identities[node.name].key, inputs, started)
+        # Eager, since the record and the lock of a stage would else wait for the end of the task of the whole run that
+        # has called this one, and a failure there would leave the lock of a cached stage held.
+        with transaction(commit_mode=CommitMode.EAGER):
+            finished = configured(session, node.name, node.stage, experiment.identities[node.name].key, inputs, started)
     finally:
         _delete_error_records(experiment.workspace)
     if not started:  # Cached: it has yet to be shown, and entered into the run's record

@@ -133,6 +133,15 @@ def test_two_flows_make_each_stage_once_and_the_one_that_waits_sees_it_cached(tm
         assert {by_first[node], by_second[node]} <= {"Completed", "Cached"} and by_first[node] != by_second[node], node
 
 
+def test_a_task_that_makes_stages_by_tasks_and_fails_keeps_none_of_their_locks_and_records(done):
+    """Cached ones included, whose locks Prefect would leave to the task around them."""
+    place(done, "evaluate", "manifest.json").unlink()
+    said, _ = ended(start(done, TOY_NESTED="1"))
+    assert said.count("planned: reused") == 2 + 3
+    assert said.count("records: 3") == 2
+    assert "waiting" not in said
+
+
 @pytest.mark.parametrize(
     ("fault", "why"),
     [("killed", "was ended by SIGKILL"), ("lost", "failed with exit code 75: http://host:8000: no answer")],

@@ -158,10 +158,10 @@ class FlockManager:
         return True
 
     def release_lock(self, key: str, holder: str) -> None:
-        """Free the record `key`."""
-        descriptor = self._held.pop((key, holder))
-        _write_name(descriptor, "")
-        os.close(descriptor)
+        """Free the record `key` if `holder` holds its lock; Prefect asks several times for that of a nested task."""
+        if (descriptor := self._held.pop((key, holder), None)) is not None:
+            _write_name(descriptor, "")
+            os.close(descriptor)
 
     def is_lock_holder(self, key: str, holder: str) -> bool:
         """Whether `holder` holds the lock of the record `key`."""
