@@ -95,12 +95,11 @@ class Experiment:
 
         The inputs have to be finished.
         """
-        node, identity = next(node for node in self.nodes if node.name == name), self.identities[name]
-        directory = self.workspace.stage_directory(identity.stage, identity.key)
-        upstream = {source: self.identities[provider] for source, provider in node.inputs.items()}
-        inputs = {name: self.workspace.stage_directory(found.stage, found.key) for name, found in upstream.items()}
-        record = IdentityRecord(identity.key, name, identity, consumed_digests(inputs), self.config.name)
-        return adopt(directory, record, self.workspace.siblings(identity.stage))
+        with claiming(self.workspace):  # a deletion takes neither the result nor its unfinished copy
+            plan = self.plan_node(name)
+            consumed = consumed_digests(plan.inputs)
+            record = IdentityRecord(plan.identity.key, name, plan.identity, consumed, self.config.name)
+            return adopt(plan.directory, self.job(plan), record, self.workspace.siblings(plan.identity.stage))
 
     def finished(self, name: str) -> FinishedStage:
         """The record of a finished stage. Raises LuffyError where it is not whole, or its inputs have changed."""

@@ -12,6 +12,7 @@ The rules, in the order in which they apply:
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from luffy.errors import LuffyError
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.identity import IDENTITY_FILE, IdentityRecord, read_identity, write_identity
-from luffy.pipeline.chain.job import JOB_FILE
+from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.chain.manifest import (
     MANIFEST_FILE,
     consumed_digests,
@@ -31,8 +33,8 @@ from luffy.pipeline.chain.manifest import (
 )
 from luffy.pipeline.chain.partial_writes import partial_writes
 from luffy.pipeline.machine.events import EVENTS_FILE
-from luffy.pipeline.workspace import find_workspace
-from luffy.pipeline.workspace.lock import LOCK_FILE, StageLock
+from luffy.pipeline.workspace import TRASH_PREFIX, find_workspace
+from luffy.pipeline.workspace.lock import LOCK_FILE
 
 LOG_FILE = "log.txt"
 RECORD_FILE = "record.json"
@@ -111,9 +113,11 @@ class FinishedStage(BaseModel):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         stages = find_workspace().stages
-        condition = examine(
-            self.directory, self.key, consumed_digests({name: stages / place for name, place in self.inputs.items()})
-        )
+        try:
+            consumed = consumed_digests({name: stages / place for name, place in self.inputs.items()})
+        except LuffyError as error:  # an input is gone
+            raise ValueError(str(error)) from None
+        condition = examine(self.directory, self.key, consumed)
         if not condition.reusable or finished_manifest(self.directory).digest != self.digest:
             raise ValueError(f"{self.directory}: {condition.reason or 'not the result that was recorded'}")
         return self
@@ -129,13 +133,13 @@ def afresh(directory: Path) -> Condition:
     return Condition(False, "asked for", _all_entries(directory))
 
 
-def adopt(directory: Path, record: IdentityRecord, siblings: Iterable[Path]) -> str | None:
+def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iterable[Path]) -> str | None:
     """Take over the newest of `siblings` whose result differs from that of `record` in its code alone.
 
-    Files that are never changed in place are linked, the others copied. Returns the adopted key; None if there is none,
-    or if `directory` already holds a result or the beginning of one.
+    Files that are never changed in place are linked, the others copied, to a folder that gets its name last: a kill
+    before leaves nothing that counts. Returns the adopted key; None if there is none, or if `directory` has begun.
     """
-    if read_identity(directory) is not None or read_manifest(directory) is not None:
+    if directory.exists():
         return None
     wanted, found = replace(record.identity, code={}, upstream={}), []
     for sibling in siblings:
@@ -147,18 +151,24 @@ def adopt(directory: Path, record: IdentityRecord, siblings: Iterable[Path]) -> 
     if not found:
         return None
     *_, source, manifest = max(found, key=lambda candidate: candidate[:2])
-    directory.mkdir(parents=True, exist_ok=True)
-    with StageLock(directory):
-        for path in source.rglob("*"):
-            place = directory / path.relative_to(source)
-            if path.is_dir():
-                place.mkdir(exist_ok=True)
-            elif path.name not in (LOCK_FILE, RECORD_FILE, MANIFEST_FILE, IDENTITY_FILE):
-                take = os.link if path.suffix in _NEVER_CHANGED else shutil.copy2
-                take(path, place)
-        write_identity(directory, record)
-        adopted = {"key": record.key, "upstream": record.identity.upstream, "adopted": manifest.key}
-        write_manifest(directory, manifest.model_copy(update=adopted))
+    made = Path(tempfile.mkdtemp(prefix=TRASH_PREFIX, dir=source.parent))
+    shutil.copymode(source, made)
+    for path in source.rglob("*"):
+        place = made / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir(exist_ok=True)
+        elif path.name not in (LOCK_FILE, RECORD_FILE):
+            take = os.link if path.suffix in _NEVER_CHANGED else shutil.copy2
+            take(path, place)
+    write_job(made / JOB_FILE, job)
+    write_identity(made, record)
+    adopted = {"key": record.key, "upstream": record.identity.upstream, "adopted": manifest.key}
+    write_manifest(made, manifest.model_copy(update=adopted))
+    try:
+        made.rename(directory)
+    except OSError:  # another run has just adopted it, or begun it
+        shutil.rmtree(made, ignore_errors=True)
+        return None
     return manifest.key
 
 

@@ -2,7 +2,11 @@
 
 import pytest
 
+from luffy.pipeline.chain import reuse
+from luffy.pipeline.chain.job import JOB_FILE, read_job
 from luffy.pipeline.chain.manifest import read_manifest
+from luffy.pipeline.workspace.garbage import survey
+from luffy.pipeline.workspace.retention import Retention
 
 NEW = {"module": "2"}
 
@@ -24,9 +28,34 @@ def test_every_stage_of_a_chain_is_taken_over_and_says_from_where(opened, old):
         after = read_manifest(experiment.plan_node(node.name).directory)
         assert (after.adopted, after.key) == (before.key, experiment.identities[node.name].key)
         assert after.outputs == before.outputs
+        modes = {one.plan_node(node.name).directory.stat().st_mode for one in (old, experiment)}
+        assert len(modes) == 1
+        job = read_job(experiment.plan_node(node.name).directory / JOB_FILE)
+        assert (job.key, job.inputs) == (after.key, experiment.job(experiment.plan_node(node.name)).inputs)
     assert {plan.action for plan in experiment.plan()} == {"reuse"}
     assert {plan.action for plan in old.plan()} == {"reuse"}
     assert experiment.adopt("base") is None, "it is there already"
+
+
+@pytest.mark.parametrize("call", ["write_identity", "write_manifest"])
+def test_a_kill_in_the_middle_leaves_nothing_that_counts_and_the_next_run_adopts(opened, old, monkeypatch, call):
+    experiment, kill = opened(code=NEW), KeyboardInterrupt
+    monkeypatch.setattr(reuse, call, lambda *arguments: (_ for _ in ()).throw(kill))
+    with pytest.raises(kill):
+        experiment.adopt("prepare_data")
+    monkeypatch.undo()
+    assert not experiment.plan_node("prepare_data").directory.exists()
+    assert len(list(experiment.workspace.siblings("prepare_data"))) == 1
+    assert experiment.adopt("prepare_data") == old.identities["prepare_data"].key
+    left = survey(experiment.workspace, Retention()).garbage
+    assert "an interrupted deletion" in {item.reason for item in left}, "what the kill has left is garbage"
+
+
+def test_a_stage_that_has_begun_is_not_replaced(opened, old, begin):
+    experiment = opened(code=NEW)
+    begin(experiment.plan_node("prepare_data"), steps=2)
+    assert experiment.adopt("prepare_data") is None
+    assert experiment.plan_node("prepare_data").step == 2
 
 
 def test_what_is_linked_is_never_changed_in_place(opened, old):
