@@ -7,12 +7,12 @@ once: the second waits for a lock that the kernel frees when its holder dies, an
 Tasks are called directly, never submitted: only then does a cancelled run end its stages at once.
 """
 
-import logging
 import os
 import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prefect import Task, task
@@ -28,13 +28,12 @@ from luffy.errors import StageFailed, UserError
 from luffy.pipeline.chain.graph import StageNode, with_sources
 from luffy.pipeline.chain.reuse import RECORD_FILE, FinishedStage
 from luffy.pipeline.chain.walk import find_room, walk
-from luffy.pipeline.machine.events import Event
+from luffy.pipeline.machine.events import Event, EventKind
 from luffy.pipeline.workspace import Workspace
 from luffy.pipeline.workspace.lock import FlockManager
 from luffy.tasks.gpu_slots import gpu_slots
 from luffy.tasks.session import PrefectObserver, Session
 
-logger = logging.getLogger(__name__)
 _ERROR_RECORD = re.compile(r"[0-9a-f]{32}")
 
 
@@ -69,16 +68,18 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
     A stage that was killed, or has lost a process or an endpoint, is resumed `execution.retries` times.
     """
     experiment, execution = session.run.experiment, session.run.experiment.config.execution
-    if session.adopts and (adopted := experiment.adopt(node.name)) is not None:
-        logger.warning("%s: adopts %s, which other code has made", node.name, adopted)
     started: list[str] = []
 
-    def waiting(record: str, holder: str) -> None:
+    def tell(kind: EventKind, text: str) -> None:
         plan = experiment.plan_node(node.name)
         session.display.planned(plan)
-        session.display.event(plan, Event("waiting", time.time(), os.getpid(), text=holder))
+        session.display.event(plan, Event(kind, time.time(), os.getpid(), text=text))
 
-    locks = FlockManager(experiment.workspace.locks, waiting, session.run.stopped)
+    if session.adopts and (adopted := experiment.adopt(node.name)) is not None:
+        tell("message", f"adopts {adopted}, which other code has made")
+    locks = FlockManager(
+        experiment.workspace.locks, lambda record, holder: tell("waiting", holder), session.run.stopped
+    )
     configured = _TASKS[node.stage].with_options(
         cache_policy=StagePolicy().configure(isolation_level=IsolationLevel.SERIALIZABLE, lock_manager=locks),
         result_storage=experiment.workspace.stages,

@@ -118,12 +118,12 @@ class FlockManager:
 
     Args:
         folder: Where the files are, such as `rl-0f3a….lock` for the record `rl/0f3a…/record.json`.
-        waiting: Called once with the record and the name of its holder, when a wait begins.
+        waiting: Called once with the name of the holder, when a wait begins.
         stopped: Whether to give up waiting, which raises StageFailed.
     """
 
     def __init__(
-        self, folder: Path, waiting: Callable[[str, str], None], stopped: Callable[[], bool] = lambda: False
+        self, folder: Path, waiting: Callable[[str], None], stopped: Callable[[], bool] = lambda: False
     ) -> None:
         self._folder = folder
         self._waiting = waiting
@@ -149,7 +149,7 @@ class FlockManager:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
                 if not announced and (name := _name_in(descriptor)):
-                    self._waiting(key, name)
+                    self._waiting(name)
                     announced = True
                 time.sleep(_POLL_S)
             on_failure.pop_all()
