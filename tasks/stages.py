@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from prefect import Task, task
@@ -77,9 +76,7 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
 
     if session.adopts and (adopted := experiment.adopt(node.name)) is not None:
         tell("message", f"adopts {adopted}, which other code has made")
-    locks = FlockManager(
-        experiment.workspace.locks, lambda record, holder: tell("waiting", holder), session.run.stopped
-    )
+    locks = FlockManager(experiment.workspace.locks, lambda holder: tell("waiting", holder), session.run.stopped)
     configured = _TASKS[node.stage].with_options(
         cache_policy=StagePolicy().configure(isolation_level=IsolationLevel.SERIALIZABLE, lock_manager=locks),
         result_storage=experiment.workspace.stages,
