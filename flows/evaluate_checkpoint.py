@@ -16,8 +16,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import JsonValue
 
-from luffy.cli.accuracies import by_suite, read_accuracies
 from luffy.cli.console import show_report_path, terminal, text_table
+from luffy.cli.run_view import by_suite, read_accuracies
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.pipeline.chain.swept_checkpoints import check_checkpoints

@@ -24,9 +24,8 @@ from collections.abc import Sequence
 from prefect import flow
 from prefect.runtime import flow_run
 
-from luffy.cli.accuracies import by_suite, read_accuracies
-from luffy.cli.card_summary import summarise_card
 from luffy.cli.console import say, show_report_path, terminal, text_table, wide_terminal
+from luffy.cli.run_view import CARD_HEADER, by_suite, card_rows, read_accuracies
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.pipeline.chain.graph import build_graph, select_nodes
 from luffy.pipeline.resources import check_resources
@@ -77,9 +76,9 @@ def run_chain(
     with open_session(config, find_workspace(), verify=verify, force=force, adopts=adopt) as session:
         stages = make_chain(session, chosen)
     if stages.keys() == {"prepare_data"}:
-        summary = summarise_card(stages["prepare_data"].directory)
-        wide_terminal().print(text_table(summary.header, summary.rows, title="\nRows by source"))
-        for note in summary.notes:
+        rows, notes = card_rows(stages["prepare_data"].directory)
+        wide_terminal().print(text_table(CARD_HEADER, rows, title="\nRows by source"))
+        for note in notes:
             say(note)
     accuracies = read_accuracies(evaluated_folders(stage.directory for stage in stages.values()))
     if accuracies:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from luffy.cli.accuracies import Accuracy, by_suite, read_accuracies
+from luffy.cli.run_view import Accuracy, by_suite, read_accuracies
 from luffy.config import STAGE_KINDS
 from luffy.config.stage_kinds import ViewName
 from luffy.evaluation.results import RESULTS_FILE

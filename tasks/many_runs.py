@@ -18,8 +18,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 
-from luffy.cli.console import PlainDisplay, TitledDisplay, terminal
-from luffy.cli.progress import ChainProgress
+from luffy.cli.console import ChainProgress, PlainDisplay, TitledDisplay, terminal
 from luffy.config import ExperimentConfig
 from luffy.config.many_runs.arm_run import ArmRun
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed

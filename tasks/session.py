@@ -19,8 +19,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
 
-from luffy.cli.console import duration, progress_words, stage_display
-from luffy.cli.progress import StageLine
+from luffy.cli.console import StageLine, duration, progress_words, stage_display
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import LuffyError, StageFailed
 from luffy.pipeline.chain.graph import select_nodes

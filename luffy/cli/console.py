@@ -1,11 +1,12 @@
-"""Everything that luffy shows on a terminal, and the only module that imports `rich`."""
+"""Everything that luffy shows on a terminal, and the only module that imports `rich`; the state of a running chain."""
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.control import Control
@@ -14,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from luffy.cli.progress import ChainProgress, StageLine, StageState
+from luffy.errors import StageFailed
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import StageObserver
@@ -23,6 +24,8 @@ from luffy.pipeline.memory import GpuMemory
 from luffy.report.cells import Table as PageTable
 from luffy.report.cells import plain_table
 
+StageState = Literal["pending", "starting", "waiting", "running", "finished", "reused", "failed", "interrupted"]
+_SHOWN_METRICS = ("loss", "reward", "tokens_per_s")
 _STYLES: dict[StageState, str] = {
     "pending": "dim",
     "starting": "cyan",
@@ -108,6 +111,91 @@ def show_error(message: str) -> None:
 def stage_title(title: str, node: str) -> str:
     """Name of a stage of the run `title` in a display of several runs."""
     return f"{title}: {node}"
+
+
+@dataclass(slots=True)
+class StageLine:
+    """One stage of the display."""
+
+    name: str
+    state: StageState = "pending"
+    note: str = ""
+    news: str = ""
+    """The last message, until the next progress: what a running stage waits for, say."""
+    step: int = 0
+    total: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    began: float | None = None
+    ended: float | None = None
+    _first_step: int = 0
+    _first_time: float | None = None
+    _last_time: float = 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate of the time left at the pace of this attempt; None while there is no pace."""
+        done = self.step - self._first_step
+        if self._first_time is None or done <= 0 or not self.total:
+            return None
+        return (self._last_time - self._first_time) / done * (self.total - self.step)
+
+    @property
+    def percent(self) -> float:
+        """Estimate for the steps that are left."""
+        return 100.0 * self.step / self.total if self.total else 0.0
+
+    def seconds(self, now: float) -> float | None:
+        """Time spent on the stage so far; None before it starts."""
+        return None if self.began is None else (self.ended or now) - self.began
+
+    def take(self, event: Event) -> None:
+        """Update from an event of the stage program."""
+        match event.kind:
+            case "started":
+                self.state, self.note = "running", event.text
+            case "waiting":
+                self.state, self.note = "waiting", f"waiting for {event.text}"
+            case "message":
+                self.note = self.news = event.text
+            case "progress":
+                if self._first_time is None:
+                    self._first_step, self._first_time = event.step, event.time
+                self.news = ""
+                self.step, self.total, self._last_time = event.step, event.total, event.time
+                self.metrics |= {name: event.metrics[name] for name in _SHOWN_METRICS if name in event.metrics}
+
+
+class ChainProgress:
+    """The lines of all stages; a `StageObserver` that only keeps state."""
+
+    def __init__(self, names: list[str], clock: Callable[[], float] = time.time) -> None:
+        self.lines = {name: StageLine(name) for name in names}
+        self._clock = clock
+
+    def planned(self, plan: StagePlan) -> None:
+        line = self.lines[plan.node.name]
+        line.began = self._clock()
+        line.state = "starting"
+        line.note = f"{plan.headline}: {plan.reason}" if plan.reason else plan.headline
+
+    def event(self, plan: StagePlan, event: Event) -> None:
+        self.lines[plan.node.name].take(event)
+
+    def line(self, plan: StagePlan, text: str) -> None:
+        """Log lines stay in the log."""
+
+    def finished(self, plan: StagePlan, manifest: Manifest) -> None:
+        line = self.lines[plan.node.name]
+        line.ended = self._clock()
+        line.state = "reused" if plan.action == "reuse" else "finished"
+        line.note = plan.identity.key
+
+    def failed(self, plan: StagePlan, error: BaseException) -> None:
+        line = self.lines[plan.node.name]
+        line.ended = self._clock()
+        interrupted = isinstance(error, StageFailed) and error.is_interruption
+        line.state = "failed" if isinstance(error, Exception) and not interrupted else "interrupted"
+        line.note = plan.identity.key
 
 
 @contextmanager
@@ -197,10 +285,15 @@ def live_table(progress: ChainProgress) -> Table:
         style = _STYLES[line.state]
         elapsed = line.seconds(time.time())
         left = line.seconds_left if line.state == "running" else None
+        bar = Text("")
+        if line.total:
+            full = round(_BAR_CELLS * line.step / line.total)
+            bar = Text("━" * full, style="cyan") + Text("━" * (_BAR_CELLS - full), style="grey30")
+            bar += Text(f" {line.step}/{line.total}")
         table.add_row(
             Text(line.name, style=style),
             Text(line.state, style=style),
-            _bar(line),
+            bar,
             _metric_words(line),
             Text(duration(elapsed) if elapsed is not None and line.state != "reused" else "", style="dim"),
             f"{duration(left)} left" if left is not None else "",
@@ -278,14 +371,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
-
-def _bar(line: StageLine) -> Text:
-    if not line.total:
-        return Text("")
-    full = round(_BAR_CELLS * line.step / line.total)
-    bar = Text("━" * full, style="cyan") + Text("━" * (_BAR_CELLS - full), style="grey30")
-    return bar + Text(f" {line.step}/{line.total}")
 
 
 def progress_words(line: StageLine) -> str:

@@ -16,7 +16,7 @@ from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, ProblemAnswers, find_changes
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
-from luffy.evaluation.rescoring import Regraded, read_problems, regrade, write_regraded
+from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.results import ResultRow
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import JUDGE_CACHE, GraderPool, Problem
@@ -79,7 +79,15 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
     ) as pool:
         regraded = regrade(evaluation, kind, pool, problems, chosen)
         comparison = write_regraded(folder, evaluation, regraded, write_summaries)
-    return Rescored(folder, [_scores(part) for part in comparison], _changed_rows(comparison), tuple(notes))
+    scores: Rows = []
+    for part in comparison:
+        gained = sum(new.correct for _, new in part.changed)
+        accuracies = _score(part.before), _score(part.after)
+        scores.append(
+            (part.before.suite, part.before.decoding, *accuracies, f"+{gained}", f"-{len(part.changed) - gained}")
+        )
+    changed = [_changed_row(old, new) for part in comparison for old, new in part.changed]
+    return Rescored(folder, scores, changed, tuple(notes))
 
 
 def read_kind(text: str, grading: GradingConfig) -> GraderKind:
@@ -95,19 +103,9 @@ def read_kind(text: str, grading: GradingConfig) -> GraderKind:
         ) from None
 
 
-def diff(first: Path, second: Path) -> Changes:
+def compare_evaluations(first: Path, second: Path) -> Changes:
     """Compare two finished evaluations, problem by problem. Raises DataError where there is nothing to compare."""
     return find_changes(read_evaluation(first), read_evaluation(second))
-
-
-def comparison_rows(changes: Changes) -> Rows:
-    """One row per suite and decoding, `second` minus `first`."""
-    return [_comparison_row(part) for part in changes.cells]
-
-
-def problem_rows(part: CellChanges, limit: int) -> Rows:
-    """One row per problem whose result changed, at most `limit`; without the text of confidential ones."""
-    return [_problem_row(problem) for problem in part.changed[:limit]]
 
 
 def remarks(part: CellChanges) -> list[str]:
@@ -165,25 +163,9 @@ def _folder_name(grader: str) -> str:
     return f"{name[:_MAX_FOLDER_NAME]}_{hashlib.sha256(grader.encode()).hexdigest()[:8]}"
 
 
-def _scores(part: Regraded) -> tuple[str, ...]:
-    gained = sum(new.correct for _, new in part.changed)
-    return (
-        part.before.suite,
-        part.before.decoding,
-        _score(part.before),
-        _score(part.after),
-        f"+{gained}",
-        f"-{len(part.changed) - gained}",
-    )
-
-
 def _score(row: ResultRow) -> str:
     low, high = row.interval
     return f"{100 * row.accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def _changed_rows(comparison: Sequence[Regraded]) -> Rows:
-    return [_changed_row(old, new) for part in comparison for old, new in part.changed]
 
 
 def _changed_row(old: SampleRecord, new: SampleRecord) -> tuple[str, ...]:
@@ -198,7 +180,8 @@ def _verdict(record: SampleRecord) -> str:
     return record.outcome if record.answer is None else f"{record.outcome}: {_short(record.answer)}"
 
 
-def _comparison_row(part: CellChanges) -> tuple[str, ...]:
+def comparison_row(part: CellChanges) -> tuple[str, ...]:
+    """A suite under a decoding, `second` minus `first`; under `COMPARISON_HEADER`."""
     paired = part.comparison.paired
     low, high = paired.difference.interval
     return (
@@ -214,7 +197,8 @@ def _comparison_row(part: CellChanges) -> tuple[str, ...]:
     )
 
 
-def _problem_row(problem: ChangedProblem) -> tuple[str, ...]:
+def problem_row(problem: ChangedProblem) -> tuple[str, ...]:
+    """A problem whose result changed, under `PROBLEM_HEADER`; without the text of a confidential one."""
     shown = not problem.confidential
     return (
         problem.uid,

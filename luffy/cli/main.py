@@ -12,15 +12,12 @@ from typer import Abort, Typer, TyperException
 from luffy.cli.commands.bench import bench
 from luffy.cli.commands.compare import compare
 from luffy.cli.commands.config import config
-from luffy.cli.commands.diff import diff
 from luffy.cli.commands.doctor import doctor
-from luffy.cli.commands.evaluate import evaluate
 from luffy.cli.commands.export import export
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.grid import grid
-from luffy.cli.commands.plan import plan
-from luffy.cli.commands.rescore import rescore
-from luffy.cli.commands.run import run
+from luffy.cli.commands.rescore import diff, rescore
+from luffy.cli.commands.run import evaluate, plan, run
 from luffy.cli.commands.serve import serve
 from luffy.cli.commands.show import show
 from luffy.cli.commands.study import study

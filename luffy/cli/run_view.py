@@ -1,37 +1,101 @@
-"""A run as table rows (its stages, their origins and their results), and its curves as pictures."""
+"""A workspace's runs and results, and a run's stages, lineage, metrics, accuracies and curves, as rows of tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from luffy.cli.accuracies import RESULTS_FILE, Accuracy, read_accuracies
-from luffy.cli.console import duration
-from luffy.cli.inventory import stage_state
+from luffy.cli.console import duration, size_words
+from luffy.config import STAGE_KINDS
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.json_text import parse_json
+from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.graph import nodes_showing
 from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
-from luffy.pipeline.chain.manifest import Manifest, read_manifest
-from luffy.pipeline.workspace.records import RunRecord, StageEntry
-from luffy.report.curves import HEADLINE_METRICS, Panel, panel_charts, rl_panels, supervised_panels
+from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.workspace import RUN_FILE, Workspace
+from luffy.pipeline.workspace.disk import measure
+from luffy.pipeline.workspace.lock import holder_of
+from luffy.pipeline.workspace.records import RunRecord, list_records
+from luffy.report.cells import accuracy
+from luffy.report.curves import HEADLINE_METRICS, panel_charts, rl_panels, supervised_panels
 from luffy.report.figures import picture
+from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics
 
 Rows = list[list[str]]
+RUN_HEADER = ("run", "state", "age", "size", "stages")
+RESULT_HEADER = ("stage", "key", "state", "age", "size", "used by")
 STAGE_HEADER = ("stage", "state", "key", "took", "this run")
 LINEAGE_HEADER = ("stage", "reads", "what", "content")
+CARD_HEADER = (
+    "source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces", "tokens of prompts",
+)  # fmt: skip
+RESULTS_FILE = "results.json"
+_CARD_FILE = "card.json"
+_QUARANTINE_FILE = "quarantine.jsonl"
 _LAST_LINE_BYTES = 1 << 16
 _DIGITS = 16
-_CARD_FILE = "card.json"
+
+
+def take_stock(workspace: Workspace) -> tuple[Rows, Rows]:
+    """Rows under `RUN_HEADER`, newest first, and under `RESULT_HEADER`, in the order of the chain.
+
+    The size of a run is that of its directory and of its stages, which other runs may share.
+    """
+    records = list_records(workspace)
+    directories = [(stage, directory) for stage in STAGE_KINDS for directory in workspace.siblings(stage)]
+    sizes = {directory.name: measure(directory).num_bytes for _, directory in directories}
+    users: dict[str, list[str]] = {}
+    for record in sorted(records, key=lambda record: record.name):
+        for key in dict.fromkeys(entry.key for entry in record.stages.values()):
+            users.setdefault(key, []).append(record.name)
+    runs = []
+    for record in records:
+        of_stages = sum(sizes.get(key, 0) for key in {entry.key for entry in record.stages.values()})
+        size, age = size_words(measure(record.directory).num_bytes + of_stages), _age(record.directory / RUN_FILE)
+        runs.append([record.name, record.condition, age, size, ", ".join(record.stages)])
+    results = []
+    for stage, directory in directories:
+        manifest, name = directory / MANIFEST_FILE, directory.name
+        age, size = _age(manifest if manifest.exists() else directory), size_words(sizes[name])
+        results.append([stage, name, stage_state(directory), age, size, ", ".join(users.get(name, [])) or "-"])
+    return runs, results
+
+
+def stage_state(directory: Path) -> str:
+    """`finished`, `running (pid 17 on host)`, `damaged (FILE)`, `interrupted (step 40)`, `gone`."""
+    if not directory.is_dir():
+        return "gone"
+    holder = holder_of(directory)
+    if holder:
+        return f"running ({holder})"
+    manifest = read_manifest(directory)
+    if manifest is not None:
+        damaged = manifest.damaged(directory)
+        return f"damaged ({next(iter(damaged))})" if damaged else "finished"
+    newest = newest_checkpoint(directory)
+    return f"interrupted (step {newest[0]})" if newest else "interrupted"
+
+
+def _age(path: Path) -> str:
+    return duration(max(0.0, time.time() - path.stat().st_mtime))
 
 
 def stage_rows(record: RunRecord) -> Rows:
-    """One row per stage."""
-    return [
-        [node, stage_state(entry.directory), entry.key, _took(read_manifest(entry.directory)), _done(entry)]
-        for node, entry in record.stages.items()
-    ]
+    """One row per stage, under `STAGE_HEADER`."""
+    rows = []
+    for node, entry in record.stages.items():
+        manifest, took = read_manifest(entry.directory), "-"
+        if manifest is not None:
+            resumed = f" (from step {manifest.resumed_from})" if manifest.resumed_from else ""
+            took = duration(manifest.total_s) + resumed
+        done = f"{entry.action}: {entry.reason}" if entry.reason else entry.action
+        rows.append([node, stage_state(entry.directory), entry.key, took, done])
+    return rows
 
 
 def lineage_rows(record: RunRecord) -> Rows:
@@ -44,60 +108,6 @@ def lineage_rows(record: RunRecord) -> Rows:
         for index, row in enumerate(inputs):
             rows.append([node if index == 0 else "", *row])
     return rows
-
-
-def last_metrics(record: RunRecord, *, everything: bool = False) -> tuple[list[str], Rows]:
-    """Header and rows of the newest metrics: one row per metric, one column per stage that logs metrics."""
-    newest = {node: values for node, entry in record.stages.items() if (values := newest_metrics(entry.directory))}
-    names = list(dict.fromkeys(name for values in newest.values() for name in values if name != "step"))
-    shown = names if everything else [name for name in HEADLINE_METRICS if name in names]
-    rows = [[name, *(_number(values.get(name)) for values in newest.values())] for name in shown]
-    return ["metric", *(f"{node} step {_number(values.get('step'))}" for node, values in newest.items())], rows
-
-
-def newest_metrics(directory: Path) -> Mapping[str, Json]:
-    """The last line of a stage's metrics; empty without one."""
-    lines = read_last_lines(directory / METRICS_FILE, _LAST_LINE_BYTES)
-    return lines[-1] if lines else {}
-
-
-def accuracies(record: RunRecord) -> list[Accuracy]:
-    """Accuracies of every finished evaluation; those of a sweep by their step."""
-    found = []
-    for entry in record.stages.values():
-        if read_manifest(entry.directory) is None:
-            continue
-        if (entry.directory / RESULTS_FILE).is_file():
-            found += read_accuracies([entry.directory])
-        for step in sorted(entry.directory.glob(f"step_*/{RESULTS_FILE}")):
-            label = step.parent.name.replace("_", " ")
-            found += [replace(cell, checkpoint=label) for cell in read_accuracies([step.parent])]
-    return found
-
-
-def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
-    """Write an SVG per training stage to `folder`, with the panels of the report; returns the files.
-
-    Raises ConfigError where the folder cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--svg {folder}: cannot be made ({error.strerror}); give another folder") from None
-    files = []
-    for node in nodes_showing("training_curves", record.stages):
-        rows = read_metrics(record.stages[node].directory / METRICS_FILE)
-        if rows and (charts := panel_charts(_panels(record, node), rows)):
-            files.append(folder / f"{record.name}-{node}.svg")
-            write_atomic(files[-1], picture(charts, columns=3))
-    return files
-
-
-def _panels(record: RunRecord, node: str) -> Sequence[Panel]:
-    if node != "rl":
-        return supervised_panels()
-    config = record.configuration
-    return rl_panels(config.objective.terms if config is not None and config.objective is not None else ())
 
 
 def _inputs(directory: Path, record: IdentityRecord, nodes: Mapping[str, str]) -> Iterator[list[str]]:
@@ -115,7 +125,10 @@ def _raw_data(directory: Path, settings: Mapping[str, Json]) -> Iterator[list[st
     sources = {name: data.get(name) for name in ("train", "corpus")} if isinstance(data, dict) else {}
     suites = data.get("suites") if isinstance(data, dict) else None
     sources |= {f"suites.{name}": source for name, source in suites.items()} if isinstance(suites, dict) else {}
-    card = _read_card(directory)
+    try:
+        card = parse_json((directory / _CARD_FILE).read_text(encoding="utf-8"))["sources"]
+    except (OSError, ValueError, KeyError, TypeError):
+        card = {}  # not written yet, or by another version
     for name, source in sources.items():
         if isinstance(source, dict):
             words, made = _source_words(source, settings.get("seed")), card.get(name)
@@ -138,25 +151,136 @@ def _source_words(source: Mapping[str, Json], seed: Json) -> str:
     return f"{kind}, generated by seed {seed}"
 
 
-def _read_card(directory: Path) -> Mapping[str, Json]:
-    try:
-        return parse_json((directory / _CARD_FILE).read_text(encoding="utf-8"))["sources"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}  # not written yet, or by another version
-
-
-def _took(manifest: Manifest | None) -> str:
-    if manifest is None:
-        return "-"
-    resumed = f" (from step {manifest.resumed_from})" if manifest.resumed_from else ""
-    return duration(manifest.total_s) + resumed
-
-
-def _done(entry: StageEntry) -> str:
-    return f"{entry.action}: {entry.reason}" if entry.reason else entry.action
+def last_metrics(record: RunRecord, *, everything: bool = False) -> tuple[list[str], Rows]:
+    """Header and rows of the newest metrics: one row per metric, one column per stage that logs metrics."""
+    newest: dict[str, Mapping[str, Json]] = {}
+    for node, entry in record.stages.items():
+        if lines := read_last_lines(entry.directory / METRICS_FILE, _LAST_LINE_BYTES):
+            newest[node] = lines[-1]
+    names = list(dict.fromkeys(name for values in newest.values() for name in values if name != "step"))
+    shown = names if everything else [name for name in HEADLINE_METRICS if name in names]
+    rows = [[name, *(_number(values.get(name)) for values in newest.values())] for name in shown]
+    return ["metric", *(f"{node} step {_number(values.get('step'))}" for node, values in newest.items())], rows
 
 
 def _number(value: Json) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """One cell of the result table."""
+
+    checkpoint: str
+    suite: str
+    decoding: str
+    accuracy: float
+    interval: tuple[float, float]
+
+    @property
+    def text(self) -> str:
+        """In percent, with its interval."""
+        return accuracy(Estimate(self.accuracy, *self.interval, "", 0)).plain
+
+
+def accuracies(record: RunRecord) -> list[Accuracy]:
+    """Accuracies of every finished evaluation; those of a sweep by their step."""
+    found = []
+    for entry in record.stages.values():
+        if read_manifest(entry.directory) is None:
+            continue
+        if (entry.directory / RESULTS_FILE).is_file():
+            found += read_accuracies([entry.directory])
+        for step in sorted(entry.directory.glob(f"step_*/{RESULTS_FILE}")):
+            label = step.parent.name.replace("_", " ")
+            found += [replace(cell, checkpoint=label) for cell in read_accuracies([step.parent])]
+    return found
+
+
+def read_accuracies(directories: Iterable[Path]) -> list[Accuracy]:
+    """The contents of `results.json` in each of `directories` (finished `evaluate` stages)."""
+    found = []
+    for directory in directories:
+        results = json.loads((directory / RESULTS_FILE).read_text(encoding="utf-8"))
+        for row in results["rows"]:
+            low, high = row["interval"]
+            cell = Accuracy(results["checkpoint"], row["suite"], row["decoding"], row["accuracy"], (low, high))
+            found.append(cell)
+    return found
+
+
+def by_suite(accuracies: Iterable[Accuracy]) -> tuple[list[str], Rows]:
+    """Header and rows of the table: one row per suite and decoding, one column per checkpoint.
+
+    Rows are sorted by decoding, then by suite, each in the order of the configuration.
+    """
+    cells = list(accuracies)
+    checkpoints = list(dict.fromkeys(cell.checkpoint for cell in cells))
+    decodings = list(dict.fromkeys(cell.decoding for cell in cells))
+    suites = list(dict.fromkeys(cell.suite for cell in cells))
+    texts = {(cell.decoding, cell.suite, cell.checkpoint): cell.text for cell in cells}
+    there = {(cell.decoding, cell.suite) for cell in cells}
+    rows = [
+        [suite, decoding, *(texts.get((decoding, suite, name), "-") for name in checkpoints)]
+        for decoding in decodings
+        for suite in suites
+        if (decoding, suite) in there
+    ]
+    return ["suite", "decoding", *checkpoints], rows
+
+
+def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
+    """Write an SVG per training stage to `folder`, with the panels of the report; returns the files.
+
+    Raises ConfigError where the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--svg {folder}: cannot be made ({error.strerror}); give another folder") from None
+    config, files = record.configuration, []
+    terms = config.objective.terms if config is not None and config.objective is not None else ()
+    for node in nodes_showing("training_curves", record.stages):
+        rows = read_metrics(record.stages[node].directory / METRICS_FILE)
+        panels = rl_panels(terms) if node == "rl" else supervised_panels()
+        if rows and (charts := panel_charts(panels, rows)):
+            files.append(folder / f"{record.name}-{node}.svg")
+            write_atomic(files[-1], picture(charts, columns=3))
+    return files
+
+
+def card_rows(directory: Path) -> tuple[Rows, list[str]]:
+    """Rows under `CARD_HEADER`, one per source, and notes on the data card of a finished `prepare_data`.
+
+    They name no row of the data, only counts; the whole card is `card.md`.
+    """
+    card = json.loads((directory / _CARD_FILE).read_text(encoding="utf-8"))
+    sources: Mapping[str, Mapping[str, Any]] = card["sources"]
+
+    def counts(found: Mapping[str, int]) -> str:
+        return ", ".join(f"{what} {count}" for what, count in found.items())
+
+    rows = []
+    for name, source in sources.items():
+        lengths, rejected = source["prompt_tokens"], sum(source["rejected"].values())
+        tokens = f"{lengths['min']} to {lengths['max']}, median {lengths['p50']}" if lengths else "-"
+        numbers = (source["rows_in"], source["rows_out"], rejected, source["folded"], source["quarantined"])
+        rows.append([name, source["kind"], *map(str, numbers), str(source["traces_out"]), tokens])
+    malformed = {name: source for name, source in sources.items() if source["quarantined"]}
+    notes = [f"Malformed in {name}, by field: {counts(source['malformed'])}" for name, source in malformed.items()]
+    notes += [f"Each malformed row: {directory / _QUARANTINE_FILE}"] if malformed else []
+    for name, source in sources.items():
+        if source["rejected"]:
+            notes.append(f"Rejected of {name}: {counts(source['rejected'])}")
+    for name, source in sources.items():
+        if source.get("replays"):
+            notes.append(f"Traces of {name} played again in the environment: {counts(source['replays'])}")
+    for name, source in sources.items():
+        if source["gold_findings"]:
+            golds = {finding.replace("_", " "): count for finding, count in source["golds"].items()}
+            notes.append(f"Reference answers of {name}: {counts(golds)}")
+    checked, missing = (", ".join(card["benchmarks"][key]) or "none" for key in ("checked", "not_checked"))
+    notes.append(f"Training data was checked against: {checked}; not available: {missing}")
+    return rows, [*notes, f"The whole card: {directory / 'card.md'}"]

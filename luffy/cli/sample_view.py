@@ -1,22 +1,26 @@
-"""Samples of a stage as a person reads them: the rollouts of RL, or the responses of an evaluation."""
+"""Samples of a stage as a person reads them, and the history of one prompt over the RL steps that drew it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.chain.graph import nodes_providing, nodes_showing
 from luffy.pipeline.chain.job import JOB_FILE, inputs_of, read_job
 from luffy.pipeline.workspace.records import RunRecord
-from luffy.types import Source
+from luffy.types import FinishReason, Source
 
 SAMPLES_FILE = "samples.jsonl"
 JOURNAL = "journal"
-HINT_COLUMNS = ("hint_level", "hint")
-"""Columns that journals of older runs lack."""
-_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome", "context_starts", *HINT_COLUMNS]
+HISTORY_HEADER = ("step", "rows", "source", "reward", "tokens", "cut", "outcomes")
+_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome", "context_starts", "hint_level", "hint"]
+_HISTORY_COLUMNS = ["uid", "source", "reward", "outcome", "finish_reason", "displaced", "hint_level"]
+_NAMED = 3
+"""Uids that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,13 @@ def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count:
         asked = f"--stage {stage}: no such stage" if stage else "no stage with samples"
         raise DataError(f"{record.name}: {asked}; there are {', '.join(record.stages) or 'none'}")
     directory = record.stages[node].directory
-    return list(islice((sample for sample in _read(directory, node) if sample.reward in wanted), count))
-
-
-def _read(directory: Path, node: str) -> Iterator[ShownSample]:
     if (directory / JOURNAL).is_dir():
-        return _journalled(directory)
-    if nodes_showing("training_curves", [node]):
-        return _logged(directory / SAMPLES_FILE)
-    return _responses(directory)
+        found = _journalled(directory)
+    elif nodes_showing("training_curves", [node]):
+        found = _logged(directory / SAMPLES_FILE)
+    else:
+        found = _responses(directory)
+    return list(islice((sample for sample in found if sample.reward in wanted), count))
 
 
 def _journalled(directory: Path) -> Iterator[ShownSample]:
@@ -94,10 +96,10 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
         for row in pq.read_table(file, columns=columns_in(file, _COLUMNS)).to_pylist():
             if row["uid"] in hidden:
                 continue
-            origin = origin_of(row["source"], row.get("hint_level"))
+            origin, hint = origin_of(row["source"], row.get("hint_level")), row.get("hint")
             yield ShownSample(
                 f"step {step}, {origin}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
-                tokenizer.decode(row["prompt_ids"], skip_special_tokens=False) + _shown_hint(row.get("hint")),
+                decode(row["prompt_ids"]) + (f"\n--- hint while sampling ---\n{hint}\n" if hint else ""),
                 transcript(
                     row["response_ids"], row["source"], decode, row["prompt_ids"], row.get("context_starts") or ()
                 ),
@@ -132,14 +134,10 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
 
 
 def columns_in(file: Path, wanted: Sequence[str]) -> list[str]:
-    """The `wanted` columns that a journal's file has."""
+    """The `wanted` columns that a journal's file has; older ones lack those of hints."""
     import pyarrow.parquet as pq
 
     return [name for name in wanted if name in pq.read_schema(file).names]
-
-
-def _shown_hint(hint: str | None) -> str:
-    return "" if not hint else f"\n--- hint while sampling ---\n{hint}\n"
 
 
 def origin_of(sources: Sequence[int], hint_level: int | None = None) -> str:
@@ -153,3 +151,58 @@ def origin_of(sources: Sequence[int], hint_level: int | None = None) -> str:
     if kinds <= {Source.ON_POLICY}:
         return "rollout"
     return "rollout after a demonstration's prefix" if Source.ON_POLICY in kinds else "demonstration"
+
+
+def prompt_history(record: RunRecord, uid: str) -> tuple[str, list[list[str]]]:
+    """The prompt's whole uid, and a row for each step and kind of response; no text is read.
+
+    `uid` may be the beginning of one. Raises DataError without a journal, and ConfigError where no step, or more than
+    one prompt, fits.
+    """
+    folders = (entry.directory / JOURNAL for entry in record.stages.values())
+    folder = next((path for path in folders if path.is_dir()), None)
+    if folder is None:
+        raise DataError(f"{record.name}: no stage has a rollout journal; --prompt reads that of rl")
+    files = sorted(folder.glob("step_*.parquet"))
+    whole = _whole_uid(uid, files)
+    return whole, [line for file in files for line in _lines(file, whole)]
+
+
+def _whole_uid(uid: str, files: Sequence[Path]) -> str:
+    import pyarrow.parquet as pq
+
+    known = {found for file in files for found in pq.read_table(file, columns=["uid"])["uid"].to_pylist()}
+    fitting = [uid] if uid in known else sorted(found for found in known if found.startswith(uid))
+    if len(fitting) != 1:
+        named = ", ".join(fitting[:_NAMED])
+        found = f"{len(fitting)} uids start with it ({named}, ...)" if fitting else "no step has drawn such a prompt"
+        raise ConfigError(f"--prompt {uid}: {found}; --samples shows uids, and so does train.parquet")
+    return fitting[0]
+
+
+def _lines(file: Path, uid: str) -> Iterator[list[str]]:
+    """A line for each kind of response to the prompt in a step, in the order of their first rows."""
+    import pyarrow.parquet as pq
+
+    kinds: dict[str, list[dict]] = {}
+    columns = columns_in(file, _HISTORY_COLUMNS)
+    found = pq.read_table(file, columns=columns, filters=[("uid", "==", uid)]).to_pylist()
+    in_place = "a demonstration" if all(row.get("hint_level") is None for row in found) else "one with a hint"
+    for row in found:
+        left_out = f", replaced by {in_place}" if row.get("hint_level") is None else ", not needed"
+        if row["finish_reason"] == FinishReason.ENVIRONMENT_ERROR:
+            left_out = ", crashed"
+        name = origin_of(row["source"], row.get("hint_level")) + (left_out if row["displaced"] else "")
+        kinds.setdefault(name, []).append(row)
+    for name, rows in kinds.items():
+        outcomes = Counter(row["outcome"] for row in rows)
+        lengths = [len(row["source"]) - row["source"].count(Source.ENVIRONMENT) for row in rows]
+        yield [
+            str(int(file.stem.removeprefix("step_"))),
+            str(len(rows)),
+            name,
+            f"{fmean(row['reward'] for row in rows):.3g}",
+            f"{fmean(lengths):.4g}",
+            str(sum(row["finish_reason"] != "stop" for row in rows)),
+            ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()),
+        ]

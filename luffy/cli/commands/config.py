@@ -4,10 +4,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from luffy.cli.config_view import explain_experiment, resolved_lines
 from luffy.cli.console import say, text_table, wide_terminal
-from luffy.cli.objective_view import explain_experiment
 from luffy.cli.options import Debug, Overrides, complete_config
-from luffy.cli.resolved_view import resolved_lines
 from luffy.config.fields import all_fields
 from luffy.config.load import resolve_experiment
 from luffy.errors import EXIT_OK, ConfigError

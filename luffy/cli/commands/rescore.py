@@ -1,4 +1,4 @@
-"""`luffy rescore EVALUATION --grader KIND`: saved responses graded again, and what that changes."""
+"""`luffy rescore EVALUATION --grader KIND`: responses graded again; `luffy diff FIRST SECOND`: two evaluations."""
 
 from pathlib import Path
 from typing import Annotated
@@ -35,4 +35,29 @@ def rescore(
     for note in done.notes:
         say(note)
     say(f"written to {done.folder}")
+    return EXIT_OK
+
+
+def diff(
+    first: Annotated[Path, Argument(help="directory of a finished evaluation, e.g. runs/mine-1/stages/evaluate_rl")],
+    second: Annotated[Path, Argument(help="another one; they must share suites")],
+    show: Annotated[int, Option(min=0, metavar="N", help="list N changed problems at most")] = 20,
+    debug: Debug = False,
+) -> int:
+    """Compare two evaluations: the paired difference of each suite, and the problems whose result changed."""
+    from luffy.cli import evaluations  # numpy and pyarrow: only when they are needed
+
+    changes = evaluations.compare_evaluations(first, second)
+    console = terminal()
+    say(f"{second} minus {first}, in percentage points")
+    rows = [evaluations.comparison_row(part) for part in changes.cells]
+    console.print(text_table(evaluations.COMPARISON_HEADER, rows))
+    for suite, decoding in changes.left_out:
+        say(f"{suite}, {decoding}: only in one of the two")
+    for part in changes.cells:
+        say(f"\n{', '.join(part.cell)}: {shown_of(len(part.changed), show)} changed")
+        if rows := [evaluations.problem_row(problem) for problem in part.changed[:show]]:
+            console.print(text_table(evaluations.PROBLEM_HEADER, rows))
+        for remark in evaluations.remarks(part):
+            say(remark)
     return EXIT_OK

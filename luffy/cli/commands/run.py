@@ -1,13 +1,23 @@
-"""`luffy run CONFIG`: an experiment from its data to its report."""
+"""`luffy run CONFIG`, `luffy plan CONFIG` and `luffy evaluate CONFIG`: one experiment, or one of its models."""
 
+from functools import partial
 from typing import Annotated
 
-from typer import Option
+from pydantic import JsonValue
+from typer import BadParameter, Option
+from yaml import YAMLError
 
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
-from luffy.cli.start import StartOptions, start_experiment
+from luffy.cli.planning import check, plans_of, show_comparison_plan, show_grid_plan, show_plan
 from luffy.config import load_experiment
+from luffy.config.derived import EvaluatedModel, evaluated
+from luffy.config.many_runs.comparison import is_comparison, load_comparison
+from luffy.config.many_runs.grid_experiment import is_grid, load_grid
+from luffy.config.yaml_source import parse_scalar
+from luffy.errors import EXIT_OK
+from luffy.flows.launch import launch
 from luffy.pipeline.chain.graph import build_graph, select_nodes
+from luffy.pipeline.chain.swept_checkpoints import check_checkpoints
 from luffy.pipeline.workspace import find_workspace
 
 Only = Annotated[
@@ -21,7 +31,6 @@ Force = Annotated[
 Adopt = Annotated[
     bool, Option("--adopt", help="take over results that other code has made, where nothing else differs; it is noted")
 ]
-_FLOW = "luffy.flows.full_pipeline:full_pipeline"
 
 
 def run(
@@ -39,11 +48,101 @@ def run(
 
     Finished stages are reused and an interrupted one resumes: repeat the command to continue.
     """
-    options = StartOptions(find_workspace(workspace), dry_run, verify, debug)
-    experiment = load_experiment(config, overrides or ())
+    where, experiment = find_workspace(workspace), load_experiment(config, overrides or ())
     nodes = build_graph(experiment)
     select_nodes(nodes, force or (), "--force")
     chosen = select_nodes(nodes, only or (), "--only")
     stages = [node.stage for node in nodes if node.name in chosen] or None
-    parameters = {"config_file": config, "overrides": overrides or [], "only": only, "force": force, "adopt": adopt}
-    return start_experiment(_FLOW, experiment, parameters, options, stages=stages)
+    if dry_run:
+        show_plan(experiment, where, verify=verify, stages=stages)
+        return EXIT_OK
+    check([experiment], where, stages=stages)
+    parameters = {"config_file": config, "overrides": overrides or [], "verify": verify}
+    parameters |= {"only": only, "force": force, "adopt": adopt}
+    plans = partial(plans_of, experiment, where, verify=verify)
+    return launch("luffy.flows.full_pipeline:full_pipeline", parameters, where, plans, debug=debug)
+
+
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    verify: Verify = False,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """What a run would do with each stage, and why; also of a comparison or a grid."""
+    where = find_workspace(workspace)
+    if is_comparison(config):
+        show_comparison_plan(load_comparison(config, overrides or ()), where, verify=verify)
+    elif is_grid(config):
+        show_grid_plan(load_grid(config, overrides or ()), where, verify=verify)
+    else:
+        show_plan(load_experiment(config, overrides or ()), where, verify=verify)
+    return EXIT_OK
+
+
+def evaluate(
+    config: Config,
+    overrides: Overrides = None,
+    model: Annotated[
+        str | None,
+        Option(
+            metavar="MODEL", help="a Hugging Face folder, a stage's directory, a hub id, or api:NAME served at --url"
+        ),
+    ] = None,
+    steps: Annotated[
+        str | None, Option(metavar="N,N,...", help="RL steps of the experiment's own run whose checkpoints were kept")
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        Option(metavar="NAME", help="chat template: a shipped name or a Jinja file [the model's]"),
+    ] = None,
+    url: Annotated[
+        list[str] | None,
+        Option(metavar="URL", help="server of api:NAME with OpenAI's protocol; repeat it for more servers"),
+    ] = None,
+    request: Annotated[
+        list[str] | None,
+        Option(metavar="FIELD=VALUE", help="further field of each request to api:NAME, e.g. reasoning_effort=low"),
+    ] = None,
+    dry_run: DryRun = False,
+    verify: Verify = False,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """Evaluate a model, or checkpoints of an RL run.
+
+    Give one of --model and --steps. The key for --url comes from the environment variable that
+    execution.server.api_key_variable names (OPENAI_API_KEY).
+    """
+    try:
+        at = tuple(sorted({int(part) for part in steps.split(",")})) if steps is not None else ()
+    except ValueError:
+        raise BadParameter(f"{steps!r} is not of the form 100,200,300", param_hint="--steps") from None
+    wanted = EvaluatedModel(
+        model=model,
+        steps=at,
+        chat_template=chat_template,
+        urls=tuple(url or ()),
+        request=dict(_request_field(text) for text in request or ()),
+    )
+    where, experiment = find_workspace(workspace), evaluated(load_experiment(config, overrides or ()), wanted)
+    if dry_run:
+        show_plan(experiment, where, verify=verify, sweep_steps=at)
+        return EXIT_OK
+    check_checkpoints(experiment, at, where)
+    check([experiment], where, sweep_steps=at)
+    parameters = {"config_file": config, "overrides": overrides or [], **wanted.given(), "verify": verify}
+    plans = partial(plans_of, experiment, where, verify=verify, sweep_steps=at)
+    return launch("luffy.flows.evaluate_checkpoint:evaluate_checkpoint", parameters, where, plans, debug=debug)
+
+
+def _request_field(text: str) -> tuple[str, JsonValue]:
+    """`reasoning_effort=low`, the value in YAML."""
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise BadParameter(f"{text!r} is not of the form field=value", param_hint="--request")
+    try:
+        return name, parse_scalar(value)
+    except YAMLError:
+        raise BadParameter(f"{text!r}: the value is not valid YAML", param_hint="--request") from None

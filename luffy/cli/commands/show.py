@@ -6,13 +6,11 @@ from typing import Annotated
 from typer import Argument, Option
 
 from luffy.cli import run_view
-from luffy.cli.accuracies import by_suite
+from luffy.cli.config_view import settings_of
 from luffy.cli.console import say, text_table, wide_terminal
-from luffy.cli.inventory import RUN_HEADER, STAGE_HEADER, take_stock
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.cli.prompt_view import HISTORY_HEADER, prompt_history
-from luffy.cli.sample_view import RewardRange, read_range, samples_of
-from luffy.cli.settings_view import settings_of
+from luffy.cli.run_view import RESULT_HEADER, RUN_HEADER, by_suite, take_stock
+from luffy.cli.sample_view import HISTORY_HEADER, RewardRange, prompt_history, read_range, samples_of
 from luffy.errors import EXIT_OK, ConfigError
 from luffy.pipeline.workspace import Workspace, find_workspace
 from luffy.pipeline.workspace.records import RunRecord, find_run, read_run
@@ -83,7 +81,7 @@ def _list(where: Workspace) -> int:
     runs, stages = take_stock(where)
     console.print(text_table(RUN_HEADER, runs, title="Runs"))
     console.print()
-    console.print(text_table(STAGE_HEADER, stages, title="Stage results"))
+    console.print(text_table(RESULT_HEADER, stages, title="Stage results"))
     return EXIT_OK
 
 

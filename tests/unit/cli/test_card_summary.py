@@ -1,6 +1,6 @@
 import json
 
-from luffy.cli.card_summary import summarise_card
+from luffy.cli.run_view import CARD_HEADER, card_rows
 
 SOURCE = {
     "kind": "file", "rows_in": 10, "rows_out": 6, "quarantined": 1, "malformed": {"reward_model": 1},
@@ -17,10 +17,10 @@ def test_the_summary_counts_and_names_no_row(tmp_path):
         "benchmarks": {"checked": {"suites.hard": 6}, "not_checked": ["aime24"]},
     }
     (tmp_path / "card.json").write_text(json.dumps(card))
-    summary = summarise_card(tmp_path)
-    assert summary.rows[0] == ["train", "file", "10", "6", "3", "0", "1", "7", "3 to 9, median 5"]
-    assert [len(row) for row in summary.rows] == [len(summary.header)] * 2
-    assert summary.notes == [
+    rows, notes = card_rows(tmp_path)
+    assert rows[0] == ["train", "file", "10", "6", "3", "0", "1", "7", "3 to 9, median 5"]
+    assert [len(row) for row in rows] == [len(CARD_HEADER)] * 2
+    assert notes == [
         "Malformed in train, by field: reward_model 1",
         f"Each malformed row: {tmp_path / 'quarantine.jsonl'}",
         "Rejected of train: wrong 2, too_long 1",
@@ -28,4 +28,4 @@ def test_the_summary_counts_and_names_no_row(tmp_path):
         "Training data was checked against: suites.hard; not available: aime24",
         f"The whole card: {tmp_path / 'card.md'}",
     ]
-    assert "secret" not in str(summary)
+    assert "secret" not in str((rows, notes))

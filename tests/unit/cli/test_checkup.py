@@ -4,26 +4,24 @@ import socket
 
 import pytest
 
-from luffy.cli.checkup.machine_checks import (
+from luffy.cli.checkup import (
     check_clock,
-    check_keys,
-    check_open_files,
-    check_ports,
-    check_prefect,
-    check_shared_memory,
-    check_variables,
-    check_workspace,
-)
-from luffy.cli.checkup.software_checks import (
     check_constraints,
     check_gpus,
+    check_keys,
+    check_open_files,
     check_packages,
+    check_ports,
+    check_prefect,
     check_python,
     check_sandbox,
+    check_shared_memory,
+    check_variables,
     check_vllm,
+    check_workspace,
     run_probe,
+    trial_run,
 )
-from luffy.cli.checkup.trial_run import trial_run
 from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig

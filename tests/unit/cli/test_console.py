@@ -3,9 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from luffy.cli.accuracies import Accuracy, by_suite
-from luffy.cli.console import duration, live_table, plan_table, stage_display
-from luffy.cli.progress import ChainProgress
+from luffy.cli.console import ChainProgress, duration, live_table, plan_table, stage_display
+from luffy.cli.run_view import Accuracy, by_suite
 from luffy.config import load_experiment
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.machine.events import Event

@@ -5,7 +5,7 @@ import re
 import pytest
 from reference.taught_presets import teacher_overrides
 
-from luffy.cli.objective_view import explain_experiment
+from luffy.cli.config_view import explain_experiment
 from luffy.config import load_experiment
 from luffy.config.shipped import EXPERIMENTS
 from luffy.errors import ConfigError

@@ -1,6 +1,6 @@
 import pytest
 
-from luffy.cli.progress import StageLine
+from luffy.cli.console import StageLine
 from luffy.pipeline.machine.events import Event
 
 

@@ -1,1 +1,0 @@
-"""The checks of `luffy doctor`; each returns what it found, with the remedy."""

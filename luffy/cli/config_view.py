@@ -1,0 +1,189 @@
+"""An experiment for people: as YAML with origins, what differs from its defaults, and what its stages minimise."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from pydantic_core import PydanticUndefined
+
+from luffy.config import load_experiment
+from luffy.config.load import ResolvedExperiment
+from luffy.config.settings import RLSettings, SFTSettings, StageSettings
+from luffy.config.shipped import DATA, EXPERIMENTS, PresetKind, experiment_file
+from luffy.config.strict import StrictModel
+from luffy.config.yaml_source import KeyPath, flow_yaml, read_yaml
+from luffy.errors import ConfigError
+from luffy.objectives.explain import explain_objective, explain_terms
+from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.chain.job import read_job
+
+_COLUMN = 48
+"""Where comments begin, after shorter values."""
+_DEFAULT = "default"
+_PRESETS = get_args(PresetKind)
+
+
+def resolved_lines(resolved: ResolvedExperiment, *, defaults: bool = True) -> Iterator[str]:
+    """The lines of a YAML file that describes the same experiment, with or without values at their `defaults`."""
+    return _Writer(resolved, defaults).mapping(resolved.config.model_dump(mode="json"), ())
+
+
+class _Writer:
+    def __init__(self, resolved: ResolvedExperiment, defaults: bool) -> None:
+        self._resolved = resolved
+        self._defaults = defaults
+
+    def mapping(self, values: Mapping[str, object], path: KeyPath) -> Iterator[str]:
+        """A line for each leaf, under the keys of its sections."""
+        for key, value in values.items():
+            here = (*path, str(key))
+            name = flow_yaml(key)
+            if not self._defaults and self._resolved.origin_of(here) is None:
+                continue
+            if isinstance(value, dict):
+                lines = [f"  {line}" for line in self.mapping(value, here)]
+                yield from [f"{name}:", *lines] if lines else [self._commented(f"{name}: {{}}", here)]
+            elif isinstance(value, list) and any(isinstance(element, dict) for element in value):
+                yield f"{name}:"
+                yield from (f"  {line}" for line in self._elements(value, here))
+            else:
+                yield self._commented(f"{name}: {flow_yaml(value)}", here)
+
+    def _elements(self, elements: list[object], path: KeyPath) -> Iterator[str]:
+        for index, element in enumerate(elements):
+            here = (*path, str(index))
+            if not isinstance(element, dict):
+                yield self._commented(f"- {flow_yaml(element)}", here)
+                continue
+            for number, line in enumerate(self.mapping(element, here)):
+                yield f"- {line}" if number == 0 else f"  {line}"
+
+    def _commented(self, text: str, path: KeyPath) -> str:
+        return f"{text:<{_COLUMN - 2 * (len(path) - 1)}}  # {_words(self._resolved.origin_of(path))}"
+
+
+def _words(origin: str | None) -> str:
+    """`preset methods/luffy.yaml:26`, `exp_configs/smoke.yaml:3`, `my.yaml:12`, `command line`, `default`."""
+    if origin is None:
+        return _DEFAULT
+    path = Path(origin)
+    for folder in (EXPERIMENTS, DATA):
+        if path.is_relative_to(folder):
+            within = path.relative_to(folder)
+            return f"preset {within}" if within.parent.name in _PRESETS else str(folder.name / within)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else origin
+
+
+_SECTION = "(section)"
+_MAX_TEXT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of a configuration."""
+
+    path: str
+    """Dotted, as an override names it; an entry of a list by its name, else by its number."""
+    value: str
+    default: str | None
+    """None: it has none, and had to be given."""
+
+    @property
+    def is_default(self) -> bool:
+        return self.value == self.default
+
+
+def settings_of(model: StrictModel) -> list[Setting]:
+    """Every field of `model`, in its order."""
+    return list(_fields(model, None, ""))
+
+
+def _fields(model: StrictModel, base: StrictModel | None, prefix: str) -> Iterator[Setting]:
+    """`base`: what the field that holds `model` has by default, where that is of the same class."""
+    for name, info in type(model).model_fields.items():
+        default = info.get_default(call_default_factory=True) if base is None else getattr(base, name)
+        yield from _setting(f"{prefix}{name}", getattr(model, name), default)
+
+
+def _setting(path: str, value: object, default: object) -> Iterator[Setting]:
+    if isinstance(value, StrictModel):
+        found = list(_fields(value, default if type(default) is type(value) else None, f"{path}."))
+        if not isinstance(default, StrictModel) and all(setting.is_default for setting in found):
+            yield Setting(path, _SECTION, _default_text(default))
+        yield from found
+    elif isinstance(value, Mapping) and any(isinstance(below, StrictModel) for below in value.values()):
+        for key, below in value.items():
+            yield from _setting(f"{path}.{key}", below, PydanticUndefined)
+    elif isinstance(value, tuple) and any(isinstance(below, StrictModel) for below in value):
+        for index, below in enumerate(value):
+            yield from _setting(f"{path}.{getattr(below, 'name', index)}", below, PydanticUndefined)
+    else:
+        yield Setting(path, _text(value), _default_text(default))
+
+
+def _default_text(default: object) -> str | None:
+    return None if default is PydanticUndefined else _text(default)
+
+
+def _text(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=_plain, ensure_ascii=False)
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, StrictModel):
+        return value.model_dump(mode="json")
+    return list(value) if isinstance(value, Sequence | set | frozenset) else str(value)
+
+
+def explain_experiment(
+    config: Path | str, overrides: Sequence[str] = (), only: str | None = None
+) -> list[tuple[str, str]]:
+    """Name and explanation of each training stage in an experiment's chain, or of the one stage in its `config.yaml`.
+
+    Raises ConfigError when there is no training stage, or none called `only`.
+    """
+    path = experiment_file(config)
+    values, _ = read_yaml(path)
+    if "settings" in values and "stage" in values:
+        job = read_job(path)
+        settings: dict[str, StageSettings] = {job.stage: job.settings}
+    else:
+        settings = {node.name: node.settings for node in build_graph(load_experiment(config, overrides))}
+    found = {name: text for name, of in settings.items() if (text := _explain(of)) is not None}
+    if not found:
+        raise ConfigError(f"{config}: has no training stage (sft, rl) to explain")
+    if only is not None and only not in found:
+        raise ConfigError(f"{config}: has no training stage {only!r}; there are {', '.join(found)}")
+    return [(name, text) for name, text in found.items() if only in (None, name)]
+
+
+def _explain(settings: StageSettings) -> str | None:
+    """The explanation of a training stage; None of any other."""
+    if isinstance(settings, SFTSettings):
+        return "\n".join(explain_terms(settings.sft.objective.terms, max_response_tokens=0)).strip()
+    if not isinstance(settings, RLSettings):
+        return None
+    rl, critic = settings.rl, settings.rl.critic
+    updates = f"{rl.updates_per_step} optimizer steps"
+    if rl.passes > 1:
+        updates += f" ({rl.passes} passes over its groups)"
+    if rl.updates_per_step == 1:
+        updates = "1 optimizer step (so pi_old is the policy itself: r = 1, and clips of r never act)"
+    lines = [
+        f"Step          {rl.prompts_per_step} prompts, {updates}",
+        f"              {rl.steps} steps in all, learning rate {rl.optimizer.lr:g}, rollouts at temperature "
+        f"{rl.temperature:g}",
+    ]
+    if rl.stop:
+        lines.append(f"              a rollout ends with the stop token or with {' or '.join(map(repr, rl.stop))}")
+    lines.append(explain_objective(settings.objective, rl.max_response_tokens))
+    if critic is not None:
+        lines += ["", "Critic        (V - return)^2 / 2; the mean over all response tokens"]
+        if critic.value_clip is not None:
+            lines.append(f"              or, where larger, that of V clipped to V_old +- {critic.value_clip:g}")
+        warmup = f"; only the critic is trained in the first {critic.warmup_steps} steps" if critic.warmup_steps else ""
+        lines.append(f"              learning rate {critic.optimizer.lr:g}{warmup}")
+    return "\n".join(lines)
