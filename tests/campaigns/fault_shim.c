@@ -3,7 +3,7 @@
  * Or the disk is full from the chosen call on: whatever needs space there fails with ENOSPC; what is there can be read,
  * overwritten in name (rename) and deleted.
  *
- * Loaded with LD_PRELOAD; its control block (fault_points.py) is a file that all processes map. Calls of processes
+ * Loaded with LD_PRELOAD; its control block (placed_kills.py) is a file that all processes map. Calls of processes
  * outside the chosen process group, and on standard streams, are neither counted nor disturbed. Writes that the C
  * library makes by itself (the buffers of stdio) cannot be seen from here.
  */

@@ -1,7 +1,7 @@
 """How often do the intervals of an accuracy, and of a difference, hold the truth?
 
 Run: nice -n 19 python tests/campaigns/interval_coverage.py --csv tests/campaigns/interval_coverage.csv
-     [--figure coverage.svg] [--repetitions 4000] [--problems 30 50 100 200 500] [--exact-only]
+     [--repetitions 4000] [--problems 30 50 100 200 500] [--exact-only]
 
 The truth is the accuracy over all problems of a kind, of which a set of n is drawn. Problems differ by a distribution
 of their chance of being solved (`SHAPES`), all of the same mean. With one response a problem only the mean matters and
@@ -333,26 +333,6 @@ def write_csv(path: Path, cells: Iterable[Cell]) -> None:
                 writer.writerow((*place, f"{cell.coverage:.4f}", f"{cell.width:.4f}"))
 
 
-def draw_figure(path: Path, cells: Sequence[Cell]) -> None:
-    """Coverage of the shipped intervals against accuracy: a panel a size, a line a shape."""
-    from matplotlib.figure import Figure
-
-    shown = [cell for cell in cells if cell.method == SHIPPED and cell.what == "accuracy"]
-    sizes = list(dict.fromkeys(cell.problems for cell in shown))
-    figure = Figure(figsize=(4 * len(sizes), 3.5), layout="constrained")
-    for axes, problems in zip(figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0], sizes, strict=True):
-        axes.axhspan(100 * LOWEST, 100 * HIGHEST, color="0.9")
-        for samples, shape in dict.fromkeys((cell.samples, cell.shape) for cell in shown):
-            place = (problems, samples, shape)
-            line = [cell for cell in shown if (cell.problems, cell.samples, cell.shape) == place]
-            points = [cell.accuracy for cell in line], [100 * cell.coverage for cell in line]
-            axes.plot(*points, label="1 sample" if samples == 1 else shape)
-        axes.set(title=f"{problems} problems", xlabel="accuracy", ylim=(85, 100))
-    figure.axes[0].set_ylabel("coverage of the 95 % interval, %")
-    figure.axes[-1].legend(fontsize="x-small")
-    figure.savefig(path)
-
-
 def main() -> None:
     """Fill the grid, print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -360,7 +340,6 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=4000)
     parser.add_argument("--exact-only", action="store_true", help="one response a problem, nothing simulated")
     parser.add_argument("--csv", type=Path)
-    parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     cells: list[Cell] = []
     for problems in options.problems:
@@ -376,8 +355,6 @@ def main() -> None:
     print(f"\nshipped, outside\n\n{outside(cells)}")
     if options.csv:
         write_csv(options.csv, cells)
-    if options.figure:
-        draw_figure(options.figure, cells)
 
 
 if __name__ == "__main__":

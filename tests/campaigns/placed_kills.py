@@ -24,27 +24,621 @@ makes by itself.
 """
 
 import argparse
+import contextlib
 import csv
+import ctypes
+import hashlib
+import importlib
 import itertools
+import json
+import mmap
 import os
 import random
 import re
+import shutil
+import signal
+import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Literal, get_args
 
-from fault_points import CALLS, MOMENTS, Fault, Moment, Shim, load_shim, place_faults
-from fault_subjects import Subject, prepare_subjects
-from paying_subjects import PAYING_KINDS, paying_subjects
+from pydantic import TypeAdapter
+from random_kills import differences, processes_of, promised, promised_of
 
-from luffy.config import STAGE_KINDS
-from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR
+from luffy.config import STAGE_KINDS, load_experiment
+from luffy.config.derived import evaluation_of
+from luffy.data.parquet import read_prompts
+from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR, LuffyError
+from luffy.pipeline.chain.checkpoints import newest_checkpoint
+from luffy.pipeline.chain.identity import read_identity
+from luffy.pipeline.chain.job import JOB_FILE, write_job
+from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.experiment import Experiment, Unwatched, open_experiment, start_run
+from luffy.pipeline.machine.events import EVENTS_FILE, EventReader
+from luffy.pipeline.machine.warm_start import LIBRARIES
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
+from luffy.pipeline.workspace.garbage import partial_files
+from luffy.processes import die_with, exit_without_finalizing
+from luffy.stages.program import run_program
+from luffy.tracking.metrics import METRICS_FILE
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from synthetic.endpoint import CHAT, Endpoint, Reply, by_seed, completion
+
+ROOT = Path(__file__).resolve().parents[2]
+SMOKE = str(ROOT / "exp_configs" / "smoke.yaml")
+_DEFERRING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample", "synthesize")
+_SWEPT = (2, 4)
+_REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
+SAMPLED = (
+    f"data.train={{{_REVERSING}, num_prompts: 24}}",
+    f"data.corpus={{{_REVERSING}, num_prompts: 512, unique: false, stepwise_share: 0.0}}",
+    "base.steps=150",  # reverses two digits now and then
+    "sft.num_traces=null",
+    "execution.rollout_batch_size=32",
+)
+_DIFFICULTY = "difficulty={num_samples: 8, max_response_tokens: 16, min_pass_rate: 0.05, max_pass_rate: 0.95}"
+_SAMPLE = "sample={num_samples: 8, max_response_tokens: 16}"
+_PLAIN = ("prepare_data", "base", "sft", "rl", "evaluate", "sweep", "report")
+_FINISHED, _NOTHING = "finished", "nothing"
+_ORPHAN_S = 20.0
+_PAYING = ("evaluate_paid", "synthesize_paid")
+_AT_ONCE = 4
+_JUDGE = "judge"
+_GRID = """\
+name: small_grid
+experiment: {smoke}
+overrides: [chain=sft, "stages=[prepare_data, base, sft, evaluate]", evaluation.max_response_tokens=16]
+grid: {{sft.num_traces: [4, 8]}}
+seeds: [1]
+"""
+_COMPARISON = """\
+name: small_comparison
+experiment: {smoke}
+overrides: [evaluation.max_response_tokens=16]
+seeds: [1, 2]
+reference: luffy
+budget: {{optimizer_steps: 2}}
+arms:
+  luffy: {{chain: rl, method: luffy}}
+  on_policy: {{chain: rl, method: on_policy}}
+"""
 CSV = "placed_kills.csv"
-KINDS = (*STAGE_KINDS, "damaged", *PAYING_KINDS, "run", "gc", "luffy_run", "grid", "compare")
+KINDS = (*STAGE_KINDS, "damaged", *_PAYING, "run", "gc", "luffy_run", "grid", "compare")
+
+Call = Literal["open", "write", "fsync", "rename", "unlink", "mkdir", "link", "truncate"]
+Moment = Literal["before", "after", "half", "full"]
+CALLS: tuple[Call, ...] = get_args(Call)
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+_KILLS: tuple[Moment, ...] = ("before", "after")
+_TAKES_SPACE: tuple[Call, ...] = ("open", "write", "mkdir", "link")
+_CONTROL, _ROOT = "PLACED_KILLS_CONTROL", "PLACED_KILLS_ROOT"
+_SOURCE = Path(__file__).with_name("fault_shim.c")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """SIGKILL to the process group before or after a call, or within a write; or a disk that is full from there on."""
+
+    call: Call
+    number: int
+    """The how manieth of its kind, from 1."""
+    moment: Moment
+
+
+class _Block(ctypes.Structure):
+    _fields_ = (
+        ("group", ctypes.c_uint64),
+        ("kind", ctypes.c_uint64),
+        ("number", ctypes.c_uint64),
+        ("moment", ctypes.c_uint64),
+        ("fired", ctypes.c_uint64),
+        ("counts", ctypes.c_uint64 * len(CALLS)),
+    )
+
+
+class Shim:
+    """The control block, which this process shares with all that carry the shim."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(_Block))
+        self._block = _Block.from_buffer(self._map)
+
+    def arm(self, fault: Fault | None) -> None:
+        """Set the counts to 0 and the fault for the next process that is watched; None: it is only counted."""
+        ctypes.memset(ctypes.addressof(self._block), 0, ctypes.sizeof(_Block))
+        if fault is not None:
+            self._block.number, self._block.moment = fault.number, MOMENTS.index(fault.moment)
+            self._block.kind = 1 + CALLS.index(fault.call)
+
+    def watch(self) -> None:
+        """Watch the process group of this process."""
+        self._block.group = os.getpgrp()
+
+    def disarm(self) -> None:
+        """Watch nobody."""
+        self._block.group = 0
+
+    @property
+    def has_fired(self) -> bool:
+        return bool(self._block.fired)
+
+    def counts(self) -> dict[Call, int]:
+        """Calls so far, by kind."""
+        return dict(zip(CALLS, map(int, self._block.counts), strict=True))
+
+
+def load_shim(folder: Path, root: Path) -> Shim:
+    """The shim for files below `root`; builds it in `folder` and starts this program again where it is not loaded."""
+    control, library = folder / "control", folder / "fault_shim.so"
+    if os.environ.get(_ROOT) != str(root):
+        folder.mkdir(parents=True, exist_ok=True)
+        control.write_bytes(bytes(mmap.PAGESIZE))
+        build = ["gcc", "-O2", "-shared", "-fPIC", "-Wall", "-o", str(library), str(_SOURCE), "-ldl"]
+        subprocess.run(build, check=True)
+        loaded = {"LD_PRELOAD": str(library), _CONTROL: str(control), _ROOT: str(root)}
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **loaded})
+    return Shim(control)
+
+
+def place_faults(counts: Mapping[Call, int], number: int, *, full: bool = False) -> list[Fault]:
+    """About `number` faults: as many of each kind of call, evenly over a run; before, after and within in turn.
+
+    `full`: the disk fills up at calls that take space, instead of kills.
+    """
+    waiting = {call: count for call, count in counts.items() if count and (call in _TAKES_SPACE or not full)}
+    found: list[Fault] = []
+    left = number
+    # Kinds with few calls first: what they cannot take goes to the others.
+    for index, (call, count) in enumerate(sorted(waiting.items(), key=lambda item: item[1])):
+        share = max(1, left // (len(waiting) - index))
+        moments: tuple[Moment, ...] = ("full",) if full else (*_KILLS, "half") if call == "write" else _KILLS
+        spots = [(place, moment) for place in range(1, count + 1) for moment in moments]
+        chosen = min(share, len(spots))
+        # A stride that is no multiple of the number of moments would favour one; the turn decides instead.
+        for turn in range(chosen):
+            place = 1 + (turn * count + count // 2) // chosen if count > 1 else 1
+            # Each kind begins with another moment: else few faults would all be before their calls.
+            found.append(Fault(call, min(place, count), moments[(turn + index) % len(moments)]))
+        left -= chosen
+    return list(dict.fromkeys(found))
+
+
+def fork(work: Callable[[], int], shim: Shim, fault: Fault | None, log: Path) -> int:
+    """Run `work` in a process that leads a group, under the shim; returns its exit code, -9 when it was killed."""
+    shim.arm(fault)
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        os.setsid()
+        die_with(parent, signal.SIGKILL)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        code = 1
+        try:
+            shim.watch()
+            code = work()
+        except BaseException:  # the top of this process
+            traceback.print_exc()
+        exit_without_finalizing(code)
+    _, status = os.waitpid(child, 0)
+    shim.disarm()
+    return os.waitstatus_to_exitcode(status)
+
+
+def end_orphans(root: Path) -> int:
+    """Live processes of the workspace after some patience, which are killed."""
+    deadline = time.monotonic() + _ORPHAN_S
+    while (left := processes_of(root)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in left:
+        with contextlib.suppress(Exception):  # it may end by itself in this moment
+            process.kill()
+    return len(left)
+
+
+@dataclass
+class StageSubject:
+    """A stage program in its place in a finished workspace."""
+
+    kind: str
+    directory: Path
+    root: Path
+    expected: dict[str, object]
+    log: Path
+    endpoint: Endpoint | None = None
+    """The one that it asks; no answer may be paid for twice, but for those that were under way at the kill."""
+    events: EventReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stage = "sft" if self.kind == "damaged" else self.kind.removesuffix("_paid")
+        self.job = (self.directory / JOB_FILE).read_bytes()
+        self.finished = self.log.parent / f"finished_{self.kind}"
+        shutil.rmtree(self.finished, ignore_errors=True)
+        if self.kind == "damaged":
+            shutil.copytree(self.directory, self.finished, symlinks=True)
+
+    def reset(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)  # another subject may have deleted it
+        if self.kind == "damaged":  # an output is missing: the stage is cleared and made again from scratch
+            shutil.copytree(self.finished, self.directory, symlinks=True)
+            (self.directory / METRICS_FILE).unlink()
+        else:
+            self.directory.mkdir(parents=True)
+            (self.directory / JOB_FILE).write_bytes(self.job)
+        if self.endpoint is not None:
+            self.endpoint.asked.clear()
+
+    def run(self, shim: Shim, fault: Fault | None) -> int:
+        os.environ[WORKSPACE_VARIABLE] = str(self.root)
+        self.events = EventReader(self.directory / EVENTS_FILE, from_end=True)
+        return fork(lambda: run_stage(self.stage, self.directory), shim, fault, self.log)
+
+    def state(self) -> str:
+        manifest, newest = read_manifest(self.directory), newest_checkpoint(self.directory)
+        if self.kind == "damaged" and manifest is not None and not manifest.is_intact(self.directory):
+            return "damaged"
+        if self.kind == "damaged" and manifest is None and read_identity(self.directory) is None:
+            return "half cleared"
+        state = f"step {newest[0]}" if newest else _NOTHING
+        if (self.directory / MANIFEST_FILE).exists():
+            state = _FINISHED
+        return state if self.endpoint is None else f"{state}, {len(self.endpoint.asked)} paid"
+
+    def problems(self) -> list[str]:
+        manifest = read_manifest(self.directory)
+        if manifest is None:
+            return ["no manifest"]
+        collected = {garbage.path for garbage in partial_files(self.directory)}
+        left = [path for path in self.directory.rglob(".*") if path.name != ".lock" and path.is_file()]
+        found = differences(promised_of(self.directory), self.expected)
+        found += [f"left: {name}/" for name in manifest.scratch if (self.directory / name).exists()]
+        found += [f"left: {path.relative_to(self.directory)}" for path in left if path not in collected]
+        bodies = [json.dumps(body, sort_keys=True) for _, body in self.endpoint.asked] if self.endpoint else []
+        twice = Counter[str]()
+        for body, number in Counter(bodies).items():
+            twice[json.loads(body)["model"]] += number - 1
+        paid_again = [(model, number) for model, number in twice.items() if number > _AT_ONCE]
+        return found + [f"{model}: {number} answers were paid for again" for model, number in paid_again]
+
+    def has_repeated(self, found: str) -> bool:
+        started = [event.text for event in self.events.read() if event.kind == "started"]
+        state = found.partition(",")[0]
+        if state == _FINISHED:
+            return bool(started)
+        return state not in (_NOTHING, "damaged", "half cleared") and started != [f"from {state}"]
+
+
+@dataclass
+class RunSubject:
+    """The pipeline without Prefect: a run whose report is missing, made by a process of its own."""
+
+    kind: str
+    experiment: Experiment
+    log: Path
+    arguments: Sequence[str] = ()
+    """Of the command line; empty: the pipeline itself, without Prefect."""
+    missing: Sequence[str] = ()
+    """Kinds of stages that are to be made."""
+
+    def __post_init__(self) -> None:
+        self.root = self.experiment.workspace.root
+        # Of the stages that are there now: later subjects make others, some with the names of these.
+        made = [self.experiment.plan_node(node.name).directory for node in self.experiment.nodes]
+        kept = [path for path in _finished(self.root) if path in made or path.parent.name not in self.missing]
+        self.expected = {directory: promised_of(directory) for directory in kept}
+        self.traces: dict[Path, int] = {}
+
+    def reset(self) -> None:
+        for stage in self.missing:
+            shutil.rmtree(self.root / "stages" / stage, ignore_errors=True)
+        shutil.rmtree(self.root / "runs", ignore_errors=True)
+
+    def run(self, shim: Shim, fault: Fault | None) -> int:
+        self.traces = _manifests(self.root)
+        if not self.arguments:
+            return fork(lambda: run_chain(self.experiment), shim, fault, self.log)
+        return run_command(self.arguments, self.root, shim, fault, self.log)
+
+    def state(self) -> str:
+        return f"{len(_manifests(self.root))} stages"
+
+    def problems(self) -> list[str]:
+        finished = _finished(self.root)
+        found = [f"{directory} is not finished" for directory in self.expected if directory not in finished]
+        for directory, expected in self.expected.items():
+            found += differences(promised_of(directory), expected) if directory in finished else []
+        gc = [sys.executable, "-m", "luffy.cli.main", "gc", "--delete", "--keep-runs", "0"]
+        gc += ["--only", "run", "--only", "part", "--workspace", str(self.root)]
+        shutil.copytree(self.root / "runs", kept := self.log.parent / "runs", symlinks=True, dirs_exist_ok=True)
+        _age(self.root / "runs")
+        done = subprocess.run(gc, capture_output=True, text=True, check=False)
+        left = [path.name for path in (self.root / "runs").iterdir()]
+        shutil.rmtree(self.root / "runs")
+        kept.rename(self.root / "runs")
+        return found + ([f"gc left {left}: {done.stderr}"] if left else [])
+
+    def has_repeated(self, found: str) -> bool:
+        now = _manifests(self.root)
+        return any(now.get(path) != inode for path, inode in self.traces.items())
+
+
+@dataclass
+class GcSubject:
+    """`luffy gc --delete` over two runs that are given up, an unused result, a torn checkpoint and an empty run."""
+
+    kind: str
+    experiment: Experiment
+    log: Path
+
+    def __post_init__(self) -> None:
+        self.root = self.experiment.workspace.root
+        self.expected = promised(self.root)
+        (self.run_folder,) = (self.root / "runs").iterdir()
+        (self.unused,) = (self.root / "stages" / "report").iterdir()
+        self.kept = self.log.parent / "kept_run"
+        shutil.rmtree(self.kept, ignore_errors=True)
+        shutil.copytree(self.run_folder, self.kept, symlinks=True)
+
+    def reset(self) -> None:
+        runs = self.root / "runs"
+        shutil.rmtree(runs, ignore_errors=True)
+        for name in (self.run_folder.name, "smoke-8", "smoke-9"):
+            shutil.copytree(self.kept, runs / name, symlinks=True)
+        old = self.unused.with_name("0" * len(self.unused.name))
+        shutil.rmtree(old, ignore_errors=True)
+        shutil.copytree(self.unused, old)
+        (rl,) = (self.root / "stages" / "rl").iterdir()
+        (rl / "checkpoints" / "step_000999" / "policy").mkdir(parents=True, exist_ok=True)
+        (rl / "checkpoints" / "step_000999" / "policy" / "torn").write_bytes(bytes(99))
+        (runs / "smoke-7").mkdir(exist_ok=True)  # killed before its record was written
+        _age(runs / "smoke-7")
+        os.utime(self.run_folder / "run.json")
+
+    def run(self, shim: Shim, fault: Fault | None) -> int:
+        arguments = ["gc", "--delete", "--keep-runs", "1", "--workspace", str(self.root)]
+        return fork(lambda: luffy(arguments), shim, fault, self.log)
+
+    def state(self) -> str:
+        return f"{len(list((self.root / 'runs').iterdir()))} runs"
+
+    def problems(self) -> list[str]:
+        found = differences(promised(self.root), self.expected)
+        left = [
+            str(path) for path in self.root.rglob("*") if path.name.startswith(".trash") or path.name == "step_000999"
+        ]
+        runs = sorted(path.name for path in (self.root / "runs").iterdir())
+        return found + left + ([f"runs are left: {runs}"] if runs != [self.run_folder.name] else [])
+
+    def has_repeated(self, found: str) -> bool:
+        return False
+
+
+Subject = StageSubject | RunSubject | GcSubject
+"""Something that can be killed and started again.
+
+`reset` undoes what it has made; `run` runs it with a fault and returns its exit code; `state` says how far it is, in a
+word; `problems`, how its result differs from an undisturbed one; `has_repeated`, whether the last run did again what
+had been finished, by the `state` that it found. `log` has what its runs have printed; `root` is its workspace.
+"""
+
+
+def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) -> Iterator[Subject]:
+    """The subjects of these kinds, after what they need has been made in workspaces below `roots`."""
+    kept.mkdir(parents=True, exist_ok=True)
+    for name in (*LIBRARIES, *(f"luffy.stages.{stage}" for stage in STAGE_KINDS)):
+        importlib.import_module(name)  # once, and not in every fork
+    log = kept / "log.txt"
+    plain = _plain(roots / "plain", shim, log, kinds)
+    for kind in [kind for kind in kinds if kind in _PLAIN]:
+        yield subject_of(kind, plain, log)
+    if "damaged" in kinds:
+        yield subject_of("sft", plain, log, "damaged")
+    sampled = [kind for kind in kinds if kind in ("difficulty", "sample", "synthesize")]
+    for kind in sampled:
+        experiment = _sampled(kind, roots / "sampled", shim, log)
+        os.environ[WORKSPACE_VARIABLE] = str(roots / "sampled")
+        make_chain(experiment, shim, log, last=kind)
+        yield subject_of(kind, experiment, log)
+    yield from _commands(roots, kept, kinds, shim, plain)
+
+
+def _commands(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim, plain: Experiment) -> Iterator[Subject]:
+    log, root = kept / "log.txt", str(roots / "plain")
+    os.environ[WORKSPACE_VARIABLE] = root
+    if "run" in kinds:
+        yield RunSubject("run", plain, log, missing=("report",))
+    if "luffy_run" in kinds:
+        arguments = ["run", SMOKE, "execution.checkpoint.keep=9", "--workspace", root]
+        yield RunSubject("luffy_run", plain, log, arguments, ("report",))
+    for kind, text in (("grid", _GRID), ("compare", _COMPARISON)):
+        if kind in kinds:
+            file = kept / f"{kind}.yaml"
+            file.write_text(text.format(smoke=SMOKE))
+            arguments = [kind, str(file), "--workspace", root]
+            run_command(arguments, Path(root), shim, None, log)  # so that its runs are finished
+            yield RunSubject(kind, plain, log, arguments)
+    if "gc" in kinds:
+        lone = _plain(roots / "gc", shim, log)  # without the results of the grid and the comparison
+        shutil.rmtree(roots / "gc" / "runs", ignore_errors=True)
+        fork(lambda: run_chain(lone), shim, None, log)
+        yield GcSubject("gc", lone, log)
+
+
+def _plain(root: Path, shim: Shim, log: Path, kinds: Sequence[str] = ()) -> Experiment:
+    """The smoke experiment, finished in a workspace of its own, or up to the last of `kinds`."""
+    config = load_experiment(SMOKE, ["execution.checkpoint.keep=9"])
+    experiment = open_experiment(config, Workspace(root), sweep_steps=_SWEPT)
+    os.environ[WORKSPACE_VARIABLE] = str(root)
+    order = [node.stage for node in experiment.nodes]
+    needed = ["sft" if kind == "damaged" else kind for kind in kinds]
+    last = max(needed, key=order.index, default=None) if set(needed) <= set(order) else None
+    make_chain(experiment, shim, log, last=last)
+    return experiment
+
+
+def subject_of(
+    stage: str, experiment: Experiment, log: Path, kind: str = "", endpoint: Endpoint | None = None
+) -> StageSubject:
+    """A stage in a finished chain, as a subject of `kind`."""
+    node = next(node for node in experiment.nodes if node.stage == stage)
+    plan = experiment.plan_node(node.name)
+    directory = plan.directory
+    write_job(directory / JOB_FILE, experiment.job(plan))  # where servers listen may be new
+    root = experiment.workspace.root
+    return StageSubject(kind or stage, directory, root, promised_of(directory), log, endpoint)
+
+
+def _sampled(kind: str, root: Path, shim: Shim, log: Path) -> Experiment:
+    stages = {
+        "difficulty": ("chain=rl", "method=on_policy", "stages=[prepare_data, base, difficulty, rl]", _DIFFICULTY),
+        "sample": ("chain=expert_iteration", "stages=[prepare_data, base, sample, sft]", _SAMPLE),
+    }
+    if kind in stages:
+        return open_experiment(load_experiment(SMOKE, [*SAMPLED, *stages[kind]]), Workspace(root))
+    base = _sampled("difficulty", root, shim, log)
+    make_chain(base, shim, log, last="base")
+    teacher = f"path: {base.plan_node('base').directory / 'model'}, max_response_tokens: 16, num_samples: 8"
+    taught = f"synthesize={{prompts: all, teachers: {{base: {{{teacher}}}}}, stop_when_kept: false}}"
+    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize, sft]", taught]
+    return open_experiment(load_experiment(SMOKE, changes), Workspace(root))
+
+
+def make_chain(experiment: Experiment, shim: Shim, log: Path, *, last: str | None = None) -> None:
+    """Make the stages that are not finished, each in a fork of this process; none after the first of kind `last`."""
+    for node in experiment.nodes:
+        plan = experiment.plan_node(node.name)
+        if plan.action != "reuse":
+            plan.directory.mkdir(parents=True, exist_ok=True)
+            write_job(plan.directory / JOB_FILE, experiment.job(plan))
+            code = fork(lambda node=node, plan=plan: run_stage(node.stage, plan.directory), shim, None, log)
+            if code:
+                sys.exit(f"{node.name} failed with exit code {code}; see {log}")
+        if node.stage == last:
+            return
+
+
+def run_stage(stage: str, directory: Path) -> int:
+    """The stage program in this process."""
+    module = importlib.import_module(f"luffy.stages.{stage}")
+    arguments = ["--config", str(directory / JOB_FILE), "--out", str(directory)]
+    return run_program(stage, module.run, arguments, defers_stop_requests=stage in _DEFERRING)
+
+
+def run_chain(experiment: Experiment) -> int:
+    """The run that `luffy run` makes, without Prefect; its errors are reported as the command line does."""
+    try:
+        with start_run(experiment) as run:
+            for node in experiment.nodes:
+                run.execute(node.name, Unwatched())
+    except LuffyError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def luffy(arguments: Sequence[str]) -> int:
+    """The command line in this process."""
+    from luffy.cli.main import main
+
+    return main(list(arguments))
+
+
+def run_command(arguments: Sequence[str], root: Path, shim: Shim, fault: Fault | None, log: Path) -> int:
+    """A command as a process of its own that leads a group."""
+    shim.arm(fault)
+    parent = os.getpid()
+
+    def begin() -> None:
+        os.setsid()
+        die_with(parent, signal.SIGKILL)
+        shim.watch()
+
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    with log.open("ab") as output:
+        command = [sys.executable, "-m", "luffy.cli.main", *arguments]
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**env, WORKSPACE_VARIABLE: str(root)},
+            stdout=output,
+            stderr=output,
+            preexec_fn=begin,
+        )
+        code = process.wait()
+    shim.disarm()
+    return code
+
+
+def _manifests(root: Path) -> dict[Path, int]:
+    return {path: path.stat().st_ino for path in root.glob(f"stages/*/*/{MANIFEST_FILE}")}
+
+
+def _finished(root: Path) -> list[Path]:
+    return [path.parent for path in sorted(_manifests(root))]
+
+
+def _age(folder: Path) -> None:
+    """Make what lies there an hour old."""
+    for path in [folder, *folder.rglob("*")]:
+        hour_ago = time.time() - 3600.0
+        os.utime(path, (hour_ago, hour_ago), follow_symlinks=False)
+
+
+def paying_subjects(root: Path, kept: Path, kinds: Sequence[str], shim: Shim) -> Iterator[StageSubject]:
+    """The subjects of these kinds, after what they need has been made in the workspace `root`."""
+    log = kept / "log.txt"
+    os.environ[WORKSPACE_VARIABLE] = str(root)
+    if "evaluate_paid" in kinds:
+        yield _evaluated(root, log, shim)
+    if "synthesize_paid" in kinds:
+        yield _taught(root, log, shim)
+
+
+def _evaluated(root: Path, log: Path, shim: Shim) -> StageSubject:
+    endpoint = Endpoint(_answer_or_verdict, (CHAT,))
+    judge = f"kind: judge, url: '{endpoint.url}/v1', model: {_JUDGE}, parallel: {_AT_ONCE}"
+    asking = f"execution.server={{concurrency: {_AT_ONCE}}}"
+    own = load_experiment(SMOKE, [f"grading.kind={{{judge}}}", asking, "execution.grader_workers=1"])
+    config = evaluation_of(own, "api:org/model", urls=[endpoint.url])
+    experiment = open_experiment(config, Workspace(root))
+    make_chain(experiment, shim, log, last="evaluate")
+    return subject_of("evaluate", experiment, log, "evaluate_paid", endpoint)
+
+
+def _answer_or_verdict(path: str, body: dict) -> Reply:
+    if body["model"] != _JUDGE:
+        return by_seed(path, body)
+    is_right = hashlib.sha256(json.dumps(body["messages"]).encode()).digest()[0] % 2
+    return completion(f"VERDICT: {'CORRECT' if is_right else 'INCORRECT'}")
+
+
+def _taught(root: Path, log: Path, shim: Shim) -> StageSubject:
+    truths: dict[str, str] = {}
+
+    def answer(path: str, body: dict) -> Reply:
+        truth = truths[body["messages"][-1]["content"]]
+        # Every third question gets a wrong answer to its first sample, so that another one is asked for.
+        said = "100" if int(truth) % 3 == 0 and body["seed"] % 2 else truth
+        return completion(f"{said} \\boxed{{{said}}}", prompt_tokens=5)
+
+    endpoint = Endpoint(answer, (CHAT,))
+    teacher = "big: {endpoint: {name: org/big}, max_response_tokens: 40, num_samples: 2}"
+    served = f"big: {{urls: ['{endpoint.url}'], concurrency: {_AT_ONCE}}}"
+    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize, sft]"]
+    changes += [f"synthesize={{prompts: all, teachers: {{{teacher}}}}}", f"execution.teachers={{{served}}}"]
+    experiment = open_experiment(load_experiment(SMOKE, changes), Workspace(root))
+    make_chain(experiment, shim, log, last="base")
+    data = experiment.plan_node("prepare_data").directory
+    truths |= {prompt.messages[-1].content: prompt.ground_truth for prompt in read_prompts(data / "train.parquet")}
+    make_chain(experiment, shim, log, last="synthesize")
+    return subject_of("synthesize", experiment, log, "synthesize_paid", endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +676,7 @@ def try_fault(subject: Subject, shim: Shim, fault: Fault, of: int) -> Trial | No
     if not shim.has_fired:
         return None
     unclear = full_disk_problems(code, subject.log.read_bytes()[said:].decode()) if fault.moment == "full" else []
-    orphans = subject.end_orphans()
+    orphans = end_orphans(subject.root)
     found = subject.state()
     code = subject.run(shim, None)
     problems = unclear + subject.problems()
@@ -96,7 +690,7 @@ def try_fault(subject: Subject, shim: Shim, fault: Fault, of: int) -> Trial | No
         exit_code=code,
         equal=problems == unclear,
         repeated=subject.has_repeated(found),
-        orphans=orphans + subject.end_orphans(),
+        orphans=orphans + end_orphans(subject.root),
         problems="; ".join(problems)[:500],
         seconds=round(time.monotonic() - began, 1),
     )
@@ -170,21 +764,7 @@ def read_trials(path: Path) -> list[Trial]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [
-            Trial(
-                **{
-                    **row,
-                    "number": int(row["number"]),
-                    "of": int(row["of"]),
-                    "exit_code": int(row["exit_code"]),
-                    "equal": row["equal"] == "True",
-                    "repeated": row["repeated"] == "True",
-                    "orphans": int(row["orphans"]),
-                    "seconds": float(row["seconds"]),
-                }
-            )
-            for row in csv.DictReader(file)
-        ]
+        return TypeAdapter(list[Trial]).validate_python(list(csv.DictReader(file)))
 
 
 def write_csv(path: Path, trials: Iterable[Trial]) -> None:
@@ -226,7 +806,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--csv", type=Path, default=Path(CSV), help="a row for each fault; an existing one is continued"
     )
-    parser.add_argument("--minutes", type=float, default=600.0, help="begin no trial after so many")
     options = parser.parse_args(arguments)
     if options.table:
         say(table(read_trials(options.csv)))
@@ -238,7 +817,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run the campaign, or what is left of it."""
-    began, numbers = time.monotonic(), shares(options)
+    numbers = shares(options)
     folder = options.workspace.resolve()
     os.environ["OMP_NUM_THREADS"] = "1"
     shim = load_shim(folder / "shim", folder / "roots")
@@ -254,12 +833,11 @@ def run(options: argparse.Namespace) -> int:
         faults = own if options.fault else place_faults(counts, numbers[subject.kind], full=options.full)
         waiting += [(subject, fault, counts[fault.call]) for fault in faults]
     if missing := set(numbers) - {subject.kind for subject, _, _ in waiting}:
-        sys.exit(f"no subject for {', '.join(sorted(missing))}; add one to fault_subjects.py")
+        sys.exit(f"no subject for {', '.join(sorted(missing))}; add one to placed_kills.py")
     # In no order, so that a campaign that is cut short has covered all of them.
     random.Random(options.seed).shuffle(waiting)
     for subject, fault, of in waiting[: options.sample]:
-        is_done = (subject.kind, fault.call, fault.number, fault.moment) in done
-        if is_done or time.monotonic() - began > options.minutes * 60:
+        if (subject.kind, fault.call, fault.number, fault.moment) in done:
             continue
         trial = try_fault(subject, shim, fault, of)
         if trial is not None:

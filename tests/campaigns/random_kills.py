@@ -5,11 +5,12 @@ Tiny: the same with --config exp_configs/smoke.yaml --kills 5 --mean-s 8
 A Ray cluster: --ray --config exp_configs/smoke.yaml --kills 20 --mean-s 20 cluster=ray chain=rl ...
 
 First an undisturbed run, the reference. Then chains: the same command over a new workspace, killed and started again
-until it is done and compared with the reference; chain after chain until the kills are used up. Overrides that change
-no result, as `execution.checkpoint.base_every=30`, spread the kills over more stages; give them from the start, since
-the report shows them. Every kill is printed and written to a CSV in the workspace (`random_kills.csv` beside this file
-is one); a campaign that was itself killed goes on where it was. About an hour and a half on two cores, in which the
-code must not be edited: the keys of stages stand for it.
+until it is done and compared with the reference; chain after chain until the kills are used up. Whatever was killed, no
+process is left, no finished stage runs again, and in the end everything but times equals the undisturbed run. Overrides
+that change no result, as `execution.checkpoint.base_every=30`, spread the kills over more stages; give them from the
+start, since the report shows them. Every kill is printed and written to a CSV in the workspace (`random_kills.csv`
+beside this file is one). About an hour and a half on two cores, in which the code must not be edited: the keys of
+stages stand for it.
 With --ray, ranks, engines, Ray's GCS, its raylet and the stage, which drives them, are killed. vLLM does not promise
 the same tokens after that, so that only keys and steps are compared, and whether files have the digests recorded.
 Exit code 1 when anything differed from what is promised.
@@ -18,190 +19,366 @@ Exit code 1 when anything differed from what is promised.
 import argparse
 import csv
 import json
-import random
+import os
+import re
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from random import Random
+from typing import Literal
 
-from killing import (
-    RAY_VICTIMS,
-    VICTIMS,
-    Attempt,
-    Kill,
-    Pipeline,
-    Victim,
-    differences,
-    disturb,
-    draws,
-    promised,
-    promised_steps,
+import psutil
+
+from luffy.pipeline.chain.manifest import MANIFEST_FILE, OutputFile, finished_manifest
+from luffy.pipeline.machine.events import EVENTS_FILE
+from luffy.pipeline.workspace import RUN_FILE, WORKSPACE_VARIABLE
+from luffy.processes import die_with
+from luffy.tracking.metrics import METRICS_FILE, without_times
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "exp_configs/arithmetic.yaml"
+CSV = "random_kills.csv"
+Victim = Literal["flow", "stage", "server", "rank", "engine", "gcs", "raylet"]
+VICTIMS: tuple[Victim, ...] = ("flow", "stage", "server")
+RAY_VICTIMS: tuple[Victim, ...] = ("rank", "engine", "gcs", "raylet", "stage")
+"""Under `cluster: ray`; the stage is the driver."""
+_RAY_NAMES: Mapping[str, str] = {
+    "rank": "ray::RankActor",
+    "engine": "ray::EngineActor",
+    "gcs": "gcs_server",
+    "raylet": "raylet",
+}
+_WARM_SERVER = "luffy.pipeline.machine.warm_server"
+_API_SERVER = "luffy.flows.own_pages:create_app"
+_POLL_S = 0.02
+_END_S = 120.0
+"""A flow that was killed has ended by then."""
+_ORPHAN_S = 20.0
+"""Whatever a killed process had started has ended by then: a stage ends in order, which may take its grace of 5 s."""
+_TAIL_LINES = 15
+# What a report says of times: when it was finished, how long stages took, and which were resumed.
+_REPORTED_TIMES = re.compile(
+    r" · finished [^·\n]+|The \d+ stages? took .+? in all\.|^## Provenance.*?(?=^### Configuration)", re.S | re.M
 )
 
-CONFIG = "exp_configs/arithmetic.yaml"
-Look = Callable[[Path], dict[str, object]]
-CSV = "random_kills.csv"
-_HEADER = ("kill", "chain", "attempt", "victim", "at_s", "stage", "exit_code", "to_end_s", "equal", "problems")
 
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The command that is started again and again, and the workspace that is all it keeps."""
 
-@dataclass(frozen=True)
-class Finished:
-    """A chain that has come to its end."""
-
-    chain: int
-    differences: list[str]
-    """Against the reference; empty: everything but times is equal."""
-
-
-class Record:
-    """What the campaign has done so far: a file of JSON lines, so that it goes on after a kill of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.attempts: list[tuple[int, Attempt]] = []
-        """With the number of their chain."""
-        self.chains: dict[int, Finished] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            fields = json.loads(line)
-            if "differences" in fields:
-                self.chains[fields["chain"]] = Finished(**fields)
-            else:
-                self.attempts.append((fields.pop("chain"), _attempt(fields)))
+    workspace: Path
+    config: str
+    overrides: tuple[str, ...] = ()
 
     @property
-    def num_kills(self) -> int:
-        return sum(len(attempt.kills) for _, attempt in self.attempts)
+    def log(self) -> Path:
+        """What all its runs have printed."""
+        return self.workspace / "printed.log"
 
-    @property
-    def has_open_chain(self) -> bool:
-        return any(chain not in self.chains for chain, _ in self.attempts)
-
-    @property
-    def problems(self) -> list[str]:
-        """All that ought not to have been."""
-        found = [f"chain {chain}: {problem}" for chain, attempt in self.attempts for problem in attempt.problems]
-        return found + [f"chain {n}: {line}" for n, chain in self.chains.items() for line in chain.differences]
-
-    def attempts_of(self, chain: int) -> list[Attempt]:
-        return [attempt for number, attempt in self.attempts if number == chain]
-
-    def add_attempt(self, chain: int, attempt: Attempt) -> None:
-        self.attempts.append((chain, attempt))
-        self._append({"chain": chain, **asdict(attempt)})
-
-    def add_chain(self, finished: Finished) -> None:
-        self.chains[finished.chain] = finished
-        self._append(asdict(finished))
-
-    def rows(self) -> Iterable[tuple[object, ...]]:
-        """A row a kill, under `_HEADER`."""
-        number, attempts = 0, Counter[int]()
-        for chain, attempt in self.attempts:
-            attempts[chain] += 1
-            done = self.chains.get(chain)
-            equal = "" if done is None else "no" if done.differences else "yes"
-            for kill in attempt.kills:
-                number += 1
-                ended = ("", "") if kill.to_end_s is None else (kill.exit_code, kill.to_end_s)
-                problems = "; ".join(attempt.problems)
-                yield (number, chain, attempts[chain], kill.victim, kill.at_s, kill.stage, *ended, equal, problems)
-
-    def _append(self, fields: dict[str, object]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(fields) + "\n")
+    def start(self) -> subprocess.Popen[bytes]:
+        """The flow as a process, with a Prefect server of its own; it dies with this one."""
+        self.workspace.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "flows/full_pipeline.py", self.config, *self.overrides]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        parent = os.getpid()
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [*command, "--workspace", str(self.workspace)],
+                cwd=ROOT,
+                # In the environment, too, where every process that it starts is known by it.
+                env={**env, WORKSPACE_VARIABLE: str(self.workspace), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=lambda: die_with(parent, signal.SIGKILL),
+            )
 
 
-def _attempt(fields: dict[str, object]) -> Attempt:
-    kills = tuple(Kill(**kill) for kill in fields.pop("kills"))
-    return Attempt(**{**fields, "kills": kills, "problems": tuple(fields["problems"])})
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """When the next kill falls, and on whom."""
+
+    wait_s: float
+    """After the start of the run, or after the kill before."""
+    victim: Victim
 
 
-def make_reference(pipeline: Pipeline, look: Look) -> dict[str, object]:
-    """What an undisturbed run comes to; made once."""
-    kept = pipeline.workspace.with_suffix(".json")
-    if not kept.exists():
-        shutil.rmtree(pipeline.workspace, ignore_errors=True)  # what a killed campaign has left was disturbed
-        attempt = disturb(pipeline, iter(()))
-        if attempt.exit_code != 0 or attempt.problems:
-            sys.exit(f"the undisturbed run failed: {attempt}")
-        print(f"reference: {attempt.seconds:.0f} s", flush=True)
-        kept.write_text(json.dumps(look(pipeline.workspace)))
-    return json.loads(kept.read_text())
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One `kill -9`."""
+
+    victim: Victim
+    at_s: float
+    """After the start of the run."""
+    stage: str
+    """What was being made then: a node of the chain; empty between two."""
+    exit_code: int | None = None
+    """How the flow ended; None: it went on, and was killed by the next one."""
+    to_end_s: float | None = None
+    """From the kill to the end of the flow."""
 
 
-def run_chain(number: int, pipeline: Pipeline, record: Record, options: argparse.Namespace) -> None:
-    """Kill and start again until the chain is done."""
-    while not any(attempt.exit_code == 0 for attempt in record.attempts_of(number)):
-        index = len(record.attempts_of(number))
-        generator = random.Random(f"{options.seed} {number} {index}")
-        left = options.kills - record.num_kills
-        attempt = disturb(
-            pipeline, islice(draws(generator, options.mean_s, victims_of(options)), left), options.patience_s
-        )
-        record.add_attempt(number, attempt)
-        show(number, attempt, record)
-        write_csv(pipeline.workspace.parent / CSV, record)
-        if attempt.exit_code != 0 and not attempt.kills:
-            sys.exit(f"chain {number} cannot be finished: {attempt.problems}")
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of the command."""
+
+    exit_code: int | None
+    """None: it had to be ended, for it did not end by itself."""
+    seconds: float
+    kills: tuple[Kill, ...]
+    problems: tuple[str, ...]
+    """What ought not to be: orphans, finished stages that ran again, a flow that hangs or fails undisturbed."""
 
 
-def victims_of(options: argparse.Namespace) -> Sequence[Victim]:
-    return RAY_VICTIMS if options.ray else VICTIMS
+def draws(generator: Random, mean_s: float, victims: Sequence[Victim] = VICTIMS) -> Iterator[Draw]:
+    """Kills as rare events that do not know of one another: exponential waiting times, victims in equal shares."""
+    while True:
+        yield Draw(generator.expovariate(1.0 / mean_s), generator.choice(victims))
 
 
-def compare(number: int, pipeline: Pipeline, expected: dict[str, object], look: Look) -> Finished:
-    """Whether a finished chain is as promised."""
-    found = json.loads(json.dumps(look(pipeline.workspace)))  # as the reference was
-    finished = Finished(number, differences(found, expected))
-    for line in finished.differences:
-        print(f"  DIFFERS {line}", flush=True)
-    return finished
+def disturb(pipeline: Pipeline, planned: Iterator[Draw], patience_s: float = 3600.0) -> Attempt:
+    """Run the command once, kill as `planned` while it runs, and see what it leaves behind.
+
+    A kill falls at its moment, or as soon as its victim is there, and for a process of Ray so long after its start;
+    one that the run does not live to see does not count.
+    A run without a kill has `patience_s` to end, and so has one that goes on without its server, or resumes its stage.
+    """
+    workspace, finished = pipeline.workspace, _finished_stages(pipeline.workspace)
+    said = pipeline.log.stat().st_size if pipeline.log.exists() else 0
+    flow, began = pipeline.start(), time.monotonic()
+    kills: list[Kill] = []
+    for draw in planned:
+        kill = _kill(flow, draw, workspace, began, is_served=all(kill.victim != "server" for kill in kills))
+        if kill is None:
+            break
+        kills.append(kill)
+        if kill.victim == "flow":
+            break
+    doomed = bool(kills) and kills[-1].victim == "flow"
+    patience_s, problems = _END_S if doomed else patience_s, []
+    try:
+        code = flow.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        flow.kill()
+        flow.wait()
+        code, problems = None, [f"the flow had not ended after {patience_s:.0f} s"]
+    seconds = time.monotonic() - began
+    if kills:
+        kills[-1] = replace(kills[-1], exit_code=code, to_end_s=round(seconds - kills[-1].at_s, 2))
+    elif code:
+        tail = pipeline.log.read_bytes()[said:].decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        problems.append("\n".join([f"exit code {code}, although nothing was killed:", *tail]))
+    problems += _orphans(workspace)
+    after = _finished_stages(workspace)
+    again = [directory for directory, trace in finished.items() if after.get(directory) != trace]
+    problems += [f"{directory.relative_to(workspace)}, which was finished, ran again" for directory in again]
+    return Attempt(code, round(seconds, 2), tuple(kills), tuple(problems))
 
 
-def show(chain: int, attempt: Attempt, record: Record) -> None:
-    first = record.num_kills - len(attempt.kills) + 1
-    for number, kill in enumerate(attempt.kills, first):
+def promised(workspace: Path) -> dict[str, object]:
+    """What runs of one experiment have in common, however often they were killed: all their stages' results but times.
+
+    Names are `<node>/<file>`; values are hashes where the file must be the same bit for bit, as weights must.
+    """
+    found: dict[str, object] = {}
+    for path in sorted(workspace.glob(f"stages/*/*/{MANIFEST_FILE}")):
+        found |= promised_of(path.parent)
+    return found
+
+
+def promised_steps(workspace: Path) -> dict[str, object]:
+    """What also holds where engines batch as they like, and sample other tokens after a kill: keys and steps."""
+    found: dict[str, object] = {}
+    for path in sorted(workspace.glob(f"stages/*/*/{MANIFEST_FILE}")):
+        manifest = finished_manifest(path.parent)
+        metrics = path.parent / METRICS_FILE
+        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+        found[f"{manifest.node}: key"] = manifest.key
+        found[f"{manifest.node}: steps"] = [json.loads(line)["step"] for line in lines]
+        found[f"{manifest.node}: damaged"] = manifest.damaged(path.parent, verify=True)
+    return found
+
+
+def promised_of(directory: Path) -> dict[str, object]:
+    """The same for the one finished stage in `directory`."""
+    manifest = finished_manifest(directory)
+    found: dict[str, object] = {
+        f"{manifest.node}: key": manifest.key,
+        f"{manifest.node}: metrics": without_times(manifest.metrics),
+        f"{manifest.node}: damaged": manifest.damaged(directory, verify=True),
+    }
+    for output in manifest.outputs:
+        if output.path != "report.html":  # the same as report.md, with plots, one of which shows speed
+            found[f"{manifest.node}/{output.path}"] = _content(directory, output)
+    return found
+
+
+def differences(found: Mapping[str, object], expected: Mapping[str, object]) -> list[str]:
+    """A line for everything that is not as expected; empty when all is."""
+    names = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
+    return [f"{name}: {_shortened(found.get(name))} instead of {_shortened(expected.get(name))}" for name in names]
+
+
+def processes_of(workspace: Path) -> list[psutil.Process]:
+    """Live ones whose environment or command line names the workspace."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(WORKSPACE_VARIABLE) == str(workspace) or str(workspace) in process.cmdline():
+                found.append(process)
+    return found
+
+
+def _kill(flow: subprocess.Popen[bytes], draw: Draw, workspace: Path, began: float, *, is_served: bool) -> Kill | None:
+    """None when the flow has ended before."""
+    if draw.victim in _RAY_NAMES:  # its start takes longer than most waits: they would all fall there
+        while flow.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                if _find(draw.victim, psutil.Process(flow.pid)) is not None:
+                    break
+            time.sleep(_POLL_S)
+    with suppress(subprocess.TimeoutExpired):
+        flow.wait(draw.wait_s)
+    name: Victim = draw.victim if is_served or draw.victim != "server" else "flow"
+    while flow.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            victim = _find(name, psutil.Process(flow.pid))
+            if victim is not None:
+                stage = _being_made(workspace, flow.pid)
+                victim.kill()
+                return Kill(name, round(time.monotonic() - began, 2), stage)
+        time.sleep(_POLL_S)
+    return None
+
+
+def _find(victim: Victim, flow: psutil.Process) -> psutil.Process | None:
+    if victim == "flow":
+        return flow
+    if victim in _RAY_NAMES:
+        for process in flow.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if process.name().startswith(_RAY_NAMES[victim]) and process.status() != psutil.STATUS_ZOMBIE:
+                    return process
+        return None
+    children = [child for child in flow.children() if child.status() != psutil.STATUS_ZOMBIE]
+    if victim == "server":
+        return next((child for child in children if _API_SERVER in child.cmdline()), None)
+    for child in children:
+        command = child.cmdline()
+        if any(word.startswith("luffy.stages.") for word in command):
+            return child
+        if _WARM_SERVER in command:
+            forked = [stage for stage in child.children() if stage.status() != psutil.STATUS_ZOMBIE]
+            if forked:
+                return forked[0]
+    return None
+
+
+def _being_made(workspace: Path, flow: int) -> str:
+    """By the record of the run of the process `flow`."""
+    for path in workspace.glob(f"runs/*/{RUN_FILE}"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record.get("pid") == flow:
+            unfinished = [
+                name for name, made in record["stages"].items() if not Path(made["directory"], MANIFEST_FILE).exists()
+            ]
+            return unfinished[-1] if unfinished else ""
+    return ""
+
+
+def _orphans(workspace: Path) -> list[str]:
+    deadline = time.monotonic() + _ORPHAN_S
+    while (left := processes_of(workspace)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    problems = []
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            problems.append(f"orphan {process.pid}: {' '.join(process.cmdline())}")
+            process.kill()
+    return problems
+
+
+def _finished_stages(workspace: Path) -> dict[Path, tuple[int, int, int]]:
+    """By directory: which manifest it is, and how often the stage has begun."""
+    found = {}
+    for manifest in workspace.glob(f"stages/*/*/{MANIFEST_FILE}"):
+        stat, events = manifest.stat(), (manifest.parent / EVENTS_FILE).read_text(encoding="utf-8")
+        found[manifest.parent] = (stat.st_ino, stat.st_mtime_ns, events.count('"kind": "started"'))
+    return found
+
+
+def _content(directory: Path, output: OutputFile) -> object:
+    path = directory / output.path
+    if output.path == METRICS_FILE:
+        return [without_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    if output.path == "report.md":
+        return _REPORTED_TIMES.sub("", path.read_text(encoding="utf-8"))
+    return output.sha256
+
+
+def _shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}"
+
+
+def show(chain: int, attempt: Attempt, num_before: int) -> None:
+    """Print the kills of an attempt, after `num_before` earlier ones, and what ought not to have been."""
+    now = time.strftime("%H:%M:%S")
+    for number, kill in enumerate(attempt.kills, num_before + 1):
         end = "went on" if kill.to_end_s is None else f"exit code {kill.exit_code} after {kill.to_end_s:.1f} s"
         where = kill.stage or "between stages"
-        print(f"{_clock()} kill {number} (chain {chain}): {kill.victim} after {kill.at_s:.1f} s in {where}: {end}")
+        print(f"{now} kill {number} (chain {chain}): {kill.victim} after {kill.at_s:.1f} s in {where}: {end}")
     if attempt.exit_code == 0:
-        print(f"{_clock()} chain {chain} is done")
+        print(f"{now} chain {chain} is done")
     for problem in attempt.problems:
         print(f"  PROBLEM {problem}")
     sys.stdout.flush()
 
 
-def _clock() -> str:
-    return time.strftime("%H:%M:%S")
-
-
-def write_csv(path: Path, record: Record) -> None:
+def write_csv(path: Path, chains: Sequence[Sequence[Attempt]], are_equal: Sequence[bool]) -> None:
+    """A row a kill."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([_HEADER, *record.rows()])
+        header = "kill", "chain", "attempt", "victim", "at_s", "stage", "exit_code", "to_end_s", "equal", "problems"
+        writer.writerow(header)
+        number = 0
+        for chain, attempts in enumerate(chains):
+            equal = "" if chain >= len(are_equal) else "yes" if are_equal[chain] else "no"
+            for index, attempt in enumerate(attempts):
+                for kill in attempt.kills:
+                    number += 1
+                    ended = ("", "") if kill.to_end_s is None else (kill.exit_code, kill.to_end_s)
+                    place = number, chain + 1, index + 1, kill.victim, kill.at_s, kill.stage
+                    writer.writerow((*place, *ended, equal, "; ".join(attempt.problems)))
 
 
-def summary(record: Record) -> str:
+def summary(chains: Sequence[Sequence[Attempt]], num_equal: int, num_problems: int) -> str:
     """A Markdown table: kills by victim and by what was being made."""
-    kills = [kill for _, attempt in record.attempts for kill in attempt.kills]
-    stages = list(dict.fromkeys(kill.stage for kill in kills))
+    kills = [kill for attempts in chains for attempt in attempts for kill in attempt.kills]
     victims = [name for name in dict.fromkeys((*VICTIMS, *RAY_VICTIMS)) if any(kill.victim == name for kill in kills)]
     lines = ["| being made | " + " | ".join(victims) + " |", "|---|" + "---|" * len(victims)]
-    for stage in stages:
+    for stage in dict.fromkeys(kill.stage for kill in kills):
         counts = Counter(kill.victim for kill in kills if kill.stage == stage)
         lines.append(f"| {stage or 'between stages'} | " + " | ".join(str(counts[name]) for name in victims) + " |")
-    equal = sum(not chain.differences for chain in record.chains.values())
-    lines.append(f"\n{len(kills)} kills in {len(record.chains)} chains, {equal} of them equal to the undisturbed run; ")
-    lines[-1] += f"{len(record.problems)} problems."
+    lines.append(
+        f"\n{len(kills)} kills in {len(chains)} chains, {num_equal} of them equal to the undisturbed run; "
+        f"{num_problems} problems."
+    )
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the campaign, or what is left of it."""
+def main() -> int:
+    """Run the campaign."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     parser.add_argument("--workspace", type=Path, required=True, help="for all its workspaces, and its own record")
@@ -211,22 +388,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--patience-s", type=float, default=3600.0, help="for a run that nothing kills")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ray", action="store_true", help="kill the processes of a Ray cluster")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     folder = options.workspace.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    overrides, look = tuple(options.overrides), promised_steps if options.ray else promised
-    expected = make_reference(Pipeline(folder / "reference", options.config, overrides), look)
-    record = Record(folder / "kills.jsonl")
-    while record.num_kills < options.kills or record.has_open_chain:
-        number = len(record.chains) + 1
-        pipeline = Pipeline(folder / f"chain-{number}", options.config, overrides)
-        run_chain(number, pipeline, record, options)
-        record.add_chain(compare(number, pipeline, expected, look))
-        write_csv(folder / CSV, record)
-        if not record.chains[number].differences:  # else it is kept, to be looked at
+    look, victims = (promised_steps, RAY_VICTIMS) if options.ray else (promised, VICTIMS)
+    reference = Pipeline(folder / "reference", options.config, tuple(options.overrides))
+    undisturbed = disturb(reference, iter(()))
+    if undisturbed.exit_code != 0 or undisturbed.problems:
+        sys.exit(f"the undisturbed run failed: {undisturbed}")
+    print(f"reference: {undisturbed.seconds:.0f} s", flush=True)
+    chains: list[list[Attempt]] = []
+    are_equal: list[bool] = []
+    num_kills, num_problems = 0, 0
+    while num_kills < options.kills:
+        chains.append([])
+        number = len(chains)
+        pipeline = replace(reference, workspace=folder / f"chain-{number}")
+        while not any(attempt.exit_code == 0 for attempt in chains[-1]):
+            generator = Random(f"{options.seed} {number} {len(chains[-1])}")
+            planned = islice(draws(generator, options.mean_s, victims), options.kills - num_kills)
+            attempt = disturb(pipeline, planned, options.patience_s)
+            chains[-1].append(attempt)
+            show(number, attempt, num_kills)
+            num_kills, num_problems = num_kills + len(attempt.kills), num_problems + len(attempt.problems)
+            write_csv(folder / CSV, chains, are_equal)
+            if attempt.exit_code != 0 and not attempt.kills:
+                sys.exit(f"chain {number} cannot be finished: {attempt.problems}")
+        found = differences(look(pipeline.workspace), look(reference.workspace))
+        for line in found:
+            print(f"  DIFFERS {line}", flush=True)
+        num_problems += len(found)
+        are_equal.append(not found)
+        write_csv(folder / CSV, chains, are_equal)
+        if not found:  # else it is kept, to be looked at
             shutil.rmtree(pipeline.workspace)
-    print(f"\n{summary(record)}")
-    return 1 if record.problems else 0
+    print(f"\n{summary(chains, sum(are_equal), num_problems)}")
+    return 1 if num_problems else 0
 
 
 if __name__ == "__main__":

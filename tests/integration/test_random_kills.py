@@ -7,7 +7,7 @@ from itertools import islice
 from random import Random
 
 import pytest
-from campaigns.killing import VICTIMS, Kill, Pipeline, differences, disturb, draws, promised
+from campaigns.random_kills import VICTIMS, Kill, Pipeline, differences, disturb, draws, promised
 from flow_process import UNDISTURBED
 from prefect_api import place_empty_database
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from campaigns.killing import differences, promised
+from campaigns.random_kills import differences, promised
 from flow_process import UNDISTURBED, start
 from forked_program import ForkedProgram
 from patience import PATIENCE_S, wait_until
