@@ -14,8 +14,12 @@ from luffy.types import Outcome
 UNREAD = (Outcome.NO_ANSWER, Outcome.UNPARSABLE)
 _UNREAD_SHARES = tuple(f"reward/{outcome}_share" for outcome in UNREAD)
 _TRUNCATED = "rollout/truncated_share"
+_ZERO = "batch/zero_advantage_share"
+_UPDATES = "batch/optimizer_steps"
+_ENTROPY = "actor/entropy_on_policy"
+_NONE_SOLVED, _ALL_SOLVED = "batch/solve_none", "batch/solve_all"
 MOST = 0.5
-"""Share of the responses above which there is advice."""
+"""Share of the responses, or of the steps, above which there is advice."""
 
 
 def advice_on_responses(what: str, unread: float, truncated: float, limit: str) -> str | None:
@@ -41,14 +45,6 @@ def advice_on_rollouts(steps: Sequence[Mapping[str, float]]) -> str | None:
     return advice_on_responses("rollouts", unread, truncated, "rl.max_response_tokens")
 
 
-_ZERO = "batch/zero_advantage_share"
-_UPDATES = "batch/optimizer_steps"
-_ENTROPY = "actor/entropy_on_policy"
-_NONE_SOLVED, _ALL_SOLVED = "batch/solve_none", "batch/solve_all"
-_MOST = 0.5
-"""Share of the steps above which there is advice."""
-
-
 def had_signal(step: Mapping[str, float]) -> bool | None:
     """Whether rewards taught the policy anything in a step, by its metrics; None for a row that is no RL step.
 
@@ -63,7 +59,7 @@ def advice_on_signal(steps: Sequence[Mapping[str, float]], *, has_regularising_t
     """What to do if most steps of an RL run had no signal; None if they had one."""
     judged = [step for step in steps if had_signal(step) is not None]
     silent = [step for step in judged if not had_signal(step)]
-    if len(silent) <= _MOST * len(judged):
+    if len(silent) <= MOST * len(judged):
         return None
     found = f"in {len(silent)} of {len(judged)} steps every advantage was 0, so rewards taught the policy nothing"
     entropies = [step[_ENTROPY] for step in judged if _ENTROPY in step]
@@ -72,13 +68,10 @@ def advice_on_signal(steps: Sequence[Mapping[str, float]], *, has_regularising_t
             "; its entropy and KL terms alone moved it (entropy per token went from "
             f"{entropies[0]:.2f} to {entropies[-1]:.2f} nats)"
         )
-    if _mean(silent, _ALL_SOLVED) > _mean(silent, _NONE_SOLVED):
+    none, all_of_them = (fmean(step.get(name, 0.0) for step in silent) for name in (_NONE_SOLVED, _ALL_SOLVED))
+    if all_of_them > none:
         return f"{found}; most prompts were always solved: take harder ones, or stop earlier"
     return f"{found}; most prompts were never solved: begin with SFT, or take easier ones"
-
-
-def _mean(steps: Sequence[Mapping[str, float]], name: str) -> float:
-    return fmean(step.get(name, 0.0) for step in steps)
 
 
 def advice_on_rl(objective: ObjectiveConfig, steps: Sequence[Mapping[str, float]]) -> list[str]:

@@ -14,11 +14,22 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from luffy.files import LineAppender, replacing
 from luffy.json_text import parse_json
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+MetricRow = dict[str, float]
+"""A line of the file: `step` (a whole number) and the metrics of that step."""
+METRICS_FILE = "metrics.jsonl"
+NAMESPACES = ("actor", "critic", "batch", "rollout", "reward", "val", "perf")
+"""The policy, its critic (PPO), the training batch, sampling, rewards, validation, and time."""
+TIME_NAMESPACE = "perf"
+GPU_HOURS = "perf/gpu_hours"
+_SECONDS_AN_HOUR = 3600.0
+_START, _END = "val/", "/accuracy"
+_SPENT = ("rollout/tokens_drawn", "batch/response_tokens")
 
 
 class StepLines:
@@ -37,7 +48,7 @@ class StepLines:
     def truncate(self, after_step: int) -> None:
         """Drop torn lines and those of later steps, which the run is about to write again."""
         self._file.close()
-        kept = [line for line, values in _parsed_lines(self._path) if _step(values) <= after_step]
+        kept = [line for line, values in _parsed_lines(self._path) if cast(int, values["step"]) <= after_step]
         with replacing(self._path) as file:
             file.write(b"".join(kept))
         self._file = LineAppender(self._path)
@@ -88,44 +99,25 @@ def _parse(line: bytes) -> dict[str, Json] | None:
     return values if isinstance(values, dict) else None
 
 
-def _step(values: Mapping[str, Json]) -> int:
-    step = values["step"]
-    assert isinstance(step, int)
-    return step
+def metric_line(step: int, metrics: Mapping[str, float]) -> dict[str, Json]:
+    """The line of `step`; a value that is not finite becomes null.
 
-
-METRICS_FILE = "metrics.jsonl"
-NAMESPACES = ("actor", "critic", "batch", "rollout", "reward", "val", "perf")
-"""The policy, its critic (PPO), the training batch, sampling, rewards, validation, and time."""
-TIME_NAMESPACE = "perf"
-
-MetricRow = dict[str, float]
-"""A line of the file: `step` (a whole number) and the metrics of that step."""
-
-
-class MetricsWriter:
-    """Appends to `metrics.jsonl`; when `write` returns, the line has been handed to the operating system."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines = StepLines(path)
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of `step`; a value that is not finite is written as null."""
-        check_names(metrics)
-        values = {name: _finite(float(value)) for name, value in metrics.items()}
-        self._lines.append({"step": step, **values})
-
-    def truncate(self, after_step: int) -> None:
-        """Drop the steps after `after_step`: a run that resumes there writes them again."""
-        self._lines.truncate(after_step)
-
-    def close(self) -> None:
-        self._lines.close()
+    Asserts that every name is in a namespace: readers would not find the curve otherwise.
+    """
+    for name in metrics:
+        namespace, slash, rest = name.partition("/")
+        assert namespace in NAMESPACES and slash and rest, f"metric {name!r} is in none of {NAMESPACES}"
+    return {"step": step, **{name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}}
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
     """The lines of a metrics file in order, null as NaN; empty where there is no file."""
-    return [{name: _number(value) for name, value in line.items()} for line in read_lines(path)]
+    rows = []
+    for line in read_lines(path):
+        row = {name: math.nan if value is None else value for name, value in line.items()}
+        assert all(isinstance(value, int | float) for value in row.values())
+        rows.append(cast(MetricRow, row))
+    return rows
 
 
 def metrics_until(path: Path, step: int) -> list[MetricRow]:
@@ -141,28 +133,6 @@ def training_rows(rows: Iterable[MetricRow]) -> list[MetricRow]:
 def without_times(row: Mapping[str, float]) -> MetricRow:
     """The metrics outside `perf/`, which are equal in two runs of one experiment."""
     return {name: value for name, value in row.items() if not name.startswith(f"{TIME_NAMESPACE}/")}
-
-
-def check_names(metrics: Mapping[str, float]) -> None:
-    """Assert that every name is in a namespace: readers would not find the curve otherwise."""
-    for name in metrics:
-        namespace, slash, rest = name.partition("/")
-        assert namespace in NAMESPACES and slash and rest, f"metric {name!r} is in none of {NAMESPACES}"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _number(value: Json) -> float:
-    if value is None:
-        return math.nan
-    assert isinstance(value, int | float)
-    return value
-
-
-GPU_HOURS = "perf/gpu_hours"
-_SECONDS_AN_HOUR = 3600.0
 
 
 class GpuHours:
@@ -185,9 +155,6 @@ class GpuHours:
             return {}
         elapsed = time.monotonic() - self._began
         return {GPU_HOURS: self._earlier + num_gpus * elapsed / _SECONDS_AN_HOUR}
-
-
-_START, _END = "val/", "/accuracy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +195,6 @@ def accuracy_names(rows: Iterable[MetricRow]) -> list[str]:
     """Names of the metrics of single suites, in order; `val/accuracy` is the mean over them."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if name.startswith(_START) and name.endswith(_END) and name != "val/accuracy"]
-
-
-_SPENT = ("rollout/tokens_drawn", "batch/response_tokens")
 
 
 class TokenBudget:

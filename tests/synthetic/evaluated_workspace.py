@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from luffy.config import load_experiment
-from luffy.config.execution import ExecutionConfig
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.evaluation.sample_records import SampleRecord, record_line
-from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
+from luffy.evaluation.sample_records import record_line
 from luffy.pipeline.workspace import Workspace
-from synthetic.result_rows import result_row
+from synthetic.finished_stages import write_finished
+from synthetic.result_rows import result_row, sample_record
 
 Verdict = Callable[[int, int], bool]
 """Whether the response to a problem with that number, of that number, is correct."""
@@ -55,7 +54,7 @@ def write_evaluation(
         assert isinstance(decodings, dict)
         samples = decodings[decoding]["num_samples"]
         records = [
-            _record(suite, decoding, uid, sample, verdict(number, sample), reference)
+            sample_record(suite, uid, verdict(number, sample), decoding=decoding, sample=sample, ground_truth=reference)
             for number, uid in enumerate(problems)
             for sample in range(samples)
         ]
@@ -71,25 +70,21 @@ def write_evaluation(
         directory / "results.json", EvaluationResults(checkpoint=checkpoint, confidence=0.95, rows=tuple(rows))
     )
     if system_prompt is not None:
-        _write_data(workspace, f"data_of_{key}", system_prompt)
-    write_manifest(
+        data = workspace.stage_directory("prepare_data", f"data_of_{key}")
+        data.mkdir(parents=True, exist_ok=True)
+        settings = {"data": {"system_prompt": system_prompt}}
+        write_finished(data, "prepare_data", "prepare_data", f"data_of_{key}", (), settings=settings)
+    write_finished(
         directory,
-        Manifest(
-            stage="evaluate",
-            node=f"evaluate_{checkpoint}",
-            key=key,
-            series=None,
-            settings={"seed": 0, "dtype": "float32", "evaluation": protocol, "grading": {"kind": "math"}},
-            upstream={} if system_prompt is None else {"data": f"data_of_{key}"},
-            consumed={"data": "d", "model": model or key},
-            outputs=collect_outputs(directory, [samples.name, "results.json"]),
-            metrics={},
-            execution=ExecutionConfig(),
-            versions={},
-            hardware={},
-            started=f"2026-03-{day:02d}T10:00:00+00:00",
-            ended=f"2026-03-{day:02d}T11:00:00+00:00",
-        ),
+        "evaluate",
+        f"evaluate_{checkpoint}",
+        key,
+        [samples.name, "results.json"],
+        settings={"seed": 0, "dtype": "float32", "evaluation": protocol, "grading": {"kind": "math"}},
+        upstream={} if system_prompt is None else {"data": f"data_of_{key}"},
+        consumed={"data": "d", "model": model or key},
+        started=f"2026-03-{day:02d}T10:00:00+00:00",
+        ended=f"2026-03-{day:02d}T11:00:00+00:00",
     )
     return directory
 
@@ -106,38 +101,3 @@ def write_run(workspace: Workspace, run: str, evaluations: Mapping[str, str], *o
         "config": config.model_dump(mode="json"),
     }
     (directory / "run.json").write_text(json.dumps(record), encoding="utf-8")
-
-
-def _write_data(workspace: Workspace, key: str, system_prompt: str) -> None:
-    """The manifest of a `prepare_data` that puts `system_prompt` before every problem."""
-    directory = workspace.stage_directory("prepare_data", key)
-    directory.mkdir(parents=True, exist_ok=True)
-    moment = "2026-03-01T09:00:00+00:00"
-    settings = {"data": {"system_prompt": system_prompt}}
-    write_manifest(
-        directory,
-        Manifest(
-            stage="prepare_data", node="prepare_data", key=key, series=None, settings=settings, upstream={},
-            consumed={}, outputs=collect_outputs(directory, []), metrics={}, execution=ExecutionConfig(), versions={},
-            hardware={}, started=moment, ended=moment,
-        ),
-    )  # fmt: skip
-
-
-def _record(suite: str, decoding: str, uid: str, sample: int, correct: bool, reference: str) -> SampleRecord:
-    return SampleRecord(
-        suite=suite,
-        decoding=decoding,
-        uid=uid,
-        sample=sample,
-        seed=1,
-        prompt="1 +1",
-        response="\\boxed{2}",
-        answer="2",
-        ground_truth=reference,
-        outcome="correct" if correct else "wrong",
-        reason="",
-        correct=correct,
-        finish_reason="stop",
-        num_tokens=10,
-    )

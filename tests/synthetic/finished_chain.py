@@ -4,17 +4,17 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.config.execution import ExecutionConfig
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
-from luffy.tracking.metrics import MetricsWriter
-from luffy.tracking.tracker import SampleRollout, SamplesWriter
-from synthetic.result_rows import result_row
+from luffy.tracking.metrics import StepLines, metric_line
+from luffy.tracking.tracker import SampleRollout
+from synthetic.finished_stages import write_finished
+from synthetic.result_rows import result_row, sample_record
 
 SKILL = {
     "base": {"in_distribution": 0.12, "longer": 0.04, "other_mix": 0.10, "retention": 0.985},
@@ -49,20 +49,10 @@ def write_chain(root: Path, num_problems: int = 100, num_steps: int = 200) -> tu
 def _write_data(directory: Path) -> None:
     def source(rows: int, traces: int, rejected: Mapping[str, int]) -> dict[str, object]:
         return {
-            "kind": "arithmetic",
-            "source_sha256": "ab" * 32,
-            "rows_in": rows + sum(rejected.values()),
-            "rows_out": rows,
-            "quarantined": 0,
-            "rejected": rejected,
-            "rejected_traces": {},
-            "traces_out": traces,
-            "trace_outcomes": {},
-            "trace_authors": {},
-            "data_sources": {},
-            "prompt_tokens": {"p50": 17, "max": 26},
+            "kind": "arithmetic", "rows_in": rows + sum(rejected.values()), "rows_out": rows, "quarantined": 0,
+            "rejected": rejected, "rejected_traces": {}, "traces_out": traces, "prompt_tokens": {"p50": 17, "max": 26},
             "trace_tokens": {"p50": 41, "max": 62} if traces else {},
-        }
+        }  # fmt: skip
 
     sources = {"train": source(500, 500, {"prompt_in_a_suite": 9, "trace_too_long": 3})}
     sources |= {f"suites.{name}": source(200, 0, {}) for name in SKILL["base"]}
@@ -71,11 +61,11 @@ def _write_data(directory: Path) -> None:
 
 def _write_curves(directory: Path, steps: int, metrics: Callable[[float, random.Random], dict[str, float]]) -> None:
     noise = random.Random(directory.name)
-    writer = MetricsWriter(directory / "metrics.jsonl")
+    writer = StepLines(directory / "metrics.jsonl")
     if metrics is _reinforced:
-        writer.write(0, _held_out(0.0))
+        writer.append(metric_line(0, _held_out(0.0)))
     for step in range(1, steps + 1):
-        writer.write(step, metrics(step / steps, noise))
+        writer.append(metric_line(step, metrics(step / steps, noise)))
     writer.close()
     (directory / "model").mkdir()
     (directory / "model" / "model.safetensors").write_bytes(b"\0" * 1_500_000)
@@ -140,23 +130,17 @@ def _held_out(progress: float) -> dict[str, float]:
 
 
 def _write_rollouts(directory: Path, steps: int) -> None:
-    writer = SamplesWriter(directory / "samples.jsonl")
+    writer = StepLines(directory / "samples.jsonl")
     for step in (1, steps // 2, steps):
         good = "<think>47 + 25 = 72\nreverse 72 = 27\n27 - 9 = 18</think>\\boxed{18}"
+        wrong, right = ("\\boxed{63}", "on_policy", 0.0, "wrong", -0.25), (good, "on_policy", 1.0, "correct", 0.125)
         rows = [
-            SampleRollout(
-                "a1",
-                "47 +25 rev -9",
-                "\\boxed{63}" if step == 1 else good,
-                "on_policy",
-                float(step > 1),
-                "wrong" if step == 1 else "correct",
-                0.125 if step > 1 else -0.25,
-            ),
+            SampleRollout("a1", "47 +25 rev -9", *(wrong if step == 1 else right)),
             SampleRollout("a2", "11 rev +80", f"<think>{HOSTILE}", "on_policy", 0.0, "no_answer", -0.25),
             SampleRollout("a1", "47 +25 rev -9", good, "off_policy", 1.0, "correct", 0.75),
         ]
-        writer.write(step, rows)
+        for row in rows:
+            writer.append({"step": step, **asdict(row)})
     writer.close()
 
 
@@ -187,19 +171,13 @@ def _write_evaluation(directory: Path, checkpoint: str, config: ExperimentConfig
 def _record(suite: str, decoding: str, problem: int, sample: int, chance: float, luck: random.Random) -> SampleRecord:
     correct = luck.random() < chance
     outcome = "correct" if correct else luck.choices(("wrong", "no_answer", "unparsable"), (8, 3, 1))[0]
-    return SampleRecord(
-        suite=suite,
+    return sample_record(
+        suite,
+        f"p{problem}",
+        correct,
         decoding=decoding,
-        uid=f"p{problem}",
         sample=sample,
-        seed=1,
-        prompt="1 +1",
-        response="\\boxed{2}",
-        answer="2",
-        ground_truth="2",
         outcome=outcome,
-        reason="",
-        correct=correct,
         finish_reason="length" if outcome == "no_answer" else "stop",
         num_tokens=luck.randint(12, 60),
         grader="math",
@@ -212,36 +190,15 @@ def _record(suite: str, decoding: str, problem: int, sample: int, chance: float,
 
 def _finish(directory: Path, node: str, position: int) -> None:
     seconds = {"base": 193, "rl": 141, "sft": 12}.get(node, 9)
-    write_manifest(
+    write_finished(
         directory,
-        Manifest(
-            stage=node.partition("_")[0] if node.startswith("evaluate") else node,  # type: ignore[arg-type]
-            node=node,
-            key=f"{position:02d}f3a9c1d2e4b5a6"[:16],
-            series=None,
-            settings={},
-            upstream={},
-            consumed={},
-            outputs=collect_outputs(directory, [path.name for path in sorted(directory.iterdir())]),
-            metrics={},
-            execution=ExecutionConfig(),
-            versions={
-                "python": "3.11.9",
-                "torch": "2.13.0",
-                "transformers": "5.19.0",
-                "deepspeed": "0.19.8",
-                "math-verify": "0.9.0",
-                "commit": "0123456789ab",
-            },
-            hardware={
-                "host": "bench",
-                "system": "Linux-6.1-x86_64",
-                "cpu": "AMD EPYC 7763 64-Core Processor",
-                "cpu_cores": "2",
-                "memory_gib": "8",
-            },
-            started=f"2026-03-04T10:{position:02d}:00+00:00",
-            ended=f"2026-03-04T10:{position + seconds // 60:02d}:{seconds % 60:02d}+00:00",
-            resumed_from=100 if node == "rl" else 0,
-        ),
+        node.partition("_")[0] if node.startswith("evaluate") else node,
+        node,
+        f"{position:02d}f3a9c1d2e4b5a6"[:16],
+        [path.name for path in sorted(directory.iterdir())],
+        versions={"python": "3.11.9", "torch": "2.13.0", "deepspeed": "0.19.8", "commit": "0123456789ab"},
+        hardware={"host": "bench", "cpu": "AMD EPYC 7763 64-Core Processor", "cpu_cores": "2", "memory_gib": "8"},
+        started=f"2026-03-04T10:{position:02d}:00+00:00",
+        ended=f"2026-03-04T10:{position + seconds // 60:02d}:{seconds % 60:02d}+00:00",
+        resumed_from=100 if node == "rl" else 0,
     )

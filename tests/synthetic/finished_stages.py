@@ -1,13 +1,24 @@
 """Stages of an experiment finished by hand, and runs that have used them: nothing is computed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from luffy.config.execution import ExecutionConfig
 from luffy.pipeline.chain.identity import IdentityRecord, write_identity
 from luffy.pipeline.chain.manifest import Manifest, collect_outputs, consumed_digests, write_manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import Experiment, ExperimentRun, RunState, Unwatched
+
+
+def write_finished(directory: Path, stage: str, node: str, key: str, outputs: Iterable[str], **fields: object) -> None:
+    """The manifest of a finished stage; `fields` differ from one without inputs that took a minute."""
+    plain: dict[str, object] = {
+        "series": None, "settings": {}, "upstream": {}, "consumed": {}, "metrics": {}, "execution": ExecutionConfig(),
+        "versions": {}, "hardware": {}, "started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:01:00+00:00",
+    }  # fmt: skip
+    found = collect_outputs(directory, tuple(outputs))
+    write_manifest(directory, Manifest(stage=stage, node=node, key=key, outputs=found, **{**plain, **fields}))
 
 
 def begin(plan: StagePlan, steps: int = 0, experiment: str = "smoke") -> None:
@@ -36,23 +47,20 @@ def finish(
     (plan.directory / "model").mkdir(exist_ok=True)
     (plan.directory / "model" / "weights").write_text(content)
     (plan.directory / "metrics.jsonl").write_text(metrics)
-    manifest = Manifest(
-        stage=plan.node.stage,
-        node=name,
-        key=plan.identity.key,
+    write_finished(
+        plan.directory,
+        plan.node.stage,
+        name,
+        plan.identity.key,
+        ("model", "metrics.jsonl"),
         series=plan.identity.series,
         settings=plan.identity.settings,
         upstream=plan.identity.upstream,
         consumed=consumed_digests(plan.inputs),
-        outputs=collect_outputs(plan.directory, ("model", "metrics.jsonl")),
         metrics={"loss": 1.0},
         execution=experiment.config.execution,
-        versions={},
         hardware=dict(hardware),
-        started="2026-01-01T00:00:00+00:00",
-        ended="2026-01-01T00:01:00+00:00",
     )
-    write_manifest(plan.directory, manifest)
     return plan
 
 

@@ -8,8 +8,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
 from luffy.pipeline.chain.job import StageJob, write_job
-from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
 from synthetic.arithmetic import tiny_tokenizer
+from synthetic.finished_stages import write_finished
 
 
 def write_stage_job(
@@ -18,7 +18,8 @@ def write_stage_job(
     """Write the job of a stage that evaluates or measures `sft`; returns the arguments of its program."""
     out.mkdir()
     for name, directory in inputs.items():
-        _finish(directory, name)
+        folders = (path.name for path in sorted(directory.iterdir()) if path.is_dir())
+        write_finished(directory, "prepare_data" if name == "data" else "sft", name, "cd" * 8, folders)
     job = StageJob(
         node="evaluate_sft" if stage == "evaluate" else stage,
         stage=stage,
@@ -43,13 +44,3 @@ def write_wide_model(folder: Path, seed: int) -> None:
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _finish(directory: Path, node: str) -> None:
-    now, stage = "2026-03-04T10:00:00+00:00", "prepare_data" if node == "data" else "sft"
-    manifest = Manifest(
-        stage=stage, node=node, key="cd" * 8, series=None, settings={}, upstream={}, consumed={},
-        outputs=collect_outputs(directory, [path.name for path in sorted(directory.iterdir()) if path.is_dir()]),
-        metrics={}, execution=ExecutionConfig(), versions={}, hardware={}, started=now, ended=now, resumed_from=0,
-    )  # fmt: skip
-    write_manifest(directory, manifest)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic.result_rows import result_row
+from synthetic.result_rows import result_row, sample_record
 
 from luffy.cli import main as command
 from luffy.config.evaluation import EvaluationConfig
@@ -14,15 +14,10 @@ from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.results import EvaluationResults, read_results, write_results
 from luffy.evaluation.sample_files import read_sample_records, write_sample_records
-from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.chain.job import StageJob, write_job
 from luffy.types import Message, Prompt
 
 SECRET = "quark"
-RECORD = SampleRecord(
-    suite="arc", decoding="greedy", uid="", sample=0, seed=1, prompt="p", response="", answer="B", ground_truth="B",
-    outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=4, grader="choice",
-)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +28,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def evaluation(folder: Path, answers: str, suite: str = "arc", gold: str = "B") -> Path:
     """A finished evaluation whose model said these letters, one a problem, in the sentence that a choice asks for."""
     records = [
-        replace(
-            RECORD, suite=suite, uid=f"p{i}", response=f"{SECRET}\nANSWER: {letter}", answer=letter, ground_truth=gold,
-            outcome="correct" if letter == gold else "wrong", correct=letter == gold,
+        sample_record(
+            suite, f"p{i}", letter == gold, response=f"{SECRET}\nANSWER: {letter}", answer=letter, ground_truth=gold,
+            grader="choice",
         )
         for i, letter in enumerate(answers)
     ]  # fmt: skip

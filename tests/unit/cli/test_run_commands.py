@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from synthetic.finished_stages import finish, run_of
-from synthetic.result_rows import result_row
+from synthetic.result_rows import result_row, sample_record
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -23,7 +23,6 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.chain.job import write_job
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace
@@ -33,10 +32,7 @@ from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Sou
 
 SMOKE = "exp_configs/smoke.yaml"
 WORDS = {"[UNK]": 0, "one": 1, "plus": 2, "is": 3, "two": 4, "three": 5}
-RECORD = SampleRecord(
-    suite="arc", decoding="greedy", uid="", sample=0, seed=1, prompt="what is it", response="so B", answer="B",
-    ground_truth="B", outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=4,
-)  # fmt: skip
+RECORD = sample_record("arc", "", prompt="what is it", response="so B", answer="B", ground_truth="B")
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from luffy.evaluation.method_comparison.findings import as_json, find
 from luffy.report.cells import plain_table
 from luffy.report.page import html
 from luffy.report.sweep_pages import accuracy_table, comparison_page, cost_table, difference_table, steps_to_reach
-from luffy.tracking.metrics import HeldOutPoint, MetricsWriter
+from luffy.tracking.metrics import HeldOutPoint, StepLines, metric_line
 
 BUDGET = BudgetConfig(optimizer_steps=12)
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)
@@ -210,9 +210,9 @@ def test_a_seed_is_read_with_its_measurements_which_are_no_steps_of_training(tmp
     _, stages = write_chain(tmp_path, num_problems=4, num_steps=4)
     measured = {"val/accuracy": 0.5, "val/a/accuracy": 0.5, "val/a/accuracy_low": 0.4, "val/a/accuracy_high": 0.6}
     (tmp_path / "measured").mkdir()
-    writer = MetricsWriter(tmp_path / "measured/metrics.jsonl")
+    writer = StepLines(tmp_path / "measured/metrics.jsonl")
     for row in ({"step": 0, **measured}, RL_ROWS[0], {**RL_ROWS[1], **measured}):
-        writer.write(row["step"], {name: value for name, value in row.items() if name != "step"})
+        writer.append(metric_line(row["step"], {name: value for name, value in row.items() if name != "step"}))
     writer.close()
     run = SimpleNamespace(seed=3, last="rl")
     seed = read_seed(run, {"rl": tmp_path / "measured", "evaluate_rl": stages["evaluate_rl"]})

@@ -14,7 +14,7 @@ from luffy.evaluation.method_comparison.tuning import ArmTuning, Tuning, tried
 from luffy.report.cells import plain_table
 from luffy.report.page import html
 from luffy.report.sweep_pages import comparison_page, tries_table, tuning_costs
-from luffy.tracking.metrics import METRICS_FILE, MetricsWriter
+from luffy.tracking.metrics import METRICS_FILE, StepLines, metric_line
 
 CELL = ("validation", "greedy")
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)
@@ -88,10 +88,10 @@ def trained(folder, steps=1, seconds=1.0):
     """A stage of that name that has made so many steps."""
     rl = {"batch/optimizer_steps": 2.0, "rollout/num_drawn": 7.0, "rollout/tokens_drawn": 70.0}
     folder.mkdir()
-    writer = MetricsWriter(folder / METRICS_FILE)
+    writer = StepLines(folder / METRICS_FILE)
     for step in range(1, steps + 1):
         own = {} if folder.name == "sft" else rl
-        writer.write(step, {"batch/response_tokens": 10.0, "perf/step_s": seconds, **own})
+        writer.append(metric_line(step, {"batch/response_tokens": 10.0, "perf/step_s": seconds, **own}))
     writer.close()
     return folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from synthetic.result_rows import result_row
+from synthetic.result_rows import result_row, sample_record
 
 import luffy
 from luffy.confidential import is_confidential, may_show_prompt
@@ -26,10 +26,8 @@ from luffy.types import Message, Prompt
 ROOT = Path(__file__).parents[3]
 SECRET = "the-secret"
 PROMPT = Prompt("u1", "open", (Message("user", SECRET),), SECRET)
-RECORD = SampleRecord(
-    suite="open", decoding="greedy", uid="u", sample=0, seed=0, prompt=SECRET, response=SECRET, answer=SECRET,
-    ground_truth=SECRET, outcome="correct", reason=SECRET, correct=True, finish_reason="stop", num_tokens=1,
-)  # fmt: skip
+TEXTS = dict.fromkeys(("prompt", "response", "answer", "ground_truth", "reason"), SECRET)
+RECORD = sample_record("open", "u", **TEXTS)
 MARKS = ({"confidential": True}, {"suite": "gpqa_diamond"}, {"suite": "my GPQA"})
 
 

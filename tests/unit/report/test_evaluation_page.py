@@ -3,17 +3,15 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from synthetic.result_rows import result_row
+from synthetic.result_rows import result_row, sample_record
 
 from luffy.evaluation.results import EvaluationResults, ResultRow, SamplingProtocol
-from luffy.evaluation.sample_records import SampleRecord
 from luffy.report.evaluation_page import evaluation_page
 from luffy.report.page import html, markdown
 
-RECORD = SampleRecord(
-    suite="math", decoding="hot & <b>", uid="a", sample=0, seed=1, prompt="p", response="r", answer="1",
-    ground_truth="1", outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=4, grader="math",
-    second_grader="math_strict", second_outcome="wrong", subject="<i>Algebra</i> | $x$", level="3",
+RECORD = sample_record(
+    "math", "a", decoding="hot & <b>", num_tokens=4, grader="math", second_grader="math_strict", second_outcome="wrong",
+    subject="<i>Algebra</i> | $x$", level="3",
 )  # fmt: skip
 WRONG = replace(RECORD, uid="b", correct=False, outcome="no_answer", answer=None, finish_reason="length", level="4")
 PROTOCOL = SamplingProtocol(

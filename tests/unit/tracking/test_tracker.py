@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from luffy.config.execution import TrackingConfig
 from luffy.config.grading import GradingConfig
-from luffy.tracking.metrics import MetricsWriter, read_metrics, without_times
+from luffy.tracking.metrics import StepLines, metric_line, read_metrics, without_times
 from luffy.tracking.tracker import SampleRollout, Tracker, read_samples
 
 
@@ -32,16 +32,16 @@ def train(tracker: Tracker, steps: range) -> None:
 
 def test_a_step_that_the_disk_takes_half_of_is_an_error_and_the_next_ones_can_be_read(tmp_path: Path) -> None:
     path, limits = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
-    writer = MetricsWriter(path)
-    writer.write(1, {"actor/loss": 0.5})
+    writer = StepLines(path)
+    writer.append(metric_line(1, {"actor/loss": 0.5}))
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            writer.write(2, {"actor/loss": 0.5})
+            writer.append(metric_line(2, {"actor/loss": 0.5}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     for step in (3, 4):
-        writer.write(step, {"actor/loss": 0.5})
+        writer.append(metric_line(step, {"actor/loss": 0.5}))
     writer.close()
     assert [row["step"] for row in read_metrics(path)] == [1, 3, 4]
 
@@ -81,8 +81,8 @@ def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_values_that_are_not_finite_stay_strict_json(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path / "m.jsonl")
-    writer.write(1, {"actor/loss": math.nan, "actor/lr": math.inf})
+    writer = StepLines(tmp_path / "m.jsonl")
+    writer.append(metric_line(1, {"actor/loss": math.nan, "actor/lr": math.inf}))
     assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 1, "actor/loss": None, "actor/lr": None}
     assert math.isnan(read_metrics(tmp_path / "m.jsonl")[0]["actor/loss"])
 
@@ -107,8 +107,8 @@ def test_truncating_keeps_exactly_the_steps_up_to_the_cut(
     values: list[float], cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("metrics") / "m.jsonl"
-    writer = MetricsWriter(path)
+    writer = StepLines(path)
     for step, value in enumerate(values, start=1):
-        writer.write(step, {"actor/loss": value})
+        writer.append(metric_line(step, {"actor/loss": value}))
     writer.truncate(cut)
     assert [row["actor/loss"] for row in read_metrics(path)] == values[:cut]

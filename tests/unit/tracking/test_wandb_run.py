@@ -15,8 +15,7 @@ from patience import PATIENCE_S
 
 from luffy.config.execution import TrackingConfig
 from luffy.config.grading import GradingConfig
-from luffy.tracking.tracker import Tracker
-from luffy.tracking.wandb_run import WandbRun, _mode, run_id
+from luffy.tracking.tracker import Tracker, WandbRun, _mode, run_id
 
 
 class FailingRun:
@@ -104,8 +103,7 @@ from pathlib import Path
 import psutil
 from luffy.config.execution import TrackingConfig
 from luffy.config.grading import GradingConfig
-from luffy.tracking.tracker import SampleRollout
-from luffy.tracking.tracker import Tracker
+from luffy.tracking.tracker import SampleRollout, Tracker
 
 out, step, end = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 with Tracker(out, "0123abcd", "rl", TrackingConfig(wandb="online"), GradingConfig(), resumed_from=step - 1) as tracker:
