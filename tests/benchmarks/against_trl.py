@@ -34,8 +34,7 @@ from typing import NamedTuple
 
 import psutil
 import torch
-from rich.console import Console
-from rich.table import Table
+from measuring import ROOT, show
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -53,7 +52,6 @@ from luffy.rollout.engine import SamplingParams
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.learner import TrainerSpec
 
-ROOT = Path(__file__).parents[2]
 ROWS = 8
 LR = 1e-6
 END = 1
@@ -312,7 +310,7 @@ def main() -> None:
     batches = sys.argv[4].split(",") if len(sys.argv) > 4 else map(str, SIZES[size].trl_batches)
     variants = [("trl", batch) for batch in batches] + [("luffy", name) for name in OURS]
     names = ", ".join(f"{name} {version(name)}" for name in ("trl", "luffy-rl", "transformers", "torch"))
-    table = Table("system", "batch", "generation s", "update s", "step s", "response tokens", "tokens/s", title=names)
+    rows = []
     for system, variant in variants:
         try:
             found = in_a_process(system, size, steps, variant, threads)
@@ -324,8 +322,8 @@ def main() -> None:
         print(f"{system} {variant}: {found.seconds:.1f} s a step", flush=True)
         parts = (found.generation, found.update, found.seconds)
         speed = (f"{found.tokens:,.0f}", f"{found.tokens / found.seconds:,.0f}")
-        table.add_row(system, variant, *(f"{seconds:.2f}" for seconds in parts), *speed)
-    Console().print(table)
+        rows.append((system, variant, *(f"{seconds:.2f}" for seconds in parts), *speed))
+    show(("system", "batch", "generation s", "update s", "step s", "response tokens", "tokens/s"), rows, names)
     print(f"{size}: {SIZES[size]}, mean of {steps} steps after the first, {threads} threads")
 
 

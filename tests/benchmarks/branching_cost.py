@@ -9,7 +9,6 @@ turns. Both learn the same tokens. A token before a turn goes through the model 
 of an update, the faster of two, by the same process in turn; the model is a Qwen2 of 3 million parameters, float32.
 """
 
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,8 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from measuring import numbers, show
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.environment import History
@@ -94,11 +92,11 @@ def examples_of(tokenizer: PreTrainedTokenizerBase, turns: int, reasoning: int, 
 
 def main() -> None:
     """Print one line a number of turns."""
-    reasoning = int(sys.argv[1]) if len(sys.argv) > 1 else 128
+    (reasoning,) = numbers(128)
     torch.set_num_threads(1)
     tokenizer = build_tokenizer(["user: assistant: question <think></think> 0123456789"])
     tokenizer.chat_template = TEMPLATE
-    table = Table("turns", "learned tokens", "tokens through the model", "ratio", "CPU seconds", "ratio")
+    rows = []
     for turns in NUM_TURNS:
         examples = {way: examples_of(tokenizer, turns, reasoning, way) for way in WAYS}
         learned = {way: sum(row.num_learnable for row in rows) for way, rows in examples.items()}
@@ -108,15 +106,10 @@ def main() -> None:
         ]
         seconds = [update_seconds(examples[way], tokenizer.pad_token_id) for way in WAYS]
         assert len(set(learned.values())) == 1, learned
-        table.add_row(
-            str(turns),
-            f"{learned['branching']:,}",
-            f"{through[0]:,} → {through[1]:,}",
-            f"{through[1] / through[0]:.2f}",
-            f"{seconds[0]:.2f} → {seconds[1]:.2f}",
-            f"{seconds[1] / seconds[0]:.2f}",
-        )
-    Console(width=120).print(table)
+        tokens = f"{through[0]:,} → {through[1]:,}", f"{through[1] / through[0]:.2f}"
+        cpu = f"{seconds[0]:.2f} → {seconds[1]:.2f}", f"{seconds[1] / seconds[0]:.2f}"
+        rows.append((turns, f"{learned['branching']:,}", *tokens, *cpu))
+    show(("turns", "learned tokens", "tokens through the model", "ratio", "CPU seconds", "ratio"), rows)
 
 
 if __name__ == "__main__":

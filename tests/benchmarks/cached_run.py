@@ -19,14 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
+from measuring import ROOT, environment_without_server, show
 
 from luffy.config import load_experiment
 from luffy.flows.prefect_session import ApiServer, set_environment
 from luffy.pipeline.chain.graph import build_graph
 
-ROOT = Path(__file__).resolve().parents[2]
 FLOW = ("flows/full_pipeline.py", "exp_configs/smoke.yaml")
 YARDSTICK = "--yardstick"
 CACHED = "against a running server"
@@ -70,8 +68,7 @@ def own_imports_s(command: Sequence[str], env: Mapping[str, str]) -> float:
 
 def measure(workspace: Path, rounds: int) -> tuple[dict[str, list[tuple[float, float]]], float]:
     """Wall and CPU seconds of each run by its kind, and those of our imports."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env["LUFFY_WORKSPACE"] = str(workspace)
+    env = environment_without_server(LUFFY_WORKSPACE=str(workspace))
     command = [sys.executable, *FLOW]
     timed_run(command, env)
     with tempfile.TemporaryDirectory() as home:
@@ -102,12 +99,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         spent, imports = measure((options.workspace or Path(folder)).resolve(), options.rounds)
-    table = Table("run", "wall s", "CPU s", title=f"Medians of {options.rounds}")
     medians = {name: [median(column) for column in zip(*rows, strict=True)] for name, rows in spent.items()}
     medians["ours: the difference"] = [a - b for a, b in zip(medians[CACHED], medians[ALONE], strict=True)]
-    for name, columns in medians.items():
-        table.add_row(name, *(f"{value:.2f}" for value in columns))
-    Console().print(table, f"of which loading our own modules: {imports:.2f} s (under Python's import profile)")
+    rows = [(name, *(f"{value:.2f}" for value in columns)) for name, columns in medians.items()]
+    show(("run", "wall s", "CPU s"), rows, f"Medians of {options.rounds}")
+    print(f"of which loading our own modules: {imports:.2f} s (under Python's import profile)")
 
 
 if __name__ == "__main__":

@@ -8,18 +8,14 @@ the seconds until the policy had its first gradient. A second run finds the comp
 """
 
 import copy
-import sys
 import time
-from pathlib import Path
+from functools import partial
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from transformers import Qwen2Config, Qwen2ForCausalLM
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from measuring import fastest, numbers, show
 from reference.attention_case import batch_of, rows_of
 from reference.gradient_case import OPTIMIZER, step_of
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import ExecutionConfig
 from luffy.training.policy import Policy
@@ -33,32 +29,24 @@ CONFIG = Qwen2Config(
 
 def main() -> None:
     """Print one line a way."""
-    numbers = [int(argument) for argument in sys.argv[1:]]
-    rows, tokens, threads = (numbers + [16, 300, 1][len(numbers) :])[:3]
+    rows, tokens, threads = numbers(16, 300, 1)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     init_process_group()
     model = Qwen2ForCausalLM._from_config(CONFIG, attn_implementation="sdpa")
     batch = batch_of(rows_of([(50, tokens - 50)] * rows))
-    policies, ready = {}, {}
+    ways, ready = {}, {}
     for name, compiled in (("plain", False), ("compiled", True)):
         began = time.perf_counter()
         execution = ExecutionConfig(compile=compiled, micro_batch_tokens=8 * tokens)
-        policies[name] = Policy(copy.deepcopy(model), OPTIMIZER, execution, "float32")
-        policies[name].accumulate(batch, step_of("sft"))
+        policy = Policy(copy.deepcopy(model), OPTIMIZER, execution, "float32")
+        ways[name] = partial(policy.accumulate, batch, step_of("sft"))
+        ways[name]()
         ready[name] = time.perf_counter() - began
-    fastest = dict.fromkeys(policies, float("inf"))
-    for _ in range(3):
-        for name, policy in policies.items():
-            began = time.process_time()
-            policy.accumulate(batch, step_of("sft"))
-            fastest[name] = min(fastest[name], time.process_time() - began)
-    table = Table(
-        "layers", "CPU seconds", "first gradient after (s)", title=f"{rows} rows of {tokens} tokens, {threads} threads"
-    )
-    for name, took in fastest.items():
-        table.add_row(name, f"{took:.2f}", f"{ready[name]:.1f}")
-    Console().print(table)
+    took = fastest(ways, clock=time.process_time)
+    cells = [(name, f"{took[name]:.2f}", f"{ready[name]:.1f}") for name in ways]
+    title = f"{rows} rows of {tokens} tokens, {threads} threads"
+    show(("layers", "CPU seconds", "first gradient after (s)"), cells, title)
 
 
 if __name__ == "__main__":

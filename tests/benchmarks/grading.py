@@ -9,17 +9,11 @@ grade is that of a pool of one worker asked one answer at a time.
 """
 
 import statistics
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from rich.console import Console
-from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from measuring import numbers, show
 from synthetic.answers import ENDLESS, TOWERS, Pair, ordinary_pairs
 
 from luffy.grading import GradeRequest, GraderPool
@@ -73,32 +67,25 @@ def times(pairs: list[Pair], timeout_s: int) -> list[float]:
 
 def main() -> None:
     """Print one line a list."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    timeout_s = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    count, timeout_s = numbers(1000, 5)
     ordinary = ordinary_pairs(count, seed=1)
     lists = {
         "ordinary": ordinary,
         "1 % towers": with_hostile(ordinary, TOWERS),
         "1 % endless": with_hostile(ordinary, ENDLESS),
     }
-    table = Table(
-        "answers", "math-verify /s", f"pool of {WORKERS} /s", "ratio", "p50 ms", "p99 ms", "correct", "outcomes"
-    )
+    rows = []
     for name, pairs in lists.items():
         alone, correct = serially(pairs, timeout_s)
         together, outcomes = pooled(pairs, timeout_s)
         cuts = statistics.quantiles(times(pairs, timeout_s), n=100)
-        table.add_row(
-            name,
-            f"{count / alone:.0f}",
-            f"{count / together:.0f}",
-            f"{alone / together:.2f}",
-            f"{cuts[49] * 1e3:.2f}",
-            f"{cuts[98] * 1e3:.1f}",
-            f"{correct} / {outcomes[Outcome.CORRECT]}",
-            ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common()),
-        )
-    Console(width=160).print(table)
+        speeds = f"{count / alone:.0f}", f"{count / together:.0f}", f"{alone / together:.2f}"
+        milliseconds = f"{cuts[49] * 1e3:.2f}", f"{cuts[98] * 1e3:.1f}"
+        found = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
+        rows.append((name, *speeds, *milliseconds, f"{correct} / {outcomes[Outcome.CORRECT]}", found))
+    show(
+        ("answers", "math-verify /s", f"pool of {WORKERS} /s", "ratio", "p50 ms", "p99 ms", "correct", "outcomes"), rows
+    )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-from rich.console import Console
-from rich.table import Table
+from measuring import numbers, show
 
 MODULES = ("prefect.server.api.server", "luffy.flows.full_pipeline", "luffy.stages.prepare_data", "luffy.stages.rl")
 VLLM = "vllm.v1.engine.llm_engine"
@@ -35,12 +34,11 @@ def seconds(module: str, how: str) -> float:
 
 def main() -> None:
     """Print one line a module."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    table = Table("module", "with collections", "without")
+    (rounds,), rows = numbers(3), []
     for module in (*MODULES, VLLM) if find_spec("vllm") else MODULES:
         took = [(seconds(module, "with"), seconds(module, "without")) for _ in range(rounds)]
-        table.add_row(module, *(f"{min(column):.2f} s" for column in zip(*took, strict=True)))
-    Console().print(table)
+        rows.append((module, *(f"{min(column):.2f} s" for column in zip(*took, strict=True))))
+    show(("module", "with collections", "without"), rows)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,13 @@ to load the libraries.
 
 import argparse
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from measuring import ROOT, environment_without_server, show
 
-ROOT = Path(__file__).resolve().parents[2]
 OWN = "this machine"
 INSTRUCTIONS = ("native", "avx2")
 TIMEOUT_S = 3600.0
@@ -36,7 +33,7 @@ def made(workspace: Path, instructions: str, overrides: list[str]) -> Path:
 
 def run(command: list[str]) -> None:
     """Run a command from the checkout; its output is shown where it fails."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "LUFFY_"))}
+    env = environment_without_server()
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
         sys.exit(
@@ -62,14 +59,13 @@ def main() -> None:
     parser.add_argument("--cpus", nargs="+", default=["Haswell", "Skylake-Server", "EPYC"])
     parser.add_argument("--overrides", nargs="*", default=[])
     arguments = parser.parse_args()
-    table = Table("CPU", *(f"cpu_instructions: {each}" for each in INSTRUCTIONS))
     with tempfile.TemporaryDirectory() as folder:
         stages = {each: made(Path(folder) / each, each, arguments.overrides) for each in INSTRUCTIONS}
-        table.add_row(OWN, *(weights_of(stages[each]) for each in INSTRUCTIONS))
+        rows = [(OWN, *(weights_of(stages[each]) for each in INSTRUCTIONS))]
         for cpu in arguments.cpus:
             found = [weights_of(again(stages[each], cpu, Path(folder) / f"{cpu}-{each}")) for each in INSTRUCTIONS]
-            table.add_row(cpu, *found)
-    Console(width=100).print(table)
+            rows.append((cpu, *found))
+    show(("CPU", *(f"cpu_instructions: {each}" for each in INSTRUCTIONS)), rows)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ over all pairs of tokens; `sequences` is `execution.attention: sdpa`. The model 
 """
 
 import multiprocessing
-import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
+from measuring import forget_peak, memory_bytes, numbers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import ExecutionConfig
@@ -35,12 +34,6 @@ def take_pass(policy: PolicyModel, way: str, tokens: int, length: int) -> None:
     policy(ids_1T, position_1T, position_1T >= 32, bounds, entropy_gradient=False)[0].sum().backward()
 
 
-def memory(field: str) -> int:
-    """A line of this process's `/proc/self/status`, in bytes."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[field].split()[0]) * 1024
-
-
 def measure(way: str, tokens: int, length: int, result: Connection) -> None:
     """Send the bytes by which a pass raised the peak."""
     torch.manual_seed(0)
@@ -49,10 +42,10 @@ def measure(way: str, tokens: int, length: int, result: Connection) -> None:
         set_attention(model, PACKED)
     policy = PolicyModel(model, 1.0, 1024)
     take_pass(policy, way, 64, 32)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = memory("VmRSS")
+    forget_peak()
+    before = memory_bytes("VmRSS")
     take_pass(policy, way, tokens, length)
-    result.send(memory("VmHWM") - before)
+    result.send(memory_bytes("VmHWM") - before)
 
 
 def in_a_fork(way: str, tokens: int, length: int) -> int:
@@ -69,7 +62,7 @@ def in_a_fork(way: str, tokens: int, length: int) -> int:
 
 def main() -> None:
     """Print one line a size."""
-    length = int(sys.argv[1]) if len(sys.argv) > 1 else 512
+    (length,) = numbers(512)
     print(f"| tokens, in sequences of {length} | mask | sequences | sequences, per token |\n|---|---|---|---|")
     for tokens in TOKENS:
         mask, sequences = (in_a_fork(way, tokens, length) for way in ("mask", "sequences"))

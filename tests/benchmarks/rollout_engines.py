@@ -9,11 +9,11 @@ table shows the fastest round. vLLM's start is not counted but told.
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from measuring import fastest, show
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import VLLMConfig
@@ -60,17 +60,16 @@ def main() -> None:
             "transformers": TransformersEngine.from_folder(folder, "float32", batch_size=256),
             "vllm": vllm,
         }
-        fastest = dict.fromkeys(engines, float("inf"))
-        for _ in range(3):
-            for label, engine in engines.items():
-                began = time.perf_counter()
-                drawn = sum(len(completion.token_ids) for completion in engine.generate(asked, params))
-                fastest[label] = min(fastest[label], (time.perf_counter() - began) / drawn)
+        drawn: dict[str, int] = {}
+
+        def decode(label: str) -> None:
+            completions = engines[label].generate(asked, params)
+            drawn[label] = sum(len(completion.token_ids) for completion in completions)
+
+        seconds = fastest({label: partial(decode, label) for label in engines})
         vllm.close()
-    table = Table("engine", "tokens/s", title=f"{len(asked)} x {tokens} tokens")
-    for label, seconds in fastest.items():
-        table.add_row(label, f"{1 / seconds:,.0f}")
-    Console().print(table)
+    rows = [(label, f"{drawn[label] / took:,.0f}") for label, took in seconds.items()]
+    show(("engine", "tokens/s"), rows, f"{len(asked)} x {tokens} tokens")
     print(f"vLLM started in {started:.1f} s; {torch.get_num_threads()} threads each")
 
 

@@ -10,13 +10,11 @@ ends at its limit of output.
 
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import psutil
-from rich.console import Console
-from rich.table import Table
+from measuring import numbers, show
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.sandbox import ExecutionStatus, PythonSession, Sandbox, open_sandbox
@@ -102,12 +100,7 @@ async def measure(num_sessions: int, num_calls: int) -> list[tuple[str, str]]:
 
 def main() -> None:
     """Print one line a measure."""
-    num_sessions = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    num_calls = int(sys.argv[2]) if len(sys.argv) > 2 else 100
-    table = Table("measure", "value")
-    for name, value in asyncio.run(measure(num_sessions, num_calls)):
-        table.add_row(name, value)
-    Console(width=100).print(table)
+    show(("measure", "value"), asyncio.run(measure(*numbers(200, 100))))
 
 
 if __name__ == "__main__":

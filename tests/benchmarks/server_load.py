@@ -11,7 +11,6 @@ deleted afterwards; as root, under the user `postgres`.
 """
 
 import argparse
-import os
 import shutil
 import signal
 import statistics
@@ -26,14 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from rich.console import Console
-from rich.table import Table
+from measuring import ROOT, environment_without_server, show
+from postgres import PROGRAMS, postgresql
 
 from luffy.flows.prefect_session import free_port
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
-from postgres import PROGRAMS, postgresql  # noqa: E402
 
 PAGES = {
     "runs": ("flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 20}),
@@ -63,7 +58,7 @@ class Load:
 def served(workspace: Path, limit: int, url: str | None) -> Iterator[str]:
     """The address of the API of a `luffy serve`, from a folder of its own."""
     port = free_port(2)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment = environment_without_server()
     if url is not None:
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
     folder = workspace.parent / "checkout"
@@ -141,27 +136,27 @@ def main() -> None:
             else:
                 with served(workspace, arguments.limit, None) as api:
                     loads[database] = measure(api, arguments.runs)
-    show(loads)
+    print_loads(loads)
     good = all([*load.states] == ["Completed"] and load.most_running <= arguments.limit for load in loads.values())
     sys.exit(0 if good else 1)
 
 
-def show(loads: dict[str, Load]) -> None:
+def print_loads(loads: dict[str, Load]) -> None:
     """Print both tables."""
-    runs = Table("database", "s for all runs", "ended as", "most at one time")
+    rows = []
     for database, load in loads.items():
         ended = ", ".join(f"{count} {state}" for state, count in sorted(load.states.items()))
-        runs.add_row(database, f"{load.seconds:.0f}", ended, str(load.most_running))
-    times = Table("the UI asks for", *(f"{database}: median, 95 %, longest (s)" for database in loads))
+        rows.append((database, f"{load.seconds:.0f}", ended, load.most_running))
+    show(("database", "s for all runs", "ended as", "most at one time"), rows)
+    rows = []
     for page in PAGES:
         cells = []
         for load in loads.values():
             found = load.requests_s[page]
             late = statistics.quantiles(found, n=20)[-1] if len(found) > 1 else found[0]
             cells.append(f"{statistics.median(found):.2f}, {late:.2f}, {max(found):.2f}")
-        times.add_row(page, *cells)
-    Console(width=120).print(runs)
-    Console(width=120).print(times)
+        rows.append((page, *cells))
+    show(("the UI asks for", *(f"{database}: median, 95 %, longest (s)" for database in loads)), rows)
 
 
 if __name__ == "__main__":

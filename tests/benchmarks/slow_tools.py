@@ -9,13 +9,11 @@ slots' time in which they are taken, from the first turn to the end of the last 
 where a call of the engine waits for all episodes; `lanes` is everything else.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from rich.console import Console
-from rich.table import Table
+from measuring import numbers, show
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import LANES, EpisodeLimits, ToolsEnvironment
@@ -96,20 +94,21 @@ def busy_share(tokenizer: PreTrainedTokenizerBase, episodes: int, turns: int, to
     return engine.busy_s / (SLOTS * wall_s), wall_s
 
 
-def main(episodes: int = 64, turns: int = 4) -> None:
+def main() -> None:
+    """Print one line a tool."""
+    episodes, turns = numbers(64, 4)
     tokenizer = build_tokenizer(["Begin. done"] * 4)
-    table = Table(title=f"{episodes} episodes of {turns} turns, {SLOTS} slots")
-    for name in ("tool", "slow calls", "lockstep: busy", "s", f"{LANES} lanes: busy", "s"):
-        table.add_column(name, justify="right")
+    rows = []
     for slow in SLOW_SHARES:
         for tool_s in TOOL_S:
             cells = [f"{tool_s:g} s", f"{slow:.0%}"]
             for lanes in (0, LANES):
                 share, wall_s = busy_share(tokenizer, episodes, turns, tool_s, slow, lanes)
                 cells += [f"{share:.0%}", f"{wall_s:.1f}"]
-            table.add_row(*cells)
-    Console().print(table)
+            rows.append(cells)
+    header = ("tool", "slow calls", "lockstep: busy", "s", f"{LANES} lanes: busy", "s")
+    show(header, rows, f"{episodes} episodes of {turns} turns, {SLOTS} slots")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

@@ -16,10 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from measuring import ROOT, numbers, show
 
-ROOT = Path(__file__).resolve().parents[2]
 _WARM = "from luffy.cli.main import main; raise SystemExit(main(['run', 'smoke']))"
 _COLD = f"import luffy.pipeline.machine.warm_start as start; start.can_start_warm = lambda: False; {_WARM}"
 WAYS = {"warm": _WARM, "cold": _COLD}
@@ -43,12 +41,12 @@ def run_chain(program: str) -> tuple[float, float]:
 
 def main() -> None:
     """Print one row a run."""
-    table = Table("run", "chain, s", "start of a stage, s")
-    for index in range(int(sys.argv[1]) if len(sys.argv) > 1 else 3):
+    (rounds,), rows = numbers(3), []
+    for index in range(rounds):
         for name, program in WAYS.items():
             wall_s, start_s = run_chain(program)
-            table.add_row(f"{index + 1}: {name}", f"{wall_s:.1f}", f"{start_s:.2f}")
-    Console().print(table)
+            rows.append((f"{index + 1}: {name}", f"{wall_s:.1f}", f"{start_s:.2f}"))
+    show(("run", "chain, s", "start of a stage, s"), rows)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 Run: python tests/benchmarks/training_step.py [threads]
 
-All settings take the same 128 examples in turn, three rounds, in one process; the table shows the fastest round.
+All settings take the same 128 examples in turn, nine rounds, in one process; the table shows the fastest round.
 """
 
-import sys
-import time
+from functools import partial
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from measuring import fastest, numbers, show
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import ExecutionConfig
@@ -39,29 +37,22 @@ def examples() -> list:
 
 def main() -> None:
     """Print one line a setting."""
-    torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    torch.set_num_threads(*numbers(1))
     rows = examples()
     batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
     objective = objective_at((LANGUAGE_MODELLING,), step=1, total_steps=1, max_response_tokens=64)
-    fastest: dict[int, float] = {}
-    policies = []
+    ways = {}
     for settings in SETTINGS:
         config = Qwen2Config(
             vocab_size=79, hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=4, tie_word_embeddings=False,
         )  # fmt: skip
-        model = Qwen2ForCausalLM(config)
-        policies.append(Policy(model, OptimizerConfig(lr=1e-3), ExecutionConfig(**settings), "float32"))
-    for _ in range(3):
-        for index, policy in enumerate(policies):
-            began = time.perf_counter()
-            for _ in range(3):
-                policy.update(batch, objective, 1e-3)
-            fastest[index] = min(fastest.get(index, 1e9), (time.perf_counter() - began) / 3)
-    table = Table("setting", "seconds a step", "against the first")
-    for index, settings in enumerate(SETTINGS):
-        table.add_row(str(settings), f"{fastest[index]:.3f}", f"{fastest[index] / fastest[0]:.2f}")
-    Console().print(table)
+        policy = Policy(Qwen2ForCausalLM(config), OptimizerConfig(lr=1e-3), ExecutionConfig(**settings), "float32")
+        ways[str(settings)] = partial(policy.update, batch, objective, 1e-3)
+    took = fastest(ways, rounds=9)
+    first = next(iter(took.values()))
+    rows = [(name, f"{seconds:.3f}", f"{seconds / first:.2f}") for name, seconds in took.items()]
+    show(("setting", "seconds a step", "against the first"), rows)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
+from measuring import show
 from reference.ray_case import CONTEXT, spec_of
-from rich.console import Console
-from rich.table import Table
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.cluster.ray_cluster import RayCluster
@@ -66,12 +63,8 @@ def main() -> None:
     rounds, *sizes = [int(argument) for argument in sys.argv[1:]] or [5]
     for megabytes in sizes or [100, 400]:
         size, times = measure(megabytes, rounds)
-        table = Table(
-            "way", "median", "fastest", title=f"{size:.0f} MB of weights: seconds of an update of two engines"
-        )
-        for way, found in times.items():
-            table.add_row(way, f"{statistics.median(found):.2f}", f"{min(found):.2f}")
-        Console().print(table)
+        rows = [(way, f"{statistics.median(found):.2f}", f"{min(found):.2f}") for way, found in times.items()]
+        show(("way", "median", "fastest"), rows, f"{size:.0f} MB of weights: seconds of an update of two engines")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ artifacts) are written into a new Prefect database through its API, and what the
 
 import argparse
 import json
-import os
 import secrets
 import shutil
 import statistics
@@ -25,14 +24,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
-from rich.console import Console
-from rich.table import Table
+from measuring import ROOT, environment_without_server, show
 from server_load import PAGES
 
 from luffy.flows.prefect_session import ApiServer, set_environment
 from luffy.pipeline.workspace import RUN_FILE
 
-ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (1, 2)
 COMMANDS = {
     "`luffy show`": ("show",),
@@ -57,7 +54,7 @@ def made(workspace: Path) -> list[Path]:
 
 def luffy(workspace: Path, *arguments: str) -> float:
     """Seconds of one command. Raises CalledProcessError where it fails."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "LUFFY_"))}
+    env = environment_without_server()
     command = [sys.executable, "-m", "luffy", *arguments, "--workspace", str(workspace)]
     began = time.monotonic()
     subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
@@ -94,9 +91,8 @@ def replaced(text: str, renamed: dict[str, str]) -> str:
     return text
 
 
-def time_commands(numbers: Sequence[int], rounds: int) -> Table:
-    """A row for every command, a column for every number of runs."""
-    table = Table("seconds with", *(f"{number} runs" for number in (len(SEEDS), *numbers)))
+def time_commands(numbers: Sequence[int], rounds: int) -> None:
+    """Print a row for every command, a column for every number of runs."""
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder) / "workspace"
         originals = made(workspace)
@@ -108,10 +104,9 @@ def time_commands(numbers: Sequence[int], rounds: int) -> Table:
             done = number
             columns.append(timed(workspace, rounds))
         stages = sum(len(list(kind.iterdir())) for kind in (workspace / "stages").iterdir())
-        table.caption = f"{numbers[-1]} runs have {stages} stage directories"
-    for name in COMMANDS:
-        table.add_row(name, *(f"{column[name]:.1f}" for column in columns))
-    return table
+    rows = [(name, *(f"{column[name]:.1f}" for column in columns)) for name in COMMANDS]
+    show(("seconds with", *(f"{number} runs" for number in (len(SEEDS), *numbers))), rows)
+    print(f"{numbers[-1]} runs have {stages} stage directories")
 
 
 def timed(workspace: Path, rounds: int) -> dict[str, float]:
@@ -133,9 +128,8 @@ def prefect_api(folder: Path) -> Iterator[httpx.Client]:
         server.stop()
 
 
-def time_pages(numbers: Sequence[int], rounds: int) -> Table:
-    """A row for every request of the UI, a column for every number of flow runs."""
-    table = Table("seconds for", *(f"{number} flow runs" for number in numbers))
+def time_pages(numbers: Sequence[int], rounds: int) -> None:
+    """Print a row for every request of the UI, a column for every number of flow runs."""
     columns: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder, prefect_api(Path(folder)) as client:
         flow = client.post("/flows/", json={"name": "full-pipeline"}).json()["id"]
@@ -145,9 +139,8 @@ def time_pages(numbers: Sequence[int], rounds: int) -> Table:
                 add_flow_run(client, flow, f"smoke-{each}")
             done = number
             columns.append({page: asked(client, page, rounds) for page in PAGES})
-    for page in PAGES:
-        table.add_row(page, *(f"{column[page]:.3f}" for column in columns))
-    return table
+    rows = [(page, *(f"{column[page]:.3f}" for column in columns)) for page in PAGES]
+    show(("seconds for", *(f"{number} flow runs" for number in numbers)), rows)
 
 
 def add_flow_run(client: httpx.Client, flow: str, name: str) -> None:
@@ -193,9 +186,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     numbers = sorted(arguments.runs)
-    console = Console(width=120)
-    console.print(time_commands(numbers, arguments.rounds))
-    console.print(time_pages(numbers, arguments.rounds))
+    time_commands(numbers, arguments.rounds)
+    time_pages(numbers, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from measuring import forget_peak, memory_bytes
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import ExecutionConfig
@@ -33,22 +34,16 @@ RANKS = 2
 SHARDED = ExecutionConfig(zero_stage=3)
 
 
-def memory(field: str) -> float:
-    """A line of this process's `/proc/self/status`, in MiB."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[field].split()[0]) / 1024
-
-
 def measure(way: str, folder: Path) -> tuple[float, float]:
     """MiB by which the peak of this rank rises while it loads the model, and until it has scored a row with it."""
     row = demonstration([1] * 16, [2] * 16)
     batch = collate([row], torch.zeros(1), pad_id=0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = memory("VmRSS")
+    forget_peak()
+    before = memory_bytes("VmRSS")
     model = load_causal_lm(folder, "bfloat16") if way == "whole" else load_to_train(folder, "bfloat16", SHARDED)
-    loaded = memory("VmHWM")
+    loaded = memory_bytes("VmHWM")
     FrozenPolicy(model, SHARDED, temperature=1.0).logprobs(batch)
-    return loaded - before, memory("VmHWM") - before
+    return (loaded - before) / 2**20, (memory_bytes("VmHWM") - before) / 2**20
 
 
 def work(way: str, folder: Path) -> None:
