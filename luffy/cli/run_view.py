@@ -1,6 +1,5 @@
 """A workspace's runs and results, and a run's stages, lineage, metrics, accuracies and curves, as rows of tables."""
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -203,7 +202,7 @@ def read_accuracies(directories: Iterable[Path]) -> list[Accuracy]:
     """The contents of `results.json` in each of `directories` (finished `evaluate` stages)."""
     found = []
     for directory in directories:
-        results = json.loads((directory / RESULTS_FILE).read_text(encoding="utf-8"))
+        results = parse_json((directory / RESULTS_FILE).read_text(encoding="utf-8"))
         for row in results["rows"]:
             low, high = row["interval"]
             cell = Accuracy(results["checkpoint"], row["suite"], row["decoding"], row["accuracy"], (low, high))
@@ -256,7 +255,7 @@ def card_rows(directory: Path) -> tuple[Rows, list[str]]:
 
     They name no row of the data, only counts; the whole card is `card.md`.
     """
-    card = json.loads((directory / _CARD_FILE).read_text(encoding="utf-8"))
+    card = parse_json((directory / _CARD_FILE).read_text(encoding="utf-8"))
     sources: Mapping[str, Mapping[str, Any]] = card["sources"]
 
     def counts(found: Mapping[str, int]) -> str:

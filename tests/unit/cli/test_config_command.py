@@ -1,18 +1,26 @@
-"""`luffy config`, the fields that it lists, and what the shell completes."""
+"""`luffy config`: values and their origins, fields, what SFT and RL minimise, and what the shell completes."""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
+from reference.taught_presets import teacher_overrides
 
+from luffy.cli.config_view import explain_experiment
 from luffy.cli.main import main
 from luffy.cli.options import complete_config, complete_override
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.fields import all_fields
+from luffy.config.shipped import EXPERIMENTS
 from luffy.config.yaml_source import read_yaml
+from luffy.errors import ConfigError
+from luffy.pipeline.chain.job import JOB_FILE, write_job
+from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.workspace import Workspace
 
-EXPERIMENTS = sorted(
+METHODS = sorted(file.stem for file in (EXPERIMENTS / "methods").glob("*.yaml"))
+FILES = sorted(
     set(Path("exp_configs").glob("*.yaml"))
     - {path for kind in ("compare", "grid", "study") for path in Path("exp_configs").glob(f"{kind}_*")}
 )
@@ -28,7 +36,7 @@ def line_of(text, key):
     return " ".join(found.split())
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_it_prints_is_a_file_of_the_same_experiment(capsys, tmp_path, path):
     assert main(["config", str(path)]) == 0
     printed = tmp_path / "printed.yaml"
@@ -47,7 +55,7 @@ def test_each_value_says_where_it_comes_from(capsys):
 
 
 @pytest.mark.parametrize("overrides", [[], ["difficulty={}", "tracking={}"]], ids=["as it is", "with empty sections"])
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_was_given_alone_is_the_same_experiment_too(capsys, tmp_path, path, overrides):
     assert main(["config", str(path), *overrides, "--given"]) == 0
     printed = tmp_path / "printed.yaml"
@@ -99,3 +107,29 @@ def test_experiments_are_completed_by_name_and_by_path():
     assert complete_config("arith") == ["arithmetic"]
     assert complete_config("exp_configs/arith") == ["exp_configs/arithmetic.yaml"]
     assert "exp_configs/" in complete_config("exp")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_term_of_a_method_is_explained(method):
+    overrides = [f"method={method}", *teacher_overrides(method)]
+    explained = dict(explain_experiment("arithmetic", overrides))
+    config = load_experiment("arithmetic", overrides)
+    objectives = {"sft": config.sft and config.sft.objective, "rl": config.objective}
+    assert set(explained) == {"sft", "rl"} & set(config.stages)
+    for stage, text in explained.items():
+        for term in objectives[stage].terms:
+            assert re.search(rf"^{term.name} +\S", text, re.MULTILINE)
+
+
+def test_a_stage_explains_its_own_configuration_as_its_experiment_does(tmp_path):
+    experiment = open_experiment(load_experiment("arithmetic"), Workspace(tmp_path))
+    for plan in experiment.plan():
+        if plan.node.stage in ("sft", "rl"):
+            write_job(tmp_path / JOB_FILE, experiment.job(plan))
+            expected = dict(explain_experiment("arithmetic"))[plan.node.name]
+            assert explain_experiment(tmp_path / JOB_FILE) == [(plan.node.stage, expected)]
+
+
+def test_a_stage_that_does_not_train_is_refused():
+    with pytest.raises(ConfigError, match="no training stage 'evaluate_rl'; there are sft, rl"):
+        explain_experiment("arithmetic", only="evaluate_rl")
