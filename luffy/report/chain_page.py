@@ -19,7 +19,7 @@ from luffy.data.sample_card import SampleCard, read_sample_card
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
-from luffy.evaluation.results import Cell, ResultRow, advice_on, checkpoint_name
+from luffy.evaluation.results import Cell, advice_on, checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pipeline.chain.graph import build_graph, nodes_providing, nodes_showing
 from luffy.pipeline.chain.manifest import Manifest, finished_manifest
@@ -191,7 +191,14 @@ def difference_table(chain: FinishedChain, decoding: str) -> Table:
     """Percentage points between consecutive checkpoints on the same problems."""
     header = (f"{checkpoint_name(a.checkpoint)} → {checkpoint_name(b.checkpoint)}" for a, b in chain.transitions)
     comparisons = [chain.comparison(first, second, decoding) for first, second in chain.transitions]
-    rows = ((suite, *(_difference(each.on(suite)) for each in comparisons)) for suite in chain.suites)
+
+    def change(row: BenchmarkComparison) -> TableCell:
+        found = row.paired
+        notes = (f"{found.wins} better,", f"{found.losses} worse,", f"{found.ties} same")
+        shown = tone(found.difference, row.is_significant)
+        return difference(found.difference, row.adjusted_p, notes=notes, tone=shown)
+
+    rows = ((suite, *(change(each.on(suite)) for each in comparisons)) for suite in chain.suites)
     return table(("suite", *header), rows, "Change in percentage points", style="numbers")
 
 
@@ -276,22 +283,23 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
     decoding = chain.config.evaluation.decodings[name]
     sampling = "the likeliest token" if decoding.temperature == 0 else f"temperature {decoding.temperature:g}"
     scored = {suite: chain.scored((suite, name)) for suite in chain.suites}
-    seen = {
-        outcome
-        for found in scored.values()
-        for one in found
-        for outcome in one.row.outcomes
-        if one.row.outcomes[outcome]
-    }
+    counted = (one.row.outcomes for found in scored.values() for one in found)
+    seen = {outcome for outcomes in counted for outcome, number in outcomes.items() if number}
     legend = tuple((color, checkpoint_name(each)) for each, color in chain.colors.items())
-    outcomes = tuple((color, outcome.replace("_", " ")) for outcome, color in OUTCOME_COLORS.items() if outcome in seen)
+    note = "Share of the responses; only a correct answer counts."
+    legends = tuple((color, outcome.replace("_", " ")) for outcome, color in OUTCOME_COLORS.items() if outcome in seen)
     at_value = dots(
         f"accuracy-{name}",
         [(suite, [(one.color, one.row.estimate) for one in found]) for suite, found in scored.items()],
     )
-    shares = bars(
+
+    def shares(outcomes: Mapping[str, int]) -> list[tuple[str, float]]:
+        total = sum(outcomes.values())
+        return [(color, outcomes[each] / total) for each, color in OUTCOME_COLORS.items() if outcomes.get(each)]
+
+    by_outcome = bars(
         f"outcomes-{name}",
-        [(suite, [(one.name, _shares(one.row)) for one in found]) for suite, found in scored.items()],
+        [(suite, [(one.name, shares(one.row.outcomes)) for one in found]) for suite, found in scored.items()],
     )
     advice = {
         checkpoint_name(each.checkpoint): advice_on([row for row in each.results.rows if row.decoding == name])
@@ -305,16 +313,11 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
         notes=tuple(f"{checkpoint}, {text}" for checkpoint, text in advice.items() if text),
         figures=(
             Figure("Accuracy", DOT_NOTE, at_value, legend, is_wide=True),
-            Figure("Outcomes of grading", "Share of the responses; only a correct answer counts.", shares, outcomes),
+            Figure("Outcomes of grading", note, by_outcome, legends),
         ),
         tables=tuple(tables),
         sections=tuple(section for found in scored.values() for section in breakdowns(f"breakdown-{name}", found)),
     )
-
-
-def _shares(row: ResultRow) -> list[tuple[str, float]]:
-    total = sum(row.outcomes.values())
-    return [(color, row.outcomes[each] / total) for each, color in OUTCOME_COLORS.items() if row.outcomes.get(each)]
 
 
 def _accuracies(chain: FinishedChain, decoding: str) -> Table:
@@ -326,13 +329,6 @@ def _accuracies(chain: FinishedChain, decoding: str) -> Table:
         rows.append((name, *(accuracy(row.estimate if row else None) for row in found)))
     names = (checkpoint_name(evaluation.checkpoint) for evaluation in chain.evaluations)
     return table(("suite", *names), rows, style="numbers")
-
-
-def _difference(row: BenchmarkComparison) -> TableCell:
-    found = row.paired
-    notes = (f"{found.wins} better,", f"{found.losses} worse,", f"{found.ties} same")
-    shown = tone(found.difference, row.is_significant)
-    return difference(found.difference, row.adjusted_p, notes=notes, tone=shown)
 
 
 def _side_by_side(chain: FinishedChain, decoding: str) -> list[Table]:

@@ -23,9 +23,9 @@ from luffy.report.cells import (
     table_of,
     tone,
 )
-from luffy.report.figures import Chart, Line, chart, dots, estimates
+from luffy.report.figures import Chart, chart, dots, estimates
 from luffy.report.page import Figure, Page, Section, html, markdown
-from luffy.statistics.paired import BenchmarkComparison, PairedAccuracies, compare
+from luffy.statistics.paired import PairedAccuracies, compare
 
 SUMMARY_FILE = "summary.md"
 PAGE_FILE = "summary.html"
@@ -66,22 +66,26 @@ def write_summaries(folder: Path, results: EvaluationResults) -> None:
 
 def evaluation_page(results: EvaluationResults) -> Page:
     """All that the results say, a section for each decoding."""
+    sections = []
+    for name, rows in by_decoding(results.rows).items():
+        mean = sum(row.accuracy for row in rows) / len(rows)
+        of_all = f"Mean of these {len(rows)} accuracies, each suite counted once: {percent(mean)}."
+        drawn = dots(f"accuracy-{name}", [(row.suite, [(_COLOR, row.estimate)]) for row in rows])
+        parts = (breakdowns(name, [Scored("accuracy", _COLOR, row)]) for row in rows)
+        sections.append(
+            Section(
+                title=name,
+                notes=tuple(filter(None, (of_all if len(rows) > 1 else "", advice_on(rows)))),
+                figures=(Figure("Accuracy", DOT_NOTE, drawn, is_wide=True),),
+                tables=tuple(table for table in (scores(rows), *measures(rows), _protocols(rows)) if table.rows),
+                sections=tuple(section for part in parts for section in part),
+            )
+        )
     return Page(
         f"Evaluation of {checkpoint_name(results.checkpoint)}",
         "Accuracies are means over all responses (avg@k), in percent; the intervals, at "
         f"{100 * results.confidence:g} %, are over problems: what another set of problems of this kind would give.",
-        tuple(
-            Section(
-                title=name,
-                notes=tuple(filter(None, (_mean_accuracy(rows), advice_on(rows)))),
-                figures=(_accuracies(name, rows),),
-                tables=tuple(table for table in (scores(rows), *measures(rows), _protocols(rows)) if table.rows),
-                sections=tuple(
-                    section for row in rows for section in breakdowns(name, [Scored("accuracy", _COLOR, row)])
-                ),
-            )
-            for name, rows in by_decoding(results.rows).items()
-        ),
+        tuple(sections),
     )
 
 
@@ -256,27 +260,15 @@ def breakdowns(figure: str, scored: Sequence[Scored]) -> list[Section]:
     return sections
 
 
-def _mean_accuracy(rows: Sequence[ResultRow]) -> str:
-    """A sentence; empty for one row."""
-    if len(rows) == 1:
-        return ""
-    mean = sum(row.accuracy for row in rows) / len(rows)
-    return f"Mean of these {len(rows)} accuracies, each suite counted once: {percent(mean)}."
-
-
-def _accuracies(name: str, rows: Sequence[ResultRow]) -> Figure:
-    drawn = dots(f"accuracy-{name}", [(row.suite, [(_COLOR, row.estimate)]) for row in rows])
-    return Figure("Accuracy", DOT_NOTE, drawn, is_wide=True)
-
-
 def _of_checkpoints(decoding: str, steps: Sequence[SweptStep]) -> Section:
     rows = {row.suite: [swept.row(row.suite, decoding) for swept in steps] for row in steps[0].results.rows
             if row.decoding == decoding}  # fmt: skip
     xs = [swept.step for swept in steps]
-    figures = [
-        Figure(suite, "", chart(f"sweep-{decoding}-{suite}", Chart(suite, [_curve(xs, found)], percent=True)))
-        for suite, found in rows.items()
-    ]
+    figures = []
+    for suite, found in rows.items():
+        line = estimates("accuracy", _COLOR, xs, [row.estimate for row in found])
+        drawn = chart(f"sweep-{decoding}-{suite}", Chart(suite, [line], percent=True))
+        figures.append(Figure(suite, "", drawn))
     header = (f"{suite}, {found[0].num_problems:,} × {found[0].num_samples}" for suite, found in rows.items())
     cells = ((str(x), *(accuracy(found[i].estimate) for found in rows.values())) for i, x in enumerate(xs))
     title = "Accuracy in percent: suite, problems × responses to each"
@@ -284,10 +276,6 @@ def _of_checkpoints(decoding: str, steps: Sequence[SweptStep]) -> Section:
     if len(steps) > 1:
         tables.append(_changes(list(rows), decoding, steps[0], steps[-1]))
     return Section(title=decoding, figures=tuple(figures), tables=tuple(tables))
-
-
-def _curve(xs: Sequence[int], rows: Sequence[ResultRow]) -> Line:
-    return estimates("accuracy", _COLOR, xs, [row.estimate for row in rows])
 
 
 def _changes(suites: Sequence[str], decoding: str, first: SweptStep, last: SweptStep) -> Table:
@@ -298,18 +286,16 @@ def _changes(suites: Sequence[str], decoding: str, first: SweptStep, last: Swept
         k = first.row(suite, decoding).num_samples
         pairs[suite] = PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
     compared = compare(pairs, first.results.confidence)
+    rows = []
+    for suite in suites:
+        found = compared.on(suite)
+        change = difference(found.paired.difference, notes=(counts(found.paired),))
+        verdict = "clear" if found.is_significant else "not distinguishable from no change"
+        shown = tone(found.paired.difference, found.is_significant)
+        rows.append((suite, change, TableCell(verdict, (p_value(found.adjusted_p),), shown)))
     return table(
         ("suite", f"step {first.step} → {last.step}", "verdict"),
-        ((suite, *_change(compared.on(suite))) for suite in suites),
+        rows,
         "Change in percentage points, paired over problems; p-values after Holm's correction over the suites",
         style="numbers",
-    )
-
-
-def _change(found: BenchmarkComparison) -> tuple[TableCell, TableCell]:
-    verdict = "clear" if found.is_significant else "not distinguishable from no change"
-    shown = tone(found.paired.difference, found.is_significant)
-    return (
-        difference(found.paired.difference, notes=(counts(found.paired),)),
-        TableCell(verdict, (p_value(found.adjusted_p),), shown),
     )
