@@ -18,11 +18,11 @@ import sys
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 
 import psutil
+from measuring import ROOT
 
 from luffy.config import load_experiment
 from luffy.pipeline.machine.events import EVENTS_FILE, EventReader
@@ -31,38 +31,12 @@ from luffy.processes import die_with
 from luffy.report.curves import draw_outcomes, draw_panels, rl_panels
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "exp_configs/smoke.yaml"
 MIB = 1 << 20
 KIB = 1 << 10
 STEP_TIME = "perf/step_s"
 POLL_S = 0.2
 STEPS_AFTER = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Measurements at one step of the run."""
-
-    step: int
-    stage_mib: float
-    stage_files: int
-    flow_mib: float
-    flow_files: int
-    server_mib: float
-    journal_kib: float
-    metrics_kib: float
-    samples_kib: float
-    checkpoints_kib: float
-    events_kib: float
-    database_kib: float
-    artifacts: int
-    log_rows: int
-    event_rows: int
-    figures_kib: float
-    render_s: float
-    step_s: float
-    resume_s: float
 
 
 def main() -> None:
@@ -73,20 +47,16 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         workspace = arguments.workspace or Path(folder) / "workspace"
-        show("\t".join(field.name for field in fields(Figures)))
         with started_flow(workspace, max(arguments.marks) + STEPS_AFTER) as flow:
             for mark in sorted(arguments.marks):
                 directory = reached(flow, workspace, mark)
                 figures = measured(psutil.Process(flow.pid), directory, workspace, Path(folder))
-                show("\t".join(f"{getattr(figures, field.name):.4g}" for field in fields(Figures)))
+                if mark == min(arguments.marks):
+                    print("\t".join(figures))
+                print("\t".join(f"{value:.4g}" for value in figures.values()), flush=True)
             assert flow.wait() == 0, "the run failed"
         for page in workspace.glob("stages/report/*/report.*"):
-            show(f"{page.name}: {page.stat().st_size / KIB:.0f} KiB")
-
-
-def show(text: str) -> None:
-    """Print a line at once, also where the output is a file."""
-    print(text, flush=True)
+            print(f"{page.name}: {page.stat().st_size / KIB:.0f} KiB")
 
 
 def started_flow(workspace: Path, steps: int) -> subprocess.Popen[bytes]:
@@ -111,7 +81,7 @@ def reached(flow: subprocess.Popen[bytes], workspace: Path, mark: int) -> Path:
         time.sleep(POLL_S)
 
 
-def measured(flow: psutil.Process, directory: Path, workspace: Path, scratch: Path) -> Figures:
+def measured(flow: psutil.Process, directory: Path, workspace: Path, scratch: Path) -> dict[str, float]:
     """Everything at this moment; the stage stands still while it is read."""
     started = [event for event in EventReader(directory / EVENTS_FILE).read() if event.kind == "started"]
     stage, copy = psutil.Process(started[-1].pid), scratch / "copy"
@@ -125,27 +95,22 @@ def measured(flow: psutil.Process, directory: Path, workspace: Path, scratch: Pa
     server = next(child for child in flow.children() if "uvicorn" in child.cmdline())
     database = workspace / "prefect" / "prefect.db"
     size, render_s = rendered(rows)
-    figures = Figures(
-        step=len(rows),
-        stage_mib=memory,
-        stage_files=files,
-        flow_mib=flow.memory_info().rss / MIB,
-        flow_files=flow.num_fds(),
-        server_mib=server.memory_info().rss / MIB,
-        journal_kib=kib(copy / "journal"),
-        metrics_kib=kib(copy / METRICS_FILE),
-        samples_kib=kib(copy / "samples.jsonl"),
-        checkpoints_kib=kib(copy / "checkpoints"),
-        events_kib=kib(copy / EVENTS_FILE),
-        database_kib=kib(*database.parent.glob(f"{database.name}*")),
-        artifacts=num_rows(database, "artifact"),
-        log_rows=num_rows(database, "log"),
-        event_rows=num_rows(database, "events"),
-        figures_kib=size,
-        render_s=render_s,
-        step_s=median(row[STEP_TIME] for row in rows[-100:]),
-        resume_s=resumed(copy, len(rows)),  # last, since it changes the copy
-    )
+    figures = {
+        "step": len(rows),
+        "stage_mib": memory,
+        "stage_files": files,
+        "flow_mib": flow.memory_info().rss / MIB,
+        "flow_files": flow.num_fds(),
+        "server_mib": server.memory_info().rss / MIB,
+    }
+    for name, path in {"journal": "journal", "metrics": METRICS_FILE, "samples": "samples.jsonl",
+                       "checkpoints": "checkpoints", "events": EVENTS_FILE}.items():  # fmt: skip
+        figures[f"{name}_kib"] = kib(copy / path)
+    figures["database_kib"] = kib(*database.parent.glob(f"{database.name}*"))
+    figures |= {"artifacts": num_rows(database, "artifact"), "log_rows": num_rows(database, "log")}
+    figures |= {"event_rows": num_rows(database, "events"), "figures_kib": size, "render_s": render_s}
+    figures["step_s"] = median(row[STEP_TIME] for row in rows[-100:])
+    figures["resume_s"] = resumed(copy, len(rows))  # last, since it changes the copy
     shutil.rmtree(copy)
     return figures
 
