@@ -9,7 +9,6 @@ from typing import NoReturn
 
 from typer import Abort, Typer, TyperException
 
-from luffy.cli.commands.bench import bench
 from luffy.cli.commands.compare import compare
 from luffy.cli.commands.config import config
 from luffy.cli.commands.doctor import doctor
@@ -17,7 +16,7 @@ from luffy.cli.commands.export import export
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.grid import grid
 from luffy.cli.commands.rescore import diff, rescore
-from luffy.cli.commands.run import evaluate, plan, run
+from luffy.cli.commands.run import bench, evaluate, plan, run
 from luffy.cli.commands.serve import serve
 from luffy.cli.commands.show import show
 from luffy.cli.commands.study import study

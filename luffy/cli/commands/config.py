@@ -1,17 +1,28 @@
 """`luffy config CONFIG`: the resolved configuration with each value's origin, or what it minimises."""
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, get_args
 
 from typer import Argument, Option
 
-from luffy.cli.config_view import explain_experiment, resolved_lines
 from luffy.cli.console import say, text_table, wide_terminal
 from luffy.cli.options import Debug, Overrides, complete_config
+from luffy.config import load_experiment
 from luffy.config.fields import all_fields
-from luffy.config.load import resolve_experiment
+from luffy.config.load import ResolvedExperiment, resolve_experiment
+from luffy.config.settings import RLSettings, SFTSettings, StageSettings
+from luffy.config.shipped import DATA, EXPERIMENTS, PresetKind, experiment_file
+from luffy.config.yaml_source import KeyPath, flow_yaml, read_yaml
 from luffy.errors import EXIT_OK, ConfigError
+from luffy.objectives.explain import explain_objective, explain_terms
+from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.chain.job import read_job
 
-_FIELD_HEADER = ("field", "type", "default", "meaning")
+_COLUMN = 48
+"""Where comments begin, after shorter values."""
+_DEFAULT = "default"
+_PRESETS = get_args(PresetKind)
 
 
 def config(
@@ -42,7 +53,12 @@ def config(
     if stage is not None and not explain:
         raise ConfigError("--stage: chooses what --explain shows; give --explain, too")
     if fields:
-        return _show_fields(config or "")
+        found = all_fields(config or "")
+        if not found:
+            raise ConfigError(f"{config}: no such field; luffy config --fields lists all")
+        rows = [(field.path, field.type, field.default or "", field.description) for field in found]
+        wide_terminal().print(text_table(("field", "type", "default", "meaning"), rows))
+        return EXIT_OK
     if config is None:
         raise ConfigError("CONFIG: missing; give an experiment, or --fields")
     if explain:
@@ -54,10 +70,103 @@ def config(
     return EXIT_OK
 
 
-def _show_fields(section: str) -> int:
-    found = all_fields(section)
+def resolved_lines(resolved: ResolvedExperiment, *, defaults: bool = True) -> Iterator[str]:
+    """The lines of a YAML file that describes the same experiment, with or without values at their `defaults`."""
+    return _Writer(resolved, defaults).mapping(resolved.config.model_dump(mode="json"), ())
+
+
+class _Writer:
+    def __init__(self, resolved: ResolvedExperiment, defaults: bool) -> None:
+        self._resolved = resolved
+        self._defaults = defaults
+
+    def mapping(self, values: Mapping[str, object], path: KeyPath) -> Iterator[str]:
+        """A line for each leaf, under the keys of its sections."""
+        for key, value in values.items():
+            here = (*path, str(key))
+            name = flow_yaml(key)
+            if not self._defaults and self._resolved.origin_of(here) is None:
+                continue
+            if isinstance(value, dict):
+                lines = [f"  {line}" for line in self.mapping(value, here)]
+                yield from [f"{name}:", *lines] if lines else [self._commented(f"{name}: {{}}", here)]
+            elif isinstance(value, list) and any(isinstance(element, dict) for element in value):
+                yield f"{name}:"
+                yield from (f"  {line}" for line in self._elements(value, here))
+            else:
+                yield self._commented(f"{name}: {flow_yaml(value)}", here)
+
+    def _elements(self, elements: list[object], path: KeyPath) -> Iterator[str]:
+        for index, element in enumerate(elements):
+            here = (*path, str(index))
+            if not isinstance(element, dict):
+                yield self._commented(f"- {flow_yaml(element)}", here)
+                continue
+            for number, line in enumerate(self.mapping(element, here)):
+                yield f"- {line}" if number == 0 else f"  {line}"
+
+    def _commented(self, text: str, path: KeyPath) -> str:
+        return f"{text:<{_COLUMN - 2 * (len(path) - 1)}}  # {_words(self._resolved.origin_of(path))}"
+
+
+def _words(origin: str | None) -> str:
+    """`preset methods/luffy.yaml:26`, `exp_configs/smoke.yaml:3`, `my.yaml:12`, `command line`, `default`."""
+    if origin is None:
+        return _DEFAULT
+    path = Path(origin)
+    for folder in (EXPERIMENTS, DATA):
+        if path.is_relative_to(folder):
+            within = path.relative_to(folder)
+            return f"preset {within}" if within.parent.name in _PRESETS else str(folder.name / within)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else origin
+
+
+def explain_experiment(
+    config: Path | str, overrides: Sequence[str] = (), only: str | None = None
+) -> list[tuple[str, str]]:
+    """Name and explanation of each training stage in an experiment's chain, or of the one stage in its `config.yaml`.
+
+    Raises ConfigError when there is no training stage, or none called `only`.
+    """
+    path = experiment_file(config)
+    values, _ = read_yaml(path)
+    if "settings" in values and "stage" in values:
+        job = read_job(path)
+        settings: dict[str, StageSettings] = {job.stage: job.settings}
+    else:
+        settings = {node.name: node.settings for node in build_graph(load_experiment(config, overrides))}
+    found = {name: text for name, of in settings.items() if (text := _explain(of)) is not None}
     if not found:
-        raise ConfigError(f"{section}: no such field; luffy config --fields lists all")
-    rows = [(field.path, field.type, field.default or "", field.description) for field in found]
-    wide_terminal().print(text_table(_FIELD_HEADER, rows))
-    return EXIT_OK
+        raise ConfigError(f"{config}: has no training stage (sft, rl) to explain")
+    if only is not None and only not in found:
+        raise ConfigError(f"{config}: has no training stage {only!r}; there are {', '.join(found)}")
+    return [(name, text) for name, text in found.items() if only in (None, name)]
+
+
+def _explain(settings: StageSettings) -> str | None:
+    """The explanation of a training stage; None of any other."""
+    if isinstance(settings, SFTSettings):
+        return "\n".join(explain_terms(settings.sft.objective.terms, max_response_tokens=0)).strip()
+    if not isinstance(settings, RLSettings):
+        return None
+    rl, critic = settings.rl, settings.rl.critic
+    updates = f"{rl.updates_per_step} optimizer steps"
+    if rl.passes > 1:
+        updates += f" ({rl.passes} passes over its groups)"
+    if rl.updates_per_step == 1:
+        updates = "1 optimizer step (so pi_old is the policy itself: r = 1, and clips of r never act)"
+    lines = [
+        f"Step          {rl.prompts_per_step} prompts, {updates}",
+        f"              {rl.steps} steps in all, learning rate {rl.optimizer.lr:g}, rollouts at temperature "
+        f"{rl.temperature:g}",
+    ]
+    if rl.stop:
+        lines.append(f"              a rollout ends with the stop token or with {' or '.join(map(repr, rl.stop))}")
+    lines.append(explain_objective(settings.objective, rl.max_response_tokens))
+    if critic is not None:
+        lines += ["", "Critic        (V - return)^2 / 2; the mean over all response tokens"]
+        if critic.value_clip is not None:
+            lines.append(f"              or, where larger, that of V clipped to V_old +- {critic.value_clip:g}")
+        warmup = f"; only the critic is trained in the first {critic.warmup_steps} steps" if critic.warmup_steps else ""
+        lines.append(f"              learning rate {critic.optimizer.lr:g}{warmup}")
+    return "\n".join(lines)

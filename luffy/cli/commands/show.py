@@ -6,10 +6,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from luffy.cli import run_view
-from luffy.cli.config_view import settings_of
 from luffy.cli.console import say, text_table, wide_terminal
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.cli.run_view import RESULT_HEADER, RUN_HEADER, by_suite, take_stock
+from luffy.cli.run_view import RESULT_HEADER, RUN_HEADER, by_suite, settings_of, take_stock
 from luffy.cli.sample_view import HISTORY_HEADER, RewardRange, prompt_history, read_range, samples_of
 from luffy.errors import EXIT_OK, ConfigError
 from luffy.pipeline.workspace import Workspace, find_workspace

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from reference.taught_presets import teacher_overrides
 
-from luffy.cli.config_view import explain_experiment
+from luffy.cli.commands.config import explain_experiment
 from luffy.cli.main import main
 from luffy.cli.options import complete_config, complete_override
 from luffy.config import ExperimentConfig, load_experiment

@@ -15,9 +15,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from luffy.cli import sample_view
-from luffy.cli.config_view import settings_of
 from luffy.cli.main import main
-from luffy.cli.run_view import CARD_HEADER, card_rows
+from luffy.cli.run_view import CARD_HEADER, card_rows, settings_of
 from luffy.cli.sample_view import RewardRange, ShownSample, read_range, samples_of
 from luffy.config import load_experiment
 from luffy.data.parquet import write_prompts
