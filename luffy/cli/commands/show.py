@@ -11,7 +11,7 @@ from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.run_view import RESULT_HEADER, RUN_HEADER, by_suite, settings_of, take_stock
 from luffy.cli.sample_view import HISTORY_HEADER, RewardRange, prompt_history, read_range, samples_of
 from luffy.errors import EXIT_OK, ConfigError
-from luffy.pipeline.workspace import Workspace, find_workspace
+from luffy.pipeline.workspace import find_workspace
 from luffy.pipeline.workspace.records import RunRecord, find_run, read_run
 
 
@@ -47,14 +47,24 @@ def show(
 
     Without a run: what the workspace holds, or its leaderboard.
     """
-    where = find_workspace(workspace)
+    where, console = find_workspace(workspace), wide_terminal()
     if run is None or leaderboard:
         asked = (samples, stage, reward, reward_min, reward_max, prompt, svg)
         if leaderboard and run is not None:
             raise ConfigError(f"--leaderboard ranks the whole workspace: leave out {run}")
         if everything or any(value is not None for value in asked):
             raise ConfigError("RUN: missing; luffy show lists the runs")
-        return _show_leaderboard(where) if leaderboard else _list(where)
+        if leaderboard:
+            from luffy.cli.leaderboard_view import show_leaderboard, write_leaderboard  # loads numpy and templates
+
+            show_leaderboard(write_leaderboard(where), where.root)
+            return EXIT_OK
+        say(f"workspace {where.root}")
+        runs, stages = take_stock(where)
+        console.print(text_table(RUN_HEADER, runs, title="Runs"))
+        console.print()
+        console.print(text_table(RESULT_HEADER, stages, title="Stage results"))
+        return EXIT_OK
     if prompt is not None and samples is not None:
         raise ConfigError("--prompt and --samples show different things: give one of them")
     if samples is None and any(value is not None for value in (reward, reward_min, reward_max, stage)):
@@ -64,30 +74,21 @@ def show(
     if samples is not None:
         return _show_samples(record, stage, wanted, samples)
     if prompt is not None:
-        return _show_prompt(record, prompt)
+        whole, rows = prompt_history(record, prompt)
+        console.print(text_table(HISTORY_HEADER, rows, title=f"Responses to {whole}"))
+        return EXIT_OK
     _show_head(record)
     _show_settings(record, everything=everything)
-    _show_stages(record)
-    _show_results(record, everything=everything)
+    console.print(text_table(run_view.STAGE_HEADER, run_view.stage_rows(record), title="\nStages"))
+    console.print(text_table(run_view.LINEAGE_HEADER, run_view.lineage_rows(record), title="\nLineage"))
+    header, rows = run_view.last_metrics(record, everything=everything)
+    if rows:
+        console.print(text_table(header, rows, title="\nNewest metrics"))
+    if accuracies := run_view.accuracies(record):
+        header, rows = by_suite(accuracies)
+        console.print(text_table(header, rows, title="\nAccuracy in % with its interval"))
     for file in run_view.write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
-    return EXIT_OK
-
-
-def _list(where: Workspace) -> int:
-    console = wide_terminal()
-    say(f"workspace {where.root}")
-    runs, stages = take_stock(where)
-    console.print(text_table(RUN_HEADER, runs, title="Runs"))
-    console.print()
-    console.print(text_table(RESULT_HEADER, stages, title="Stage results"))
-    return EXIT_OK
-
-
-def _show_leaderboard(where: Workspace) -> int:
-    from luffy.cli.leaderboard_view import show_leaderboard, write_leaderboard  # plots: only when they are needed
-
-    show_leaderboard(write_leaderboard(where), where.root)
     return EXIT_OK
 
 
@@ -119,35 +120,12 @@ def _show_settings(record: RunRecord, *, everything: bool) -> None:
         say(f"{len(same)} more fields are at their defaults (--all shows them)")
 
 
-def _show_stages(record: RunRecord) -> None:
-    console = wide_terminal()
-    console.print(text_table(run_view.STAGE_HEADER, run_view.stage_rows(record), title="\nStages"))
-    console.print(text_table(run_view.LINEAGE_HEADER, run_view.lineage_rows(record), title="\nLineage"))
-
-
-def _show_results(record: RunRecord, *, everything: bool) -> None:
-    console = wide_terminal()
-    header, rows = run_view.last_metrics(record, everything=everything)
-    if rows:
-        console.print(text_table(header, rows, title="\nNewest metrics"))
-    accuracies = run_view.accuracies(record)
-    if accuracies:
-        header, rows = by_suite(accuracies)
-        console.print(text_table(header, rows, title="\nAccuracy in % with its interval"))
-
-
 def _show_samples(record: RunRecord, stage: str | None, wanted: RewardRange, count: int) -> int:
     found = samples_of(record, stage, wanted, count)
     for sample in found:
         say(f"{sample.heading}\n  prompt:\n{_indented(sample.prompt)}\n  response:\n{_indented(sample.response)}\n")
     if len(found) < count:
         say(f"{len(found)} samples, there are no more with a reward in [{wanted.low:g}, {wanted.high:g}]")
-    return EXIT_OK
-
-
-def _show_prompt(record: RunRecord, uid: str) -> int:
-    whole, rows = prompt_history(record, uid)
-    wide_terminal().print(text_table(HISTORY_HEADER, rows, title=f"Responses to {whole}"))
     return EXIT_OK
 
 
