@@ -230,10 +230,4 @@ def text_or_number(value: str | int) -> str:
     return str(value)
 
 
-def sleepy(seconds: float) -> str:
-    """Sleep in a thread."""
-    time.sleep(seconds)
-    return "awake"
-
-
 NUMBER = 3
