@@ -6,7 +6,6 @@ Run: make docs-pictures           (after `make pipeline`; needs Chromium: `apt-g
 import argparse
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ import time
 from pathlib import Path
 
 import httpx
+
+from luffy.flows.prefect_session import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs/images"
@@ -82,13 +83,6 @@ def take(browser: str, url: str, image: Path, height: int, settle_ms: int = 3000
         command = [browser, *BROWSER_FLAGS, *size, f"--user-data-dir={profile}", f"--screenshot={image}", url]
         subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
     subprocess.run(["convert", image, "-colors", "128", "-strip", f"png8:{image}"], check=True, timeout=PATIENCE_S)
-
-
-def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import asyncio
 import enum
 import functools
 import threading
-import time
 from collections.abc import Callable
 from typing import Annotated, Literal
 
