@@ -210,12 +210,44 @@ def _opening(chain: FinishedChain, confidence: str) -> Section:
     way = ", ".join(f"{one.name} {cell.text}{NBSP}% {cell.details[0]}" for one, cell in values)
     problems = count(scored[0].row.num_problems, "problem")
     level = confidence.replace(" ", NBSP)
-    sentences = [
-        f"Accuracy on {suite} ({problems}, {decoding} decoding, {level} intervals): {way}.",
-        *_step_sentences(chain),
-        *_elsewhere(chain),
-        *_rewards(chain),
-    ]
+    sentences = [f"Accuracy on {suite} ({problems}, {decoding} decoding, {level} intervals): {way}."]
+
+    over = f" after Holm's correction over {len(chain.suites)} suites" if len(chain.suites) > 1 else ""
+    for first, second in chain.transitions:
+        row = chain.comparison(first, second, decoding).on(suite)
+        verdict = "a clear difference" if row.is_significant else "not distinguishable from no change"
+        names = f"{checkpoint_name(second.checkpoint)} minus {checkpoint_name(first.checkpoint)}"
+        cell = difference(row.paired.difference)
+        sentences.append(
+            f"{names} on the same problems: {cell.text} {cell.details[0]} points ({verdict}, {p_value(row.adjusted_p)}"
+            f"{over})."
+        )
+
+    if len(chain.suites) > 1 and len(chain.evaluations) > 1:  # the other suites, first checkpoint against last
+        first, last = chain.evaluations[0], chain.evaluations[-1]
+        comparison = chain.comparison(first, last, decoding)
+        changes: dict[bool, list[str]] = {True: [], False: []}
+        for other in chain.suites[1:]:
+            before, after = (each.row((other, decoding)) for each in (first, last))
+            assert before is not None and after is not None
+            shares = f"{percent(before.accuracy)} → {percent(after.accuracy)}{NBSP}%"
+            changes[comparison.on(other).is_significant].append(f"{other} ({shares})")
+        clear = f"clearly on {_enumerate(changes[True])}" if changes[True] else ""
+        noise = f"within the noise on {_enumerate(changes[False])}" if changes[False] else ""
+        names = f"{checkpoint_name(first.checkpoint)} to {checkpoint_name(last.checkpoint)}"
+        sentences.append(f"From {names}, accuracy changed {', '.join(filter(None, (clear, noise)))}.")
+
+    rewards = [row["reward/mean"] for row in chain.metrics.get("rl", []) if "reward/mean" in row]
+    if rewards:
+        method = f" ({chain.config.method})" if chain.config.method else ""
+        stretch = max(1, len(rewards) // 10)
+        early, late = fmean(rewards[:stretch]), fmean(rewards[-stretch:])
+        steps = "step" if stretch == 1 else f"{stretch} steps"
+        sentences.append(
+            f"Over {count(len(rewards), 'RL step')}{method} the mean reward of rollouts went from {early:.2f} "
+            f"(first {steps}) to {late:.2f} (last {steps})."
+        )
+
     total = sum(manifest.total_s for manifest in chain.manifests.values())
     sentences.append(f"The {count(len(chain.manifests), 'stage')} took {duration(total)} in all.")
     return Section(
@@ -225,57 +257,8 @@ def _opening(chain: FinishedChain, confidence: str) -> Section:
     )
 
 
-def _step_sentences(chain: FinishedChain) -> list[str]:
-    sentences = []
-    over = f" after Holm's correction over {len(chain.suites)} suites" if len(chain.suites) > 1 else ""
-    for first, second in chain.transitions:
-        row = chain.comparison(first, second, chain.decodings[0]).on(chain.suites[0])
-        verdict = "a clear difference" if row.is_significant else "not distinguishable from no change"
-        names = f"{checkpoint_name(second.checkpoint)} minus {checkpoint_name(first.checkpoint)}"
-        cell = difference(row.paired.difference)
-        sentences.append(
-            f"{names} on the same problems: {cell.text} {cell.details[0]} points ({verdict}, {p_value(row.adjusted_p)}"
-            f"{over})."
-        )
-    return sentences
-
-
-def _elsewhere(chain: FinishedChain) -> list[str]:
-    """The other suites, first checkpoint against last."""
-    if len(chain.suites) < 2 or len(chain.evaluations) < 2:
-        return []
-    first, last = chain.evaluations[0], chain.evaluations[-1]
-    comparison = chain.comparison(first, last, chain.decodings[0])
-    changes: dict[bool, list[str]] = {True: [], False: []}
-    for suite in chain.suites[1:]:
-        before, after = (each.row((suite, chain.decodings[0])) for each in (first, last))
-        assert before is not None
-        assert after is not None
-        way = f"{suite} ({percent(before.accuracy)} → {percent(after.accuracy)}{NBSP}%)"
-        changes[comparison.on(suite).is_significant].append(way)
-    clear = f"clearly on {_enumerate(changes[True])}" if changes[True] else ""
-    noise = f"within the noise on {_enumerate(changes[False])}" if changes[False] else ""
-    names = f"{checkpoint_name(first.checkpoint)} to {checkpoint_name(last.checkpoint)}"
-    return [f"From {names}, accuracy changed {', '.join(filter(None, (clear, noise)))}."]
-
-
 def _enumerate(parts: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-
-
-def _rewards(chain: FinishedChain) -> list[str]:
-    rows = chain.metrics.get("rl", [])
-    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    if not rewards:
-        return []
-    method = f" ({chain.config.method})" if chain.config.method else ""
-    stretch = max(1, len(rewards) // 10)
-    early, late = fmean(rewards[:stretch]), fmean(rewards[-stretch:])
-    over = "step" if stretch == 1 else f"{stretch} steps"
-    return [
-        f"Over {count(len(rewards), 'RL step')}{method} the mean reward of rollouts went from {early:.2f} "
-        f"(first {over}) to {late:.2f} (last {over})."
-    ]
 
 
 def _decoding(chain: FinishedChain, name: str) -> Section:
@@ -518,6 +501,10 @@ def _sampled(cards: Sequence[SampleCard]) -> Table:
 
 
 def _provenance(chain: FinishedChain, last: Manifest) -> Section:
+    def resumed(manifest: Manifest) -> str:
+        extended = f", continues {manifest.extended}" if manifest.extended else ""
+        return (f"from step {manifest.resumed_from}" if manifest.resumed_from else NONE) + extended
+
     stages = table_of(
         chain.manifests.items(),
         {
@@ -526,7 +513,7 @@ def _provenance(chain: FinishedChain, last: Manifest) -> Section:
             "started": lambda item: timestamp(item[1].started),
             "took": lambda item: duration(item[1].total_s),
             "size": lambda item: size(sum(output.bytes for output in item[1].outputs)),
-            "resumed": lambda item: _resumed(item[1]),
+            "resumed": lambda item: resumed(item[1]),
         },
     )
     machine = Section(
@@ -540,11 +527,6 @@ def _provenance(chain: FinishedChain, last: Manifest) -> Section:
     folded = Section(title="Configuration", is_folded=True, code=config)
     shown = (replace(stages, style="compact keys"),)
     return Section(title="Provenance", anchor="provenance", tables=shown, sections=(machine, folded))
-
-
-def _resumed(manifest: Manifest) -> str:
-    extended = f", continues {manifest.extended}" if manifest.extended else ""
-    return (f"from step {manifest.resumed_from}" if manifest.resumed_from else NONE) + extended
 
 
 def _paired(first: CheckpointScores, second: CheckpointScores, cell: Cell) -> PairedAccuracies:

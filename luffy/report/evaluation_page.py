@@ -128,8 +128,61 @@ def scores(rows: Sequence[ResultRow]) -> Table:
 
 
 def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
-    """Tables of other measures than accuracy; without rows where there is none."""
-    return _health(rows), _forms(rows), _agreements(rows), _choices(rows)
+    """Tables of other measures than accuracy; without rows where there is none.
+
+    Shares of truncated, unanswered, unparsable and failed responses with mean lengths; responses by the form that was
+    asked for; two graders on the same responses; and what puts scores of multiple choice into perspective.
+    """
+    health = table_of(
+        rows,
+        {
+            "suite": lambda row: row.suite,
+            "truncated": lambda row: percent(row.truncated_share),
+            "no answer": lambda row: percent(row.no_answer_share),
+            "unparsable": lambda row: percent(row.outcomes.get("unparsable", 0) / (row.num_problems * row.num_samples)),
+            "timed out, crashed": lambda row: str(row.outcomes.get("timed_out", 0) + row.outcomes.get("crashed", 0)),
+            "mean tokens": lambda row: f"{row.mean_tokens:.0f}",
+            "graded by": lambda row: ", ".join(row.graders) or NONE,
+        },
+        "Responses: shares in percent, and how long they are",
+    )
+    forms = table_of(
+        [(row.suite, row.form) for row in rows if row.form is not None],
+        {
+            "suite": lambda found: found[0],
+            "in form, right": lambda found: found[1].right_in_form,
+            "in form, wrong": lambda found: found[1].wrong_in_form,
+            "otherwise, right": lambda found: found[1].right_otherwise,
+            "otherwise, wrong": lambda found: found[1].wrong_otherwise,
+            "form": lambda found: found[1].form,
+        },
+        "Responses by form and answer",
+    )
+    agreements = table_of(
+        [(row.suite, row.agreement) for row in rows if row.agreement is not None],
+        {
+            "suite": lambda found: found[0],
+            "graders": lambda found: f"{found[1].first}, {found[1].second}",
+            "agree": lambda found: percent(found[1].share),
+            "only the first says correct": lambda found: found[1].only_first,
+            "only the second": lambda found: found[1].only_second,
+            "accuracy by the second": lambda found: percent(found[1].second_accuracy),
+        },
+        "Two graders on the same responses",
+    )
+    choices = table_of(
+        [(row, row.choices) for row in rows if row.choices is not None],
+        {
+            "suite": lambda found: found[0].suite,
+            "accuracy": lambda found: percent(found[0].accuracy),
+            "names no option": lambda found: percent(found[1].unparsed_share),
+            "adjusted for guessing": lambda found: percent(found[1].guess_adjusted),
+            "guessing alone": lambda found: percent(found[1].chance),
+        },
+        "Multiple choice",
+        "The score adjusted for guessing counts a response that names no option as a guess, and is not an accuracy.",
+    )
+    return health, forms, agreements, choices
 
 
 def votes(rows: Sequence[ResultRow]) -> Table:
@@ -149,71 +202,6 @@ def votes(rows: Sequence[ResultRow]) -> Table:
 def shares_at_k(shares: Mapping[str, float]) -> str:
     """`1: 50.0, 2: 75.0`, in percent."""
     return ", ".join(f"{k}: {percent(value)}" for k, value in shares.items()) or NONE
-
-
-def _health(rows: Sequence[ResultRow]) -> Table:
-    """Shares of truncated, unanswered, unparsable and failed responses, with mean lengths and graders."""
-    return table_of(
-        rows,
-        {
-            "suite": lambda row: row.suite,
-            "truncated": lambda row: percent(row.truncated_share),
-            "no answer": lambda row: percent(row.no_answer_share),
-            "unparsable": lambda row: percent(row.outcomes.get("unparsable", 0) / (row.num_problems * row.num_samples)),
-            "timed out, crashed": lambda row: str(row.outcomes.get("timed_out", 0) + row.outcomes.get("crashed", 0)),
-            "mean tokens": lambda row: f"{row.mean_tokens:.0f}",
-            "graded by": lambda row: ", ".join(row.graders) or NONE,
-        },
-        "Responses: shares in percent, and how long they are",
-    )
-
-
-def _forms(rows: Sequence[ResultRow]) -> Table:
-    """How many responses have the form that was asked for, and how many answers are right with and without it."""
-    return table_of(
-        [(row.suite, row.form) for row in rows if row.form is not None],
-        {
-            "suite": lambda found: found[0],
-            "in form, right": lambda found: found[1].right_in_form,
-            "in form, wrong": lambda found: found[1].wrong_in_form,
-            "otherwise, right": lambda found: found[1].right_otherwise,
-            "otherwise, wrong": lambda found: found[1].wrong_otherwise,
-            "form": lambda found: found[1].form,
-        },
-        "Responses by form and answer",
-    )
-
-
-def _agreements(rows: Sequence[ResultRow]) -> Table:
-    """Two graders on the same responses, where two have judged them."""
-    return table_of(
-        [(row.suite, row.agreement) for row in rows if row.agreement is not None],
-        {
-            "suite": lambda found: found[0],
-            "graders": lambda found: f"{found[1].first}, {found[1].second}",
-            "agree": lambda found: percent(found[1].share),
-            "only the first says correct": lambda found: found[1].only_first,
-            "only the second": lambda found: found[1].only_second,
-            "accuracy by the second": lambda found: percent(found[1].second_accuracy),
-        },
-        "Two graders on the same responses",
-    )
-
-
-def _choices(rows: Sequence[ResultRow]) -> Table:
-    """Figures that put multiple-choice scores into perspective."""
-    return table_of(
-        [(row, row.choices) for row in rows if row.choices is not None],
-        {
-            "suite": lambda found: found[0].suite,
-            "accuracy": lambda found: percent(found[0].accuracy),
-            "names no option": lambda found: percent(found[1].unparsed_share),
-            "adjusted for guessing": lambda found: percent(found[1].guess_adjusted),
-            "guessing alone": lambda found: percent(found[1].chance),
-        },
-        "Multiple choice",
-        "The score adjusted for guessing counts a response that names no option as a guess, and is not an accuracy.",
-    )
 
 
 def _protocols(rows: Sequence[ResultRow]) -> Table:
