@@ -28,7 +28,7 @@ from luffy.cli.accuracies import by_suite, read_accuracies
 from luffy.cli.card_summary import summarise_card
 from luffy.cli.console import say, show_report_path, terminal, text_table, wide_terminal
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.pipeline.chain.graph import build_graph, select_nodes
+from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.artifacts import evaluated_folders

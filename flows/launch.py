@@ -17,8 +17,8 @@ from luffy.cli.console import show_error
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LuffyError, UserError
 from luffy.flows.prefect_session import ApiServer, prefect_api, set_environment
 from luffy.library_loading import without_collections
-from luffy.pipeline.chain.plan import StagePlan
-from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm
+from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 
 _MIN_WARM_STAGES = 2

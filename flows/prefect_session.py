@@ -26,7 +26,7 @@ from typing import Any
 import luffy
 from luffy.errors import LuffyError
 from luffy.flows.basic_auth import LOOPBACK, reachable_host, share_auth_string
-from luffy.pipeline.workspace.lock import StageLock, is_shared
+from luffy.pipeline.lock import StageLock, is_shared
 from luffy.processes import die_with, end
 
 logger = logging.getLogger(__name__)

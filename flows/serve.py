@@ -35,9 +35,9 @@ from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.flows.basic_auth import ServerAddress, guard
 from luffy.flows.own_pages import NAMES_VARIABLE
 from luffy.flows.prefect_session import NO_TELEMETRY, ApiServer, answers, set_environment
-from luffy.pipeline.machine.gpus import QUEUE, detected_gpus
+from luffy.pipeline.gpus import QUEUE, detected_gpus
+from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
-from luffy.pipeline.workspace.lock import StageLock
 from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from luffy.evaluation.results import RESULTS_FILE
 from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.markdown_text import code_span
-from luffy.pipeline.chain.plan import StagePlan
+from luffy.pipeline.plan import StagePlan
 from luffy.report.curves import headline_charts, headlines_first
 from luffy.report.figures import Chart, colored, picture_url
 from luffy.tracking.metrics import METRICS_FILE, Json, read_last_lines, read_lines, read_metrics

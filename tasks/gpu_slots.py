@@ -1,7 +1,7 @@
 """GPUs under Prefect: slots of the global concurrency limit `gpu`, held only by stages that run.
 
 A task takes slots after it has decided not to reuse, so a cached stage never queues. Prefect is only a view here, too:
-without the limit, or without a server, a stage continues, and the GPU locks (`luffy.pipeline.machine.gpus`) still
+without the limit, or without a server, a stage continues, and the GPU locks (`luffy.pipeline.gpus`) still
 prevent sharing. The lease of a killed run expires, which frees its slots.
 """
 
@@ -17,7 +17,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
 
 from luffy.errors import ConfigError
-from luffy.pipeline.machine.gpus import QUEUE, Stopped, Waiting, pause
+from luffy.pipeline.gpus import QUEUE, Stopped, Waiting, pause
 from luffy.tasks.prefect_faults import tolerating_prefect
 
 _LEASE_S = 60.0

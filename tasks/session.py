@@ -23,11 +23,11 @@ from luffy.cli.console import duration, progress_words, stage_display
 from luffy.cli.progress import StageLine
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import LuffyError, StageFailed
-from luffy.pipeline.chain.graph import select_nodes
-from luffy.pipeline.chain.manifest import Manifest
-from luffy.pipeline.chain.plan import StagePlan
+from luffy.pipeline.events import Event, EventKind
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
-from luffy.pipeline.machine.events import Event, EventKind
+from luffy.pipeline.graph import select_nodes
+from luffy.pipeline.manifest import Manifest
+from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
 from luffy.tasks.artifacts import Artifact, views_of

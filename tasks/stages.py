@@ -24,12 +24,12 @@ from prefect.transactions import CommitMode, IsolationLevel, transaction
 
 from luffy.config import STAGE_KINDS
 from luffy.errors import StageFailed, UserError
-from luffy.pipeline.chain.graph import StageNode, with_sources
-from luffy.pipeline.chain.reuse import RECORD_FILE, FinishedStage
-from luffy.pipeline.chain.walk import find_room, walk
-from luffy.pipeline.machine.events import Event, EventKind
+from luffy.pipeline.events import Event, EventKind
+from luffy.pipeline.graph import StageNode, with_sources
+from luffy.pipeline.lock import FlockManager
+from luffy.pipeline.reuse import RECORD_FILE, FinishedStage
+from luffy.pipeline.walk import find_room, walk
 from luffy.pipeline.workspace import Workspace
-from luffy.pipeline.workspace.lock import FlockManager
 from luffy.tasks.gpu_slots import gpu_slots
 from luffy.tasks.session import PrefectObserver, Session
 

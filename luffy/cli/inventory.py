@@ -6,12 +6,12 @@ from pathlib import Path
 
 from luffy.cli.console import duration, size_words
 from luffy.config import STAGE_KINDS
-from luffy.pipeline.chain.checkpoints import newest_checkpoint
-from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.disk import measure
+from luffy.pipeline.lock import holder_of
+from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.records import RunRecord, list_records
+from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
-from luffy.pipeline.workspace.disk import measure
-from luffy.pipeline.workspace.lock import holder_of
-from luffy.pipeline.workspace.records import RunRecord, list_records
 
 RUN_HEADER = ("run", "state", "age", "size", "stages")
 STAGE_HEADER = ("stage", "key", "state", "age", "size", "used by")

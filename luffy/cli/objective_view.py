@@ -10,8 +10,8 @@ from luffy.config.training import CriticConfig
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import ConfigError
 from luffy.objectives.explain import explain_objective, explain_terms
-from luffy.pipeline.chain.graph import build_graph
-from luffy.pipeline.chain.job import read_job
+from luffy.pipeline.graph import build_graph
+from luffy.pipeline.job import read_job
 
 
 def explain_experiment(

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from luffy.errors import StageFailed
-from luffy.pipeline.chain.manifest import Manifest
-from luffy.pipeline.chain.plan import StagePlan
-from luffy.pipeline.machine.events import Event
+from luffy.pipeline.events import Event
+from luffy.pipeline.manifest import Manifest
+from luffy.pipeline.plan import StagePlan
 
 StageState = Literal["pending", "starting", "waiting", "running", "finished", "reused", "failed", "interrupted"]
 _SHOWN_METRICS = ("loss", "reward", "tokens_per_s")

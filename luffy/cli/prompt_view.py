@@ -7,7 +7,7 @@ from statistics import fmean
 
 from luffy.cli.sample_view import JOURNAL, columns_in, origin_of
 from luffy.errors import ConfigError, DataError
-from luffy.pipeline.workspace.records import RunRecord
+from luffy.pipeline.records import RunRecord
 from luffy.types import FinishReason, Source
 
 HISTORY_HEADER = ("step", "rows", "source", "reward", "tokens", "cut", "outcomes")

@@ -10,10 +10,10 @@ from luffy.cli.inventory import stage_state
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.json_text import parse_json
-from luffy.pipeline.chain.graph import nodes_showing
-from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
-from luffy.pipeline.chain.manifest import Manifest, read_manifest
-from luffy.pipeline.workspace.records import RunRecord, StageEntry
+from luffy.pipeline.graph import nodes_showing
+from luffy.pipeline.identity import IdentityRecord, Json, read_identity
+from luffy.pipeline.manifest import Manifest, read_manifest
+from luffy.pipeline.records import RunRecord, StageEntry
 from luffy.report.curves import HEADLINE_METRICS, Panel, panel_charts, rl_panels, supervised_panels
 from luffy.report.figures import picture
 from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics

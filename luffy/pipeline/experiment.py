@@ -16,22 +16,21 @@ from typing import Literal, Protocol
 from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
-from luffy.errors import EXIT_USER_ERROR, LuffyError, StageFailed
-from luffy.pipeline.chain.code_identity import code_identity
-from luffy.pipeline.chain.graph import StageNode, build_graph
-from luffy.pipeline.chain.identity import Identity, IdentityRecord, identity_of
-from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
-from luffy.pipeline.chain.manifest import Manifest, consumed_digests, finished_manifest
-from luffy.pipeline.chain.outside import outside_files
-from luffy.pipeline.chain.plan import StagePlan, plan_graph, plan_stage
-from luffy.pipeline.chain.reuse import FinishedStage, adopt
-from luffy.pipeline.machine.events import Event
-from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus
-from luffy.pipeline.machine.supervise import stage_command, supervise
-from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, link, write_run
-from luffy.pipeline.workspace.claims import claiming
-from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.space import check_space, usable
+from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed
+from luffy.pipeline.disk import usable
+from luffy.pipeline.events import Event
+from luffy.pipeline.gpus import Turn, gpus_of_stage, no_turn, own_gpus
+from luffy.pipeline.graph import StageNode, build_graph
+from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of
+from luffy.pipeline.job import JOB_FILE, StageJob, write_job
+from luffy.pipeline.lock import StageLock
+from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest
+from luffy.pipeline.outside import outside_files
+from luffy.pipeline.plan import StagePlan, plan_graph, plan_stage
+from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints
+from luffy.pipeline.space import check_space
+from luffy.pipeline.supervise import stage_command, supervise
+from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, claiming, link, write_run
 
 RunState = Literal["running", "finished", "failed", "interrupted"]
 
@@ -318,3 +317,26 @@ def _reporting_to(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def check_checkpoints(config: ExperimentConfig, steps: tuple[int, ...], workspace: Workspace) -> None:
+    """Raise DataError unless the RL run of `config` is finished and has kept `steps`, or all of them are evaluated."""
+    if not steps:
+        return
+    plans = {plan.node.name: plan for plan in open_experiment(config, workspace, sweep_steps=steps).plan()}
+    if plans["sweep"].action == "reuse":
+        return
+    rl = plans["rl"]
+    if rl.action != "reuse":
+        reason = f"{rl.headline}: {rl.reason}" if rl.reason else rl.headline
+        raise DataError(
+            f"--steps: the RL run of {config.name} is not finished in {workspace.root} ({reason}); make it first, "
+            "by luffy run with the same experiment and overrides"
+        )
+    kept = complete_checkpoints(rl.directory)
+    missing = [step for step in steps if step not in kept]
+    if missing:
+        raise DataError(
+            f"--steps: {rl.directory} has no checkpoint of {', '.join(map(str, missing))}; there are: "
+            f"{', '.join(map(str, sorted(kept)))} (execution.checkpoint sets how many a run keeps)"
+        )

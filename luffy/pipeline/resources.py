@@ -14,8 +14,8 @@ from luffy.config.rl_teacher import ModelTeacher
 from luffy.config.stage_kinds import cluster_gpus, engine_gpus
 from luffy.errors import ConfigError
 from luffy.model_shape import ModelArchitecture, architecture_of, linear_layers, missing_package, positions_of
-from luffy.pipeline.machine.gpus import detected_gpus, hidden_gpus
-from luffy.pipeline.machine.inherited_environment import complaints_about_variables
+from luffy.pipeline.gpus import detected_gpus, hidden_gpus
+from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.memory import (
     DIFFICULTY,
     EVALUATION,

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from luffy.config import load_experiment
 from luffy.flows.prefect_session import ApiServer, set_environment
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 
 YARDSTICK = "--yardstick"
 CACHED = "against a running server"

@@ -66,7 +66,7 @@ def prepare(path: Path, out: Path) -> None:
     from luffy.config.grading import GradingConfig
     from luffy.config.settings import PrepareDataSettings
     from luffy.data.tokenizer import build_tokenizer, save_tokenizer
-    from luffy.pipeline.machine.events import EventWriter
+    from luffy.pipeline.events import EventWriter
     from luffy.stages.prepare_data import run
     from luffy.stages.program import StageContext
 

@@ -30,7 +30,7 @@ from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.data.tokenizer import build_tokenizer
 from luffy.evaluation.checkpoint_scores import read_scores
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.evaluate import run

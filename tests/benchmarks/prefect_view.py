@@ -30,9 +30,9 @@ from prefect import flow, task
 from rich.console import Console
 
 from luffy.config import load_experiment
-from luffy.pipeline.chain.plan import StagePlan
+from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.machine.events import Event
+from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.tasks.session import PrefectObserver, Session, open_session
 

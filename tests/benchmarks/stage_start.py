@@ -21,7 +21,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 _WARM = "from luffy.cli.main import main; raise SystemExit(main(['run', 'smoke']))"
-_COLD = f"import luffy.pipeline.machine.warm_start as start; start.can_start_warm = lambda: False; {_WARM}"
+_COLD = f"import luffy.pipeline.warm_start as start; start.can_start_warm = lambda: False; {_WARM}"
 WAYS = {"warm": _WARM, "cold": _COLD}
 
 

@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 from toy_run import Recorder, toy_run
 
 from luffy.errors import StageFailed
-from luffy.pipeline.chain.job import JOB_FILE, write_job
+from luffy.pipeline.job import JOB_FILE, write_job
 
 DRIVER = Path(__file__).with_name("toy_run.py")
 NODES = ("prepare_data", "base", "evaluate_base")

@@ -20,7 +20,7 @@ from patience import PATIENCE_S, wait_until
 from prefect_api import shared_api
 
 from luffy.cli.main import main
-from luffy.pipeline.workspace.lock import holder_of
+from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -210,7 +210,7 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, server
         flow = start(workspace, **server, **hold.environment)
         hold.wait(flow)
         program = program_of(directory)
-        assert "luffy.pipeline.machine.warm_server" in program.parent().cmdline()
+        assert "luffy.pipeline.warm_server" in program.parent().cmdline()
         {"stage": program, "flow": flow, "warm server": program.parent()}[victim].kill()
         said, _ = flow.communicate(timeout=PATIENCE_S)
         assert bool(re.search(r"rl: resume from step \d", said)) == (step > 3), victim

@@ -22,7 +22,7 @@ from prefect_api import place_empty_database
 
 from luffy.config.form import form_of_file
 from luffy.flows.prefect_session import free_port
-from luffy.pipeline.workspace.lock import holder_of
+from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.flows import serve
 from luffy.flows.basic_auth import ServerAddress
 from luffy.flows.prefect_session import free_port
+from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import Workspace
-from luffy.pipeline.workspace.lock import StageLock
 
 IDLE = [sys.executable, "-c", "import time; time.sleep(7200)"]
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from luffy.pipeline.chain.identity import IdentityRecord, write_identity
-from luffy.pipeline.chain.manifest import Manifest, collect_outputs, consumed_digests, write_manifest
-from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import Experiment, ExperimentRun, RunState, Unwatched
+from luffy.pipeline.identity import IdentityRecord, write_identity
+from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests, write_manifest
+from luffy.pipeline.plan import StagePlan
 
 
 def begin(plan: StagePlan, steps: int = 0, experiment: str = "smoke") -> None:

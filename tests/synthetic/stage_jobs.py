@@ -7,8 +7,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
-from luffy.pipeline.chain.job import StageJob, write_job
-from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
+from luffy.pipeline.job import StageJob, write_job
+from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from synthetic.arithmetic import tiny_tokenizer
 
 

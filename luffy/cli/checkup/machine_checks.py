@@ -16,9 +16,9 @@ from luffy.config import ExperimentConfig
 from luffy.config.execution import ServerConfig
 from luffy.errors import ConfigError, WorkspaceError
 from luffy.http_client import missing_key
-from luffy.pipeline.machine.inherited_environment import complaints_about_variables
+from luffy.pipeline.disk import free_bytes
+from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.workspace import MIN_FREE_BYTES, Workspace
-from luffy.pipeline.workspace.disk import free_bytes
 
 _COMFORTABLE_BYTES = 10 << 30
 _MIN_SHARED_BYTES = 1 << 30

@@ -15,7 +15,7 @@ from luffy.cli.checkup.finding import Finding, broken, note, ok
 from luffy.config.sandbox import SandboxConfig
 from luffy.config.shipped import SHIPPED
 from luffy.errors import UserError
-from luffy.pipeline.machine.gpus import Gpu
+from luffy.pipeline.gpus import Gpu
 from luffy.sandbox.start_check import open_sandbox
 
 DISTRIBUTION = "luffy-rl"

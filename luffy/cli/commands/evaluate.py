@@ -11,7 +11,7 @@ from luffy.cli.start import StartOptions, start_experiment
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.config.yaml_source import parse_scalar
-from luffy.pipeline.chain.swept_checkpoints import check_checkpoints
+from luffy.pipeline.experiment import check_checkpoints
 from luffy.pipeline.workspace import find_workspace
 
 _FLOW = "luffy.flows.evaluate_checkpoint:evaluate_checkpoint"

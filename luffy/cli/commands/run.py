@@ -7,7 +7,7 @@ from typer import Option
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
 from luffy.cli.start import StartOptions, start_experiment
 from luffy.config import load_experiment
-from luffy.pipeline.chain.graph import build_graph, select_nodes
+from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.workspace import find_workspace
 
 Only = Annotated[

@@ -14,8 +14,8 @@ from luffy.cli.prompt_view import HISTORY_HEADER, prompt_history
 from luffy.cli.sample_view import RewardRange, read_range, samples_of
 from luffy.cli.settings_view import settings_of
 from luffy.errors import EXIT_OK, ConfigError
+from luffy.pipeline.records import RunRecord, find_run, read_run
 from luffy.pipeline.workspace import Workspace, find_workspace
-from luffy.pipeline.workspace.records import RunRecord, find_run, read_run
 
 
 def show(

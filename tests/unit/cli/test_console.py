@@ -7,8 +7,8 @@ from luffy.cli.accuracies import Accuracy, by_suite
 from luffy.cli.console import duration, live_table, plan_table, stage_display
 from luffy.cli.progress import ChainProgress
 from luffy.config import load_experiment
+from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.machine.events import Event
 from luffy.pipeline.workspace import Workspace
 
 

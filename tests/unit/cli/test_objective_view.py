@@ -9,8 +9,8 @@ from luffy.cli.objective_view import explain_experiment
 from luffy.config import load_experiment
 from luffy.config.shipped import EXPERIMENTS
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.job import JOB_FILE, write_job
 from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.job import JOB_FILE, write_job
 from luffy.pipeline.workspace import Workspace
 
 METHODS = sorted(file.stem for file in (EXPERIMENTS / "methods").glob("*.yaml"))

@@ -1,7 +1,7 @@
 import pytest
 
 from luffy.cli.progress import StageLine
-from luffy.pipeline.machine.events import Event
+from luffy.pipeline.events import Event
 
 
 def progress(step, time, **metrics):

@@ -1,0 +1,213 @@
+"""Warm starts: stages forked from a process that has already loaded torch, transformers and deepspeed, to save seconds.
+
+    with WarmServer(log).use():
+        ...  # supervise() forks its stages from the server
+
+It is only an optimisation: a stage that cannot start warm starts cold. It is not used on machines with a GPU: the
+driver does not survive a fork, and stages there take far longer than their imports. The smoke chain takes half as long
+with it (`tests/benchmarks/stage_start.py`).
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from signal import SIGKILL
+
+from luffy.errors import StageFailed
+from luffy.pipeline.inherited_environment import own_environment
+from luffy.pipeline.warm_server import READY, Order
+from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
+
+logger = logging.getLogger(__name__)
+LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")
+"""The libraries that are slowest to import. Not pyarrow: it starts a thread, which a fork would lose."""
+_LOAD_TIMEOUT_S = 120.0
+_FORK_TIMEOUT_S = 20.0
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+# The supervisor sets these. No library that is loaded before the fork reads them.
+_OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, "PYTHONUNBUFFERED"})
+_current: ContextVar["WarmServer | None"] = ContextVar("warm_server", default=None)
+
+
+def current_warm_server() -> "WarmServer | None":
+    """The server in use in this context."""
+    return _current.get()
+
+
+def can_start_warm() -> bool:
+    """Whether this machine has no GPU."""
+    return not any(Path(device).exists() for device in _GPU_DEVICES)
+
+
+class WarmServer:
+    """A server process, which loads the libraries in the background; the kernel kills it when this process dies.
+
+    The server and all processes of its stages carry its `mark`. It runs one stage at a time; for stages at the same
+    time further servers are started, and kept.
+    """
+
+    def __init__(self, log: Path, libraries: Sequence[str] = LIBRARIES) -> None:
+        self._log, self._libraries = log, libraries
+        self._further: Future[WarmServer] | None = None
+        # A thread that outlives the stages: the kernel kills a server when the thread that started it ends.
+        self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="warm-server")
+        self._growing = threading.Lock()
+        self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
+        environment = own_environment()
+        self._surroundings = _surroundings(environment)
+        self._connection, far_end = Pipe()
+        self._ready = False
+        self._ordering = threading.Lock()
+        self._stage: WarmStage | None = None
+        parent = os.getpid()
+        with log.open("ab") as out, far_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "luffy.pipeline.warm_server", str(far_end.fileno()), *libraries],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**environment, MARK_VARIABLE: self.mark, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1"},
+                pass_fds=[far_end.fileno()],
+                start_new_session=True,
+                # The stage then gets SIGTERM. The signal follows the forking thread, which must outlive the server.
+                preexec_fn=lambda: die_with(parent, SIGKILL),
+            )
+        self.pid = self._process.pid
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Within the block `supervise` starts stages from this server; the server ends with the block."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+            self.stop()
+
+    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
+        """Start `python -m MODULE ...` with its output appended to `log`; None if it must start cold."""
+        if not self._fits(command, environment):
+            return None
+        if self._ordering.acquire(blocking=False):
+            try:
+                if self._is_free():
+                    return self._order(command, log, environment)
+            finally:
+                self._ordering.release()
+        further = self._next()
+        return None if further is None else further.start(command, log, environment)
+
+    def _is_free(self) -> bool:
+        return self._stage is None or self._stage.returncode is not None
+
+    def _next(self) -> "WarmServer | None":
+        """The server for a stage that starts while this one is busy; None once this one has ended, or without one."""
+        with self._growing:
+            if self._connection.closed:
+                return None
+            if self._further is None:
+                self._further = self._starting.submit(WarmServer, self._log, self._libraries)
+        return None if self._further.exception() else self._further.result()
+
+    def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
+        order = Order(
+            module=command[2],
+            arguments=list(command[3:]),
+            environment={**environment, MARK_VARIABLE: self.mark},
+            log=str(log.resolve()),
+        )
+        with ExitStack() as on_failure:
+            # Also on Ctrl-C: a pending reply would be taken as the reply to the next order.
+            on_failure.callback(self._end)
+            try:
+                self._wait_until_ready()
+                self._connection.send_bytes(json.dumps(order).encode())
+                self._stage = WarmStage(self, int(self._answer(_FORK_TIMEOUT_S)), self._connection, log)
+            except (OSError, EOFError) as error:
+                logger.info("stages start without a warm server from now on: %s", error or type(error).__name__)
+                return None
+            on_failure.pop_all()
+        return self._stage
+
+    def stop(self) -> None:
+        """End the server, the further ones, and the stages that they still run. May be called again."""
+        self._end()
+        self._starting.shutdown()
+        if self._further is not None and not self._further.exception():
+            self._further.result().stop()
+
+    def _end(self) -> None:
+        """End this server and its stage; stages start cold from now on."""
+        with self._growing:
+            self._connection.close()
+        self._process.kill()  # it has nothing to clean up
+        self._process.wait()
+        end_processes(self.mark)
+
+    def _fits(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        is_module = list(command[:2]) == [sys.executable, "-m"]
+        # Libraries read the environment when they are loaded.
+        same = _surroundings(environment) == self._surroundings
+        return is_module and same and not self._connection.closed and self._process.poll() is None
+
+    def _wait_until_ready(self) -> None:
+        if not self._ready and self._answer(_LOAD_TIMEOUT_S) == READY:
+            self._ready = True
+
+    def _answer(self, timeout_s: float) -> bytes:
+        if not self._connection.poll(timeout_s):
+            raise TimeoutError(f"no answer within {timeout_s:.0f} s")
+        return self._connection.recv_bytes()
+
+
+class WarmStage:
+    """A stage forked by a warm server; the counterpart of `subprocess.Popen`."""
+
+    def __init__(self, server: WarmServer, pid: int, connection: Connection, log: Path) -> None:
+        self.server = server
+        """The server that it was forked from."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._connection = connection
+        self._log = log
+
+    def poll(self) -> int | None:
+        """The exit code, -n for signal n; None while it runs. Raises StageFailed when the server has died."""
+        if self.returncode is None and self._connection.poll():
+            try:
+                self._take()
+            except (OSError, EOFError):
+                raise StageFailed(
+                    "was lost, because the warm server that started it died; "
+                    f"the same command resumes it (log: {self._log})",
+                    temporary=True,
+                ) from None
+        return self.returncode
+
+    def wait(self) -> int | None:
+        """Wait until the stage ends; returns the exit code, None if the server died first."""
+        if self.returncode is None:
+            try:
+                self._take()
+            except (OSError, EOFError):
+                return None
+        return self.returncode
+
+    def _take(self) -> None:
+        self.returncode = int(self._connection.recv_bytes())
+
+
+def _surroundings(environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    own = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
+    return str(Path.cwd()), own
