@@ -32,9 +32,18 @@ import httpx
 from luffy.cli.console import say, show_error, terminal
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
-from luffy.flows.basic_auth import ServerAddress, guard
 from luffy.flows.own_pages import NAMES_VARIABLE
-from luffy.flows.prefect_session import NO_TELEMETRY, ApiServer, answers, set_environment
+from luffy.flows.prefect_api import (
+    AUTH_VARIABLE,
+    NO_TELEMETRY,
+    SERVER_FILE,
+    SERVING_FOLDER,
+    ApiServer,
+    ServerAddress,
+    answers,
+    guard,
+    set_environment,
+)
 from luffy.pipeline.gpus import QUEUE, detected_gpus
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
@@ -90,9 +99,13 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
     set_environment(home, debug=True)
     with ExitStack() as stack:
         stack.enter_context(_the_only_one(workspace))
+        (home / SERVER_FILE).unlink(missing_ok=True)  # of one that was killed
         server = ApiServer(home, address.port, address.host)
         stack.callback(server.stop)
         server.wait()
+        if AUTH_VARIABLE not in os.environ:
+            (home / SERVER_FILE).write_text(address.url, encoding="utf-8")
+            stack.callback((home / SERVER_FILE).unlink, missing_ok=True)
         client = stack.enter_context(_client())
         dead = _open_runs(client)
         num_gpus = len(detected_gpus() or ())
@@ -139,7 +152,7 @@ def _the_only_one(workspace: Workspace) -> StageLock:
     def refuse(holder: str) -> None:
         raise UserError(f"{workspace.root}: is served already, by {holder}; end that, or give another --workspace")
 
-    directory = workspace.prefect_home / "serving"
+    directory = workspace.prefect_home / SERVING_FOLDER
     directory.mkdir(parents=True, exist_ok=True)
     return StageLock(directory, refuse)
 

@@ -28,8 +28,7 @@ from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment,
 from luffy.pipeline.walk import stopping_on_failure
 from luffy.pipeline.workspace import Workspace, link
 from luffy.report.cells import Table, plain_table
-from luffy.tasks.artifacts import Artifact
-from luffy.tasks.publisher import Publisher, Slot
+from luffy.tasks.artifacts import Artifact, Publisher, Slot
 from luffy.tasks.session import Session, artifact_key, publishing, watching_the_server
 from luffy.tasks.stages import FinishedStage, make_stage
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from luffy.config import load_experiment
-from luffy.flows.prefect_session import ApiServer, set_environment
+from luffy.flows.prefect_api import ApiServer, set_environment
 from luffy.pipeline.graph import build_graph
 
 YARDSTICK = "--yardstick"

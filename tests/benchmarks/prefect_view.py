@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 if __name__ == "__main__":
-    from luffy.flows.prefect_session import ApiServer, set_environment
+    from luffy.flows.prefect_api import ApiServer, set_environment
 
     home = tempfile.TemporaryDirectory()
     set_environment(Path(home.name), debug=False)

@@ -29,7 +29,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from luffy.flows.prefect_session import free_port
+from luffy.flows.prefect_api import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from server_load import PAGES
 
-from luffy.flows.prefect_session import ApiServer, set_environment
+from luffy.flows.prefect_api import ApiServer, set_environment
 from luffy.pipeline.workspace import RUN_FILE
 
 ROOT = Path(__file__).resolve().parents[2]

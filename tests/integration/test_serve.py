@@ -21,7 +21,7 @@ from patience import PATIENCE_S, wait_until
 from prefect_api import place_empty_database
 
 from luffy.config.form import form_of_file
-from luffy.flows.prefect_session import free_port
+from luffy.flows.prefect_api import free_port
 from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow
@@ -272,14 +272,14 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
 
 
 def test_the_form_and_a_flow_started_by_hand_reuse_the_stages_of_the_file(served, first):
-    """The one that is started by hand reports to the server, too."""
+    """The one that is started by hand reports to the server, too, which it finds in the workspace."""
     form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
     run = served.begin_of("pipeline-form/arithmetic", {"experiment": form})
     assert served.end_of(run) == "COMPLETED"
     assert served.task_states(run) == {"prepare_data": "Cached", "base": "Cached"}
     assert served.ask(f"flow_runs/{run}")["name"].startswith("smoke sft_then_luffy")
 
-    where = {"LUFFY_WORKSPACE": str(served.workspace)}
+    where = {"LUFFY_WORKSPACE": str(served.workspace), "PREFECT_API_URL": ""}
     alone = served.run("flows/full_pipeline.py", "exp_configs/smoke.yaml", "--only", "prepare_data", **where)
     assert alone.returncode == 0, alone.stderr
     assert "prepare_data: reused" in alone.stdout
@@ -452,7 +452,7 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, first, one_
 
 def test_the_slots_of_a_killed_process_are_free_again_when_its_lease_ends(served, one_gpu):
     """After a minute, which is as short as Prefect makes a lease."""
-    code = "from luffy.tasks.gpu_slots import gpu_slots; import time\n"
+    code = "from luffy.tasks.stages import gpu_slots; import time\n"
     code += "with gpu_slots(1, print, bool): print('mine', flush=True); time.sleep({})"
     command = [sys.executable, "-c", code.format(600)]
     api = {**served.environment, "PREFECT_API_URL": served.api, "PREFECT_HOME": str(served.workspace / "prefect")}

@@ -12,8 +12,7 @@ from prefect.exceptions import ObjectNotFound
 from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.flows import serve
-from luffy.flows.basic_auth import ServerAddress
-from luffy.flows.prefect_session import free_port
+from luffy.flows.prefect_api import ServerAddress, free_port
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import Workspace
 

@@ -59,7 +59,7 @@ def _distribution() -> Iterator[Finding]:
 def _findings(workspace: Workspace, config: str | None, *, no_run: bool) -> Iterator[Finding]:
     from luffy.cli.checkup import machine_checks, software_checks, trial_run
     from luffy.config import load_experiment
-    from luffy.flows.prefect_session import answers, configured_api
+    from luffy.flows.prefect_api import answers, configured_api
     from luffy.pipeline.gpus import Gpu, detected_gpus
 
     experiment = None if config is None else load_experiment(config)  # a mistake in it ends the command at once
