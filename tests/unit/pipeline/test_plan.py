@@ -44,6 +44,12 @@ def test_an_adapter_is_named_and_leaves_the_base_policy_as_it_is(opened, finish_
     assert reused == {"prepare_data", "base", "evaluate_base"}
 
 
+def test_an_option_of_the_evaluation_leaves_what_is_trained(opened, finish_all):
+    finish_all(opened())
+    found = decisions(opened("evaluation.confidence=0.9"))
+    assert {name for name, decision in found.items() if decision == "reused"} == {"prepare_data", "base", "sft", "rl"}
+
+
 def test_the_most_similar_result_explains_and_ties_go_to_the_newest(opened, finish_all):
     finish_all(opened())
     finish_all(opened("sft.optimizer.lr=2e-3", "sft.epochs=9"))
