@@ -86,7 +86,11 @@ def prefect_api(home: Path) -> "ApiServer | None":
         return None
     if configured is not None:
         sys.stderr.write(f"note: no Prefect API at {configured}; using an embedded server for this run\n")
-    server = ApiServer(_embedded_home(Path(os.environ["PREFECT_HOME"])))
+    own_home = Path(os.environ["PREFECT_HOME"])
+    own_home.mkdir(parents=True, exist_ok=True)
+    if is_shared(own_home):  # others may write it, and SQLite does not work for several machines
+        own_home = own_home / "embedded" / socket.gethostname()
+    server = ApiServer(own_home)
     atexit.register(server.stop)
     os.environ[_API_VARIABLE] = server.url
     return server
@@ -171,12 +175,6 @@ class ApiServer:
         """End the server; its data is in its database already."""
         self._starting.close()
         end(self._process, _STOP_TIMEOUT_S)
-
-
-def _embedded_home(home: Path) -> Path:
-    """A folder of this machine alone where others may write `home`: SQLite does not work for several machines."""
-    home.mkdir(parents=True, exist_ok=True)
-    return home / "embedded" / socket.gethostname() if is_shared(home) else home
 
 
 def _command(host: str, port: int) -> list[str]:

@@ -106,25 +106,24 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
         if AUTH_VARIABLE not in os.environ:
             (home / SERVER_FILE).write_text(address.url, encoding="utf-8")
             stack.callback((home / SERVER_FILE).unlink, missing_ok=True)
-        client = stack.enter_context(_client())
+        from prefect.client.orchestration import get_client  # late: the environment has to be set before
+
+        client = stack.enter_context(get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}))
         dead = _open_runs(client)
         num_gpus = len(detected_gpus() or ())
         if num_gpus:
             client.upsert_global_concurrency_limit_by_name(QUEUE, num_gpus)
         worker = stack.enter_context(_worker(client, limit, home / "worker.log"))
         _wait_for_pool(client, worker, home / "worker.log")
-        _deploy()
+        command = [*_prefect(), "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         _close(client, dead & _open_runs(client))
         _say(client, address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
         raise _ended("server", server.log_path) if server.has_ended() else _ended("worker", home / "worker.log")
-
-
-def _client() -> "SyncPrefectClient":
-    from prefect.client.orchestration import get_client  # late: the environment has to be set before
-
-    return get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
 
 
 def _ended(name: str, log: Path) -> LuffyError:
@@ -194,13 +193,6 @@ def _wait_for_pool(client: "SyncPrefectClient", worker: subprocess.Popen[bytes],
         if time.monotonic() > deadline:
             raise LuffyError(f"the worker has not made its work pool {POOL} in {_POOL_TIMEOUT_S:.0f} s; see {log}")
         time.sleep(_POLL_S)
-
-
-def _deploy() -> None:
-    command = [*_prefect(), "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def _open_runs(client: "SyncPrefectClient") -> set[UUID]:

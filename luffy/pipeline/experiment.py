@@ -188,7 +188,15 @@ class ExperimentRun:
                 plan = replace(plan, action="run", reason="asked for", step=0, extends=None)
             observer.planned(plan)
             with _reporting_to(observer, plan):
-                self._enter(plan)
+                link(plan.directory, self.directory / "stages" / plan.node.name)
+                with self._recording:
+                    self._stages[plan.node.name] = {
+                        "key": plan.identity.key,
+                        "directory": str(plan.directory),
+                        "action": plan.headline,
+                        "reason": plan.reason,
+                    }
+                    write_run(self.directory, self._record("running"))
         with _reporting_to(observer, plan):
             if plan.action != "reuse":
                 self._start(plan, observer, turn, afresh)
@@ -204,62 +212,39 @@ class ExperimentRun:
             write_run(self.directory, self._record(state))
 
     def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn, afresh: bool) -> None:
-        check_space(plan, self.experiment.config.execution.checkpoint)
-        self._write_jobs(plan, afresh)
+        node, stage, execution = plan.node.name, plan.node.stage, self.experiment.config.execution
+        check_space(plan, execution.checkpoint)
+        # One job for garbage collection, which keeps what an unfinished stage needs, and the run's own for the program:
+        # another run of the stage, with other execution settings, may replace the former before the program reads it.
+        job, job_file = self.experiment.job(plan, afresh=afresh), self.directory / JOBS_FOLDER / f"{node}.yaml"
+        for file in (job_file, plan.directory / JOB_FILE):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_job(file, job)
 
         def waiting(what: str) -> None:
             observer.event(plan, Event("waiting", time.time(), os.getpid(), text=what))
 
-        wanted = gpus_of_stage(self.experiment.config, plan.node.stage)
+        wanted, limit_s = gpus_of_stage(self.experiment.config, stage), execution.time_limits_s.get(stage)
         try:
             with own_gpus(wanted, turn, waiting, self.stopped) as environment:
-                self._supervise(plan, observer, environment)
+                began = time.monotonic()
+                try:
+                    supervise(
+                        self._command(stage, plan.directory, job_file),
+                        plan.directory,
+                        on_event=lambda event: observer.event(plan, event),
+                        on_line=lambda text: observer.line(plan, text),
+                        environment=environment,
+                        time_limit_s=None if limit_s is None else max(limit_s - self._spent_s[node], 0.0),
+                        grace_s=execution.grace_s,
+                        stopped=self.stopped,
+                    )
+                finally:
+                    self._spent_s[node] += time.monotonic() - began
         except StageFailed as failure:
             if failure.exit_code == EXIT_USER_ERROR:
                 raise
-            raise StageFailed(f"{plan.node.name} {failure}", failure.exit_code, temporary=failure.temporary) from None
-
-    def _supervise(self, plan: StagePlan, observer: StageObserver, environment: Mapping[str, str]) -> None:
-        execution = self.experiment.config.execution
-        limit_s, node, began = execution.time_limits_s.get(plan.node.stage), plan.node.name, time.monotonic()
-        try:
-            supervise(
-                self._command(plan.node.stage, plan.directory, self._job_file(plan)),
-                plan.directory,
-                on_event=lambda event: observer.event(plan, event),
-                on_line=lambda text: observer.line(plan, text),
-                environment=environment,
-                time_limit_s=None if limit_s is None else max(limit_s - self._spent_s[node], 0.0),
-                grace_s=execution.grace_s,
-                stopped=self.stopped,
-            )
-        finally:
-            self._spent_s[node] += time.monotonic() - began
-
-    def _enter(self, plan: StagePlan) -> None:
-        link(plan.directory, self.directory / "stages" / plan.node.name)
-        with self._recording:
-            self._stages[plan.node.name] = {
-                "key": plan.identity.key,
-                "directory": str(plan.directory),
-                "action": plan.headline,
-                "reason": plan.reason,
-            }
-            write_run(self.directory, self._record("running"))
-
-    def _write_jobs(self, plan: StagePlan, afresh: bool) -> None:
-        """Write the job for the stage program, and for garbage collection, which keeps what an unfinished stage needs.
-
-        The program reads the run's own file: another run of the stage, with other execution settings, may replace the
-        one in the stage's directory before the program starts, or starts again.
-        """
-        job = self.experiment.job(plan, afresh=afresh)
-        for file in (self._job_file(plan), plan.directory / JOB_FILE):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_job(file, job)
-
-    def _job_file(self, plan: StagePlan) -> Path:
-        return self.directory / JOBS_FOLDER / f"{plan.node.name}.yaml"
+            raise StageFailed(f"{node} {failure}", failure.exit_code, temporary=failure.temporary) from None
 
     def _record(self, state: RunState) -> dict[str, object]:
         nodes = self.experiment.nodes

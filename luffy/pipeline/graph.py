@@ -43,7 +43,8 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
             settings = settings.model_copy(update={"round": visit.round or 1})
         made = _nodes(visit.name, kind, settings, before)
         if visit.stage == "sft" and visit.round and config.expert_iteration.start_from == "base":
-            made = [replace(node, inputs={**node.inputs, "model": _sampled_first(before)}) for node in made]
+            sampled_first = next(node.inputs["model"] for node in before if node.stage == "sample")
+            made = [replace(node, inputs={**node.inputs, "model": sampled_first}) for node in made]
         nodes += made
     if sweep_steps:
         sweep = SweepSettings(protocol=evaluate_settings(config), steps=sweep_steps)
@@ -88,11 +89,6 @@ def nodes_providing(role: Role, names: Iterable[str]) -> list[str]:
     return [name for name in names if (kind := kind_of(name)) is not None and role in kind.provides]
 
 
-def _sampled_first(before: Sequence[StageNode]) -> str:
-    """Name of the node whose policy the first round samples."""
-    return next(node.inputs["model"] for node in before if node.stage == "sample")
-
-
 def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> list[StageNode]:
     """The nodes of one stage after those in `before`: one, or one for each result of the role `kind.for_each`."""
     if kind.for_each is None:
@@ -108,10 +104,9 @@ def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence
 
 def _inputs(kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> dict[str, str]:
     roles = {**kind.inputs, **kind.further_inputs(settings)}
-    named = {entry: _newest(role, before) for entry, role in roles.items()}
+    named = {
+        entry: next(node.name for node in reversed(before) if role in node.kind.provides)
+        for entry, role in roles.items()
+    }
     others = {node.name: node.name for node in before if node.name not in named.values()}
     return {**named, **others} if kind.reads_all else named
-
-
-def _newest(role: Role, before: Sequence[StageNode]) -> str:
-    return next(node.name for node in reversed(before) if role in node.kind.provides)

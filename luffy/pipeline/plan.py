@@ -89,28 +89,22 @@ def plan_stage(
 
     if condition.reusable:
         return decide("depends", f"waits for {', '.join(awaited)}") if awaited else decide("reuse")
-    reason = condition.reason or _why_not_finished(workspace, experiment, node, identity, directory)
-    reason = _with_holder(directory, reason)
+    reason = condition.reason
+    if not reason and read_identity(directory) is not None:
+        reason = "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
+    elif not reason:
+        reason = why_not_reused(workspace.siblings(node.stage), experiment, node.name, identity, node.inputs)
+    if holder := holder_of(directory):
+        reason = f"{reason}; {holder} is working on it"
     if condition.step:
         return decide("resume", reason, condition.step)
     shorter = _shorter_run(workspace, identity, consumed_digests(known))
     if shorter is not None and not condition.reason:
         step, extended = shorter
-        return decide("continue", _lengths(extended, identity), step, extended)
+        recorded = read_identity(extended)
+        before = recorded.identity.length if recorded else "?"
+        return decide("continue", f"{identity.stage}.steps {before} -> {identity.length}", step, extended)
     return decide("run", reason)
-
-
-def _why_not_finished(
-    workspace: Workspace, experiment: str, node: StageNode, identity: Identity, directory: Path
-) -> str:
-    if read_identity(directory) is not None:
-        return "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
-    return why_not_reused(workspace.siblings(node.stage), experiment, node.name, identity, node.inputs)
-
-
-def _with_holder(directory: Path, reason: str) -> str:
-    holder = holder_of(directory)
-    return f"{reason}; {holder} is working on it" if holder else reason
 
 
 def _shorter_run(workspace: Workspace, identity: Identity, consumed: Mapping[str, str]) -> tuple[int, Path] | None:
@@ -126,12 +120,6 @@ def _shorter_run(workspace: Workspace, identity: Identity, consumed: Mapping[str
         if fits:
             found.append((newest[0], directory))
     return max(found, default=None)
-
-
-def _lengths(shorter: Path, identity: Identity) -> str:
-    recorded = read_identity(shorter)
-    before = recorded.identity.length if recorded else "?"
-    return f"{identity.stage}.steps {before} -> {identity.length}"
 
 
 def why_not_reused(

@@ -72,8 +72,10 @@ def examine(
     """The condition of `directory` for the stage `key` whose inputs now have the digests `consumed`."""
     manifest = read_manifest(directory)
     record = manifest or read_identity(directory)
+    if record is None and (directory / IDENTITY_FILE).exists():
+        return Condition(False, f"{IDENTITY_FILE} is not readable", _all_entries(directory))
     if record is None:
-        return _unknown(directory)
+        return Condition(False)  # not a stage: it keeps all its files
     if record.key != key:
         return Condition(False, f"the directory holds {record.key}", _all_entries(directory))
     changed = [name for name in sorted(consumed) if record.consumed.get(name) != consumed[name]]
@@ -82,13 +84,15 @@ def examine(
     if manifest is None:
         if (directory / MANIFEST_FILE).exists():
             return Condition(False, f"{MANIFEST_FILE} is not readable", _all_entries(directory))
-        return Condition(False, step=_resume_step(directory))
+        newest = newest_checkpoint(directory)
+        return Condition(False, step=newest[0] if newest else 0)
     damaged = manifest.damaged(directory, verify=verify)
     if not damaged:
         return Condition(True)
-    reason = _describe(damaged)
-    if all(path.startswith(f"{_EXPORT_FOLDER}/") for path in damaged) and newest_checkpoint(directory):
-        return Condition(False, reason, (MANIFEST_FILE, _EXPORT_FOLDER), _resume_step(directory))
+    (path, complaint), *others = damaged.items()
+    reason = f"{path} is {complaint}{f' (and {len(others)} more)' if others else ''}"
+    if all(path.startswith(f"{_EXPORT_FOLDER}/") for path in damaged) and (newest := newest_checkpoint(directory)):
+        return Condition(False, reason, (MANIFEST_FILE, _EXPORT_FOLDER), newest[0])
     return Condition(False, reason, _all_entries(directory))
 
 
@@ -226,24 +230,6 @@ def partial_writes(folder: Path) -> Iterator[Path]:
             yield from partial_writes(path)
 
 
-def _unknown(directory: Path) -> Condition:
-    """The condition of a directory without a readable identity; one without an identity file keeps all its files."""
-    if (directory / IDENTITY_FILE).exists():
-        return Condition(False, f"{IDENTITY_FILE} is not readable", _all_entries(directory))
-    return Condition(False)
-
-
-def _resume_step(directory: Path) -> int:
-    newest = newest_checkpoint(directory)
-    return newest[0] if newest else 0
-
-
 def _all_entries(directory: Path) -> tuple[str, ...]:
     entries = directory.iterdir() if directory.is_dir() else ()
     return tuple(sorted(entry.name for entry in entries if entry.name not in _KEPT))
-
-
-def _describe(damaged: Mapping[str, str]) -> str:
-    (path, complaint), *others = damaged.items()
-    more = f" (and {len(others)} more)" if others else ""
-    return f"{path} is {complaint}{more}"

@@ -1,6 +1,5 @@
 """The check before a stage starts that its disk has room for what it will write."""
 
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
@@ -20,45 +19,35 @@ _MODEL_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS = "*.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
-class DiskNeed:
-    """Lower bound of what a stage will write."""
-
-    num_bytes: int
-    formula: str = ""
-
-
 def check_space(plan: StagePlan, checkpoint: CheckpointConfig) -> None:
     """Raise WorkspaceError where the disk has less than the stage needs at least: better now than at its end."""
-    need, free = disk_need(plan, checkpoint), free_bytes(plan.directory)
-    if free < need.num_bytes:
-        formula = f" ({need.formula})" if need.formula else ""
+    (num_bytes, formula), free = _disk_need(plan, checkpoint), free_bytes(plan.directory)
+    if free < num_bytes:
         raise WorkspaceError(
-            f"workspace: {plan.node.name} needs {_gib(need.num_bytes)} or more{formula}, and {plan.directory.parent} "
+            f"workspace: {plan.node.name} needs {_gib(num_bytes)} or more{formula}, and {plan.directory.parent} "
             f"has {_gib(free)} left; free space (luffy gc lists what to delete), or give another with --workspace"
         )
 
 
-def disk_need(plan: StagePlan, checkpoint: CheckpointConfig) -> DiskNeed:
-    """Lower bound of what `plan` has yet to write: models, checkpoints, and a small reserve.
+def _disk_need(plan: StagePlan, checkpoint: CheckpointConfig) -> tuple[int, str]:
+    """Lower bound in bytes of what `plan` has yet to write, with its formula: models, checkpoints, a small reserve.
 
     Data and rollouts do not count, so that no run is refused needlessly.
     """
     parameters, settings = _parameters(plan), plan.node.settings
     if parameters is None or not isinstance(settings, BaseSettings | SFTSettings | RLSettings):
-        return DiskNeed(MIN_FREE_BYTES)
+        return MIN_FREE_BYTES, ""
     dtype = settings.model.dtype if isinstance(settings, BaseSettings) else settings.dtype
     model = parameters * _MODEL_BYTES[dtype]
     if not isinstance(settings, BaseSettings) and settings.lora is not None:
         # Checkpoints of an adapter are too small to count.
-        return DiskNeed(model + MIN_FREE_BYTES, f"{parameters:,} parameters: a model in {dtype}")
+        return model + MIN_FREE_BYTES, f" ({parameters:,} parameters: a model in {dtype})"
     # The new one is written before an old one goes.
     count = min(_saves(settings, checkpoint), checkpoint.keep + 1)
     there = measure(plan.directory / CHECKPOINTS_FOLDER).num_bytes
     states = max(0, count * parameters * _STATE_BYTES - there)
-    formula = f"{parameters:,} parameters: a model in {dtype}"
-    formula += f", {count} checkpoints of {_gib(parameters * _STATE_BYTES)}" if count else ""
-    return DiskNeed(model + states + MIN_FREE_BYTES, formula)
+    saved = f", {count} checkpoints of {_gib(parameters * _STATE_BYTES)}" if count else ""
+    return model + states + MIN_FREE_BYTES, f" ({parameters:,} parameters: a model in {dtype}{saved})"
 
 
 def _parameters(plan: StagePlan) -> int | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from luffy.config import STAGE_KINDS
 from luffy.errors import EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
@@ -27,7 +27,7 @@ from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.inherited_environment import own_environment
 from luffy.pipeline.job import JOB_FILE
 from luffy.pipeline.reuse import LOG_FILE
-from luffy.pipeline.warm_start import WarmServer, current_warm_server
+from luffy.pipeline.warm_start import WarmServer, WarmStage, current_warm_server
 from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
 
 _POLL_S = 0.1
@@ -38,19 +38,9 @@ _RESUMES = "the same command resumes it"
 _INTERRUPTED = f"interrupted; {_RESUMES}"
 
 
-class StageProcess(Protocol):
-    """A started stage: `subprocess.Popen` or `WarmStage`."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None: ...
-    def wait(self) -> int | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Child:
-    process: StageProcess
+    process: subprocess.Popen[bytes] | WarmStage
     mark: str
     spared: int | None = None
     """The warm server, which carries the mark but must not be killed."""
@@ -131,8 +121,10 @@ def _start(command: Sequence[str], out: IO[bytes], environment: dict[str, str], 
 
 def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, str]) -> _Child:
     parent, mark = os.getpid(), f"{os.getpid()}-{uuid.uuid4().hex}"
+    if command[1] == "-m" and command[2] in {kind.program for kind in STAGE_KINDS.values()}:
+        command = [*command[:2], "luffy.library_loading", *command[2:]]  # which runs it, without garbage collection
     process = subprocess.Popen(
-        _loading_fast(command),
+        command,
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
@@ -144,31 +136,20 @@ def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, s
     return _Child(process, mark)
 
 
-def _loading_fast(command: Sequence[str]) -> Sequence[str]:
-    """The command, run by `luffy.library_loading` where it is that of a stage program."""
-    if command[1] != "-m" or command[2] not in {kind.program for kind in STAGE_KINDS.values()}:
-        return command
-    return [*command[:2], "luffy.library_loading", *command[2:]]
-
-
 def _end(child: _Child, grace_s: float) -> None:
     with ExitStack() as stack:
         stack.callback(child.process.wait)
         with ExitStack() as impatient:  # after a second Ctrl-C, or SIGTERM under Prefect
             impatient.callback(end_processes, child.mark, 0.0, child.spared)
-            _ask_to_end(child.process, grace_s)
+            # Only the stage program, which needs its helper processes to finish the step.
+            deadline = time.monotonic() + grace_s + _CLEAN_UP_S
+            if child.process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.kill(child.process.pid, signal.SIGUSR1)
+            while child.process.poll() is None and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
             end_processes(child.mark, _CLEAN_UP_S, child.spared)
             impatient.pop_all()
-
-
-def _ask_to_end(process: StageProcess, grace_s: float) -> None:
-    """Ask only the stage program to end, and wait until it has; it needs its helper processes to finish the step."""
-    deadline = time.monotonic() + grace_s + _CLEAN_UP_S
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGUSR1)
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
 
 
 def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:
