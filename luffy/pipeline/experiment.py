@@ -188,15 +188,7 @@ class ExperimentRun:
                 plan = replace(plan, action="run", reason="asked for", step=0, extends=None)
             observer.planned(plan)
             with _reporting_to(observer, plan):
-                link(plan.directory, self.directory / "stages" / plan.node.name)
-                with self._recording:
-                    self._stages[plan.node.name] = {
-                        "key": plan.identity.key,
-                        "directory": str(plan.directory),
-                        "action": plan.headline,
-                        "reason": plan.reason,
-                    }
-                    write_run(self.directory, self._record("running"))
+                self.enter(plan)
         with _reporting_to(observer, plan):
             if plan.action != "reuse":
                 self._start(plan, observer, turn, afresh)
@@ -205,6 +197,18 @@ class ExperimentRun:
                 link(plan.directory / page, self.directory / page)
         observer.finished(plan, manifest)
         return manifest
+
+    def enter(self, plan: StagePlan) -> None:
+        """Record the decision for a stage."""
+        link(plan.directory, self.directory / "stages" / plan.node.name)
+        with self._recording:
+            self._stages[plan.node.name] = {
+                "key": plan.identity.key,
+                "directory": str(plan.directory),
+                "action": plan.headline,
+                "reason": plan.reason,
+            }
+            write_run(self.directory, self._record("running"))
 
     def close(self, state: RunState) -> None:
         """Record how the run ended."""

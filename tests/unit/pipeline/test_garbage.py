@@ -290,7 +290,7 @@ def test_an_unfinished_sweep_keeps_its_checkpoints_in_a_workspace_that_was_moved
     for node in swept.nodes:
         for steps in (2, 4) if node.stage != "sweep" else ():
             finish(swept, node.name, steps=steps)
-        run._enter(swept.plan_node(node.name))
+        run.enter(swept.plan_node(node.name))
     plan = swept.plan_node("sweep")
     begin(plan)
     write_job(plan.directory / "config.yaml", swept.job(plan))
@@ -317,8 +317,8 @@ def test_leftovers_of_a_kill_are_deleted_from_a_stage(workspace, opened, finish,
     plan = experiment.plan_node("base")
     begin(plan, steps=20)
     run = ExperimentRun(experiment, workspace.new_run("smoke", {}))
-    run._enter(experiment.plan_node("prepare_data"))
-    run._enter(plan)
+    run.enter(experiment.plan_node("prepare_data"))
+    run.enter(plan)
     run.close("interrupted")
     left = {plan.directory / "checkpoints/step_000030", plan.directory / "checkpoints/incoming_step_000010"}
     for folder in left:
