@@ -20,18 +20,34 @@ def test_keys_are_the_same_every_time(opened):
     assert all(len(key) == 16 and int(key, 16) >= 0 for key in keys(opened()).values())
 
 
+EVALUATIONS = {"evaluate_base", "evaluate_sft", "evaluate_rl", "report"}
+FROM_SFT = {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}
+FROM_RL = {"rl", "evaluate_rl", "report"}
+LORA = "model.lora={rank: 4, alpha: 8}"
+
+
 @pytest.mark.parametrize(
-    ("override", "stages"),
+    ("before", "override", "stages"),
     [
-        ("evaluation.max_response_tokens=16", {"evaluate_base", "evaluate_sft", "evaluate_rl", "report"}),
-        ("rl.steps=7", {"rl", "evaluate_rl", "report"}),
-        ("sft.epochs=3", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
-        ("execution.grader_workers=3", {"report"}),
-        ("model.lora={rank: 4, alpha: 8}", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
+        ((), "evaluation.max_response_tokens=16", EVALUATIONS),
+        ((), "rl.steps=7", FROM_RL),
+        ((), "sft.epochs=3", FROM_SFT),
+        ((), "execution.grader_workers=3", {"report"}),
+        ((), "difficulty={}", FROM_RL),  # besides its own stage
+        # An adapter changes what is trained with it and not what it starts from.
+        ((), LORA, FROM_SFT),
+        ((LORA,), "model.lora.rank=8", FROM_SFT),
+        ((LORA,), "model.lora.targets=[q_proj]", FROM_SFT),
+        ((LORA,), "model.lora=null", FROM_SFT),
+        (("difficulty={}",), "difficulty.max_pass_rate=0.8", {"difficulty"} | FROM_RL),
+        (("difficulty={}",), "difficulty.policy=sft", {"difficulty"} | FROM_RL),
+        (("difficulty={}",), "rl.temperature=0.9", {"difficulty"} | FROM_RL),
+        (("difficulty={}",), "difficulty.temperature=1.0", {"report"}),
+        (("difficulty={}",), "sft.epochs=3", FROM_SFT),
     ],
 )
-def test_a_setting_changes_the_keys_of_what_depends_on_it(opened, override, stages):
-    assert changed(keys(opened()), keys(opened(override))) == stages
+def test_a_setting_changes_the_keys_of_what_depends_on_it(opened, before, override, stages):
+    assert changed(keys(opened(*before)), keys(opened(*before, override))) == stages
 
 
 JUDGE = "kind: judge, url: 'http://judge:8000/v1', model: m"
@@ -54,40 +70,6 @@ def test_a_judges_rate_and_api_key_change_only_the_key_of_the_report(opened, for
     assert changed(keys(before), keys(after)) == stages
     node = next(node for node in after.nodes if node.name == "evaluate_rl")
     assert setting.split(":")[0] in json.dumps(node.settings.model_dump(mode="json"))
-
-
-@pytest.mark.parametrize(
-    ("override", "stages"),
-    [
-        ("model.lora.rank=8", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
-        ("model.lora.targets=[q_proj]", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
-        ("model.lora=null", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
-    ],
-)
-def test_an_adapter_changes_what_is_trained_with_it_and_not_what_it_starts_from(opened, override, stages):
-    lora = "model.lora={rank: 4, alpha: 8}"
-    assert changed(keys(opened(lora)), keys(opened(lora, override))) == stages
-
-
-AFTER_DIFFICULTY = {"rl", "evaluate_rl", "report"}
-
-
-@pytest.mark.parametrize(
-    ("override", "stages"),
-    [
-        ("difficulty.max_pass_rate=0.8", {"difficulty"} | AFTER_DIFFICULTY),
-        ("difficulty.policy=sft", {"difficulty"} | AFTER_DIFFICULTY),
-        ("rl.temperature=0.9", {"difficulty"} | AFTER_DIFFICULTY),
-        ("difficulty.temperature=1.0", {"report"}),
-        ("sft.epochs=3", {"sft", "evaluate_sft"} | AFTER_DIFFICULTY),
-    ],
-)
-def test_difficulty_depends_on_its_settings_and_rl_on_difficulty(opened, override, stages):
-    assert changed(keys(opened("difficulty={}")), keys(opened("difficulty={}", override))) == stages
-
-
-def test_difficulty_leaves_the_keys_before_rl_as_they_are(opened):
-    assert changed(keys(opened()), keys(opened("difficulty={}"))) == AFTER_DIFFICULTY
 
 
 def test_code_changes_every_key(opened):

@@ -25,14 +25,6 @@ def test_a_missing_source_names_the_field_and_the_file(opened):
         opened(source("/none/x.jsonl"))
 
 
-def test_new_content_is_the_reason_in_the_plan(opened, tmp_path, finish):
-    file = tmp_path / "train.jsonl"
-    file.write_text("one")
-    finish(opened(source(file)), "prepare_data")
-    file.write_text("two")
-    assert opened(source(file)).plan()[0].reason.startswith(f"content of {file} ")
-
-
 def test_a_pattern_stands_for_all_its_files(opened, tmp_path):
     (tmp_path / "a.jsonl").write_text("one")
     before = opened(source(tmp_path / "*.jsonl"))
