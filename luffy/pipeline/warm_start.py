@@ -6,11 +6,17 @@
 It is only an optimisation: a stage that cannot start warm starts cold. It is not used on machines with a GPU: the
 driver does not survive a fork, and stages there take far longer than their imports. The smoke chain takes half as long
 with it (`tests/benchmarks/stage_start.py`).
+
+The server is this module as a program: `python -m luffy.pipeline.warm_start DESCRIPTOR LIBRARY ...`. A stage that it
+forks imports the modules of this package anew, since they may have been edited meanwhile.
 """
 
+import gc
+import importlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,22 +28,32 @@ from contextvars import ContextVar
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from signal import SIGKILL
+from typing import TypedDict
 
 from luffy.errors import StageFailed
 from luffy.pipeline.inherited_environment import own_environment
-from luffy.pipeline.warm_server import READY, Order
 from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
 
 logger = logging.getLogger(__name__)
 LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")
 """The libraries that are slowest to import. Not pyarrow: it starts a thread, which a fork would lose."""
+_READY = b"ready"
 _LOAD_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 20.0
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 # The supervisor sets these. No library that is loaded before the fork reads them.
 _OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, "PYTHONUNBUFFERED"})
 _current: ContextVar["WarmServer | None"] = ContextVar("warm_server", default=None)
+
+
+class Order(TypedDict):
+    """The program that a forked process runs."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    log: str
+    """The file to which its output is appended."""
 
 
 def current_warm_server() -> "WarmServer | None":
@@ -73,7 +89,7 @@ class WarmServer:
         parent = os.getpid()
         with log.open("ab") as out, far_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "luffy.pipeline.warm_server", str(far_end.fileno()), *libraries],
+                [sys.executable, "-m", "luffy.pipeline.warm_start", str(far_end.fileno()), *libraries],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -81,7 +97,7 @@ class WarmServer:
                 pass_fds=[far_end.fileno()],
                 start_new_session=True,
                 # The stage then gets SIGTERM. The signal follows the forking thread, which must outlive the server.
-                preexec_fn=lambda: die_with(parent, SIGKILL),
+                preexec_fn=lambda: die_with(parent, signal.SIGKILL),
             )
         self.pid = self._process.pid
 
@@ -97,28 +113,23 @@ class WarmServer:
 
     def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
         """Start `python -m MODULE ...` with its output appended to `log`; None if it must start cold."""
-        if not self._fits(command, environment):
+        is_module = list(command[:2]) == [sys.executable, "-m"]
+        # Libraries read the environment when they are loaded.
+        same = _surroundings(environment) == self._surroundings
+        if not is_module or not same or self._connection.closed or self._process.poll() is not None:
             return None
         if self._ordering.acquire(blocking=False):
             try:
-                if self._is_free():
+                if self._stage is None or self._stage.returncode is not None:
                     return self._order(command, log, environment)
             finally:
                 self._ordering.release()
-        further = self._next()
-        return None if further is None else further.start(command, log, environment)
-
-    def _is_free(self) -> bool:
-        return self._stage is None or self._stage.returncode is not None
-
-    def _next(self) -> "WarmServer | None":
-        """The server for a stage that starts while this one is busy; None once this one has ended, or without one."""
         with self._growing:
-            if self._connection.closed:
+            if self._connection.closed:  # it has ended
                 return None
             if self._further is None:
                 self._further = self._starting.submit(WarmServer, self._log, self._libraries)
-        return None if self._further.exception() else self._further.result()
+        return None if self._further.exception() else self._further.result().start(command, log, environment)
 
     def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
         order = Order(
@@ -131,7 +142,7 @@ class WarmServer:
             # Also on Ctrl-C: a pending reply would be taken as the reply to the next order.
             on_failure.callback(self._end)
             try:
-                self._wait_until_ready()
+                self._ready = self._ready or self._answer(_LOAD_TIMEOUT_S) == _READY
                 self._connection.send_bytes(json.dumps(order).encode())
                 self._stage = WarmStage(self, int(self._answer(_FORK_TIMEOUT_S)), self._connection, log)
             except (OSError, EOFError) as error:
@@ -139,6 +150,11 @@ class WarmServer:
                 return None
             on_failure.pop_all()
         return self._stage
+
+    def _answer(self, timeout_s: float) -> bytes:
+        if not self._connection.poll(timeout_s):
+            raise TimeoutError(f"no answer within {timeout_s:.0f} s")
+        return self._connection.recv_bytes()
 
     def stop(self) -> None:
         """End the server, the further ones, and the stages that they still run. May be called again."""
@@ -155,21 +171,6 @@ class WarmServer:
         self._process.wait()
         end_processes(self.mark)
 
-    def _fits(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
-        is_module = list(command[:2]) == [sys.executable, "-m"]
-        # Libraries read the environment when they are loaded.
-        same = _surroundings(environment) == self._surroundings
-        return is_module and same and not self._connection.closed and self._process.poll() is None
-
-    def _wait_until_ready(self) -> None:
-        if not self._ready and self._answer(_LOAD_TIMEOUT_S) == READY:
-            self._ready = True
-
-    def _answer(self, timeout_s: float) -> bytes:
-        if not self._connection.poll(timeout_s):
-            raise TimeoutError(f"no answer within {timeout_s:.0f} s")
-        return self._connection.recv_bytes()
-
 
 class WarmStage:
     """A stage forked by a warm server; the counterpart of `subprocess.Popen`."""
@@ -184,30 +185,99 @@ class WarmStage:
 
     def poll(self) -> int | None:
         """The exit code, -n for signal n; None while it runs. Raises StageFailed when the server has died."""
-        if self.returncode is None and self._connection.poll():
-            try:
-                self._take()
-            except (OSError, EOFError):
-                raise StageFailed(
-                    "was lost, because the warm server that started it died; "
-                    f"the same command resumes it (log: {self._log})",
-                    temporary=True,
-                ) from None
+        if self.returncode is None and self._connection.poll() and self.wait() is None:
+            raise StageFailed(
+                f"was lost, because the warm server that started it died; the same command resumes it "
+                f"(log: {self._log})",
+                temporary=True,
+            )
         return self.returncode
 
     def wait(self) -> int | None:
         """Wait until the stage ends; returns the exit code, None if the server died first."""
         if self.returncode is None:
             try:
-                self._take()
+                self.returncode = int(self._connection.recv_bytes())
             except (OSError, EOFError):
                 return None
         return self.returncode
-
-    def _take(self) -> None:
-        self.returncode = int(self._connection.recv_bytes())
 
 
 def _surroundings(environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     own = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
     return str(Path.cwd()), own
+
+
+def _load(libraries: Sequence[str]) -> None:
+    """Import `libraries` without starting a thread, and exempt their objects from garbage collection."""
+    # OpenBLAS starts its threads when numpy is loaded. Stages compute with torch, which has its own.
+    given = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    gc.disable()
+    for name in libraries:
+        importlib.import_module(name)
+    gc.enable()
+    gc.freeze()
+    if given is None:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+    else:
+        os.environ["OPENBLAS_NUM_THREADS"] = given
+
+
+def _check_single_thread() -> None:
+    """Exit if there is a second thread: a lock that it holds during a fork would stay locked in the child."""
+    threads = [(thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()]
+    if len(threads) > 1:
+        sys.exit(f"no fork with several threads: {', '.join(threads)}")
+
+
+def _serve(connection: Connection) -> Order:
+    """Fork a process for each order, one at a time, and report its pid, then its exit code (-n for signal n).
+
+    Returns only in the forked process. The server exits when the other end of the connection is closed.
+    """
+    while True:
+        try:
+            order: Order = json.loads(connection.recv_bytes())
+        except EOFError:
+            sys.exit(0)
+        server = os.getpid()
+        _check_single_thread()
+        pid = os.fork()
+        if pid == 0:
+            connection.close()  # otherwise a dead server would go unnoticed
+            _detach(order, server)
+            return order
+        connection.send_bytes(str(pid).encode())
+        _, status = os.waitpid(pid, 0)
+        connection.send_bytes(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _detach(order: Order, server: int) -> None:
+    """Make the forked process one of its own, with the order's environment and log."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()
+    os.environ.clear()
+    os.environ.update({**order["environment"], SUPERVISOR_VARIABLE: str(server)})
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    Path("/proc/self/comm").write_text(order["module"].rpartition(".")[2])
+    die_with(server)
+
+
+if __name__ == "__main__":
+    # The run ends the server with SIGKILL. A scheduler's SIGTERM to all processes of a job must not end its stage, too.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    control = Connection(int(sys.argv[1]))
+    _load(sys.argv[2:])
+    _check_single_thread()
+    control.send_bytes(_READY)
+    ordered = _serve(control)
+    for imported in [imported for imported in sys.modules if imported.partition(".")[0] == "luffy"]:
+        del sys.modules[imported]
+    importlib.invalidate_caches()
+    from luffy.library_loading import run_module  # imported after the fork, so never stale
+
+    run_module(ordered["module"], ordered["arguments"])

@@ -40,7 +40,7 @@ _RAY_NAMES: Mapping[str, str] = {
     "gcs": "gcs_server",
     "raylet": "raylet",
 }
-_WARM_SERVER = "luffy.pipeline.warm_server"
+_WARM_SERVER = "luffy.pipeline.warm_start"
 _API_SERVER = "luffy.flows.own_pages:create_app"
 _POLL_S = 0.02
 _END_S = 120.0

@@ -201,7 +201,7 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, server
         flow = start(workspace, **server, **hold.environment)
         hold.wait(flow)
         program = program_of(directory)
-        assert "luffy.pipeline.warm_server" in program.parent().cmdline()
+        assert "luffy.pipeline.warm_start" in program.parent().cmdline()
         {"stage": program, "flow": flow, "warm server": program.parent()}[victim].kill()
         said, _ = flow.communicate(timeout=PATIENCE_S)
         assert bool(re.search(r"rl: resume from step \d", said)) == (step > 3), victim

@@ -394,7 +394,7 @@ def test_a_flow_that_a_script_has_started_can_be_cancelled_too(served):
         run = served.newest_run(process)
         served.wait_for_progress(run)
         served.cancel(run)
-        wait_until(lambda: not served.processes("warm_server"))  # which the stage was forked from
+        wait_until(lambda: not served.processes("warm_start"))  # which the stage was forked from
         assert_cancelled(served, process, run)
     finally:
         process.kill()  # where something has failed
