@@ -19,7 +19,7 @@ from luffy.config import ExperimentConfig
 from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed
 from luffy.pipeline.disk import usable
 from luffy.pipeline.events import Event
-from luffy.pipeline.gpus import Turn, gpus_of_stage, no_turn, own_gpus
+from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
@@ -175,7 +175,9 @@ class ExperimentRun:
         self._started = _now()
         self._working_directory = str(Path.cwd())
 
-    def execute(self, name: str, observer: StageObserver, turn: Turn = no_turn, *, afresh: bool = False) -> Manifest:
+    def execute(
+        self, name: str, observer: StageObserver, turn: Turn | None = None, *, afresh: bool = False
+    ) -> Manifest:
         """Make the stage `name`, or reuse it; returns its manifest.
 
         `turn` decides when a stage that is not reused may take GPUs. Raises WorkspaceError, and StageFailed: after a
@@ -215,7 +217,7 @@ class ExperimentRun:
         with self._recording:
             write_run(self.directory, self._record(state))
 
-    def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn, afresh: bool) -> None:
+    def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn | None, afresh: bool) -> None:
         node, stage, execution = plan.node.name, plan.node.stage, self.experiment.config.execution
         check_space(plan, execution.checkpoint)
         # One job for garbage collection, which keeps what an unfinished stage needs, and the run's own for the program:
@@ -230,7 +232,7 @@ class ExperimentRun:
 
         wanted, limit_s = gpus_of_stage(self.experiment.config, stage), execution.time_limits_s.get(stage)
         try:
-            with own_gpus(wanted, turn, waiting, self.stopped) as environment:
+            with own_gpus(wanted, waiting, self.stopped, turn) as environment:
                 began = time.monotonic()
                 try:
                     supervise(

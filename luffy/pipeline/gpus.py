@@ -108,14 +108,15 @@ def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
     return found if found == 0 or config.execution.gpus is None else config.execution.gpus
 
 
-def no_turn(wanted: int, waiting: Waiting, stopped: Stopped) -> AbstractContextManager[object]:
-    """No queue: a stage takes GPUs as soon as they are free."""
-    return nullcontext()
-
-
 @contextmanager
-def own_gpus(wanted: int, turn: Turn, waiting: Waiting, stopped: Stopped) -> Iterator[Mapping[str, str]]:
-    """Hold `wanted` GPUs, after waiting for busy ones; yields the environment variables that select them.
+def own_gpus(
+    wanted: int,
+    waiting: Waiting = lambda what: None,
+    stopped: Stopped = lambda: False,
+    turn: Turn | None = None,
+) -> Iterator[Mapping[str, str]]:
+    """Hold `wanted` GPUs, after waiting for busy ones, and before them for the `turn`; yields the environment variables
+    that select them.
 
     Does nothing on a machine without GPUs. Raises ConfigError if the machine has fewer, LostError if its driver does
     not respond, StageFailed once `stopped`.
@@ -129,7 +130,7 @@ def own_gpus(wanted: int, turn: Turn, waiting: Waiting, stopped: Stopped) -> Ite
             f"the stage takes {wanted} GPUs, this machine has {len(gpus)}; lower execution.vllm.engines, "
             "execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
         )
-    with turn(wanted, waiting, stopped), ExitStack() as held:
+    with turn(wanted, waiting, stopped) if turn else nullcontext(), ExitStack() as held:
         yield _environment(_lock(gpus, wanted, held, waiting, stopped))
 
 

@@ -15,15 +15,15 @@ from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, ConfigError, LostError, StageFailed
 from luffy.pipeline import gpus
-from luffy.pipeline.gpus import gpus_of_stage, no_turn, own_gpus
+from luffy.pipeline.gpus import gpus_of_stage, own_gpus
 
 CONFIGS = Path(__file__).parents[3] / "exp_configs"
 DISAGGREGATED = ["execution.vllm.tensor_parallel_size=2", "execution.ray.placement=disaggregated"]
 HOLDER = """\
 import sys, tempfile, time
-from luffy.pipeline.gpus import no_turn, own_gpus
+from luffy.pipeline.gpus import own_gpus
 tempfile.tempdir = sys.argv[1]
-with own_gpus(1, no_turn, print, bool) as shown:
+with own_gpus(1, print, bool) as shown:
     print(shown["CUDA_VISIBLE_DEVICES"], flush=True)
     time.sleep(7200)
 """
@@ -52,8 +52,8 @@ def sick(machine):
     return file
 
 
-def take(wanted=1, waiting=lambda what: None, stopped=lambda: False, turn=no_turn):
-    return own_gpus(wanted, turn, waiting, stopped)
+def take(wanted=1, *arguments, **options):
+    return own_gpus(wanted, *arguments, **options)
 
 
 def test_each_stage_is_shown_gpus_of_its_own(machine):
