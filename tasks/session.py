@@ -141,10 +141,9 @@ def watching_the_server() -> Iterator[UUID]:
     flow_run, by_worker, ended = context.flow_run.id, context.flow_run.deployment_id is not None, threading.Event()
     if by_worker:
         watch_parent(os.getppid(), _end_without_worker)
-    # In this thread's context, which holds Prefect's settings.
-    run_here, after_s = contextvars.copy_context().run, _WORKER_S if by_worker else 0.0
-    watch = partial(run_here, _watch, flow_run, ended, after_s)
-    threading.Thread(target=watch, name="cancellation", daemon=True).start()
+    context_run = contextvars.copy_context().run  # of this thread's context, which holds Prefect's settings
+    watch = (_watch, flow_run, ended, _WORKER_S if by_worker else 0.0)
+    threading.Thread(target=context_run, args=watch, name="cancellation", daemon=True).start()
     try:
         yield flow_run
     finally:
