@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from luffy.flows.prefect_session import free_port
+from luffy.flows.prefect_api import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs/images"

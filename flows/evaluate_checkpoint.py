@@ -20,7 +20,7 @@ from luffy.cli.console import show_report_path, terminal, text_table
 from luffy.cli.run_view import by_suite, read_accuracies
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
-from luffy.pipeline.chain.swept_checkpoints import check_checkpoints
+from luffy.pipeline.experiment import check_checkpoints
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.artifacts import evaluated_folders
 from luffy.tasks.session import open_session

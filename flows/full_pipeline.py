@@ -27,7 +27,7 @@ from prefect.runtime import flow_run
 from luffy.cli.console import say, show_report_path, terminal, text_table, wide_terminal
 from luffy.cli.run_view import CARD_HEADER, by_suite, card_rows, read_accuracies
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.pipeline.chain.graph import build_graph, select_nodes
+from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.artifacts import evaluated_folders

@@ -15,10 +15,10 @@ from types import FrameType
 
 from luffy.cli.console import show_error
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LuffyError, UserError
-from luffy.flows.prefect_session import ApiServer, prefect_api, set_environment
+from luffy.flows.prefect_api import ApiServer, prefect_api, set_environment
 from luffy.library_loading import without_collections
-from luffy.pipeline.chain.plan import StagePlan
-from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm
+from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 
 _MIN_WARM_STAGES = 2
@@ -45,14 +45,14 @@ def launch(
         workspace.prepare()
         os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
         set_environment(workspace.prefect_home, debug=debug)
-        server = prefect_api()
+        server = prefect_api(workspace.prefect_home)
         warm = _warm_server(workspace, plans)
         module, _, name = flow.partition(":")
         with without_collections():
             program = importlib.import_module(module)
         call_flow(getattr(program, name), parameters, server, warm)
     except KeyboardInterrupt:
-        from luffy.tasks.cancellation import was_cancelled  # late: it imports Prefect
+        from luffy.tasks.session import was_cancelled  # late: it imports Prefect
 
         show_error("interrupted; the same command resumes")
         # A scheduler must not restart a run that a user has cancelled.

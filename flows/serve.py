@@ -32,12 +32,21 @@ import httpx
 from luffy.cli.console import say, show_error, terminal
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
-from luffy.flows.basic_auth import ServerAddress, guard
 from luffy.flows.own_pages import NAMES_VARIABLE
-from luffy.flows.prefect_session import NO_TELEMETRY, ApiServer, answers, set_environment
-from luffy.pipeline.machine.gpus import QUEUE, detected_gpus
+from luffy.flows.prefect_api import (
+    AUTH_VARIABLE,
+    NO_TELEMETRY,
+    SERVER_FILE,
+    SERVING_FOLDER,
+    ApiServer,
+    ServerAddress,
+    answers,
+    guard,
+    set_environment,
+)
+from luffy.pipeline.gpus import QUEUE, detected_gpus
+from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
-from luffy.pipeline.workspace.lock import StageLock
 from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 
 if TYPE_CHECKING:
@@ -90,28 +99,31 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
     set_environment(home, debug=True)
     with ExitStack() as stack:
         stack.enter_context(_the_only_one(workspace))
+        (home / SERVER_FILE).unlink(missing_ok=True)  # of one that was killed
         server = ApiServer(home, address.port, address.host)
         stack.callback(server.stop)
         server.wait()
-        client = stack.enter_context(_client())
+        if AUTH_VARIABLE not in os.environ:
+            (home / SERVER_FILE).write_text(address.url, encoding="utf-8")
+            stack.callback((home / SERVER_FILE).unlink, missing_ok=True)
+        from prefect.client.orchestration import get_client  # late: the environment has to be set before
+
+        client = stack.enter_context(get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}))
         dead = _open_runs(client)
         num_gpus = len(detected_gpus() or ())
         if num_gpus:
             client.upsert_global_concurrency_limit_by_name(QUEUE, num_gpus)
         worker = stack.enter_context(_worker(client, limit, home / "worker.log"))
         _wait_for_pool(client, worker, home / "worker.log")
-        _deploy()
+        command = [*_prefect(), "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         _close(client, dead & _open_runs(client))
         _say(client, address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
         raise _ended("server", server.log_path) if server.has_ended() else _ended("worker", home / "worker.log")
-
-
-def _client() -> "SyncPrefectClient":
-    from prefect.client.orchestration import get_client  # late: the environment has to be set before
-
-    return get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
 
 
 def _ended(name: str, log: Path) -> LuffyError:
@@ -139,7 +151,7 @@ def _the_only_one(workspace: Workspace) -> StageLock:
     def refuse(holder: str) -> None:
         raise UserError(f"{workspace.root}: is served already, by {holder}; end that, or give another --workspace")
 
-    directory = workspace.prefect_home / "serving"
+    directory = workspace.prefect_home / SERVING_FOLDER
     directory.mkdir(parents=True, exist_ok=True)
     return StageLock(directory, refuse)
 
@@ -181,13 +193,6 @@ def _wait_for_pool(client: "SyncPrefectClient", worker: subprocess.Popen[bytes],
         if time.monotonic() > deadline:
             raise LuffyError(f"the worker has not made its work pool {POOL} in {_POOL_TIMEOUT_S:.0f} s; see {log}")
         time.sleep(_POLL_S)
-
-
-def _deploy() -> None:
-    command = [*_prefect(), "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def _open_runs(client: "SyncPrefectClient") -> set[UUID]:

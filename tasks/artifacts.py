@@ -1,14 +1,22 @@
-"""The artifacts of a stage in the Prefect UI, made from the files in its directory; this module does not use Prefect.
+"""The artifacts of a stage in the Prefect UI, made from the files in its directory, and their way there.
 
-The same function serves running, finished and reused stages.
+The same function serves running, finished and reused stages. This module does not use Prefect: whoever makes a
+`Publisher` gives it a function that writes.
 """
 
+import contextvars
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 from luffy.cli.run_view import Accuracy, by_suite, read_accuracies
 from luffy.config import STAGE_KINDS
@@ -17,12 +25,13 @@ from luffy.evaluation.results import RESULTS_FILE
 from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.markdown_text import code_span
-from luffy.pipeline.chain.plan import StagePlan
+from luffy.pipeline.plan import StagePlan
 from luffy.report.curves import headline_charts, headlines_first
 from luffy.report.figures import Chart, colored, picture_url
 from luffy.tracking.metrics import METRICS_FILE, Json, read_last_lines, read_lines, read_metrics
 from luffy.tracking.tracker import SAMPLES_FILE
 
+logger = logging.getLogger(__name__)
 ArtifactKind = Literal["progress", "table", "markdown"]
 _STEPS_BACK = 10
 _WHEN = ("now", "before", "first")
@@ -31,6 +40,10 @@ _MAX_TEXT = 4_000
 _MAX_PAGE = 200_000
 _TAIL_BYTES = 1 << 20
 _MAX_RECORDS_READ = 4_000
+_MAX_SHARE = 0.02
+"""Share of one core that publishing may use."""
+_PAUSE_AFTER_FAILURE_S = 30.0
+_CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,24 +148,9 @@ def accuracy_curves(plan: StagePlan) -> Artifact | None:
     return _picture(charts, "Accuracy from checkpoint to checkpoint")
 
 
-def data_card(plan: StagePlan) -> Artifact | None:
-    """The sources of the data, and what was removed."""
-    return _file(plan.directory / "card.md", "", "The sources of the data, and what was removed")
-
-
-def difficulty_card(plan: StagePlan) -> Artifact | None:
-    """The policy's pass rates on the training prompts, and the selection for RL."""
-    return _file(plan.directory / "card.md", "", "Pass rates of the training prompts")
-
-
-def synthesis_card(plan: StagePlan) -> Artifact | None:
-    """Questions, answers and costs of each teacher."""
-    return _file(plan.directory / "card.md", "", "Traces made by teachers")
-
-
-def sample_card(plan: StagePlan) -> Artifact | None:
-    """The policy's pass rates on the training prompts, and the traces that were kept of its answers."""
-    return _file(plan.directory / "card.md", "", "Sampled traces")
+def card(description: str, plan: StagePlan) -> Artifact | None:
+    """The card that the stage has written: what its data are, or what its policy solves."""
+    return _file(plan.directory / "card.md", "", description)
 
 
 def report_page(plan: StagePlan) -> Artifact | None:
@@ -164,14 +162,14 @@ def report_page(plan: StagePlan) -> Artifact | None:
 _VIEWS: Mapping[ViewName, View] = {
     "accuracies": View("accuracy", 60.0, accuracies),
     "accuracy_curves": View("accuracy-curves", 60.0, accuracy_curves),
-    "data_card": View("card", 60.0, data_card),
-    "difficulty_card": View("card", 60.0, difficulty_card),
+    "data_card": View("card", 60.0, partial(card, "The sources of the data, and what was removed")),
+    "difficulty_card": View("card", 60.0, partial(card, "Pass rates of the training prompts")),
     "evaluated_samples": View("samples", 60.0, evaluated_samples),
     "metrics": View("metrics", 10.0, newest_metrics),
     "report_page": View("page", 60.0, report_page),
     "rollout_samples": View("samples", 20.0, rollout_samples),
-    "synthesis_card": View("card", 60.0, synthesis_card),
-    "sample_card": View("card", 60.0, sample_card),
+    "synthesis_card": View("card", 60.0, partial(card, "Traces made by teachers")),
+    "sample_card": View("card", 60.0, partial(card, "Sampled traces")),
     "training_curves": View("curves", 15.0, training_curves),
 }
 
@@ -253,3 +251,126 @@ def _suite_curves(
         if cell.decoding == decoding:
             points.setdefault(cell.suite, []).append((float(checkpoints.index(cell.checkpoint)), cell.accuracy))
     return points
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One artifact of one task run, created once and then updated."""
+
+    task_run: UUID
+    key: str
+
+
+Writer = Callable[[Slot, Artifact, UUID | None], UUID]
+"""Writes an artifact in place of the one with that identifier, or a new one; returns its identifier."""
+
+
+@dataclass(slots=True)
+class _ArtifactPlace:
+    """State of a slot."""
+
+    make: Callable[[], Artifact | None] | None = None
+    """The newest content that is still unwritten; None: all is written."""
+    due: float = 0.0
+    every_s: float = 0.0
+    identifier: UUID | None = None
+
+
+@dataclass(slots=True)
+class Cost:
+    """Cost of publishing so far."""
+
+    written: int = 0
+    failed: int = 0
+    cpu_s: float = 0.0
+
+
+class Publisher:
+    """A background thread that writes artifacts to the Prefect API. On exit, pending artifacts have five seconds.
+
+    Prefect is only a view: a slow, faulty or missing API costs artifacts, never a run. `offer` returns at once. A newer
+    artifact replaces one that is still unwritten, and after an expensive one the thread rests, so that all of them
+    together use less than 2 % of one core.
+    """
+
+    def __init__(self, write: Writer) -> None:
+        self._write = write
+        self._places: dict[Slot, _ArtifactPlace] = {}
+        self._changed = threading.Condition()
+        self._closing = False
+        self._resting_until = 0.0
+        self.cost = Cost()
+        # In this thread's context, which holds Prefect's settings.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=lambda: context.run(self._work), name="artifacts", daemon=True)
+
+    def __enter__(self) -> "Publisher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(_CLOSE_S)
+
+    def offer(self, slot: Slot, make: Callable[[], Artifact | None], *, every_s: float = 0.0) -> None:
+        """Write the result of `make`, called in the publisher's thread, at most once in `every_s` (0: at once)."""
+        with self._changed:
+            place = self._places.setdefault(slot, _ArtifactPlace())
+            place.make, place.every_s = make, every_s
+            if not every_s:
+                place.due = 0.0
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while (found := self._next()) is not None:
+            slot, place, make = found
+            began = time.thread_time()
+            with tolerating_prefect(f"the artifact {slot.key} could not be written") as faults:
+                if (artifact := make()) is not None:
+                    place.identifier = self._write(slot, artifact, place.identifier)
+                    self.cost.written += 1
+            spent, now = time.thread_time() - began, time.monotonic()
+            self.cost.cpu_s += spent
+            place.due = now + place.every_s
+            self._resting_until = now + spent / _MAX_SHARE
+            if faults:
+                self.cost.failed += 1
+                self._resting_until = max(self._resting_until, now + _PAUSE_AFTER_FAILURE_S)
+                with self._changed:  # a stage's last artifact must survive a hiccup of the API
+                    if place.make is None and not self._closing:
+                        place.make = make
+
+    def _next(self) -> tuple[Slot, _ArtifactPlace, Callable[[], Artifact | None]] | None:
+        """Wait for the next artifact that is due; None at the end."""
+        with self._changed:
+            while True:
+                waiting = [(slot, place) for slot, place in self._places.items() if place.make is not None]
+                if not waiting:
+                    if self._closing:
+                        return None
+                    self._changed.wait()
+                    continue
+                slot, place = min(waiting, key=lambda found: found[1].due)
+                wait = max(place.due, self._resting_until) - time.monotonic()
+                if wait > 0 and not self._closing:
+                    self._changed.wait(wait)
+                    continue
+                make, place.make = place.make, None
+                assert make is not None
+                return slot, place, make
+
+
+@contextmanager
+def tolerating_prefect(what: str, level: int = logging.DEBUG) -> Iterator[list[Exception]]:
+    """Log any error raised in the block as `what` and go on; yields a list that receives the error.
+
+    Prefect is only a view and may not end or delay a run.
+    """
+    faults: list[Exception] = []
+    try:
+        yield faults
+    except Exception as error:  # its client, its server and the network in between raise anything
+        faults.append(error)
+        logger.log(level, "%s: %s", what, error, exc_info=level == logging.DEBUG)

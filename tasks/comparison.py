@@ -17,7 +17,7 @@ from luffy.evaluation.method_comparison.arms import Arm
 from luffy.evaluation.method_comparison.findings import Findings, as_json, find
 from luffy.evaluation.method_comparison.tuning import ArmTuning, Try, Tuning, tried
 from luffy.files import write_atomic
-from luffy.pipeline.chain.reuse import FinishedStage
+from luffy.pipeline.reuse import FinishedStage
 from luffy.pipeline.workspace import Workspace
 from luffy.report.figures import Chart, colored, picture_url
 from luffy.report.page import html

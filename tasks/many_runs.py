@@ -23,12 +23,11 @@ from luffy.config import ExperimentConfig
 from luffy.config.many_runs.arm_run import ArmRun
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
 from luffy.evaluation.method_comparison.arms import FinishedSeed, read_seed
-from luffy.pipeline.chain.walk import stopping_on_failure
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
+from luffy.pipeline.walk import stopping_on_failure
 from luffy.pipeline.workspace import Workspace, link
 from luffy.report.cells import Table, plain_table
-from luffy.tasks.artifacts import Artifact
-from luffy.tasks.publisher import Publisher, Slot
+from luffy.tasks.artifacts import Artifact, Publisher, Slot
 from luffy.tasks.session import Session, artifact_key, publishing, watching_the_server
 from luffy.tasks.stages import FinishedStage, make_stage
 

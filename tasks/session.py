@@ -1,5 +1,11 @@
-"""State that the tasks of a flow run share: the run, its display, and its artifacts in the Prefect UI."""
+"""State that the tasks of a flow run share: the run, its display, its log and artifacts in the UI; its cancellation.
 
+Prefect leaves cancellation to the worker, which learns of a request from one event. It misses the event if its
+connection to the server is broken at that moment, and the run would go on as "Cancelling" to its end. So the flow looks
+itself, with or without a worker. A run that is cancelled here ends as on Ctrl-C: this process gets the same signal.
+"""
+
+import contextvars
 import logging
 import os
 import re
@@ -18,33 +24,54 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
+from prefect.states import Cancelled
 
 from luffy.cli.console import StageLine, duration, progress_words, stage_display
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import LuffyError, StageFailed
-from luffy.pipeline.chain.graph import select_nodes
-from luffy.pipeline.chain.manifest import Manifest
-from luffy.pipeline.chain.plan import StagePlan
+from luffy.pipeline.events import Event, EventKind
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
-from luffy.pipeline.machine.events import Event, EventKind
+from luffy.pipeline.graph import select_nodes
+from luffy.pipeline.manifest import Manifest
+from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
-from luffy.tasks.artifacts import Artifact, views_of
-from luffy.tasks.cancellation import WORKER_S, watching_for_cancellation
-from luffy.tasks.one_line import explain_in_one_line
-from luffy.tasks.publisher import Publisher, Slot
-from luffy.tasks.stage_log import StageLog
+from luffy.tasks.artifacts import Artifact, Publisher, Slot, tolerating_prefect, views_of
 
-_PROGRESS_INTERVAL_S = 2.0
-_LOG_INTERVAL_S = 30.0
-_REQUEST_TIMEOUT_S = 60.0
-_FAREWELL_S = 20.0
 HOST_TAG = "host:"
 """Begins the tag of a flow run that names the host on which it runs, so that a server knows which runs are its own."""
 _LEVELS: dict[EventKind, int] = {"failed": logging.ERROR, "waiting": logging.WARNING}
+_PROGRESS_INTERVAL_S = 2.0
+_LOG_INTERVAL_S = 30.0
+_REQUEST_TIMEOUT_S = 60.0
+_POLL_S = 3.0
+_SETTLE_S = 30.0
+_FAREWELL_S = 20.0
+_WORKER_S = 40.0
+"""A worker's share of a cancellation: it sends SIGTERM at once and SIGKILL 30 seconds later."""
+_RECORD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)$")
+_FOREIGN = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
+_NOISE = re.compile(r"\r|\d+%\|.*\||^\s*$")
+"""Progress bars and empty lines."""
+_WINDOW_S = 10.0
+_MAX_LINES = 100
+_MAX_LENGTH = 2_000
+_cancelled = threading.Event()
+
+
+class OneLine(logging.Filter):
+    """Replaces the traceback of a `LuffyError` by its message, as on the terminal; other failures keep theirs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, LuffyError):
+            record.msg, record.args, record.exc_info = str(error), (), None
+        return True
+
 
 # At import, because errors in a flow's parameters come before it opens a session.
-explain_in_one_line()
+for _name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
+    logging.getLogger(_name).addFilter(OneLine())
 
 
 class Session:
@@ -110,11 +137,16 @@ def watching_the_server() -> Iterator[UUID]:
     """Within the block, the flow run ends when it is cancelled or loses its worker; yields its identifier."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "to be opened inside a flow"
-    by_worker = context.flow_run.deployment_id is not None
+    flow_run, by_worker, ended = context.flow_run.id, context.flow_run.deployment_id is not None, threading.Event()
     if by_worker:
         watch_parent(os.getppid(), _end_without_worker)
-    with watching_for_cancellation(context.flow_run.id, after_s=WORKER_S if by_worker else 0.0):
-        yield context.flow_run.id
+    context_run = contextvars.copy_context().run  # of this thread's context, which holds Prefect's settings
+    watch = (_watch, flow_run, ended, _WORKER_S if by_worker else 0.0)
+    threading.Thread(target=context_run, args=watch, name="cancellation", daemon=True).start()
+    try:
+        yield flow_run
+    finally:
+        ended.set()
 
 
 @contextmanager
@@ -122,13 +154,6 @@ def publishing(flow_run: UUID, labels: list[str]) -> Iterator[Publisher]:
     """Publish artifacts for the tasks of `flow_run`, all tagged with `labels`."""
     with Publisher(PrefectWriter(flow_run, labels)) as publisher, tags(*labels):
         yield publisher
-
-
-def _end_without_worker() -> None:
-    """After the death of the worker: end the stage gracefully, then this process in any case."""
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_FAREWELL_S)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def tags_of(config: ExperimentConfig) -> list[str]:
@@ -147,50 +172,9 @@ def run_name(config_file: str, overrides: list[str]) -> str:
     return " ".join([config.name, *filter(None, [config.method or config.chain]), *changed])
 
 
-class PrefectWriter:
-    """Writes the flow run's artifacts, and on the first call its tags, to Prefect's API; for use from one thread.
-
-    Besides the labels of its experiment a run gets the name of its host as a tag.
-    """
-
-    def __init__(self, flow_run: UUID, labels: list[str]) -> None:
-        self._flow_run = flow_run
-        self._labels = labels
-        self._client: SyncPrefectClient | None = None
-
-    def create(self, slot: Slot, artifact: Artifact) -> UUID:
-        """The new artifact's identifier."""
-        created = self._open().create_artifact(
-            ArtifactCreate(
-                type=artifact.kind,
-                key=slot.key,
-                description=artifact.description,
-                data=artifact.data,
-                flow_run_id=self._flow_run,
-                task_run_id=slot.task_run,
-            )
-        )
-        return created.id
-
-    def update(self, identifier: UUID, artifact: Artifact) -> None:
-        """Replace what the artifact shows."""
-        change = ArtifactUpdate(data=artifact.data, description=artifact.description)
-        # Not by `update_artifact`, which also records an event in the server's database each time.
-        self._open().request(
-            "PATCH",
-            "/artifacts/{id}",
-            json=change.model_dump(mode="json", exclude_unset=True),
-            path_params={"id": identifier},
-        )
-
-    def _open(self) -> SyncPrefectClient:
-        if self._client is None:
-            client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
-            known = [tag for tag in client.read_flow_run(self._flow_run).tags if not tag.startswith(HOST_TAG)]
-            tags = dict.fromkeys([*known, *self._labels, f"{HOST_TAG}{socket.gethostname()}"])
-            client.update_flow_run(self._flow_run, tags=list(tags))
-            self._client = client
-        return self._client
+def artifact_key(*parts: str) -> str:
+    """A key in the form that Prefect allows: lower-case letters, digits and single dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
 class PrefectObserver:
@@ -201,7 +185,7 @@ class PrefectObserver:
         self._publisher = session.publisher
         self._experiment = session.run.experiment.config.name
         self._logger = get_run_logger()
-        self._log = StageLog(self._logger)
+        self._log = StageLog(self._logger.log)
         context = TaskRunContext.get()
         assert context is not None, "to be made inside a task"
         self._task_run = context.task_run.id
@@ -272,6 +256,126 @@ class PrefectObserver:
         self._publisher.offer(slot, make, every_s=every_s)
 
 
-def artifact_key(*parts: str) -> str:
-    """A key in the form that Prefect allows: lower-case letters, digits and single dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
+class PrefectWriter:
+    """Writes the flow run's artifacts, and on the first call its tags, to Prefect's API; for use from one thread.
+
+    Besides the labels of its experiment a run gets the name of its host as a tag.
+    """
+
+    def __init__(self, flow_run: UUID, labels: list[str]) -> None:
+        self._flow_run = flow_run
+        self._labels = labels
+        self._client: SyncPrefectClient | None = None
+
+    def __call__(self, slot: Slot, artifact: Artifact, identifier: UUID | None) -> UUID:
+        """Write the artifact in place of the one with `identifier`, or a new one; returns its identifier."""
+        if self._client is None:
+            self._client = self._open()
+        if identifier is None:
+            new = ArtifactCreate(
+                type=artifact.kind,
+                key=slot.key,
+                description=artifact.description,
+                data=artifact.data,
+                flow_run_id=self._flow_run,
+                task_run_id=slot.task_run,
+            )
+            return self._client.create_artifact(new).id
+        change = ArtifactUpdate(data=artifact.data, description=artifact.description)
+        # Not by `update_artifact`, which also records an event in the server's database each time.
+        self._client.request(
+            "PATCH",
+            "/artifacts/{id}",
+            json=change.model_dump(mode="json", exclude_unset=True),
+            path_params={"id": identifier},
+        )
+        return identifier
+
+    def _open(self) -> SyncPrefectClient:
+        client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
+        known = [tag for tag in client.read_flow_run(self._flow_run).tags if not tag.startswith(HOST_TAG)]
+        tags = dict.fromkeys([*known, *self._labels, f"{HOST_TAG}{socket.gethostname()}"])
+        client.update_flow_run(self._flow_run, tags=list(tags))
+        return client
+
+
+class StageLog:
+    """Forwards lines of a stage's log, each at its own level: at most a hundred in ten seconds; `log.txt` has all."""
+
+    def __init__(self, log: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        """A logger's `log`."""
+        self._clock = clock
+        self._level = logging.INFO
+        """Level of the last record, which continuation lines (such as a traceback) inherit."""
+        self._window = -_WINDOW_S
+        self._lines = 0
+
+    def line(self, text: str) -> None:
+        """Forward one line of the stage's log."""
+        if _NOISE.search(text):
+            return
+        level, words = self._parse(text)
+        now = self._clock()
+        if now - self._window >= _WINDOW_S:
+            if (dropped := self._lines - _MAX_LINES) > 0:
+                self._log(logging.WARNING, "%s", f"{dropped} lines left out here; they are in log.txt")
+            self._window, self._lines = now, 0
+        self._lines += 1
+        if self._lines <= _MAX_LINES:
+            self._log(level, "%s", words[:_MAX_LENGTH])
+
+    def _parse(self, text: str) -> tuple[int, str]:
+        if record := _RECORD.match(text):
+            self._level = logging.getLevelNamesMapping()[record[1]]
+            return self._level, record[2]
+        if text.startswith("Traceback (most recent call last)"):
+            self._level = logging.ERROR
+        elif foreign := _FOREIGN.search(text):
+            return logging.getLevelNamesMapping()[foreign[1]], text
+        return self._level, text
+
+
+def was_cancelled() -> bool:
+    """Whether a run of this process was cancelled."""
+    return _cancelled.is_set()
+
+
+def _watch(flow_run: UUID, ended: threading.Event, after_s: float) -> None:
+    """Interrupt this process once the run is cancelled, unless somebody else ends it within `after_s` seconds."""
+    client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
+    while not ended.wait(_POLL_S):
+        if _state(client, flow_run) in ("CANCELLING", "CANCELLED"):
+            if ended.wait(after_s):
+                return
+            _cancelled.set()
+            # Not a daemon: the process must not end before this thread.
+            threading.Thread(target=_settle, args=(client, flow_run), name="cancelled", daemon=False).start()
+            # A shell script starts background processes with SIGINT ignored.
+            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
+            return
+
+
+def _settle(client: SyncPrefectClient, flow_run: UUID) -> None:
+    """Mark the run as cancelled: Prefect marks an interrupted run as crashed, more than once."""
+    threading.main_thread().join(_SETTLE_S)
+    if _state(client, flow_run) == "CANCELLED":
+        return
+    with tolerating_prefect("the run could not be marked as cancelled; is its server gone?"):
+        client.set_flow_run_state(flow_run, Cancelled(message="cancelled; run it again to resume"), force=True)
+
+
+def _state(client: SyncPrefectClient, flow_run: UUID) -> str:
+    """The type of the run's state; empty if the server does not return one."""
+    with tolerating_prefect("the state of the run could not be read"):
+        state = client.read_flow_run(flow_run).state
+        return state.type.value if state is not None else ""
+    return ""
+
+
+def _end_without_worker() -> None:
+    """After the death of the worker: end the stage gracefully, then this process in any case."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_FAREWELL_S)
+    os.kill(os.getpid(), signal.SIGKILL)

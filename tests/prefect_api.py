@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 from patience import PATIENCE_S
 
-from luffy.flows.prefect_session import ApiServer, answers
+from luffy.flows.prefect_api import ApiServer, answers
 
 
 def shared_api() -> Mapping[str, str]:

@@ -26,12 +26,12 @@ from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.sandbox import SandboxConfig
 from luffy.config.shipped import EXPERIMENTS, SHIPPED
 from luffy.errors import ConfigError, UserError, WorkspaceError
-from luffy.flows.prefect_session import answers, configured_api
+from luffy.flows.prefect_api import answers, configured_api
 from luffy.http_client import missing_key
-from luffy.pipeline.machine.gpus import Gpu, detected_gpus
-from luffy.pipeline.machine.inherited_environment import complaints_about_variables
+from luffy.pipeline.disk import free_bytes
+from luffy.pipeline.gpus import Gpu, detected_gpus
+from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.workspace import MIN_FREE_BYTES, Workspace
-from luffy.pipeline.workspace.disk import free_bytes
 from luffy.sandbox.start_check import open_sandbox
 
 Severity = Literal["ok", "note", "broken"]

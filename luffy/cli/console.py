@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from luffy.errors import StageFailed
-from luffy.pipeline.chain.manifest import Manifest
-from luffy.pipeline.chain.plan import StagePlan
+from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import StageObserver
-from luffy.pipeline.machine.events import Event
+from luffy.pipeline.manifest import Manifest
 from luffy.pipeline.memory import GpuMemory
+from luffy.pipeline.plan import StagePlan
 from luffy.report.cells import Table as PageTable
 from luffy.report.cells import plain_table
 

@@ -21,7 +21,7 @@ from luffy.evaluation.results import ResultRow
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import JUDGE_CACHE, GraderPool, Problem
 from luffy.grading.kinds import leaves
-from luffy.pipeline.chain.job import JOB_FILE, inputs_of, read_job
+from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
 from luffy.report.evaluation_page import write_summaries
 
 Rows = list[tuple[str, ...]]

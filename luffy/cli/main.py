@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lack_of_space(error: OSError) -> str | None:
-    from luffy.pipeline.workspace.space import lack_of_space  # late, to start fast
+    from luffy.pipeline.disk import lack_of_space  # late, to start fast
 
     lack = lack_of_space(error)
     if lack is None:

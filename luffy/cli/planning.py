@@ -12,12 +12,11 @@ from luffy.config.many_runs.arm_run import ArmRun
 from luffy.config.many_runs.comparison import Comparison
 from luffy.config.many_runs.grid_experiment import GridExperiment
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.differences import differences
-from luffy.pipeline.chain.identity import IDENTITY_FILE, read_identity
-from luffy.pipeline.chain.manifest import Manifest, read_manifest
-from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.machine.gpus import detected_gpus, gpus_of_stage
+from luffy.pipeline.gpus import detected_gpus, gpus_of_stage
+from luffy.pipeline.identity import IDENTITY_FILE, read_identity
+from luffy.pipeline.manifest import Manifest, read_manifest
+from luffy.pipeline.plan import StagePlan, differences
 from luffy.pipeline.resources import find_resources
 from luffy.pipeline.workspace import Workspace
 

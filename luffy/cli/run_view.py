@@ -15,14 +15,15 @@ from luffy.config.strict import StrictModel
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.json_text import parse_json
-from luffy.pipeline.chain.checkpoints import newest_checkpoint
-from luffy.pipeline.chain.graph import nodes_showing
-from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
-from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.identity import Json
+from luffy.pipeline.disk import measure
+from luffy.pipeline.graph import nodes_showing
+from luffy.pipeline.identity import IdentityRecord, read_identity
+from luffy.pipeline.lock import holder_of
+from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.records import RunRecord, list_records
+from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
-from luffy.pipeline.workspace.disk import measure
-from luffy.pipeline.workspace.lock import holder_of
-from luffy.pipeline.workspace.records import RunRecord, list_records
 from luffy.report.cells import accuracy
 from luffy.report.curves import HEADLINE_METRICS, panel_charts, rl_panels, supervised_panels
 from luffy.report.figures import picture

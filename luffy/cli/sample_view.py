@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 from luffy.errors import ConfigError, DataError
-from luffy.pipeline.chain.graph import nodes_providing, nodes_showing
-from luffy.pipeline.chain.job import JOB_FILE, inputs_of, read_job
-from luffy.pipeline.workspace.records import RunRecord
+from luffy.pipeline.graph import nodes_providing, nodes_showing
+from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
+from luffy.pipeline.records import RunRecord
 from luffy.types import FinishReason, Source
 
 SAMPLES_FILE = "samples.jsonl"

@@ -2,7 +2,7 @@
 
 The pool decides which engine serves a call, and has no influence on the responses: each call of `generate` goes to one
 engine as a whole, and vLLM's samples depend only on the requests of the call (`luffy.rollout.vllm_engine`). So the
-responses are bit for bit those of a single engine, and `luffy.pipeline.chain.code_identity` leaves this module out.
+responses are bit for bit those of a single engine, and `luffy.pipeline.identity` leaves this module out.
 """
 
 import logging

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import ray
 
-from luffy.pipeline.machine.inherited_environment import drop_foreign
+from luffy.pipeline.inherited_environment import drop_foreign
 
 if TYPE_CHECKING:
     from luffy.training.rank_calls import Rank, RankSpec

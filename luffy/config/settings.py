@@ -1,7 +1,7 @@
 """Settings of each stage program: the part of the experiment that changes its result, and nothing else.
 
 A field that is not in a stage's settings cannot change what it computes, so the settings are its identity
-(`luffy.pipeline.chain.identity`); execution and tracking travel beside them.
+(`luffy.pipeline.identity`); execution and tracking travel beside them.
 """
 
 from typing import Literal

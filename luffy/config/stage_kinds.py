@@ -4,7 +4,7 @@ A new stage takes two edits: its program in `luffy/stages/`, and its entry here.
 position of the stage in a chain.
 
 A stage declares the *role* of each input, not the stage that makes it: `policy` is the newest policy of the chain,
-whichever stage made it. So the same entries wire every chain (`luffy.pipeline.chain.graph`).
+whichever stage made it. So the same entries wire every chain (`luffy.pipeline.graph`).
 """
 
 from collections.abc import Callable, Mapping
@@ -105,7 +105,7 @@ class StageKind:
     gpus: Callable[[ExperimentConfig], int] = lambda config: 0
     """GPUs of this machine that it can use."""
     rooms: tuple[str, ...] = ()
-    """Rooms of the code that can change its result (`luffy.pipeline.chain.code_identity`), besides `_GROUND` and its
+    """Rooms of the code that can change its result (`luffy.pipeline.identity`), besides `_GROUND` and its
     own module."""
     views: tuple[ViewName, ...] = ()
     pages: tuple[str, ...] = ()

@@ -28,15 +28,15 @@ from luffy.config.validation import HeldOutSettings
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.suite_files import suite_files
 from luffy.errors import EXIT_INTERRUPTED, LuffyError
-from luffy.pipeline.chain.job import JOB_FILE, write_job
-from luffy.pipeline.chain.manifest import finished_manifest
-from luffy.pipeline.chain.plan import StagePlan
+from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.experiment import Experiment, ExperimentRun, StageObserver, open_experiment
-from luffy.pipeline.machine.events import EVENTS_FILE, Event, EventReader
-from luffy.pipeline.machine.gpus import detected_gpus, gpus_of_stage, no_turn, own_gpus
-from luffy.pipeline.machine.supervise import stage_command, supervise
+from luffy.pipeline.gpus import detected_gpus, gpus_of_stage, own_gpus
+from luffy.pipeline.job import JOB_FILE, write_job
+from luffy.pipeline.lock import StageLock
+from luffy.pipeline.manifest import finished_manifest
+from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.supervise import stage_command, supervise
 from luffy.pipeline.workspace import Workspace
-from luffy.pipeline.workspace.lock import StageLock
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 
 MADE_FIRST = ("prepare_data", "base")
@@ -221,7 +221,7 @@ class Bench:
         write_job(out / JOB_FILE, job)
         gpus = gpus_of_stage(config, plan.node.stage)
         try:
-            with own_gpus(gpus, no_turn, waiting=lambda what: None, stopped=lambda: False) as environment:
+            with own_gpus(gpus) as environment:
                 began, command = time.monotonic(), stage_command(plan.node.stage, out)
                 supervise(command, out, on_event=lambda event: None, environment=environment)
                 wall_s = time.monotonic() - began

@@ -16,22 +16,21 @@ from typing import Literal, Protocol
 from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
-from luffy.errors import EXIT_USER_ERROR, LuffyError, StageFailed
-from luffy.pipeline.chain.code_identity import code_identity
-from luffy.pipeline.chain.graph import StageNode, build_graph
-from luffy.pipeline.chain.identity import Identity, IdentityRecord, identity_of
-from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
-from luffy.pipeline.chain.manifest import Manifest, consumed_digests, finished_manifest
-from luffy.pipeline.chain.outside import outside_files
-from luffy.pipeline.chain.plan import StagePlan, plan_graph, plan_stage
-from luffy.pipeline.chain.reuse import FinishedStage, adopt
-from luffy.pipeline.machine.events import Event
-from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus
-from luffy.pipeline.machine.supervise import stage_command, supervise
-from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, link, write_run
-from luffy.pipeline.workspace.claims import claiming
-from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.space import check_space, usable
+from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed
+from luffy.pipeline.disk import usable
+from luffy.pipeline.events import Event
+from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus
+from luffy.pipeline.graph import StageNode, build_graph
+from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of
+from luffy.pipeline.job import JOB_FILE, StageJob, write_job
+from luffy.pipeline.lock import StageLock
+from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest
+from luffy.pipeline.outside import outside_files
+from luffy.pipeline.plan import StagePlan, plan_graph, plan_stage
+from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints
+from luffy.pipeline.space import check_space
+from luffy.pipeline.supervise import stage_command, supervise
+from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, claiming, link, write_run
 
 RunState = Literal["running", "finished", "failed", "interrupted"]
 
@@ -176,7 +175,9 @@ class ExperimentRun:
         self._started = _now()
         self._working_directory = str(Path.cwd())
 
-    def execute(self, name: str, observer: StageObserver, turn: Turn = no_turn, *, afresh: bool = False) -> Manifest:
+    def execute(
+        self, name: str, observer: StageObserver, turn: Turn | None = None, *, afresh: bool = False
+    ) -> Manifest:
         """Make the stage `name`, or reuse it; returns its manifest.
 
         `turn` decides when a stage that is not reused may take GPUs. Raises WorkspaceError, and StageFailed: after a
@@ -189,7 +190,7 @@ class ExperimentRun:
                 plan = replace(plan, action="run", reason="asked for", step=0, extends=None)
             observer.planned(plan)
             with _reporting_to(observer, plan):
-                self._enter(plan)
+                self.enter(plan)
         with _reporting_to(observer, plan):
             if plan.action != "reuse":
                 self._start(plan, observer, turn, afresh)
@@ -199,45 +200,8 @@ class ExperimentRun:
         observer.finished(plan, manifest)
         return manifest
 
-    def close(self, state: RunState) -> None:
-        """Record how the run ended."""
-        with self._recording:
-            write_run(self.directory, self._record(state))
-
-    def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn, afresh: bool) -> None:
-        check_space(plan, self.experiment.config.execution.checkpoint)
-        self._write_jobs(plan, afresh)
-
-        def waiting(what: str) -> None:
-            observer.event(plan, Event("waiting", time.time(), os.getpid(), text=what))
-
-        wanted = gpus_of_stage(self.experiment.config, plan.node.stage)
-        try:
-            with own_gpus(wanted, turn, waiting, self.stopped) as environment:
-                self._supervise(plan, observer, environment)
-        except StageFailed as failure:
-            if failure.exit_code == EXIT_USER_ERROR:
-                raise
-            raise StageFailed(f"{plan.node.name} {failure}", failure.exit_code, temporary=failure.temporary) from None
-
-    def _supervise(self, plan: StagePlan, observer: StageObserver, environment: Mapping[str, str]) -> None:
-        execution = self.experiment.config.execution
-        limit_s, node, began = execution.time_limits_s.get(plan.node.stage), plan.node.name, time.monotonic()
-        try:
-            supervise(
-                self._command(plan.node.stage, plan.directory, self._job_file(plan)),
-                plan.directory,
-                on_event=lambda event: observer.event(plan, event),
-                on_line=lambda text: observer.line(plan, text),
-                environment=environment,
-                time_limit_s=None if limit_s is None else max(limit_s - self._spent_s[node], 0.0),
-                grace_s=execution.grace_s,
-                stopped=self.stopped,
-            )
-        finally:
-            self._spent_s[node] += time.monotonic() - began
-
-    def _enter(self, plan: StagePlan) -> None:
+    def enter(self, plan: StagePlan) -> None:
+        """Record the decision for a stage."""
         link(plan.directory, self.directory / "stages" / plan.node.name)
         with self._recording:
             self._stages[plan.node.name] = {
@@ -248,19 +212,45 @@ class ExperimentRun:
             }
             write_run(self.directory, self._record("running"))
 
-    def _write_jobs(self, plan: StagePlan, afresh: bool) -> None:
-        """Write the job for the stage program, and for garbage collection, which keeps what an unfinished stage needs.
+    def close(self, state: RunState) -> None:
+        """Record how the run ended."""
+        with self._recording:
+            write_run(self.directory, self._record(state))
 
-        The program reads the run's own file: another run of the stage, with other execution settings, may replace the
-        one in the stage's directory before the program starts, or starts again.
-        """
-        job = self.experiment.job(plan, afresh=afresh)
-        for file in (self._job_file(plan), plan.directory / JOB_FILE):
+    def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn | None, afresh: bool) -> None:
+        node, stage, execution = plan.node.name, plan.node.stage, self.experiment.config.execution
+        check_space(plan, execution.checkpoint)
+        # One job for garbage collection, which keeps what an unfinished stage needs, and the run's own for the program:
+        # another run of the stage, with other execution settings, may replace the former before the program reads it.
+        job, job_file = self.experiment.job(plan, afresh=afresh), self.directory / JOBS_FOLDER / f"{node}.yaml"
+        for file in (job_file, plan.directory / JOB_FILE):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_job(file, job)
 
-    def _job_file(self, plan: StagePlan) -> Path:
-        return self.directory / JOBS_FOLDER / f"{plan.node.name}.yaml"
+        def waiting(what: str) -> None:
+            observer.event(plan, Event("waiting", time.time(), os.getpid(), text=what))
+
+        wanted, limit_s = gpus_of_stage(self.experiment.config, stage), execution.time_limits_s.get(stage)
+        try:
+            with own_gpus(wanted, waiting, self.stopped, turn) as environment:
+                began = time.monotonic()
+                try:
+                    supervise(
+                        self._command(stage, plan.directory, job_file),
+                        plan.directory,
+                        on_event=lambda event: observer.event(plan, event),
+                        on_line=lambda text: observer.line(plan, text),
+                        environment=environment,
+                        time_limit_s=None if limit_s is None else max(limit_s - self._spent_s[node], 0.0),
+                        grace_s=execution.grace_s,
+                        stopped=self.stopped,
+                    )
+                finally:
+                    self._spent_s[node] += time.monotonic() - began
+        except StageFailed as failure:
+            if failure.exit_code == EXIT_USER_ERROR:
+                raise
+            raise StageFailed(f"{node} {failure}", failure.exit_code, temporary=failure.temporary) from None
 
     def _record(self, state: RunState) -> dict[str, object]:
         nodes = self.experiment.nodes
@@ -318,3 +308,26 @@ def _reporting_to(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def check_checkpoints(config: ExperimentConfig, steps: tuple[int, ...], workspace: Workspace) -> None:
+    """Raise DataError unless the RL run of `config` is finished and has kept `steps`, or all of them are evaluated."""
+    if not steps:
+        return
+    plans = {plan.node.name: plan for plan in open_experiment(config, workspace, sweep_steps=steps).plan()}
+    if plans["sweep"].action == "reuse":
+        return
+    rl = plans["rl"]
+    if rl.action != "reuse":
+        reason = f"{rl.headline}: {rl.reason}" if rl.reason else rl.headline
+        raise DataError(
+            f"--steps: the RL run of {config.name} is not finished in {workspace.root} ({reason}); make it first, "
+            "by luffy run with the same experiment and overrides"
+        )
+    kept = complete_checkpoints(rl.directory)
+    missing = [step for step in steps if step not in kept]
+    if missing:
+        raise DataError(
+            f"--steps: {rl.directory} has no checkpoint of {', '.join(map(str, missing))}; there are: "
+            f"{', '.join(map(str, sorted(kept)))} (execution.checkpoint sets how many a run keeps)"
+        )

@@ -20,6 +20,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from luffy.config import ExperimentConfig
+from luffy.config.difficulty import DifficultyConfig
+from luffy.config.evaluation import EvaluationConfig
+from luffy.config.expert_iteration import SampleConfig
 from luffy.config.model import LoRAConfig, ModelConfig
 from luffy.config.objective import TermConfig
 from luffy.config.objective.losses import EntropyLoss, is_untempered
@@ -28,9 +31,6 @@ from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapt
 
 GIB = 2**30
 RL_ENGINE = "engine GPU"
-EVALUATION = "GPU in evaluation"
-DIFFICULTY = "GPU in difficulty"
-SAMPLING = "GPU in sample"
 _FLOAT32 = 4
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 _PROCESS_GIB = 1.5
@@ -470,22 +470,27 @@ def generation_memory(
 
     Empty for stages whose model is on servers elsewhere.
     """
-    sections = (
-        (EVALUATION, config.evaluation, ("evaluate", "sweep")),
-        (DIFFICULTY, config.measured_difficulty, ("difficulty",)),
-        (SAMPLING, config.sampled_traces, ("sample",)),
-    )
     found = []
-    for name, section, users in sections:
-        if section is None or not {*users} & {*stages} or section.engine == "openai":
-            continue
-        longest = section.max_response_tokens
+    for name, section in answering(config, stages).items():
+        gpu, longest = f"GPU in {name}", section.max_response_tokens
         assert longest is not None
         if section.engine == "vllm":
-            found.append(_vllm_memory(architecture, config, gpu_gib, name, config.execution.vllm.engines, longest))
-        else:
-            found.append(_embedded_memory(architecture, config, gpu_gib, name, longest))
+            found.append(_vllm_memory(architecture, config, gpu_gib, gpu, config.execution.vllm.engines, longest))
+        elif section.engine != "openai":
+            found.append(_embedded_memory(architecture, config, gpu_gib, gpu, longest))
     return tuple(found)
+
+
+def answering(
+    config: ExperimentConfig, stages: Collection[str]
+) -> dict[str, EvaluationConfig | DifficultyConfig | SampleConfig]:
+    """The sections, by name, by which a finished model answers prompts in any of `stages`."""
+    sections = (
+        ("evaluation", config.evaluation, {"evaluate", "sweep"}),
+        ("difficulty", config.measured_difficulty, {"difficulty"}),
+        ("sample", config.sampled_traces, {"sample"}),
+    )
+    return {name: section for name, section, users in sections if section is not None and users & {*stages}}
 
 
 def kv_cache_bytes_per_token(architecture: ModelArchitecture, config: ExperimentConfig) -> float:

@@ -14,14 +14,12 @@ from luffy.config.rl_teacher import ModelTeacher
 from luffy.config.stage_kinds import cluster_gpus, engine_gpus
 from luffy.errors import ConfigError
 from luffy.model_shape import ModelArchitecture, architecture_of, linear_layers, missing_package, positions_of
-from luffy.pipeline.machine.gpus import detected_gpus, hidden_gpus
-from luffy.pipeline.machine.inherited_environment import complaints_about_variables
+from luffy.pipeline.gpus import detected_gpus, hidden_gpus
+from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.memory import (
-    DIFFICULTY,
-    EVALUATION,
     RL_ENGINE,
-    SAMPLING,
     GpuMemory,
+    answering,
     estimate_memory,
     generation_memory,
     rl_engine_memory,
@@ -157,13 +155,7 @@ class _Placement:
     @property
     def _answering(self) -> list[tuple[str, str | None]]:
         """The stages in which a finished model answers prompts, each with its engine."""
-        config, stages = self.config, {*self.stages}
-        sections = (
-            ("evaluation", config.evaluation, {"evaluate", "sweep"}),
-            ("difficulty", config.measured_difficulty, {"difficulty"}),
-            ("sample", config.sampled_traces, {"sample"}),
-        )
-        return [(name, section.engine) for name, section, users in sections if section is not None and users & stages]
+        return [(name, section.engine) for name, section in answering(self.config, self.stages).items()]
 
     def _smallest(self, gpus_gib: tuple[float, ...] | None) -> float | None:
         return self.config.execution.gpu_memory_gb or (min(gpus_gib) if gpus_gib else None)
@@ -252,7 +244,7 @@ def _too_full(placement: _Placement) -> Iterator[str]:
 def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
     """Settings that would free memory, cheapest first."""
     execution = config.execution
-    if gpu.name in (EVALUATION, DIFFICULTY, SAMPLING):
+    if gpu.name in ("GPU in evaluation", "GPU in difficulty", "GPU in sample"):
         return ["lower execution.rollout_batch_size", "generate with engine: vllm"]
     if gpu.name == "shared GPU in a rollout":
         remedies = ["lower execution.vllm.gpu_memory_utilization"]

@@ -21,8 +21,8 @@ from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.results import Cell, advice_on, checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
-from luffy.pipeline.chain.graph import build_graph, nodes_providing, nodes_showing
-from luffy.pipeline.chain.manifest import Manifest, finished_manifest
+from luffy.pipeline.graph import build_graph, nodes_providing, nodes_showing
+from luffy.pipeline.manifest import Manifest, finished_manifest
 from luffy.report.cells import (
     NBSP,
     NONE,

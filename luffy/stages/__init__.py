@@ -2,6 +2,6 @@
 
 import os
 
-from luffy.pipeline.machine.inherited_environment import drop_foreign
+from luffy.pipeline.inherited_environment import drop_foreign
 
 drop_foreign(os.environ)  # here, since a program imports its libraries, which read the environment, before it runs

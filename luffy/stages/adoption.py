@@ -24,8 +24,8 @@ from luffy.evaluation.results import Cell
 from luffy.evaluation.sample_files import read_samples_of, write_sample_records
 from luffy.files import write_atomic
 from luffy.grading import GraderPool
-from luffy.pipeline.chain.code_identity import code_identity
-from luffy.pipeline.chain.manifest import consumed_digest, read_manifest
+from luffy.pipeline.identity import code_identity
+from luffy.pipeline.manifest import consumed_digest, read_manifest
 from luffy.pipeline.workspace import is_discarded
 
 logger = logging.getLogger(__name__)

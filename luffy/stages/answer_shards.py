@@ -17,7 +17,7 @@ from pathlib import Path
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.pass_rates import PassRate
 from luffy.files import link_or_copy, write_atomic
-from luffy.pipeline.chain.identity import Identity, IdentityRecord, read_identity
+from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
 from luffy.pipeline.workspace import is_discarded
 from luffy.types import Prompt
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from luffy.config.validation import KeepBestConfig
 from luffy.errors import CheckpointError
-from luffy.pipeline.chain.checkpoints import complete_checkpoints
+from luffy.pipeline.reuse import complete_checkpoints
 from luffy.tracking.metrics import MetricRow
 
 BEST_FOLDER = "best"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from luffy.files import link_or_copy
-from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER, newest_checkpoint
+from luffy.pipeline.reuse import CHECKPOINTS_FOLDER, newest_checkpoint
 
 _HISTORY = ("metrics.jsonl", "samples.jsonl")
 

@@ -31,7 +31,7 @@ from luffy.evaluation.requests import Suite
 from luffy.evaluation.suite_checks import check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
-from luffy.pipeline.chain.checkpoints import complete_checkpoints
+from luffy.pipeline.reuse import complete_checkpoints
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.best_model import BestModel, Exporter

@@ -37,23 +37,23 @@ from luffy.errors import (
     WorkspaceError,
 )
 from luffy.library_loading import loaded
-from luffy.pipeline.chain.code_identity import code_identity
-from luffy.pipeline.chain.identity import IdentityRecord, read_identity, write_identity
-from luffy.pipeline.chain.job import StageJob, read_job
-from luffy.pipeline.chain.manifest import (
+from luffy.pipeline.disk import READ_ONLY, lack_of_space
+from luffy.pipeline.events import EVENTS_FILE, EventReader, EventWriter, seconds_of_attempts
+from luffy.pipeline.identity import IdentityRecord, code_identity, read_identity, write_identity
+from luffy.pipeline.job import StageJob, read_job
+from luffy.pipeline.lock import StageLock
+from luffy.pipeline.manifest import (
     Manifest,
     collect_outputs,
     consumed_digests,
     delete_scratch,
     finished_manifest,
+    hardware,
+    package_versions,
     read_manifest,
     write_manifest,
 )
-from luffy.pipeline.chain.provenance import hardware, package_versions
-from luffy.pipeline.chain.reuse import Condition, afresh, clear, examine
-from luffy.pipeline.machine.events import EVENTS_FILE, EventReader, EventWriter, seconds_of_attempts
-from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.space import READ_ONLY, lack_of_space
+from luffy.pipeline.reuse import Condition, afresh, clear, examine
 from luffy.processes import (
     MARK_VARIABLE,
     die_with,

@@ -6,7 +6,7 @@ Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 from contextlib import ExitStack
 
 from luffy.config.settings import RLSettings
-from luffy.pipeline.chain.checkpoints import complete_checkpoints
+from luffy.pipeline.reuse import complete_checkpoints
 from luffy.rl.logp_gap import LogpGapCheck, suspicious_gap
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main

@@ -27,7 +27,7 @@ from luffy.data.sample_card import (
 )
 from luffy.errors import DataError
 from luffy.files import write_atomic
-from luffy.pipeline.chain.manifest import read_manifest
+from luffy.pipeline.manifest import read_manifest
 from luffy.stages.answered_prompts import AnsweredPrompts, AnswerPlan, answer_prompts
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.training.model_folder import copy_tokenizer

@@ -8,7 +8,7 @@ from luffy.config.environment import History
 from luffy.config.settings import BaseSettings, SFTSettings
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.templates import render_prompts
-from luffy.pipeline.chain.checkpoints import complete_checkpoints
+from luffy.pipeline.reuse import complete_checkpoints
 from luffy.stages.program import StageContext, StageResult
 from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured, end_of_training
 from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics

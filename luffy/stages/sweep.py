@@ -19,7 +19,7 @@ from luffy.evaluation.model_clients import render_as_ids
 from luffy.evaluation.results import RESULTS_FILE, count_correct, read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.files import write_atomic
-from luffy.pipeline.chain.checkpoints import complete_checkpoints
+from luffy.pipeline.reuse import complete_checkpoints
 from luffy.report.evaluation_page import SweptStep, checkpoints_page
 from luffy.report.page import html
 from luffy.rollout.engine import SwappableEngine

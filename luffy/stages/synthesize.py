@@ -45,7 +45,7 @@ from luffy.errors import ConfigError, DataError
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
 from luffy.http_client import missing_key
-from luffy.pipeline.chain.reuse import PAID_ANSWERS
+from luffy.pipeline.reuse import PAID_ANSWERS
 from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.program import StageContext, StageResult, main

@@ -22,9 +22,9 @@ from luffy.config.model import DType
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import sync_directory, write_atomic
-from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER, COMPLETE_FILE, complete_checkpoints
-from luffy.pipeline.chain.job import JOB_FILE, inputs_of, read_job
-from luffy.pipeline.chain.manifest import MANIFEST_FILE
+from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
+from luffy.pipeline.manifest import MANIFEST_FILE
+from luffy.pipeline.reuse import CHECKPOINTS_FOLDER, COMPLETE_FILE, complete_checkpoints
 from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.engine_state import (
     PieceKey,

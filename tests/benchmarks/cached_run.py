@@ -22,8 +22,8 @@ from statistics import median
 from measuring import ROOT, environment_without_server, show
 
 from luffy.config import load_experiment
-from luffy.flows.prefect_session import ApiServer, set_environment
-from luffy.pipeline.chain.graph import build_graph
+from luffy.flows.prefect_api import ApiServer, set_environment
+from luffy.pipeline.graph import build_graph
 
 FLOW = ("flows/full_pipeline.py", "exp_configs/smoke.yaml")
 YARDSTICK = "--yardstick"

@@ -25,8 +25,8 @@ import psutil
 from measuring import ROOT
 
 from luffy.config import load_experiment
-from luffy.pipeline.machine.events import EVENTS_FILE, EventReader
-from luffy.pipeline.workspace.disk import measure
+from luffy.pipeline.disk import measure
+from luffy.pipeline.events import EVENTS_FILE, EventReader
 from luffy.processes import die_with
 from luffy.report.curves import draw_outcomes, draw_panels, rl_panels
 from luffy.tracking.metrics import METRICS_FILE, read_metrics

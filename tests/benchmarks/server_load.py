@@ -28,7 +28,7 @@ import httpx
 from measuring import ROOT, environment_without_server, show
 from postgres import PROGRAMS, postgresql
 
-from luffy.flows.prefect_session import free_port
+from luffy.flows.prefect_api import free_port
 
 PAGES = {
     "runs": ("flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 20}),

@@ -19,7 +19,7 @@ from pathlib import Path
 from measuring import ROOT, numbers, show
 
 _WARM = "from luffy.cli.main import main; raise SystemExit(main(['run', 'smoke']))"
-_COLD = f"import luffy.pipeline.machine.warm_start as start; start.can_start_warm = lambda: False; {_WARM}"
+_COLD = f"import luffy.pipeline.warm_start as start; start.can_start_warm = lambda: False; {_WARM}"
 WAYS = {"warm": _WARM, "cold": _COLD}
 
 

@@ -27,7 +27,7 @@ import httpx
 from measuring import ROOT, environment_without_server, show
 from server_load import PAGES
 
-from luffy.flows.prefect_session import ApiServer, set_environment
+from luffy.flows.prefect_api import ApiServer, set_environment
 from luffy.pipeline.workspace import RUN_FILE
 
 SEEDS = (1, 2)

@@ -54,15 +54,15 @@ from luffy.config import STAGE_KINDS, load_experiment
 from luffy.config.derived import evaluation_of
 from luffy.data.parquet import read_prompts
 from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR, LuffyError
-from luffy.pipeline.chain.checkpoints import newest_checkpoint
-from luffy.pipeline.chain.identity import read_identity
-from luffy.pipeline.chain.job import JOB_FILE, write_job
-from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.events import EVENTS_FILE, EventReader
 from luffy.pipeline.experiment import Experiment, Unwatched, open_experiment, start_run
-from luffy.pipeline.machine.events import EVENTS_FILE, EventReader
-from luffy.pipeline.machine.warm_start import LIBRARIES
+from luffy.pipeline.garbage import partial_files
+from luffy.pipeline.identity import read_identity
+from luffy.pipeline.job import JOB_FILE, write_job
+from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.reuse import newest_checkpoint
+from luffy.pipeline.warm_start import LIBRARIES
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
-from luffy.pipeline.workspace.garbage import partial_files
 from luffy.processes import die_with, exit_without_finalizing
 from luffy.stages.program import run_program
 from luffy.tracking.metrics import METRICS_FILE

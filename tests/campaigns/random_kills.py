@@ -37,8 +37,8 @@ from typing import Literal
 
 import psutil
 
-from luffy.pipeline.chain.manifest import MANIFEST_FILE, OutputFile, finished_manifest
-from luffy.pipeline.machine.events import EVENTS_FILE
+from luffy.pipeline.events import EVENTS_FILE
+from luffy.pipeline.manifest import MANIFEST_FILE, OutputFile, finished_manifest
 from luffy.pipeline.workspace import RUN_FILE, WORKSPACE_VARIABLE
 from luffy.processes import die_with
 from luffy.tracking.metrics import METRICS_FILE, without_times
@@ -56,7 +56,7 @@ _RAY_NAMES: Mapping[str, str] = {
     "gcs": "gcs_server",
     "raylet": "raylet",
 }
-_WARM_SERVER = "luffy.pipeline.machine.warm_server"
+_WARM_SERVER = "luffy.pipeline.warm_start"
 _API_SERVER = "luffy.flows.own_pages:create_app"
 _POLL_S = 0.02
 _END_S = 120.0

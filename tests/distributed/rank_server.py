@@ -19,7 +19,7 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from luffy.pipeline.machine.warm_start import LIBRARIES
+from luffy.pipeline.warm_start import LIBRARIES
 from luffy.processes import die_with
 
 # What all programs import. Muon is what DeepSpeed loads for the first engine under ZeRO, with torch's whole compiler.

@@ -15,8 +15,8 @@ from holding import Hold
 from patience import PATIENCE_S
 from sandboxed import processes_below
 
-from luffy.pipeline.machine import warm_start
-from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm
+from luffy.pipeline import warm_start
+from luffy.pipeline.warm_start import WarmServer, can_start_warm
 
 ROOT = Path(__file__).parents[2]
 

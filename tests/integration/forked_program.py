@@ -8,7 +8,7 @@ from pathlib import Path
 
 from patience import wait_until
 
-from luffy.pipeline.machine.warm_start import current_warm_server
+from luffy.pipeline.warm_start import current_warm_server
 
 ROOT = Path(__file__).parents[2]
 

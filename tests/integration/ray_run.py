@@ -9,7 +9,7 @@ from toy_run import Recorder
 from luffy.config import load_experiment
 from luffy.errors import StageFailed
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.machine.supervise import stage_command
+from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]

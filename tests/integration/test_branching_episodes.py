@@ -14,7 +14,7 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.data.templates import decode, load_tokenizer
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.rl import loop
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import read_metrics

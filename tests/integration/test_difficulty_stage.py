@@ -15,10 +15,10 @@ from toy_run import Recorder
 from luffy.config import load_experiment
 from luffy.data.parquet import read_prompts
 from luffy.errors import StageFailed
-from luffy.pipeline.chain.job import write_job
-from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
-from luffy.pipeline.machine.supervise import stage_command
+from luffy.pipeline.job import write_job
+from luffy.pipeline.manifest import finished_manifest
+from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from vllm_serving import NAME, served_by_vllm
 from luffy.config import load_experiment
 from luffy.errors import StageFailed
 from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
-from luffy.pipeline.machine.supervise import stage_command
+from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 

@@ -13,7 +13,7 @@ from luffy.config.derived import evaluation_of
 from luffy.errors import StageFailed
 from luffy.evaluation.results import read_results
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.machine.supervise import stage_command
+from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
 pytestmark = pytest.mark.slow

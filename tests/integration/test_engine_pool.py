@@ -29,9 +29,9 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import DifficultySettings, EvaluateSettings, StageSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.chain.checkpoints import COMPLETE_FILE
-from luffy.pipeline.machine.events import EventWriter
-from luffy.pipeline.machine.supervise import LOG_FILE, supervise
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.reuse import COMPLETE_FILE
+from luffy.pipeline.supervise import LOG_FILE, supervise
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.stages import difficulty, evaluate, sweep
 from luffy.stages.evaluate import OUTPUTS

@@ -14,7 +14,7 @@ from prefect_api import shared_api
 
 from luffy.cli.main import main
 from luffy.evaluation.results import read_results
-from luffy.pipeline.machine.events import EventReader
+from luffy.pipeline.events import EventReader
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -17,10 +17,10 @@ from luffy.config import load_experiment
 from luffy.data.parquet import read_prompts
 from luffy.data.sample_card import read_sample_card
 from luffy.data.templates import encode_traces, load_tokenizer
-from luffy.pipeline.chain.job import write_job
-from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
-from luffy.pipeline.machine.supervise import stage_command
+from luffy.pipeline.job import write_job
+from luffy.pipeline.manifest import finished_manifest
+from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
 pytestmark = pytest.mark.slow

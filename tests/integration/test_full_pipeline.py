@@ -20,7 +20,7 @@ from patience import PATIENCE_S, wait_until
 from prefect_api import shared_api
 
 from luffy.cli.main import main
-from luffy.pipeline.workspace.lock import holder_of
+from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -116,15 +116,6 @@ def server():
     return shared_api()
 
 
-def test_a_second_run_reuses_every_stage_and_loads_and_starts_nothing_heavy(workspace, server):
-    result = run(workspace, *UNDISTURBED, PYTHONPROFILEIMPORTTIME="1", **server)
-    assert states(result) == only()
-    assert "Accuracy in %" in result.stdout
-    assert re.search(r"\| +prefect$", result.stderr, re.MULTILINE)
-    assert not re.search(rf"\| +({HEAVY})$", result.stderr, re.MULTILINE)
-    assert not (workspace / "warm_server.log").exists()
-
-
 def test_a_checkpoint_is_exported_as_a_model_folder(workspace, tmp_path, capsys):
     """From the checkpoint's own files, with no engine; that of the last step is the final model, bit for bit."""
     rl = stage(workspace, "rl")
@@ -210,7 +201,7 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, server
         flow = start(workspace, **server, **hold.environment)
         hold.wait(flow)
         program = program_of(directory)
-        assert "luffy.pipeline.machine.warm_server" in program.parent().cmdline()
+        assert "luffy.pipeline.warm_start" in program.parent().cmdline()
         {"stage": program, "flow": flow, "warm server": program.parent()}[victim].kill()
         said, _ = flow.communicate(timeout=PATIENCE_S)
         assert bool(re.search(r"rl: resume from step \d", said)) == (step > 3), victim
@@ -236,12 +227,9 @@ def test_a_longer_rl_run_continues_and_equals_one_of_that_length_from_the_start(
     assert learned(continued) == found
 
 
-def test_an_evaluation_option_runs_evaluation_and_report_only(workspace, server):
-    result = run(workspace, SMOKE, "evaluation.confidence=0.9", **server)
-    assert states(result) == only("evaluate_base", "evaluate_sft", "evaluate_rl", "report")
-
-
-def test_damaged_outputs_run_only_their_stages_and_dependants(workspace, server):
+def test_damaged_outputs_run_only_their_stages_and_a_run_without_damage_loads_and_starts_nothing_heavy(
+    workspace, server
+):
     (stage(workspace, "prepare_data") / "suites" / "longer.parquet").unlink()
     (stage(workspace, "evaluate_base") / "results.json").write_text("{}")
     (stage(workspace, "sft") / "model" / "config.json").unlink()
@@ -249,32 +237,13 @@ def test_damaged_outputs_run_only_their_stages_and_dependants(workspace, server)
     found.pop("report")  # shows times, too, which may differ
     assert found.items() <= only("prepare_data", "evaluate_base", "sft").items()
     assert processes_of(workspace) == []
-    assert states(run(workspace, **server)) == only()
-
-
-def test_the_second_of_two_concurrent_flows_waits_and_reuses(workspace, server):
-    shutil.rmtree(stage(workspace, "sft"))
-    flows = [start(workspace, **server), start(workspace, **server)]
-    results = [ended(flow) for flow in flows]
-    assert [flow.returncode for flow in results] == [0, 0]
-    assert sum("sft: run" in flow.stdout for flow in results) >= 1
-    starts = (stage(workspace, "sft") / "events.jsonl").read_text().count('"started"')
-    assert starts == 1
-    found = [states(flow) for flow in results]
-    assert sorted(each.pop("sft") for each in found) == ["finished", "reused"]
-    for each in found:
-        each.pop("report")  # shows times, too, which differ
-        assert each.items() <= only().items()
-
-
-def test_ctrl_c_ends_everything_with_exit_code_130(tmp_path, server):
-    flow = start(tmp_path, **server)
-    wait_until(lambda: list(tmp_path.glob("stages/*/*/config.yaml")))  # a stage is being started
-    flow.send_signal(signal.SIGINT)
-    _, err = flow.communicate(timeout=PATIENCE_S)
-    assert flow.returncode == 130
-    assert "Traceback" not in err
-    wait_until(lambda: processes_of(tmp_path) == [])
+    (workspace / "warm_server.log").unlink(missing_ok=True)
+    result = run(workspace, PYTHONPROFILEIMPORTTIME="1", **server)
+    assert states(result) == only()
+    assert "Accuracy in %" in result.stdout
+    assert re.search(r"\| +prefect$", result.stderr, re.MULTILINE)
+    assert not re.search(rf"\| +({HEAVY})$", result.stderr, re.MULTILINE)
+    assert not (workspace / "warm_server.log").exists()
 
 
 @pytest.mark.parametrize(
@@ -286,11 +255,13 @@ def test_ctrl_c_ends_everything_with_exit_code_130(tmp_path, server):
         ([SMOKE, "--workspace", "/dev/null/w"], "workspace /dev/null/w: cannot be written"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, message):
-    result = run(tmp_path, *arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.setenv("LUFFY_WORKSPACE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "250")
+    assert main(["run", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_mistake_that_a_stage_finds_is_one_line_and_exit_code_2(tmp_path, server):

@@ -18,8 +18,8 @@ from luffy.cluster.local import LocalCluster
 from luffy.cluster.ray_cluster import RayCluster
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.model import LoRAConfig
-from luffy.pipeline.chain.graph import build_graph
-from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
+from luffy.pipeline.graph import build_graph
+from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.tracking.metrics import read_metrics, without_times
 
 pytestmark = [pytest.mark.slow, needs_no_gpu]

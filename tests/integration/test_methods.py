@@ -19,8 +19,8 @@ from luffy.config import available_presets, load_experiment
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.objective import DynamicSampling
 from luffy.errors import DataError
-from luffy.pipeline.chain.graph import StageNode, build_graph
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.graph import StageNode, build_graph
 from luffy.stages import base, prepare_data, rl, sft
 from luffy.stages.program import StageContext, StageResult
 from luffy.tracking.metrics import read_metrics, without_times

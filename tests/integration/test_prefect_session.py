@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -16,14 +18,15 @@ from patience import PATIENCE_S, wait_until
 from prefect_api import place_empty_database
 
 from luffy.errors import LuffyError
-from luffy.flows import prefect_session
+from luffy.flows import prefect_api as api_module
 from luffy.flows.launch import call_flow
-from luffy.flows.prefect_session import answers, configured_api, free_port, prefect_api
+from luffy.flows.prefect_api import answers, configured_api, free_port, prefect_api
+from luffy.pipeline.lock import StageLock
 
 START = """
 import sys, time
 from pathlib import Path
-from luffy.flows.prefect_session import ApiServer
+from luffy.flows.prefect_api import ApiServer
 server = ApiServer(Path(sys.argv[1]))
 server.wait()
 print(server.url, flush=True)
@@ -55,6 +58,22 @@ def test_the_environment_wins_over_the_project_over_the_profile(project, monkeyp
     assert configured_api() == "http://file/api"
     monkeypatch.setenv("PREFECT_API_URL", "http://environment/api")
     assert configured_api() == "http://environment/api"
+
+
+@pytest.mark.parametrize("holder", ["this machine", "another-host", None])
+def test_a_run_finds_the_server_of_its_workspace_while_it_is_served_on_this_machine(
+    project, listener, monkeypatch, holder
+):
+    home, url = project / "home", listener(200, b"true")
+    (home / "serving").mkdir()
+    (home / "server.url").write_text(url)  # stays after a kill
+    monkeypatch.setattr(api_module, "ApiServer", lambda home: SimpleNamespace(url="embedded", stop=lambda: None))
+    with StageLock(home / "serving") if holder else nullcontext():
+        if holder == "another-host":
+            (home / "serving" / ".lock").write_text("pid 17 on another-host")
+        assert (prefect_api(home) is None) is (holder == "this machine")
+    assert os.environ["PREFECT_API_URL"] == (url if holder == "this machine" else "embedded")
+    monkeypatch.delenv("PREFECT_API_URL")
 
 
 @pytest.fixture
@@ -136,7 +155,7 @@ def test_requests_to_this_machine_bypass_the_proxy(listener, monkeypatch):
 )
 def test_prefect_itself_bypasses_the_proxy_for_this_machine(tmp_path, before, after):
     script = (
-        "import json, os, sys; from pathlib import Path; from luffy.flows.prefect_session import set_environment;"
+        "import json, os, sys; from pathlib import Path; from luffy.flows.prefect_api import set_environment;"
         "set_environment(Path(sys.argv[1]), debug=False);"
         "print(json.dumps([os.environ['NO_PROXY'], os.environ['no_proxy']]))"
     )
@@ -150,14 +169,14 @@ def test_prefect_itself_bypasses_the_proxy_for_this_machine(tmp_path, before, af
 def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(project, monkeypatch, capsys):
     """Where other machines may write the workspace, it has a folder of its own."""
     place_empty_database(project / "home" / "embedded" / socket.gethostname())
-    monkeypatch.setattr(prefect_session, "is_shared", lambda folder: True)
+    monkeypatch.setattr(api_module, "is_shared", lambda folder: True)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    server = prefect_api()
+    server = prefect_api(project / "home")
     try:
         assert "no Prefect API at http://127.0.0.1:9/api" in capsys.readouterr().err
         assert os.environ["PREFECT_API_URL"] == server.url
         server.wait()
-        assert prefect_api() is None
+        assert prefect_api(project / "home") is None
         assert [path.parent.name for path in (project / "home").rglob("prefect.db")] == [socket.gethostname()]
     finally:
         server.stop()

@@ -24,7 +24,7 @@ from patience import PATIENCE_S, wait_until, wait_until_ended
 from stages_in_thread import RayStagesInThread
 
 from luffy.errors import EXIT_TEMPORARY
-from luffy.pipeline.chain.checkpoints import complete_checkpoints
+from luffy.pipeline.reuse import complete_checkpoints
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 DRIVER = Path(__file__).with_name("ray_run.py")

@@ -14,7 +14,7 @@ from luffy.config.settings import RLSettings
 from luffy.data.sources import load_source
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts, stop_token_ids
 from luffy.data.tokenizer import adapt_tokenizer, save_tokenizer
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.training.learner import TrainerSpec
 from luffy.training.model_folder import adapt_model_folder, copy_tokenizer

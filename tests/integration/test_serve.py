@@ -21,8 +21,8 @@ from patience import PATIENCE_S, wait_until
 from prefect_api import place_empty_database
 
 from luffy.config.form import form_of_file
-from luffy.flows.prefect_session import free_port
-from luffy.pipeline.workspace.lock import holder_of
+from luffy.flows.prefect_api import free_port
+from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -112,14 +112,10 @@ class Checkout:
     def _runs_of(self, name):
         return f"deployments/{self.ask(f'deployments/name/{name}')['id']}/create_flow_run"
 
-    def submit(self, overrides, *options):
-        """Start the deployment by Prefect's command; returns the finished command and the run's identifier."""
-        return self.deploy("full-pipeline/smoke", {"overrides": overrides}, *options)
-
-    def deploy(self, name, parameters, *options):
-        """The same for any deployment."""
+    def deploy(self, name, parameters):
+        """Start a deployment by Prefect's command; returns the finished command and the run's identifier."""
         given = [word for key, value in parameters.items() for word in ("-p", f"{key}={json.dumps(value)}")]
-        result = self.run("-m", "prefect", "deployment", "run", name, *given, *options)
+        result = self.run("-m", "prefect", "deployment", "run", name, *given)
         found = re.search(r"UUID: (\S+)", result.stdout)
         return result, found and found[1]
 
@@ -238,7 +234,20 @@ def served(checkout):
 
 
 @pytest.fixture(scope="module")
-def first(served):
+def lost_slot(served):
+    """The limit of GPUs, whose one slot a process has that was killed: its lease ends after a minute, meanwhile."""
+    httpx.post(f"{served.api}/v2/concurrency_limits/", json={"name": "gpu", "limit": 1}, timeout=PATIENCE_S)
+    code = "from luffy.tasks.stages import gpu_slots; import time\n"
+    code += "with gpu_slots(1, print, bool): print('mine', flush=True); time.sleep(600)"
+    api = {**served.environment, "PREFECT_HOME": str(served.workspace / "prefect")}
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=served.root, env=api, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "mine\n"
+    holder.kill()
+    holder.wait()
+
+
+@pytest.fixture(scope="module")
+def first(served, lost_slot):
     """A run of SHORT by the printed commands, in a shell that knows nothing: the finished command, and the run."""
     words = ("    export PREFECT_API_URL", " full-pipeline/smoke ")
     export, command = (next(line.strip() for line in served.said if word in line) for word in words)
@@ -272,14 +281,14 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
 
 
 def test_the_form_and_a_flow_started_by_hand_reuse_the_stages_of_the_file(served, first):
-    """The one that is started by hand reports to the server, too."""
+    """The one that is started by hand reports to the server, too, which it finds in the workspace."""
     form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
     run = served.begin_of("pipeline-form/arithmetic", {"experiment": form})
     assert served.end_of(run) == "COMPLETED"
     assert served.task_states(run) == {"prepare_data": "Cached", "base": "Cached"}
     assert served.ask(f"flow_runs/{run}")["name"].startswith("smoke sft_then_luffy")
 
-    where = {"LUFFY_WORKSPACE": str(served.workspace)}
+    where = {"LUFFY_WORKSPACE": str(served.workspace), "PREFECT_API_URL": ""}
     alone = served.run("flows/full_pipeline.py", "exp_configs/smoke.yaml", "--only", "prepare_data", **where)
     assert alone.returncode == 0, alone.stderr
     assert "prepare_data: reused" in alone.stdout
@@ -300,15 +309,9 @@ def test_a_form_is_refused_by_its_schema_or_ends_in_one_line(served):
     served.failed_in_one_line(run, "form: stages: report needs evaluate before it")
 
 
-def test_parameters_of_the_wrong_type_are_refused_at_submission(served):
-    result, run = served.submit(3)
-    assert result.returncode == 1
-    assert run is None
-
-
 def test_a_mistake_in_the_experiment_is_one_line_before_any_stage_and_not_retried(served):
-    result, run = served.submit(["rl.stepz=3"], "--watch")
-    assert result.returncode == 1
+    run = served.begin(["rl.stepz=3"])
+    served.end_of(run)
     served.failed_in_one_line(run, "rl.stepz: unknown key; did you mean 'steps'?")
 
 
@@ -391,7 +394,7 @@ def test_a_flow_that_a_script_has_started_can_be_cancelled_too(served):
         run = served.newest_run(process)
         served.wait_for_progress(run)
         served.cancel(run)
-        wait_until(lambda: not served.processes("warm_server"))  # which the stage was forked from
+        wait_until(lambda: not served.processes("warm_start"))  # which the stage was forked from
         assert_cancelled(served, process, run)
     finally:
         process.kill()  # where something has failed
@@ -410,15 +413,13 @@ def one_gpu(served, tmp_path, monkeypatch):
         started.append(by_hand(served, *overrides, PATH=os.environ["PATH"]))
         return started[-1]
 
-    httpx.post(f"{served.api}/v2/concurrency_limits/", json={"name": "gpu", "limit": 1}, timeout=PATIENCE_S)
     yield start
     for process in started:
         process.kill()
-    httpx.delete(f"{served.api}/v2/concurrency_limits/gpu", timeout=PATIENCE_S).raise_for_status()
 
 
 def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, first, one_gpu):
-    """The one that has it is cancelled, which leaves it to the next one."""
+    """The one that had it at the beginning was killed; the next one is cancelled, which leaves it to the third."""
 
     def taken():
         return served.ask("v2/concurrency_limits/gpu")["active_slots"]
@@ -430,6 +431,7 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, first, one_
         shown = served.ask("artifacts/filter", artifacts={"key": {"any_": ["smoke-base-progress"]}})
         return [one for one in shown if one["description"] == "base: waiting for a slot of Prefect's limit 'gpu'"]
 
+    wait_until(lambda: taken() == 0, "the end of the lease", every_s=LOOK_S)
     holder = one_gpu(*LONG)
     run = served.newest_run(holder)
     wait_until(lambda: taken() == 1, every_s=LOOK_S)
@@ -448,21 +450,6 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, first, one_
     assert "waiting for a slot" in said
     assert len(started() - begun) == 1
     assert taken() == 0
-
-
-def test_the_slots_of_a_killed_process_are_free_again_when_its_lease_ends(served, one_gpu):
-    """After a minute, which is as short as Prefect makes a lease."""
-    code = "from luffy.tasks.gpu_slots import gpu_slots; import time\n"
-    code += "with gpu_slots(1, print, bool): print('mine', flush=True); time.sleep({})"
-    command = [sys.executable, "-c", code.format(600)]
-    api = {**served.environment, "PREFECT_API_URL": served.api, "PREFECT_HOME": str(served.workspace / "prefect")}
-    holder = subprocess.Popen(command, cwd=served.root, env=api, stdout=subprocess.PIPE, text=True)
-    assert holder.stdout.readline() == "mine\n"
-    holder.kill()
-    holder.wait()
-    command[-1] = code.format(0)
-    after = subprocess.run(command, cwd=served.root, env=api, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert after.stdout == "a slot of Prefect's limit 'gpu'\nmine\n", after.stderr
 
 
 def test_a_second_server_is_refused_in_one_line(served, tmp_path):

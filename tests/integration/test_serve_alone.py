@@ -4,6 +4,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from uuid import UUID
 
 import httpx
 import pytest
@@ -12,10 +14,9 @@ from prefect.exceptions import ObjectNotFound
 from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.flows import serve
-from luffy.flows.basic_auth import ServerAddress
-from luffy.flows.prefect_session import free_port
+from luffy.flows.prefect_api import ServerAddress, free_port
+from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import Workspace
-from luffy.pipeline.workspace.lock import StageLock
 
 IDLE = [sys.executable, "-c", "import time; time.sleep(7200)"]
 
@@ -90,6 +91,34 @@ def test_a_worker_that_has_ended_is_not_waited_for(tmp_path, idle):
     idle.wait()
     with pytest.raises(LuffyError, match=r"the Prefect worker has ended by itself; see .*worker\.log"):
         serve._wait_for_pool(Client(), idle, tmp_path / "worker.log")
+
+
+ODD, KNOWN, CANCELLED = (UUID(int=number) for number in range(3))
+
+
+class ApiOfRuns:
+    """Answers with `error` when it is asked for the run ODD."""
+
+    def __init__(self, status):
+        request = httpx.Request("GET", "http://localhost")
+        answer = httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+        self.error = ObjectNotFound(answer) if status == httpx.codes.NOT_FOUND else answer
+        self.closed = {}
+
+    def read_flow_run(self, run):
+        if run == ODD:
+            raise self.error
+        return SimpleNamespace(state=SimpleNamespace(is_cancelling=lambda: run == CANCELLED))
+
+    def set_flow_run_state(self, run, state, *, force):
+        self.closed[run] = state.type.value
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_run_that_cannot_be_closed_keeps_no_other_from_it(status):
+    client = ApiOfRuns(status)
+    serve._close(client, {ODD, KNOWN, CANCELLED})
+    assert client.closed == {KNOWN: "CRASHED", CANCELLED: "CANCELLED"}
 
 
 @pytest.mark.parametrize(

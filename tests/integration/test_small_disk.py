@@ -11,13 +11,10 @@ from toy_run import Recorder, toy_experiment, toy_run
 from luffy.cli.main import main
 from luffy.errors import EXIT_USER_ERROR, StageFailed, WorkspaceError
 from luffy.files import write_atomic
+from luffy.pipeline.disk import lack_of_space
 from luffy.pipeline.experiment import start_run
-from luffy.pipeline.workspace import Workspace
-from luffy.pipeline.workspace.claims import claiming
-from luffy.pipeline.workspace.disposal import dispose
-from luffy.pipeline.workspace.garbage import survey
-from luffy.pipeline.workspace.retention import Retention
-from luffy.pipeline.workspace.space import lack_of_space
+from luffy.pipeline.garbage import Retention, dispose, survey
+from luffy.pipeline.workspace import Workspace, claiming
 from luffy.stages.continuation import adopt_shorter_run
 
 MIB = 1 << 20

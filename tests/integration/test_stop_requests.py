@@ -12,10 +12,10 @@ from flow_process import UNDISTURBED, start
 from forked_program import ForkedProgram
 from patience import PATIENCE_S, wait_until
 
-from luffy.pipeline.chain.checkpoints import newest_checkpoint
-from luffy.pipeline.chain.job import JOB_FILE, read_job, write_job
-from luffy.pipeline.chain.manifest import read_manifest
-from luffy.pipeline.machine.supervise import stage_command
+from luffy.pipeline.job import JOB_FILE, read_job, write_job
+from luffy.pipeline.manifest import read_manifest
+from luffy.pipeline.reuse import newest_checkpoint
+from luffy.pipeline.supervise import stage_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_stages")]
 SMOKE = "exp_configs/smoke.yaml"

@@ -15,8 +15,8 @@ from patience import wait_until
 from toy_run import Recorder, toy_run
 
 from luffy.errors import StageFailed
-from luffy.pipeline.machine.supervise import supervise
-from luffy.pipeline.workspace.lock import holder_of
+from luffy.pipeline.lock import holder_of
+from luffy.pipeline.supervise import supervise
 
 DRIVER = Path(__file__).with_name("toy_run.py")
 
@@ -98,7 +98,7 @@ def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path
     passes = SimpleNamespace(
         sleep=time.sleep, monotonic=lambda: time.monotonic() + limit_s * checkpoint_written(tmp_path)
     )
-    monkeypatch.setattr("luffy.pipeline.machine.supervise.time", passes)
+    monkeypatch.setattr("luffy.pipeline.supervise.time", passes)
     limit = f"execution.time_limits_s={{prepare_data: {limit_s}}}"
     with pytest.raises(StageFailed, match="prepare_data has reached its time limit; the same command") as caught:
         toy_run(tmp_path, limit).execute("prepare_data", recorder)

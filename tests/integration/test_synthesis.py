@@ -24,10 +24,10 @@ from luffy.config.data import FileSource
 from luffy.data.parquet import read_prompts
 from luffy.data.sources import open_source
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
-from luffy.pipeline.chain.job import write_job
-from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
-from luffy.pipeline.machine.supervise import stage_command
+from luffy.pipeline.job import write_job
+from luffy.pipeline.manifest import finished_manifest
+from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 from luffy.synthesis.synthesis_card import read_synthesis_card
 

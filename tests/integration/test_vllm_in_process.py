@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from test_methods import TWO_UPDATES, experiment, run_rl, run_stage
 
 from luffy.data.templates import decode, load_tokenizer
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import read_metrics, training_rows, without_times
 from luffy.types import FinishReason, Source

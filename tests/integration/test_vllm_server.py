@@ -33,8 +33,8 @@ from luffy.config.settings import EvaluateSettings, RLSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError
 from luffy.evaluation.sample_files import read_sample_records
-from luffy.pipeline.chain.graph import build_graph
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.graph import build_graph
 from luffy.processes import end_group, signal_group
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.server_checks import check_servers

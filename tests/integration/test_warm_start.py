@@ -20,11 +20,11 @@ from toy_run import Recorder
 
 from luffy.config import load_experiment
 from luffy.errors import EXIT_FAILURE, StageFailed
-from luffy.pipeline.chain.manifest import finished_manifest
+from luffy.pipeline import supervise as supervision
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.machine import supervise as supervision
-from luffy.pipeline.machine.supervise import supervise
-from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm, current_warm_server
+from luffy.pipeline.manifest import finished_manifest
+from luffy.pipeline.supervise import supervise
+from luffy.pipeline.warm_start import WarmServer, can_start_warm, current_warm_server
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import marked_processes
 from luffy.tracking.metrics import read_metrics
@@ -188,7 +188,7 @@ def test_where_no_further_server_starts_the_stage_starts_cold(program, tmp_path,
         def refuse(*arguments, **options):
             raise OSError("no more processes")
 
-        monkeypatch.setattr("luffy.pipeline.machine.warm_start.subprocess", SimpleNamespace(Popen=refuse, DEVNULL=None))
+        monkeypatch.setattr("luffy.pipeline.warm_start.subprocess", SimpleNamespace(Popen=refuse, DEVNULL=None))
         assert int(run(tmp_path)) == os.getpid()
 
 

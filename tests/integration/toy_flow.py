@@ -11,7 +11,7 @@ from pathlib import Path
 
 from toy_run import Recorder, toy_command, toy_experiment
 
-from luffy.flows.prefect_session import set_environment
+from luffy.flows.prefect_api import set_environment
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE
 
 root, forced, overrides = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from luffy.pipeline.machine.supervise import supervise
-from luffy.pipeline.machine.warm_start import WarmServer
+from luffy.pipeline.supervise import supervise
+from luffy.pipeline.warm_start import WarmServer
 
 
 def say(text: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext
 from synthetic.arithmetic import ScriptedEngine, tiny_tokenizer

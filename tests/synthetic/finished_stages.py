@@ -5,10 +5,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from luffy.config.execution import ExecutionConfig
-from luffy.pipeline.chain.identity import IdentityRecord, write_identity
-from luffy.pipeline.chain.manifest import Manifest, collect_outputs, consumed_digests, write_manifest
-from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import Experiment, ExperimentRun, RunState, Unwatched
+from luffy.pipeline.identity import IdentityRecord, write_identity
+from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests, write_manifest
+from luffy.pipeline.plan import StagePlan
 
 
 def write_finished(directory: Path, stage: str, node: str, key: str, outputs: Iterable[str], **fields: object) -> None:

@@ -7,7 +7,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
-from luffy.pipeline.chain.job import StageJob, write_job
+from luffy.pipeline.job import StageJob, write_job
 from synthetic.arithmetic import tiny_tokenizer
 from synthetic.finished_stages import write_finished
 

@@ -16,8 +16,8 @@ from luffy.config.shipped import DATA, EXPERIMENTS, PresetKind, experiment_file
 from luffy.config.yaml_source import KeyPath, flow_yaml, read_yaml
 from luffy.errors import EXIT_OK, ConfigError
 from luffy.objectives.explain import explain_objective, explain_terms
-from luffy.pipeline.chain.graph import build_graph
-from luffy.pipeline.chain.job import read_job
+from luffy.pipeline.graph import build_graph
+from luffy.pipeline.job import read_job
 
 _COLUMN = 48
 """Where comments begin, after shorter values."""

@@ -13,12 +13,12 @@ from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.config.foreign_folders import copy_model_files
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.errors import EXIT_OK, ConfigError, DataError
-from luffy.pipeline.chain.checkpoints import complete_checkpoints
-from luffy.pipeline.chain.graph import nodes_providing
-from luffy.pipeline.chain.job import inputs_of, read_job
-from luffy.pipeline.chain.manifest import MANIFEST_FILE
+from luffy.pipeline.graph import nodes_providing
+from luffy.pipeline.job import inputs_of, read_job
+from luffy.pipeline.manifest import MANIFEST_FILE
+from luffy.pipeline.records import RunRecord, find_run
+from luffy.pipeline.reuse import complete_checkpoints
 from luffy.pipeline.workspace import find_workspace
-from luffy.pipeline.workspace.records import RunRecord, find_run
 
 _MODEL = "model"
 _TRAIN_FILE = "train.parquet"

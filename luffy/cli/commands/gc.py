@@ -8,11 +8,9 @@ from typer import BadParameter, Option
 from luffy.cli.console import duration, say, size_words, text_table, wide_terminal
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.errors import EXIT_FAILURE, EXIT_OK, DataError
+from luffy.pipeline.disk import Extent, joined, measure
+from luffy.pipeline.garbage import Garbage, Kind, Retention, dispose, survey
 from luffy.pipeline.workspace import Workspace, find_workspace
-from luffy.pipeline.workspace.disk import Extent, joined, measure
-from luffy.pipeline.workspace.disposal import dispose
-from luffy.pipeline.workspace.garbage import Garbage, Kind, survey
-from luffy.pipeline.workspace.retention import Retention
 
 _HEADER = ("kind", "what", "size", "age", "why")
 _DAY_S = 86400.0

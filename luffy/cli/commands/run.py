@@ -18,8 +18,8 @@ from luffy.config.many_runs.grid_experiment import is_grid, load_grid
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import EXIT_FAILURE, EXIT_OK
 from luffy.flows.launch import launch
-from luffy.pipeline.chain.graph import build_graph, select_nodes
-from luffy.pipeline.chain.swept_checkpoints import check_checkpoints
+from luffy.pipeline.experiment import check_checkpoints
+from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.workspace import find_workspace
 
 if TYPE_CHECKING:

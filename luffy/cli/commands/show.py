@@ -11,8 +11,8 @@ from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.run_view import RESULT_HEADER, RUN_HEADER, by_suite, settings_of, take_stock
 from luffy.cli.sample_view import HISTORY_HEADER, RewardRange, prompt_history, read_range, samples_of
 from luffy.errors import EXIT_OK, ConfigError
+from luffy.pipeline.records import RunRecord, find_run, read_run
 from luffy.pipeline.workspace import find_workspace
-from luffy.pipeline.workspace.records import RunRecord, find_run, read_run
 
 
 def show(

@@ -16,8 +16,8 @@ from luffy.errors import LuffyError
 from luffy.evaluation.leaderboard.row_names import RowName, Use, flatten, name_row, read_uses, tell_apart
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.chain.graph import nodes_providing
-from luffy.pipeline.chain.manifest import MANIFEST_FILE, Manifest, read_manifest
+from luffy.pipeline.graph import nodes_providing
+from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.workspace import Workspace
 
 _OF_SUITES = ("suites", "graders")

@@ -9,7 +9,7 @@ from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.stage_kinds import STAGE_ORDER, StageKind
 from luffy.evaluation.results import checkpoint_name
 from luffy.json_text import parse_json
-from luffy.pipeline.chain.graph import kind_of, nodes_providing
+from luffy.pipeline.graph import kind_of, nodes_providing
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 
 _NODE_PREFIX = "evaluate_"

@@ -8,8 +8,8 @@ from luffy.config.many_runs.selection_split import decoding_of
 from luffy.config.many_runs.study import CellRun, Chosen, Study, distinct
 from luffy.evaluation.method_comparison.arms import FinishedSeed, read_seed
 from luffy.evaluation.method_comparison.tuning import ArmTuning, tried
-from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.manifest import finished_manifest
 from luffy.pipeline.workspace import Workspace
 
 

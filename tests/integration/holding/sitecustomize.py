@@ -28,7 +28,7 @@ class ChangingFinder(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         """The usual module, changed right after it has run."""
-        if fullname != "luffy.pipeline.machine.events":
+        if fullname != "luffy.pipeline.events":
             return None
         spec = PathFinder.find_spec(fullname, path)
         run = spec.loader.exec_module

@@ -26,7 +26,7 @@ from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
 from luffy.config.sandbox import SandboxConfig
-from luffy.pipeline.machine.gpus import Gpu
+from luffy.pipeline.gpus import Gpu
 from luffy.pipeline.workspace import Workspace
 
 GPUS = (Gpu("0", "GPU-a", 80.0), Gpu("1", "GPU-b", 80.0))

@@ -15,8 +15,8 @@ from luffy.config.fields import all_fields
 from luffy.config.shipped import EXPERIMENTS
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.job import JOB_FILE, write_job
 from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.job import JOB_FILE, write_job
 from luffy.pipeline.workspace import Workspace
 
 METHODS = sorted(file.stem for file in (EXPERIMENTS / "methods").glob("*.yaml"))

@@ -8,8 +8,8 @@ from rich.console import Console
 from luffy.cli.console import ChainProgress, StageLine, duration, live_table, plan_table, stage_display
 from luffy.cli.run_view import Accuracy, by_suite
 from luffy.config import load_experiment
+from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.machine.events import Event
 from luffy.pipeline.workspace import Workspace
 
 

@@ -14,7 +14,7 @@ from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.results import EvaluationResults, read_results, write_results
 from luffy.evaluation.sample_files import read_sample_records, write_sample_records
-from luffy.pipeline.chain.job import StageJob, write_job
+from luffy.pipeline.job import StageJob, write_job
 from luffy.types import Message, Prompt
 
 SECRET = "quark"

@@ -23,10 +23,10 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.pipeline.chain.job import write_job
 from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.job import write_job
+from luffy.pipeline.records import RunRecord, StageEntry
 from luffy.pipeline.workspace import Workspace
-from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Source, Trajectory
 

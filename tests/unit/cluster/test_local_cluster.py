@@ -10,7 +10,7 @@ from luffy.cluster.local import LocalCluster
 from luffy.config import load_experiment
 from luffy.config.settings import RLSettings
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.training.learner import TrainerSpec
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"

@@ -9,7 +9,7 @@ from luffy.config import load_experiment
 from luffy.config.derived import evaluation_of, sweep_of
 from luffy.config.model import ModelConfig
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 

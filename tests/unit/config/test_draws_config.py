@@ -7,8 +7,8 @@ import pytest
 from luffy.config import load_experiment
 from luffy.config.settings import DifficultySettings, RLSettings, StageSettings
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.graph import build_graph
-from luffy.pipeline.chain.identity import identifying
+from luffy.pipeline.graph import build_graph
+from luffy.pipeline.identity import identifying
 
 CONFIGS = Path(__file__).parents[3] / "exp_configs"
 SMOKE = CONFIGS / "smoke.yaml"

@@ -8,7 +8,7 @@ from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated, evaluation_of
 from luffy.config.experiment import ExperimentConfig
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 URL = "http://one:8000/v1"

@@ -9,7 +9,7 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.model import LoRAConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 LORA = "model.lora={rank: 4, alpha: 8}"

@@ -7,7 +7,7 @@ import pytest
 from luffy.config import load_experiment
 from luffy.config.settings import RLSettings
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 

@@ -5,8 +5,8 @@ import pytest
 from luffy.config import load_experiment
 from luffy.config.validation import DECODING
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.graph import build_graph
-from luffy.pipeline.chain.identity import identifying, identity_of
+from luffy.pipeline.graph import build_graph
+from luffy.pipeline.identity import identifying, identity_of
 
 SMOKE = "exp_configs/smoke.yaml"
 DIFFICULTY = ("difficulty={num_samples: 2}",)

@@ -9,7 +9,7 @@ from luffy.config.settings import RLSettings, SFTSettings
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.costs.bench import Measured, shortened, some_problems, training_cost
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.pipeline.machine.events import Event
+from luffy.pipeline.events import Event
 from luffy.types import Message, Prompt
 
 VALIDATED = ["data.validation_prompts=4", "rl.validation={every: 4, source: validation}"]

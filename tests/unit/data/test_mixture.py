@@ -12,8 +12,8 @@ from luffy.config.settings import PrepareDataSettings
 from luffy.data.sources import load_source
 from luffy.data.sources.mixture import mixed_in
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.graph import build_graph
-from luffy.pipeline.chain.outside import outside_files
+from luffy.pipeline.graph import build_graph
+from luffy.pipeline.outside import outside_files
 
 SMOKE = Path(__file__).resolve().parents[3] / "exp_configs/smoke.yaml"
 PARTS = (

@@ -20,7 +20,7 @@ from luffy.data.verify_traces import Replayed
 from luffy.environments.call_formats import HermesCalls, ToolCall
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import LostError
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext
 from luffy.types import Message, Prompt, Trace

@@ -13,7 +13,7 @@ from luffy.errors import ConfigError
 from luffy.evaluation.leaderboard.board import Board, build_board
 from luffy.evaluation.leaderboard.entries import read_entries
 from luffy.evaluation.leaderboard.published import read_published
-from luffy.pipeline.chain.manifest import collect_outputs, finished_manifest, write_manifest
+from luffy.pipeline.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace
 from luffy.report.leaderboard_page import accuracy_table, leaderboard_page
 from luffy.report.page import html

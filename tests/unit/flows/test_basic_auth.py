@@ -7,8 +7,8 @@ import pytest
 
 from luffy.cli.main import main
 from luffy.errors import UserError
-from luffy.flows.basic_auth import ServerAddress, guard, is_loopback, share_auth_string
 from luffy.flows.launch import call_flow
+from luffy.flows.prefect_api import ServerAddress, guard, is_loopback, share_auth_string
 
 SERVER, CLIENT = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
 GOOD = "lab:correct-horse-battery"

@@ -7,8 +7,8 @@ import pytest
 from synthetic.finished_stages import begin, finish, finish_all
 
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import Experiment, open_experiment
+from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"

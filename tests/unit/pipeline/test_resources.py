@@ -12,7 +12,7 @@ import pytest
 from luffy.config import load_experiment
 from luffy.config.many_runs.comparison import is_comparison, load_comparison
 from luffy.errors import ConfigError, DataError
-from luffy.pipeline.machine import gpus
+from luffy.pipeline import gpus
 from luffy.pipeline.resources import check_resources, detected_gpus_gib, find_resources
 
 CONFIGS = Path(__file__).parents[3] / "exp_configs"

@@ -27,7 +27,7 @@ from luffy.config.objective import DynamicSampling
 from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
 from luffy.objectives.losses import token_loss
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask

@@ -15,7 +15,7 @@ from luffy.config.settings import RLSettings
 from luffy.data.sources.mixture import MIXTURE
 from luffy.errors import DataError
 from luffy.grading import Problem
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.rl.prompts import PromptSampler, available_quotas, open_sampler, quotas, step_offset
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.training.batching import stream_indices

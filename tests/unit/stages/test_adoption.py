@@ -19,8 +19,8 @@ from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.sample_files import SAMPLES_FILE
 from luffy.grading import GraderPool
-from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
-from luffy.pipeline.machine.events import EventReader, EventWriter
+from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import adoption
 from luffy.stages.evaluate import OUTPUTS, run

@@ -18,8 +18,8 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.errors import DataError
-from luffy.pipeline.chain.identity import IdentityRecord, identity_of, write_identity
-from luffy.pipeline.machine.events import EventReader
+from luffy.pipeline.events import EventReader
+from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from luffy.stages.difficulty import run
 from luffy.types import Trace
 

@@ -24,8 +24,8 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_sample_records, read_samples_of
-from luffy.pipeline.chain.manifest import read_manifest
-from luffy.pipeline.machine.events import EventReader, EventWriter
+from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.manifest import read_manifest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine

@@ -19,7 +19,7 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_sample_records
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.stages import base
 from luffy.stages.evaluate import run
 from luffy.stages.program import StageContext

@@ -15,7 +15,7 @@ from luffy.data.parquet import read_prompts
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.data.tokenizer import build_tokenizer, save_tokenizer
 from luffy.errors import DataError
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext, StageResult
 

@@ -24,7 +24,7 @@ from luffy.data.prompt_identity import problem_key
 from luffy.data.shards import ShardWorker
 from luffy.data.splits import LUFFY_SCHEMA
 from luffy.errors import DataError, LostError
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext, StageResult
 

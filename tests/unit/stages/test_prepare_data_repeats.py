@@ -15,7 +15,7 @@ from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.shards import ShardWorker
 from luffy.errors import DataError
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext
 from luffy.types import Prompt

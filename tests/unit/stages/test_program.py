@@ -9,11 +9,11 @@ import pytest
 
 from luffy.config import load_experiment
 from luffy.http_client import Answer, HTTPClient, RequestLimits
-from luffy.pipeline.chain.checkpoints import newest_checkpoint
-from luffy.pipeline.chain.job import JOB_FILE, read_job, write_job
-from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest, write_manifest
+from luffy.pipeline.events import EVENTS_FILE, EventReader, EventWriter
 from luffy.pipeline.experiment import Experiment, open_experiment
-from luffy.pipeline.machine.events import EVENTS_FILE, EventReader, EventWriter
+from luffy.pipeline.job import JOB_FILE, read_job, write_job
+from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest, write_manifest
+from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import Workspace
 from luffy.stages import program
 from luffy.stages.program import StageContext, StageResult, run_program

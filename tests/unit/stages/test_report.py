@@ -19,8 +19,8 @@ from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import PassRate, card_json, difficulty_card, fit_of, summarise_rates
 from luffy.data.sample_card import KeptCount, sample_card, sample_card_json
 from luffy.errors import LuffyError
-from luffy.pipeline.chain.manifest import finished_manifest, write_manifest
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.manifest import finished_manifest, write_manifest
 from luffy.report.chain_page import chain_page, difference_table, read_chain
 from luffy.report.page import html
 from luffy.stages.program import StageContext

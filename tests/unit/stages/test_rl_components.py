@@ -7,7 +7,7 @@ from synthetic.arithmetic import tiny_tokenizer
 
 from luffy.config import STAGE_KINDS, load_experiment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.stages.program import StageContext
 from luffy.stages.rl_components import _Opening

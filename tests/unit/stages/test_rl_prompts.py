@@ -10,8 +10,8 @@ from luffy.config import STAGE_KINDS, load_experiment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError, DataError
-from luffy.pipeline.chain.identity import identifying
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.identity import identifying
 from luffy.stages.program import StageContext
 from luffy.stages.rl import run
 

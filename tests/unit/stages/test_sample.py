@@ -20,8 +20,8 @@ from luffy.data.pass_rates import PassRate
 from luffy.data.sample_card import read_sample_card
 from luffy.data.templates import decode
 from luffy.errors import DataError
-from luffy.pipeline.chain.identity import IdentityRecord, identity_of, write_identity
-from luffy.pipeline.machine.events import EventReader
+from luffy.pipeline.events import EventReader
+from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.answer_shards import AnswerShards

@@ -13,8 +13,8 @@ from synthetic.arithmetic import tiny_tokenizer
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import SFTSettings
-from luffy.pipeline.chain.graph import build_graph
-from luffy.pipeline.machine.events import EventReader, EventWriter
+from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.graph import build_graph
 from luffy.stages.program import StageContext
 from luffy.stages.supervised_run import run_supervised
 from luffy.tracking.metrics import GpuHours, read_metrics, without_times

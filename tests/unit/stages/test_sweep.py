@@ -16,8 +16,8 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.chain.checkpoints import COMPLETE_FILE
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate, sweep
 from luffy.stages.program import StageContext

@@ -23,7 +23,7 @@ from luffy.config.settings import SynthesizeSettings
 from luffy.config.synthesis import SynthesizeConfig
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.errors import ConfigError, DataError, LostError
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.pipeline.resources import find_resources
 from luffy.rollout.engine import Completion
 from luffy.rollout.transformers_engine import TransformersEngine

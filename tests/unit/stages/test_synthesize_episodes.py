@@ -34,7 +34,7 @@ from luffy.data.verify_traces import Replayed
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import EnvironmentFault, LostError
-from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.events import EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext
 from luffy.stages.synthesize import run

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from patience import PATIENCE_S, wait_until
 
-from luffy.tasks import cancellation
+from luffy.tasks import session as cancellation
 
 RUN = uuid.uuid4()
 

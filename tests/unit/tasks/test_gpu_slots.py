@@ -7,7 +7,7 @@ import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
 from luffy.errors import ConfigError
-from luffy.tasks import gpu_slots as slots
+from luffy.tasks import stages as slots
 
 
 class Limit:

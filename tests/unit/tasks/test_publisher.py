@@ -7,9 +7,8 @@ import uuid
 import pytest
 from patience import wait_until
 
-from luffy.tasks import publisher as module
-from luffy.tasks.artifacts import Artifact
-from luffy.tasks.publisher import Publisher, Slot
+from luffy.tasks import artifacts as module
+from luffy.tasks.artifacts import Artifact, Publisher, Slot
 
 SLOT = Slot(uuid.uuid4(), "smoke-rl-progress")
 
@@ -21,16 +20,14 @@ class Records:
         self.created, self.updated, self.written_at = [], [], []
         self.before = before
 
-    def create(self, slot, artifact):
+    def __call__(self, slot, artifact, identifier):
         self.before()
         self.written_at.append(time.monotonic())
-        self.created.append((slot.key, artifact.data))
-        return uuid.uuid4()
-
-    def update(self, identifier, artifact):
-        self.before()
-        self.written_at.append(time.monotonic())
+        if identifier is None:
+            self.created.append((slot.key, artifact.data))
+            return uuid.uuid4()
         self.updated.append(artifact.data)
+        return identifier
 
 
 def percent(value):

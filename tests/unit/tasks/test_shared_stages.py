@@ -7,7 +7,7 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.errors import StageFailed
-from luffy.pipeline.chain.reuse import FinishedStage
+from luffy.pipeline.reuse import FinishedStage
 from luffy.tasks.many_runs import SharedStages
 
 MADE = FinishedStage.model_construct(stage="sft", key="x", inputs={}, digest="digest")

@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from luffy.errors import ConfigError
-from luffy.tasks.one_line import OneLine
-from luffy.tasks.stage_log import StageLog
+from luffy.tasks.session import OneLine, StageLog
 
 STAMP = "2026-11-21 20:31:08,023"
 
@@ -15,7 +14,7 @@ class Lines:
     def __init__(self):
         self.told = []
         self.now = 0.0
-        self.log_of_stage = StageLog(self, clock=lambda: self.now)
+        self.log_of_stage = StageLog(self.log, clock=lambda: self.now)
 
     def log(self, level, message, *args):
         self.told.append((logging.getLevelName(level), message % args))

@@ -30,8 +30,8 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.model import DType
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import link_or_copy
-from luffy.pipeline.chain.graph import build_graph
-from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
+from luffy.pipeline.graph import build_graph
+from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.training import engine_state
 from luffy.training.checkpoint import CheckpointStore, export_checkpoint
 from luffy.training.engine_state import PieceKey, PieceReader, write_pieces

@@ -15,7 +15,7 @@ from luffy.config import load_experiment
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.settings import RLSettings
 from luffy.config.training import CriticConfig, OptimizerConfig
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.graph import build_graph
 from luffy.training import update_metrics
 from luffy.training.batching import Shard, shard_rows
 from luffy.training.critic import Critic

@@ -1,0 +1,111 @@
+"""Sizes of folders, free space on their disk, and disks that are full or read-only, which are reported in one line."""
+
+import errno
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from luffy.errors import WorkspaceError
+
+READ_ONLY = "is read-only"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY = (errno.EROFS,)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+# Messages of libraries that drop the error number: safetensors, and errors relayed from another process.
+_FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
+_READ_ONLY_WORDS = ("Read-only file system", "os error 30")
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The files of a folder, or of several."""
+
+    num_bytes: int
+    """Sum of the file sizes."""
+    inodes: Counter[tuple[int, int, int, int]] = field(default_factory=Counter)
+    """How many names each file has here: device, inode, bytes, and names in all."""
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that deleting it frees: not those of files with another hard link elsewhere."""
+        return sum(num_bytes for (_, _, num_bytes, names), here in self.inodes.items() if here >= names)
+
+
+def measure(*paths: Path) -> Extent:
+    """The extent of files and folders; links are not followed, what vanishes meanwhile does not count."""
+    total, inodes = 0, Counter[tuple[int, int, int, int]]()
+    for stat in _stats(paths):
+        total += stat.st_size
+        inodes[stat.st_dev, stat.st_ino, stat.st_size, stat.st_nlink] += 1
+    return Extent(total, inodes)
+
+
+def joined(extents: Iterable[Extent]) -> Extent:
+    """The sum of `extents`."""
+    total, inodes = 0, Counter[tuple[int, int, int, int]]()
+    for extent in extents:
+        total += extent.num_bytes
+        inodes.update(extent.inodes)
+    return Extent(total, inodes)
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes for an ordinary user at `path`, or at the nearest existing folder above it."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def lack_of_space(error: BaseException) -> str | None:
+    """The problem with the disk that caused `error`, in words; None where it has another cause."""
+    for cause in _causes(error):
+        number = cause.errno if isinstance(cause, OSError) else None
+        words = str(cause)
+        if number in _FULL or any(part in words for part in _FULL_WORDS):
+            return "no space left"
+        if number in _READ_ONLY or any(part in words for part in _READ_ONLY_WORDS):
+            return READ_ONLY
+    return None
+
+
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Turns a full, read-only or forbidden disk into a WorkspaceError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (*_FULL, *_READ_ONLY, *_FORBIDDEN):
+            raise
+        remedy = "free space (luffy gc lists what to delete), or " if error.errno in _FULL else ""
+        raise WorkspaceError(
+            f"workspace: {error.filename or path}: {error.strerror}; {remedy}give another with --workspace"
+        ) from None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            for folder, _, names in os.walk(path):
+                yield from filter(None, (_stat(Path(folder, name)) for name in names))
+        else:
+            yield from filter(None, [_stat(path)])
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None

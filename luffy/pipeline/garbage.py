@@ -1,0 +1,470 @@
+"""Finds the garbage in a workspace, with reasons, and deletes it.
+
+Everything that a run needs is kept: the stages in its record and all that these were made from, the paths in its
+configuration and, while it is under way, the results that it will reuse. Links are left alone and never followed.
+
+A deletion surveys again under the workspace's lock, renames, then deletes. A kill at any moment leaves entries that are
+not yet renamed unchanged, and the others under a name that is never read and that the next deletion removes. A stage
+that a process works on is never touched, since its lock is taken first.
+"""
+
+import json
+import os
+import re
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from luffy.config import ExperimentConfig
+from luffy.config.execution import CheckpointConfig
+from luffy.errors import DataError, LuffyError
+from luffy.files import sync_directory
+from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.identity import IDENTITY_FILE, KEY_LENGTH, Json, read_identity
+from luffy.pipeline.job import JOB_FILE, StageJob, in_workspace_of, inputs_of, read_job
+from luffy.pipeline.lock import LOCK_FILE, holder_of, lock_if_free
+from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
+from luffy.pipeline.records import RunRecord, list_records
+from luffy.pipeline.reuse import CHECKPOINTS_FOLDER, LOG_FILE, complete_checkpoints, is_temporary, partial_writes
+from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, TRASH_PREFIX, Workspace, disposing, is_discarded
+
+Kind = Literal["run", "result", "checkpoint", "part", "log"]
+_KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
+_BEGINNING_S = 60.0
+"""A directory of a run that is older than this and has no record is garbage: runs write their record sooner.
+
+After a jump of the clock a listing may be wrong about a new run, but a deletion may not: a run begins under the
+workspace's lock, which a deletion holds exclusively (`luffy.pipeline.workspace`).
+"""
+_PROBE = ".probe-*"
+_INCOMING = "incoming_"
+_OLD_LOG_S = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Rules for keeping runs; by default all are kept."""
+
+    keep_runs: int | None = None
+    """Number of newest runs to keep of each experiment."""
+    older_than_s: float | None = None
+    """Keep runs that began less than this many seconds ago."""
+    names: tuple[str, ...] = ()
+    """Runs to delete, regardless of the two rules above."""
+    all_checkpoints: bool = False
+    """Finished stages keep only their newest checkpoint, even where `execution.checkpoint.keep` is larger."""
+
+    def given_up(self, records: Sequence[RunRecord]) -> list[RunRecord]:
+        """The runs among `records` (newest first) to discard: beyond both limits, where both are given.
+
+        The arms of a comparison are kept or discarded together with it. A run whose record cannot be read is discarded
+        only by name, and a run that is under way not at all.
+
+        Raises DataError for a name without a run, and for one of a run that is under way.
+        """
+        named = self._named(records)
+        open_ended = ("running", "unreadable")
+        comparing = tuple(f"{record.experiment}." for record in records if record.is_live and record.experiment)
+        candidates = [
+            record
+            for record in records
+            # A comparison that is under way may reuse what its arms made before.
+            if record.condition not in open_ended and not record.experiment.startswith(comparing)
+        ]
+        newest: defaultdict[str, list[RunRecord]] = defaultdict(list)
+        for record in sorted(records, key=lambda record: record.started, reverse=True):
+            newest[record.experiment].append(record)
+        going = {record.directory for record in candidates if self._is_over(record, newest[record.experiment])} | named
+        kept = [record for record in records if record.directory not in going]
+        going -= {arm for record in kept for arm in record.arms.values()} - named
+        return [record for record in records if record.directory in going]
+
+    def _named(self, records: Sequence[RunRecord]) -> set[Path]:
+        by_name = {record.name: record for record in records}
+        for name in self.names:
+            if name not in by_name:
+                raise DataError(f"--runs {name}: no such run; luffy show lists them")
+            if by_name[name].is_live:
+                raise DataError(
+                    f"--runs {name}: is under way (pid {by_name[name].pid} on {by_name[name].host}); end it first"
+                )
+        directories = {by_name[name].directory for name in self.names}
+        arms = {arm for name in self.names for arm in by_name[name].arms.values()}
+        return directories | {record.directory for record in records if record.directory in arms and not record.is_live}
+
+    def _is_over(self, record: RunRecord, newest: Sequence[RunRecord]) -> bool:
+        """`newest`: the runs of its experiment, newest first."""
+        limits = []
+        if self.keep_runs is not None:
+            limits.append(record not in newest[: self.keep_runs])
+        if self.older_than_s is not None:
+            limits.append(bool(record.started) and time.time() - record.started_s > self.older_than_s)
+        return bool(limits) and all(limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """One entry of a workspace that can be deleted."""
+
+    kind: Kind
+    path: Path
+    reason: str
+    modified: float
+    """Seconds since the epoch."""
+    stage: Path | None = None
+    """The stage directory whose lock guards it."""
+
+    @property
+    def age_s(self) -> float:
+        return max(0.0, time.time() - self.modified)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What can be deleted, in order, and notes on what was kept although nothing seems to need it."""
+
+    garbage: tuple[Garbage, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Disposal:
+    """Outcome of a deletion."""
+
+    gone: tuple[Garbage, ...]
+    spared: tuple[tuple[Garbage, str], ...]
+    """Garbage that was not deleted, each item with the reason."""
+
+
+def survey(workspace: Workspace, retention: Retention) -> Survey:
+    """Find all garbage. Raises DataError when `retention` names a run that does not exist, or that is under way."""
+    records = list_records(workspace)
+    given_up = retention.given_up(records)
+    kept = [record for record in records if record not in given_up]
+    needs = find_needs(workspace, kept)
+    given_up = [record for record in given_up if record.directory not in needs.runs]
+    notes = list(needs.notes)
+    former = {entry.directory: record.name for record in reversed(given_up) for entry in record.stages.values()}
+    garbage = [
+        Garbage("run", record.directory, f"{record.condition}, given up", _modified(record.directory / RUN_FILE))
+        for record in given_up
+        if _own(record.directory, notes)
+    ]
+    for directory in stage_directories(workspace):
+        if _own(directory, notes):
+            garbage += _of_stage(directory, needs, former, retention, notes)
+    garbage += _leftovers(workspace)
+    garbage += _begun_runs(workspace, {record.directory: record for record in records})
+    if not any(record.is_live for record in kept):
+        garbage += _old_log(workspace.warm_log, None)
+    return Survey(tuple(garbage), tuple(notes))
+
+
+def dispose(
+    workspace: Workspace,
+    retention: Retention,
+    chosen: Iterable[Garbage],
+    deleted: Callable[[Garbage], None] = lambda item: None,
+) -> Disposal:
+    """Delete those of `chosen` that are still garbage; calls `deleted` for each. Raises what `survey` raises."""
+    paths = {item.path for item in chosen}
+    with disposing(workspace):
+        now = [item for item in survey(workspace, retention).garbage if item.path in paths]
+        results = [(item, _discard(item)) for item in now]
+    renamed = [(item, place) for item, place in results if isinstance(place, Path)]
+    spared = [(item, reason) for item, reason in results if isinstance(reason, str)]
+    gone = []
+    for item, place in renamed:
+        _delete(place)
+        if place.exists() or place.is_symlink():
+            spared.append((item, f"{place} could not be deleted"))
+        else:
+            gone.append(item)
+            deleted(item)
+    missing = paths - {item.path for item in now}
+    spared += [(item, "needed by now, or gone") for item in chosen if item.path in missing]
+    return Disposal(tuple(gone), tuple(spared))
+
+
+def _discard(item: Garbage) -> Path | str:
+    """Rename a folder, or delete a file; returns the path that is left to delete, or the reason why the item stays."""
+    try:
+        if item.stage is None:
+            return _put_away(item.path)
+        with lock_if_free(item.stage) as is_ours:
+            return _put_away(item.path) if is_ours else "a process has just begun to work on it"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _put_away(path: Path) -> Path:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)  # a kill cannot leave half of it
+        return path
+    if is_discarded(path):
+        return path
+    number, place = 0, path.with_name(f"{TRASH_PREFIX}{path.name}")
+    while place.exists() or place.is_symlink():
+        number += 1
+        place = path.with_name(f"{TRASH_PREFIX}{path.name}-{number}")
+    path.rename(place)
+    # Runs go before their stages, and must stay so if the power fails.
+    sync_directory(path.parent)
+    return place
+
+
+def _delete(path: Path) -> None:
+    """Delete `path` without following links; continues after a file that cannot be deleted."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Directories that must be kept."""
+
+    stages: frozenset[Path]
+    """Stage directories."""
+    runs: frozenset[Path]
+    """Run directories."""
+    live: frozenset[Path]
+    """Stage directories of runs that are under way: nothing in them is touched."""
+    checkpoints: frozenset[Path]
+    """Stage directories whose checkpoints an unfinished stage has yet to read."""
+    are_known: bool
+    """False if it could not be determined which results the runs under way will reuse."""
+    notes: tuple[str, ...]
+
+
+def find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> Needs:
+    """The needs of the runs `kept`, and the stages that are being made now."""
+    by_key = {directory.name: directory for directory in stage_directories(workspace)}
+    notes, planned = [], set[Path]()
+    for record in kept:
+        if record.is_live:
+            try:
+                planned |= _planned(workspace, record)
+            except (LuffyError, ValidationError) as error:
+                reason = str(error).partition("\n")[0]
+                notes.append(
+                    f"{record.name} is under way, and what it will reuse is not known ({reason}): no result is deleted"
+                )
+        elif record.condition == "unreadable" and holder_of(record.directory) is not None:
+            notes.append(f"{record.name} is under way, and its record cannot be read: no result is deleted")
+    live = planned | {entry.directory for record in kept if record.is_live for entry in record.stages.values()}
+    used = {entry.directory for record in kept for entry in record.stages.values()}
+    held = {directory for directory in by_key.values() if holder_of(directory) is not None}
+    named = {path for record in kept for path in _named_paths(record.config, record.working_directory, workspace)}
+    unfinished = {path: job for path in used | held if (job := _unfinished(path)) is not None}
+    roots = used | held | live | {_child_of(workspace.stages, path, 2) for path in named}
+    roots |= {in_workspace_of(path, job.extends) for path, job in unfinished.items() if job.extends}
+    inputs = {source for path, job in unfinished.items() for source in inputs_of(job, path).values()}
+    return Needs(
+        frozenset(_with_sources(roots, by_key)),
+        frozenset(filter(None, (_child_of(workspace.runs, path, 1) for path in named)))
+        | {arm for record in kept for arm in record.arms.values()},
+        frozenset(_with_sources(live, by_key)),
+        frozenset(inputs),
+        not notes,
+        tuple(notes),
+    )
+
+
+def stage_directories(workspace: Workspace) -> Iterator[Path]:
+    """The directories of results of all stages."""
+    for folder in sorted(workspace.stages.iterdir()) if workspace.stages.is_dir() else ():
+        for directory in sorted(folder.iterdir()) if folder.is_dir() and not is_discarded(folder) else ():
+            if directory.is_dir() and not is_discarded(directory):
+                yield directory
+
+
+def _planned(workspace: Workspace, record: RunRecord) -> set[Path]:
+    """The results that a run will use, as far as its current configuration determines them."""
+    if not record.config:
+        return set()  # it has not entered anything yet
+    config = ExperimentConfig.model_validate_json(json.dumps(record.config))
+    identities = open_experiment(config, workspace).identities.values()
+    return {workspace.stage_directory(identity.stage, identity.key) for identity in identities}
+
+
+def _with_sources(roots: Iterable[Path | None], by_key: Mapping[str, Path]) -> set[Path]:
+    """Stage directories, and those that they were made from."""
+    waiting, found = [root for root in roots if root is not None], set[Path]()
+    while waiting:
+        directory = waiting.pop()
+        if directory not in found:
+            found.add(directory)
+            record = read_identity(directory)
+            keys = record.identity.upstream.values() if record is not None else ()
+            waiting.extend(by_key[key] for key in keys if key in by_key)
+    return found
+
+
+def _unfinished(directory: Path) -> StageJob | None:
+    """The job of a stage that is not finished; None for a finished one."""
+    if (directory / MANIFEST_FILE).exists() or not (directory / JOB_FILE).is_file():
+        return None
+    try:
+        return read_job(directory / JOB_FILE)
+    except LuffyError:
+        return None  # from another version; this one would make the stage from scratch
+
+
+def _named_paths(values: Json | Mapping[str, Json], start: str, workspace: Workspace) -> Iterator[Path]:
+    """The paths in the workspace that texts of a configuration name; relative ones begin at `start`."""
+    if isinstance(values, Mapping):
+        for below in values.values():
+            yield from _named_paths(below, start, workspace)
+    elif isinstance(values, list):
+        for below in values:
+            yield from _named_paths(below, start, workspace)
+    elif isinstance(values, str) and os.sep in values and "\0" not in values:
+        try:
+            path = Path.cwd() / start / Path(values).expanduser()
+            # Both the given path, perhaps a link in a run's directory, and its target.
+            places = {path, path.resolve()}
+        except RuntimeError:  # a circle of links, or text that looks like the home of nobody (`~~~md/x`)
+            return
+        yield from (place for place in places if place.is_relative_to(workspace.root))
+
+
+def _child_of(folder: Path, path: Path, depth: int) -> Path | None:
+    """The entry `depth` levels below `folder` that `path` is or lies in."""
+    if not path.is_relative_to(folder):
+        return None
+    parts = path.relative_to(folder).parts
+    return folder.joinpath(*parts[:depth]) if len(parts) >= depth else None
+
+
+def _of_stage(
+    directory: Path, needs: Needs, former: Mapping[Path, str], retention: Retention, notes: list[str]
+) -> Iterator[Garbage]:
+    holder = holder_of(directory)
+    if holder is not None:
+        notes.append(f"{_title(directory)}: in use by {holder}")
+        return
+    manifest = read_manifest(directory)
+    if directory not in needs.stages:
+        if needs.are_known:
+            yield Garbage("result", directory, _why_unused(directory, manifest, former), _age_of(directory), directory)
+        return
+    if directory in needs.live:
+        return
+    yield from partial_files(directory)
+    if manifest is not None:
+        for folder in (directory / name for name in manifest.scratch):
+            if folder.is_dir():
+                yield Garbage("part", folder, "needed only until the stage was finished", _modified(folder), directory)
+        yield from _superseded(directory, manifest, needs, retention)
+        yield from _old_log(directory / LOG_FILE, directory)
+
+
+def _why_unused(directory: Path, manifest: Manifest | None, former: Mapping[Path, str]) -> str:
+    unused = f"only {former[directory]} used it" if directory in former else "no run uses it"
+    if manifest is not None:
+        return unused
+    newest = max(complete_checkpoints(directory), default=None)
+    return f"not finished{f' (step {newest})' if newest is not None else ''}, {unused}"
+
+
+def _superseded(directory: Path, manifest: Manifest, needs: Needs, retention: Retention) -> Iterator[Garbage]:
+    """Checkpoints before the newest one; a longer run, or the repair of a damaged model, needs only the newest."""
+    more_kept = manifest.execution.checkpoint.keep > CheckpointConfig().keep
+    if directory in needs.checkpoints or (more_kept and not retention.all_checkpoints):
+        return
+    checkpoints = sorted(complete_checkpoints(directory).items())
+    for _, folder in checkpoints[:-1]:
+        reason = f"the stage is finished, and its checkpoint of step {checkpoints[-1][0]} stays"
+        yield Garbage("checkpoint", folder, reason, _modified(folder), directory)
+
+
+def partial_files(directory: Path) -> Iterator[Garbage]:
+    """Partial files that a killed process has left in a stage."""
+    complete = set(complete_checkpoints(directory).values())
+    folder = directory / CHECKPOINTS_FOLDER
+    for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
+        if path not in complete and (path.name.startswith(("step_", _INCOMING)) or is_discarded(path)):
+            yield Garbage("part", path, "a checkpoint that is not complete", _modified(path), directory)
+    for path in partial_writes(directory):
+        reason = "an interrupted deletion" if is_discarded(path) else "a file that was being written"
+        yield Garbage("part", path, reason, _modified(path), directory)
+
+
+def _leftovers(workspace: Workspace) -> Iterator[Garbage]:
+    """Partial files that a killed process has left beside stages and runs."""
+    folders = [workspace.runs, *(folder for folder in _entries(workspace.stages) if folder.is_dir())]
+    for folder in folders:
+        for path in _entries(folder):
+            if is_discarded(path):
+                yield Garbage("part", path, "an interrupted deletion", _modified(path))
+    for path in [*workspace.root.glob(_PROBE), *_temporaries(workspace.root)]:
+        yield Garbage("part", path, "a file that was being written", _modified(path))
+
+
+def _begun_runs(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Iterator[Garbage]:
+    """Partial files of runs that were killed, and runs that were killed before they had written a record."""
+    for directory in _entries(workspace.runs):
+        if is_discarded(directory) or not directory.is_dir() or directory.is_symlink():
+            continue
+        record = records.get(directory)
+        if record is None:
+            is_old = time.time() - _modified(directory) > _BEGINNING_S
+            if is_old and all(map(is_temporary, directory.iterdir())):
+                yield Garbage("run", directory, "killed before it began", _modified(directory))
+        elif not record.is_live:
+            for folder in (directory, directory / "stages", directory / JOBS_FOLDER):
+                for path in _temporaries(folder):
+                    yield Garbage("part", path, "a file that was being written", _modified(path))
+
+
+def _old_log(path: Path, stage: Path | None) -> Iterator[Garbage]:
+    if path.is_file() and not path.is_symlink() and time.time() - _modified(path) > _OLD_LOG_S:
+        yield Garbage("log", path, f"older than {_OLD_LOG_S / 86400:.0f} days", _modified(path), stage)
+
+
+def _temporaries(folder: Path) -> Iterable[Path]:
+    """Temporary files of `luffy.files.replacing`, and temporary links of runs."""
+    found = filter(is_temporary, _entries(folder))
+    return (path for path in found if path.is_symlink() or path.is_file())
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+
+
+def _own(directory: Path, notes: list[str]) -> bool:
+    """Whether `directory` is really in the workspace, not behind a link, and was made by the pipeline."""
+    if directory.resolve() != directory:
+        notes.append(f"{_title(directory)}: is a link, or below one; left alone")
+        return False
+    known = (directory / name for name in (RUN_FILE, JOB_FILE, IDENTITY_FILE, MANIFEST_FILE))
+    is_empty = all(path.name == LOCK_FILE for path in directory.iterdir())
+    if not any(file.is_file() for file in known) and not (_KEY.fullmatch(directory.name) and is_empty):
+        notes.append(f"{_title(directory)}: is no stage's result; left alone")
+        return False
+    return True
+
+
+def _title(directory: Path) -> str:
+    return f"{directory.parent.name}/{directory.name}"
+
+
+def _age_of(directory: Path) -> float:
+    """When it was finished, or last begun."""
+    files = (directory / name for name in (MANIFEST_FILE, IDENTITY_FILE))
+    return _modified(next((file for file in files if file.exists()), directory))
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:  # gone in this moment
+        return time.time()

@@ -1,0 +1,199 @@
+"""The GPUs of this machine: detection, the number a stage takes, and exclusive allocation to stages.
+
+Each GPU has a lock file (`flock`, one directory per user and machine). The supervisor of a stage holds the lock, and
+its death releases it. The stage sees only the GPUs locked for it.
+"""
+
+import fcntl
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed
+
+QUEUE = "gpu"
+"""Name of the Prefect concurrency limit that guards GPUs."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = "CUDA_DEVICE_ORDER"
+_NONE: tuple[list[str], ...] = ([], ["-1"], ["NoDevFiles"])
+"""How CUDA_VISIBLE_DEVICES begins where it hides all GPUs, by a person or by Slurm."""
+_PART = "MIG-"
+"""Names of parts of a GPU, which `nvidia-smi` does not list here."""
+_QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+_QUERY_NAMES = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+_QUERY_TIMEOUT_S = 10.0
+_MIB_PER_GIB = 1024
+_POLL_S = 1.0
+_DRIVER_PAUSE_S = 5.0
+_DRIVER_QUERIES = 6
+Waiting = Callable[[str], None]
+"""Called once when a wait begins, with what it waits for."""
+Stopped = Callable[[], bool]
+"""Whether to give up waiting."""
+Turn = Callable[[int, Waiting, Stopped], AbstractContextManager[object]]
+"""Context manager that waits until a stage may take that many GPUs and releases them on exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that this process may use."""
+
+    name: str
+    """Its name in CUDA_VISIBLE_DEVICES."""
+    uuid: str
+    memory_gib: float
+
+
+def detected_gpus() -> tuple[Gpu, ...] | None:
+    """The GPUs of this machine that CUDA_VISIBLE_DEVICES admits; None if the driver does not respond.
+
+    Uses `nvidia-smi`, to avoid importing torch. Without it the machine has no GPU. Raises ConfigError if the variable
+    names a GPU twice, or one that this machine has not: CUDA would silently go without, or hide all that follow.
+    """
+    try:
+        answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
+        rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
+        gpus = [Gpu(index, uuid, float(mib) / _MIB_PER_GIB) for index, uuid, mib in rows]
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    names = _admitted_names()
+    if names is None or names[:1] in _NONE:
+        return tuple(gpus) if names is None else ()
+    found = [
+        [Gpu(name, gpu.uuid, gpu.memory_gib) for gpu in gpus if name == gpu.name or gpu.uuid.startswith(name)]
+        for name in names
+        if not name.startswith(_PART)
+    ]
+    uuids = [gpu.uuid for of_name in found for gpu in of_name]
+    if any(len(of_name) != 1 for of_name in found) or len({*uuids}) < len(uuids):
+        raise ConfigError(
+            f"{_VISIBLE}={','.join(names)}: names a GPU that this machine has not, or one twice; it has "
+            f"{', '.join(gpu.name for gpu in gpus)}; correct the variable, or unset it"
+        )
+    return tuple(gpu for of_name in found for gpu in of_name)
+
+
+def hidden_gpus() -> str:
+    """The kinds of this machine's GPUs where CUDA_VISIBLE_DEVICES hides all of them, else empty."""
+    names = _admitted_names()
+    return ", ".join(gpu_names()) if names is not None and names[:1] in _NONE else ""
+
+
+def _admitted_names() -> list[str] | None:
+    """The names in CUDA_VISIBLE_DEVICES; None where it is not set."""
+    listed = os.environ.get(_VISIBLE)
+    return None if listed is None else [name.strip() for name in listed.split(",") if name.strip()]
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Names of all GPUs of this machine, as torch also calls them; empty without GPUs or without a driver's answer."""
+    try:
+        answer = subprocess.run(_QUERY_NAMES, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+
+
+def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
+    """GPUs that `stage` takes if this machine has any (`execution.gpus`)."""
+    found = STAGE_KINDS[stage].gpus(config)
+    return found if found == 0 or config.execution.gpus is None else config.execution.gpus
+
+
+@contextmanager
+def own_gpus(
+    wanted: int,
+    waiting: Waiting = lambda what: None,
+    stopped: Stopped = lambda: False,
+    turn: Turn | None = None,
+) -> Iterator[Mapping[str, str]]:
+    """Hold `wanted` GPUs, after waiting for busy ones, and before them for the `turn`; yields the environment variables
+    that select them.
+
+    Does nothing on a machine without GPUs. Raises ConfigError if the machine has fewer, LostError if its driver does
+    not respond, StageFailed once `stopped`.
+    """
+    gpus = _present_gpus(waiting, stopped) if wanted else ()
+    if not gpus:
+        yield {}
+        return
+    if wanted > len(gpus):
+        raise ConfigError(
+            f"the stage takes {wanted} GPUs, this machine has {len(gpus)}; lower execution.vllm.engines, "
+            "execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
+        )
+    with turn(wanted, waiting, stopped) if turn else nullcontext(), ExitStack() as held:
+        yield _environment(_lock(gpus, wanted, held, waiting, stopped))
+
+
+def _present_gpus(waiting: Waiting, stopped: Stopped) -> tuple[Gpu, ...]:
+    """The GPUs of this machine; asks a driver that does not respond several times.
+
+    Without an answer a stage must not start: it would run beside the stages that hold the GPUs.
+    """
+    for query in range(_DRIVER_QUERIES):
+        if query:
+            pause(stopped, _DRIVER_PAUSE_S)
+        if (gpus := detected_gpus()) is not None:
+            return gpus
+        if not query:
+            waiting("the NVIDIA driver, which does not respond")
+    raise LostError(
+        f"the NVIDIA driver did not respond {_DRIVER_QUERIES} times ({' '.join(_QUERY)}); once it does, the same "
+        "command continues; on a machine without GPUs set execution.gpus=0"
+    )
+
+
+def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, stopped: Stopped) -> list[Gpu]:
+    """Lock `wanted` GPUs or none, so that two waiting stages cannot deadlock."""
+    announced = False
+    while True:
+        with ExitStack() as attempt:
+            locked: list[Gpu] = []
+            for gpu in gpus:
+                if len(locked) < wanted and _try_lock(gpu, attempt):
+                    locked.append(gpu)
+            if len(locked) == wanted:
+                held.push(attempt.pop_all())
+                return locked
+        if not announced:
+            waiting(f"{wanted} of {len(gpus)} GPUs")
+            announced = True
+        pause(stopped)
+
+
+def pause(stopped: Stopped, seconds: float | None = None) -> None:
+    """Wait for `seconds`, by default one poll interval; raises StageFailed once `stopped`."""
+    deadline = time.monotonic() + (_POLL_S if seconds is None else seconds)
+    while not stopped():
+        if (left := deadline - time.monotonic()) <= 0:
+            return
+        time.sleep(min(left, _POLL_S))
+    raise StageFailed("interrupted while waiting; the same command resumes it", EXIT_INTERRUPTED)
+
+
+def _try_lock(gpu: Gpu, held: ExitStack) -> bool:
+    folder = Path(tempfile.gettempdir()) / f"luffy-gpus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(folder / f"{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    held.callback(os.close, descriptor)
+    return True
+
+
+def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
+    names = {_VISIBLE: ",".join(gpu.name for gpu in gpus)}
+    # By default CUDA numbers GPUs by speed; nvidia-smi numbers them by bus.
+    return names if _VISIBLE in os.environ else {**names, _ORDER: "PCI_BUS_ID"}

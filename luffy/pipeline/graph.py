@@ -1,0 +1,112 @@
+"""An experiment's chain as data: one node for each stage that it makes, with what the stage reads.
+
+This module alone defines which stages exist and how they depend on each other. Flows walk these nodes; plans,
+comparisons, the report and garbage collection read them. Code that only has a run's record looks up nodes by name.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.config.chain_layout import visits_of
+from luffy.config.settings import SampleSettings, StageSettings, SweepSettings
+from luffy.config.stage_kinds import Role, StageKind, ViewName, evaluate_settings
+from luffy.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class StageNode:
+    """One stage of the chain."""
+
+    name: str
+    """Unique in the chain: the stage's own name (`rl`, `sft_2`), or one derived from what it evaluates
+    (`evaluate_rl`)."""
+    stage: str
+    """Its kind's name."""
+    inputs: Mapping[str, str]
+    """Input name to the name of the node that provides it."""
+    settings: StageSettings
+
+    @property
+    def kind(self) -> StageKind:
+        return STAGE_KINDS[self.stage]
+
+
+def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> tuple[StageNode, ...]:
+    """The stages of `config`, each after the ones it reads from; with `sweep_steps` the sweep over them comes last."""
+    nodes: list[StageNode] = []
+    for visit in visits_of(config):
+        kind = STAGE_KINDS[visit.stage]
+        assert kind.configure is not None, f"{visit.stage} belongs to no chain"
+        settings, before = kind.configure(config), tuple(nodes)
+        if isinstance(settings, SampleSettings):
+            settings = settings.model_copy(update={"round": visit.round or 1})
+        made = _nodes(visit.name, kind, settings, before)
+        if visit.stage == "sft" and visit.round and config.expert_iteration.start_from == "base":
+            sampled_first = next(node.inputs["model"] for node in before if node.stage == "sample")
+            made = [replace(node, inputs={**node.inputs, "model": sampled_first}) for node in made]
+        nodes += made
+    if sweep_steps:
+        sweep = SweepSettings(protocol=evaluate_settings(config), steps=sweep_steps)
+        nodes += _nodes("sweep", STAGE_KINDS["sweep"], sweep, nodes)
+    return tuple(nodes)
+
+
+def select_nodes(nodes: Sequence[StageNode], names: Iterable[str], option: str) -> frozenset[str]:
+    """The names of the nodes that `names` mean: nodes themselves, or all of a kind. UserError naming `option`."""
+    found: set[str] = set()
+    for name in names:
+        meant = {node.name for node in nodes if name in (node.name, node.stage)}
+        if not meant:
+            there = ", ".join(node.name for node in nodes)
+            raise UserError(f"{option} {name}: this chain has no such stage; it has {there}")
+        found |= meant
+    return frozenset(found)
+
+
+def with_sources(nodes: Sequence[StageNode], names: Collection[str]) -> tuple[StageNode, ...]:
+    """The nodes in `names` and all that they read from, in the order of the chain."""
+    needed = set(names)
+    for node in reversed(nodes):
+        if node.name in needed:
+            needed |= {*node.inputs.values()}
+    return tuple(node for node in nodes if node.name in needed)
+
+
+def kind_of(name: str) -> StageKind | None:
+    """The kind of the node `name`; None for a name that no chain of this version has."""
+    stages = [stage for stage in STAGE_KINDS if name == stage or name.startswith(f"{stage}_")]
+    return STAGE_KINDS[max(stages, key=len)] if stages else None
+
+
+def nodes_showing(view: ViewName, names: Iterable[str]) -> list[str]:
+    """The node names in `names` whose kind has `view`."""
+    return [name for name in names if (kind := kind_of(name)) is not None and view in kind.views]
+
+
+def nodes_providing(role: Role, names: Iterable[str]) -> list[str]:
+    """The node names in `names` whose kind provides `role`."""
+    return [name for name in names if (kind := kind_of(name)) is not None and role in kind.provides]
+
+
+def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> list[StageNode]:
+    """The nodes of one stage after those in `before`: one, or one for each result of the role `kind.for_each`."""
+    if kind.for_each is None:
+        return [StageNode(name, kind.name, _inputs(kind, settings, before), settings)]
+    found: list[StageNode] = []
+    for result in (node for node in before if kind.for_each in node.kind.provides):
+        own = {entry: result.name for entry, role in kind.inputs.items() if role == kind.for_each}
+        found.append(
+            StageNode(f"{name}_{result.name}", kind.name, {**_inputs(kind, settings, before), **own}, settings)
+        )
+    return found
+
+
+def _inputs(kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> dict[str, str]:
+    roles = {**kind.inputs, **kind.further_inputs(settings)}
+    named = {
+        entry: next(node.name for node in reversed(before) if role in node.kind.provides)
+        for entry, role in roles.items()
+    }
+    others = {node.name: node.name for node in before if node.name not in named.values()}
+    return {**named, **others} if kind.reads_all else named

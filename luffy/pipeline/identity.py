@@ -1,0 +1,253 @@
+"""The identity of a stage: everything that its result depends on, and the key over it, computed before anything runs.
+
+A key covers the stage's name, its settings, the *keys* of its upstream stages, the identity of its code and the
+contents of the files that its settings refer to. The order of a mapping's entries counts: the first decoding, for
+example, makes the headline table.
+
+The code that can change a stage's result is declared by its `StageKind`, by rooms: a folder of the package
+(`training`), the files directly in one (`evaluation/*`) or one file (`stages/responses.py`); `*` are the modules at the
+top. A room's hash is over the syntax trees of its modules without docstrings, comments and layout, and over its
+packaged files (templates). That the declarations cover what the stages' programs import is tested, not computed.
+"""
+
+import ast
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from luffy.config import StageName
+from luffy.config.settings import ReportSettings, RLSettings, SFTSettings, StageSettings
+from luffy.config.strict import FOR_IDENTITY
+from luffy.files import write_atomic
+from luffy.json_text import parse_json
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+IDENTITY_FILE = "identity.json"
+KEY_LENGTH = 16
+PACKAGE = Path(__file__).resolve().parents[1]
+FRAME = (
+    "cluster/engine_pool.py",
+    "config/fields.py",
+    "config/form.py",
+    "config/key_paths.py",
+    "config/layers.py",
+    "config/load.py",
+    "config/stage_kinds.py",
+    "config/validation_errors.py",
+    "config/yaml_source.py",
+)
+"""Files that never count: they affect a result only through settings and inputs, which the key contains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The ingredients of a key, stored with the result so that a later plan can show what changed."""
+
+    stage: StageName
+    settings: dict[str, Json]
+    upstream: dict[str, str]
+    """Input name to the key of the stage that provides it."""
+    code: dict[str, str]
+    """Room of the code to its hash."""
+    files: dict[str, str]
+    """File or folder outside the workspace, as written in the settings, to the hash of its content."""
+    extendable: bool = False
+    """Whether a longer run may continue a shorter one: `sft` or `rl`, where no step depends on the length."""
+
+    @property
+    def key(self) -> str:
+        """Sixteen hex digits."""
+        return _digest(self._ingredients(self.settings))
+
+    @property
+    def series(self) -> str | None:
+        """The key shared by runs of every length; None if the stage cannot be extended."""
+        if not self.extendable:
+            return None
+        endless = {name: value for name, value in self._section.items() if name != "steps"}
+        return _digest(self._ingredients({**self.settings, self.stage: endless}))
+
+    @property
+    def length(self) -> int:
+        """Steps of an extendable run."""
+        steps = self._section["steps"]
+        assert isinstance(steps, int)
+        return steps
+
+    @property
+    def _section(self) -> dict[str, Json]:
+        section = self.settings[self.stage]
+        assert isinstance(section, dict)
+        return section
+
+    def _ingredients(self, settings: dict[str, Json]) -> Json:
+        return [
+            self.stage,
+            settings,
+            _pairs(self.upstream),
+            _pairs(self.code),
+            _pairs(self.files),
+        ]
+
+
+def identity_of(
+    stage: StageName,
+    settings: StageSettings,
+    upstream: Mapping[str, str],
+    code: Mapping[str, str],
+    files: Mapping[str, str],
+) -> Identity:
+    """The identity of a stage with these settings, upstream keys, code and outside files."""
+    extendable = isinstance(settings, SFTSettings | RLSettings) and not settings.depends_on_length
+    return Identity(stage, identifying(settings), dict(upstream), dict(code), dict(files), extendable)
+
+
+def identifying(settings: StageSettings) -> dict[str, Json]:
+    """The settings that enter the key, without those that change no result.
+
+    A report shows its experiment's whole configuration, so all of it counts.
+    """
+    return settings.model_dump(mode="json", context=None if isinstance(settings, ReportSettings) else FOR_IDENTITY)
+
+
+def code_identity(rooms: Iterable[str], package: Path = PACKAGE) -> dict[str, str]:
+    """Each of `rooms` and the hash of its code: 16 hex digits.
+
+    Computed once in a process, so that all stages of a run have the code that it began with. Raises FileNotFoundError
+    for a room that the package does not have.
+    """
+    return {room: _hash_of(room, package) for room in rooms}
+
+
+def canonical_json(value: Json) -> str:
+    """The canonical text of `value`; mappings keep their order."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRecord:
+    """The contents of `identity.json`: the last attempt in a stage's directory."""
+
+    key: str
+    node: str
+    identity: Identity
+    consumed: dict[str, str]
+    """Input name to the digest of the result that the attempt read."""
+    experiment: str = ""
+    """Name of the experiment that made the attempt; empty if unknown."""
+    extended: str = ""
+    """Key of the finished shorter run that the attempt continued; empty without one."""
+
+
+def write_identity(directory: Path, record: IdentityRecord) -> None:
+    """Put `identity.json` into a stage's directory."""
+    fields = {**asdict(record), "series": record.identity.series}
+    write_atomic(directory / IDENTITY_FILE, json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_identity(directory: Path) -> IdentityRecord | None:
+    """The record in `directory`; None if it is missing or unreadable."""
+    try:
+        fields = parse_json((directory / IDENTITY_FILE).read_text(encoding="utf-8"))
+        identity, consumed = Identity(**fields["identity"]), dict(fields["consumed"])
+        experiment, extended = fields.get("experiment", ""), fields.get("extended", "")
+        return IdentityRecord(fields["key"], fields["node"], identity, consumed, experiment, extended)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # written by another version, or damaged
+
+
+def _pairs(mapping: Mapping[str, str]) -> list[Json]:
+    return [[name, mapping[name]] for name in sorted(mapping)]
+
+
+def _digest(ingredients: Json) -> str:
+    return hashlib.sha256(canonical_json(ingredients).encode()).hexdigest()[:KEY_LENGTH]
+
+
+@functools.cache
+def _hash_of(room: str, package: Path) -> str:
+    trees = _Trees.of(package)
+    lines = [f"{file.relative_to(package).as_posix()}\0{trees.hash_of(file)}\n" for file in _files_of(room, package)]
+    trees.save()
+    return _hash("".join(lines).encode())
+
+
+def _files_of(room: str, package: Path) -> list[Path]:
+    place = package / room
+    found = [place] if place.is_file() else list(place.parent.iterdir() if place.name == "*" else place.rglob("*"))
+    files = sorted(file for file in found if file.is_file() and _counts(file.relative_to(package)))
+    if not files:
+        raise FileNotFoundError(f"{place}: no such room of the code")
+    return files
+
+
+def _counts(file: Path) -> bool:
+    hidden = any(part.startswith(".") or part == "__pycache__" for part in file.parts)
+    return not hidden and file.suffix not in (".pyc", ".md") and file.as_posix() not in FRAME
+
+
+class _Trees:
+    """Hashes of the modules' syntax trees by the hash of their bytes, kept beside the byte code: parsing takes seconds.
+
+    Where they cannot be written, modules are parsed each time.
+    """
+
+    def __init__(self, package: Path) -> None:
+        self._path = package / "__pycache__" / f"trees.{_hash(Path(__file__).read_bytes())}.json"
+        self._known: dict[str, str] = {}
+        with suppress(OSError, ValueError, AttributeError):  # none yet, or not ours
+            self._known = {str(key): str(value) for key, value in json.loads(self._path.read_bytes()).items()}
+        self._is_saved = True
+
+    @classmethod
+    @functools.cache
+    def of(cls, package: Path) -> "_Trees":
+        return cls(package)
+
+    def hash_of(self, file: Path) -> str:
+        """The hash of a module's tree, or of another file's bytes."""
+        content = file.read_bytes()
+        key = _hash(content)
+        if file.suffix != ".py":
+            return key
+        if key not in self._known:
+            self._known[key] = _hash(_dump(_WithoutDocstrings().visit(ast.parse(content, filename=str(file)))).encode())
+            self._is_saved = False
+        return self._known[key]
+
+    def save(self) -> None:
+        """Write what is new to disk."""
+        if not self._is_saved:
+            with suppress(OSError):  # a read-only installation
+                self._path.parent.mkdir(exist_ok=True)
+                write_atomic(self._path, json.dumps(self._known))
+            self._is_saved = True
+
+
+def _dump(value: object) -> str:
+    """A syntax tree as text, the same in every version of Python.
+
+    Later versions have more fields, which are empty here, and 3.12 has empty texts in f-strings.
+    """
+    if isinstance(value, ast.JoinedStr):
+        value = ast.JoinedStr([part for part in value.values if getattr(part, "value", None) != ""])
+    if isinstance(value, ast.AST):
+        given = [f"{name}={_dump(each)}" for name, each in ast.iter_fields(value) if each is not None and each != []]
+        return f"{type(value).__name__}({','.join(given)})"
+    return f"[{','.join(map(_dump, value))}]" if isinstance(value, list) else ascii(value)
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Drops every bare string: docstrings of modules, classes, functions and attributes."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_string = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_string else node
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

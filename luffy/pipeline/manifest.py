@@ -1,0 +1,238 @@
+"""The record of a finished stage: `manifest.json`, written last, so that its presence means that the stage is done.
+
+Outputs are compared by size and modification time; a file whose time differs is hashed before it counts as changed,
+so that a copied workspace stays valid. `verify` hashes every file.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from pydantic import ConfigDict, ValidationError
+
+from luffy import __version__
+from luffy.config import StageName
+from luffy.config.execution import ExecutionConfig
+from luffy.config.strict import StrictModel
+from luffy.errors import LuffyError
+from luffy.files import refuse_special, write_atomic
+
+MANIFEST_FILE = "manifest.json"
+_BLOCK_BYTES = 1 << 20
+_PACKAGES = ("torch", "transformers", "deepspeed", "ray", "vllm", "math-verify", "pyarrow", "numpy", "prefect")
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class OutputFile(StrictModel):
+    """One file of a stage's result."""
+
+    path: str
+    """Relative to the stage's directory, with `/`."""
+    bytes: int
+    mtime_ns: int
+    sha256: str
+
+
+class Manifest(StrictModel):
+    """The record of a finished stage: its outputs, inputs and circumstances. Fields of another version are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    stage: StageName
+    node: str
+    key: str
+    series: str | None
+    """Shared by all lengths of an extendable run."""
+    settings: Mapping[str, object]
+    upstream: dict[str, str]
+    """Input name to the upstream stage's key."""
+    consumed: dict[str, str]
+    """Input name to the digest of what was read there."""
+    outputs: tuple[OutputFile, ...]
+    metrics: dict[str, float]
+    execution: ExecutionConfig
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    started: str
+    """Start of the last attempt: ISO 8601, UTC."""
+    ended: str
+    earlier_s: float = 0.0
+    """Seconds of work in all earlier attempts since the directory was last cleared: in each until its last event."""
+    resumed_from: int = 0
+    """Step of the checkpoint that the last attempt started from; 0: from the beginning."""
+    extended: str | None = None
+    """Key of the shorter run that was continued."""
+    adopted: str | None = None
+    """Key of the result that this one is: it was made by other code, which somebody has said to make the same."""
+    scratch: tuple[str, ...] = ()
+    """Folders that the stage needed until it was finished; still there only after a kill."""
+
+    @property
+    def attempt_s(self) -> float:
+        """Seconds that the last attempt took."""
+        return (datetime.fromisoformat(self.ended) - datetime.fromisoformat(self.started)).total_seconds()
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all attempts since the directory was last cleared; those of a shorter run are not among them."""
+        return self.earlier_s + self.attempt_s
+
+    @property
+    def digest(self) -> str:
+        """Hash over all outputs: 64 hex digits."""
+        return self.digest_under("")
+
+    def digest_under(self, folder: str) -> str:
+        """Hash over the outputs below `folder` ("": all of them)."""
+        inside = (output for output in self.outputs if output.path.startswith(folder))
+        lines = sorted(f"{output.path}\0{output.sha256}\n" for output in inside)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def damaged(self, directory: Path, *, verify: bool = False) -> dict[str, str]:
+        """Damaged outputs, each as "missing" or "changed"; empty if all are intact."""
+        findings = {output.path: _complaint(directory / output.path, output, verify) for output in self.outputs}
+        return {path: complaint for path, complaint in findings.items() if complaint}
+
+    def is_intact(self, directory: Path, *, verify: bool = False) -> bool:
+        """Whether every output exists unchanged."""
+        return not self.damaged(directory, verify=verify)
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """The manifest in `directory`; None if it is missing, or unreadable for this version."""
+    try:
+        text = (directory / MANIFEST_FILE).read_text(encoding="utf-8")
+        return Manifest.model_validate_json(text)
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError, ValidationError):
+        return None
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Mark the stage as finished."""
+    write_atomic(directory / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
+
+
+def delete_scratch(directory: Path, manifest: Manifest) -> None:
+    """Delete the folders that a finished stage no longer needs."""
+    for name in manifest.scratch:
+        shutil.rmtree(directory / name, ignore_errors=True)
+
+
+def collect_outputs(directory: Path, names: Iterable[str]) -> tuple[OutputFile, ...]:
+    """The output files at `names` (files or folders in `directory`), hashed and flushed to disk.
+
+    Raises LuffyError if a name has no file: a stage must not list outputs that it did not write.
+    """
+    files: set[Path] = set()
+    for name in names:
+        path = directory / name
+        below = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        if not below:
+            raise LuffyError(f"{path}: the stage lists it as an output, but it is missing (or an empty folder)")
+        files.update(below)
+    return tuple(_output(directory, file) for file in sorted(files))
+
+
+def consumed_digest(input_name: str, manifest: Manifest) -> str:
+    """The digest of what a stage reads through `input_name`: for a model only its folder, otherwise all outputs.
+
+    So after a retraining that gives the same model, results made from it stay valid, although the times in its metrics
+    differ.
+    """
+    return manifest.digest_under("model/" if input_name == "model" else "")
+
+
+def consumed_digests(inputs: Mapping[str, Path]) -> dict[str, str]:
+    """Input name to the digest of what a stage reads there; raises LuffyError when an input is not finished."""
+    return {name: consumed_digest(name, finished_manifest(directory)) for name, directory in inputs.items()}
+
+
+def finished_manifest(directory: Path) -> Manifest:
+    """The manifest in `directory`; raises LuffyError when the stage there is not finished."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        raise LuffyError(
+            f"{directory}: not a finished stage (no readable {MANIFEST_FILE}); run the chain up to it first"
+        )
+    return manifest
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of the content, 64 hex digits; OSError for a pipe or a device."""
+    refuse_special(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _output(directory: Path, file: Path) -> OutputFile:
+    stat = file.stat()
+    relative = file.relative_to(directory).as_posix()
+    return OutputFile(path=relative, bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=hash_file(file))
+
+
+def _complaint(file: Path, expected: OutputFile, verify: bool) -> str:
+    try:
+        stat = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    if not file.is_file() or stat.st_size != expected.bytes:
+        return "changed"
+    if (verify or stat.st_mtime_ns != expected.mtime_ns) and hash_file(file) != expected.sha256:
+        return "changed"
+    return ""
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the relevant packages, and the commit of the code if there is one; no part of a key."""
+    versions = {"python": platform.python_version(), "luffy": __version__}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # an extra that is not installed
+    commit = _commit()
+    return {**versions, "commit": commit} if commit else versions
+
+
+def hardware() -> dict[str, str]:
+    """Machine, CPU, memory and GPUs; GPUs only when the stage has loaded torch anyway."""
+    facts = {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_cores": str(os.cpu_count()),
+        "memory_gib": f"{psutil.virtual_memory().total / 2**30:.0f}",
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        facts["gpu"] = ", ".join(names)
+    return facts
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _commit() -> str | None:
+    if not (_REPOSITORY / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    answer = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None

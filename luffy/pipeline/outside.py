@@ -1,0 +1,143 @@
+"""Files outside the workspace that a stage's settings refer to; their contents are part of its identity."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
+from luffy.config.environment import CustomEnvironment, EpisodeScoring, ToolsEnvironment
+from luffy.config.foreign_folders import model_files
+from luffy.config.grading import CustomGrader
+from luffy.config.model import locate
+from luffy.config.rl_teacher import ModelTeacher
+from luffy.config.settings import (
+    BaseSettings,
+    PrepareDataSettings,
+    ReportSettings,
+    RLSettings,
+    StageSettings,
+    SynthesizeSettings,
+)
+from luffy.config.shipped import expand_pattern, local_path, template_file
+from luffy.config.strict import StrictModel
+from luffy.errors import DataError
+from luffy.import_paths import module_file
+from luffy.pipeline.manifest import hash_file
+
+Named = tuple[str, str, Path]
+"""The field, its value, and the file or folder that it refers to."""
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+
+
+def outside_files(settings: StageSettings) -> dict[str, str]:
+    """Each file or folder, as written in the settings, with the hash of its content.
+
+    Raises DataError, naming the field, if one is missing. A model path that is not a local folder counts as a hub id,
+    which has no content to hash.
+    """
+    return {name: _content(field, path) for field, name, path in _named(settings)}
+
+
+def _named(settings: StageSettings) -> Iterator[Named]:
+    if not isinstance(settings, ReportSettings):  # what a report shows is that of earlier stages
+        yield from _modules(settings, ())
+    if isinstance(settings, PrepareDataSettings):
+        yield from _sources(settings.data)
+        yield from _model(settings.model_path, settings.chat_template)
+    elif isinstance(settings, SynthesizeSettings):
+        for name, teacher in settings.synthesize.teachers.items():
+            if teacher.path is not None and _is_local(teacher.path):
+                yield f"synthesize.teachers.{name}.path", teacher.path, Path(teacher.path).expanduser()
+    elif isinstance(settings, RLSettings):
+        scorer = settings.rl.teacher
+        if isinstance(scorer, ModelTeacher) and _is_local(scorer.path):
+            yield "rl.teacher.path", scorer.path, Path(scorer.path).expanduser()
+    elif isinstance(settings, BaseSettings):
+        yield from _model(settings.model.source, settings.model.chat_template)
+
+
+def _sources(data: DataConfig) -> Iterator[Named]:
+    sources = {f"data.{name}": source for name, source in data.training_sources.items()}
+    sources |= {} if data.corpus is None else {"data.corpus": data.corpus}
+    sources |= {f"data.suites.{name}": source for name, source in data.suites.items()}
+    benchmarks = data.decontamination.benchmarks
+    sources |= {f"data.decontamination.benchmarks.{name}": source for name, source in benchmarks.items()}
+    for field, source in sources.items():
+        if isinstance(source, FileSource) or (isinstance(source, HubSource) and Path(source.path).is_dir()):
+            yield f"{field}.path", source.path, local_path(source.path)
+
+
+def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
+    """The files of the modules that hold the user's own functions and classes."""
+    for key, path in _imports(value):
+        where = ".".join((*field, key))
+        if (file := module_file(path, where)) is not None:
+            yield where, path, file
+    if isinstance(value, StrictModel):
+        below: Mapping[str, object] = {name: getattr(value, name) for name in type(value).model_fields}
+    elif isinstance(value, Mapping | list | tuple):
+        below = {str(key): each for key, each in (value.items() if isinstance(value, Mapping) else enumerate(value))}
+    else:
+        return
+    for name, each in below.items():
+        yield from _modules(each, (*field, name))
+
+
+def _imports(value: object) -> Iterator[tuple[str, str]]:
+    """Fields of this section alone that are `package.module:name`, and their values."""
+    match value:
+        case CustomSource(factory=path) | CustomEnvironment(factory=path):
+            yield "factory", path
+        case CustomGrader(function=path):
+            yield "function", path
+        case ToolsEnvironment(tools=tools):
+            yield from (("tools", tool) for tool in tools if ":" in tool)
+        case EpisodeScoring(measures=measures, group_measures=of_groups):
+            yield from ((name, path) for name, path in {**measures, **of_groups}.items() if isinstance(path, str))
+
+
+def _model(path: str | None, chat_template: str | None) -> Iterator[Named]:
+    if path is not None:
+        here = locate(path)
+        if _is_local(here):
+            yield "model.path", path, Path(here)
+    if chat_template is not None:
+        yield "model.chat_template", chat_template, template_file(chat_template)
+
+
+def _is_local(path: str) -> bool:
+    return Path(path).exists() or path.startswith((".", "/", "~"))
+
+
+def _content(field: str, path: Path) -> str:
+    try:
+        if (path / "config.json").is_file():  # refused before any stage runs
+            return _hashed(model_files(path, field))
+        return _hash(path)
+    except FileNotFoundError:
+        raise DataError(f"{field}: {path}: no such file; relative paths start at {Path.cwd()}") from None
+    except OSError as error:
+        raise DataError(f"{field}: {path}: cannot be read ({error.strerror})") from None
+
+
+def _hash(path: Path) -> str:
+    if "*" in str(path):
+        lines = [f"{file.name}\0{hash_file(file)}\n" for file in expand_pattern(str(path))]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+    if path.is_dir():
+        return _hashed({str(file.relative_to(path)): file for file in sorted(path.rglob("*")) if file.is_file()})
+    return hash_file(path)
+
+
+def _hashed(files: Mapping[str, Path]) -> str:
+    lines = [f"{name}\0{_mark(name, file)}\n" for name, file in files.items()]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _mark(name: str, file: Path) -> str:
+    """Hash of the content; for weights only size and time, since reading a large model takes minutes."""
+    if name.endswith(_WEIGHTS):
+        stat = file.stat()
+        return f"{stat.st_size} {stat.st_mtime_ns}"
+    return hash_file(file)

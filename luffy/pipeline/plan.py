@@ -1,0 +1,203 @@
+"""The decision that a run would make for each stage, with its reason; starts and writes nothing."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from luffy.pipeline.graph import StageNode
+from luffy.pipeline.identity import IDENTITY_FILE, Identity, Json, read_identity
+from luffy.pipeline.lock import holder_of
+from luffy.pipeline.manifest import consumed_digests, read_manifest
+from luffy.pipeline.reuse import examine, newest_checkpoint
+from luffy.pipeline.workspace import Workspace
+
+Action = Literal["reuse", "depends", "resume", "continue", "run"]
+_SHOWN = 3
+_HASH_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """The decision for one stage."""
+
+    node: StageNode
+    identity: Identity
+    directory: Path
+    inputs: Mapping[str, Path]
+    action: Action
+    """`depends`: finished, and reused if its inputs turn out unchanged once they are made again."""
+    reason: str = ""
+    step: int = 0
+    """The step at which `resume` and `continue` start."""
+    extends: Path | None = None
+    """The shorter run that `continue` starts from."""
+
+    @property
+    def headline(self) -> str:
+        """The decision in words, without the reason."""
+        if self.action == "resume":
+            return f"resume from step {self.step}"
+        if self.action == "continue" and self.extends is not None:
+            return f"continue {self.extends.name} from step {self.step}"
+        return {"reuse": "reused", "depends": "reused or run"}.get(self.action, "run")
+
+
+def plan_graph(
+    workspace: Workspace,
+    experiment: str,
+    nodes: Sequence[StageNode],
+    identities: Mapping[str, Identity],
+    *,
+    verify: bool = False,
+) -> tuple[StagePlan, ...]:
+    """The decision for every stage of `experiment`, in the order of `nodes`."""
+    plans: dict[str, StagePlan] = {}
+    for node in nodes:
+        pending = unfinished(plans.values())
+        plans[node.name] = plan_stage(workspace, experiment, node, identities, pending, verify=verify)
+    return tuple(plans.values())
+
+
+def unfinished(plans: Iterable[StagePlan]) -> frozenset[str]:
+    """Names of the stages whose decision is not `reuse`."""
+    return frozenset(plan.node.name for plan in plans if plan.action != "reuse")
+
+
+def plan_stage(
+    workspace: Workspace,
+    experiment: str,
+    node: StageNode,
+    identities: Mapping[str, Identity],
+    pending: frozenset[str] = frozenset(),
+    *,
+    verify: bool = False,
+) -> StagePlan:
+    """The decision for `node`, while the upstream stages in `pending` have yet to be made."""
+    identity = identities[node.name]
+    directory = workspace.stage_directory(node.stage, identity.key)
+    inputs = {
+        name: workspace.stage_directory(identities[source].stage, identities[source].key)
+        for name, source in node.inputs.items()
+    }
+    known = {name: path for name, path in inputs.items() if node.inputs[name] not in pending}
+    awaited = sorted(set(node.inputs.values()) & pending)
+    condition = examine(directory, identity.key, consumed_digests(known), verify=verify)
+
+    def decide(action: Action, reason: str = "", step: int = 0, extends: Path | None = None) -> StagePlan:
+        return StagePlan(node, identity, directory, inputs, action, reason, step, extends)
+
+    if condition.reusable:
+        return decide("depends", f"waits for {', '.join(awaited)}") if awaited else decide("reuse")
+    reason = condition.reason
+    if not reason and read_identity(directory) is not None:
+        reason = "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
+    elif not reason:
+        reason = why_not_reused(workspace.siblings(node.stage), experiment, node.name, identity, node.inputs)
+    if holder := holder_of(directory):
+        reason = f"{reason}; {holder} is working on it"
+    if condition.step:
+        return decide("resume", reason, condition.step)
+    shorter = _shorter_run(workspace, identity, consumed_digests(known))
+    if shorter is not None and not condition.reason:
+        step, extended = shorter
+        recorded = read_identity(extended)
+        before = recorded.identity.length if recorded else "?"
+        return decide("continue", f"{identity.stage}.steps {before} -> {identity.length}", step, extended)
+    return decide("run", reason)
+
+
+def _shorter_run(workspace: Workspace, identity: Identity, consumed: Mapping[str, str]) -> tuple[int, Path] | None:
+    """The longest finished run of the same series that is shorter than this one."""
+    if identity.series is None:
+        return None
+    found = []
+    for directory in workspace.siblings(identity.stage):
+        manifest, newest = read_manifest(directory), newest_checkpoint(directory)
+        if manifest is None or newest is None or manifest.series != identity.series:
+            continue
+        fits = newest[0] < identity.length and examine(directory, manifest.key, consumed).reusable
+        if fits:
+            found.append((newest[0], directory))
+    return max(found, default=None)
+
+
+def why_not_reused(
+    siblings: Iterable[Path], experiment: str, node: str, identity: Identity, inputs: Mapping[str, str]
+) -> str:
+    """One line: "first run", or the differences from the most similar result of `node` among `siblings`.
+
+    Compares only results of `experiment`; ties go to the newest. `inputs`: input name to the node that provides it.
+    """
+    candidates = []
+    for directory in siblings:
+        record = read_identity(directory)
+        if record is not None and (record.experiment, record.node) == (experiment, node) and record.key != identity.key:
+            found = list(differences(record.identity, identity, inputs))
+            age = -(directory / IDENTITY_FILE).stat().st_mtime_ns
+            candidates.append((len(found), age, record.key, found))
+    if not candidates:
+        return "first run"
+    *_, nearest, found = min(candidates)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"{', '.join(found[:_SHOWN])}{more} (against {nearest})"
+
+
+def differences(before: Identity, after: Identity, inputs: Mapping[str, str]) -> Iterator[str]:
+    """Each difference in words, settings first; `inputs`: input name to the node that provides it."""
+    yield from dict.fromkeys(_of_settings(dict(flatten(before.settings)), dict(flatten(after.settings))))
+    for name in _changed(before.files, after.files):
+        yield f"content of {name} {_hash(before.files.get(name))} -> {_hash(after.files.get(name))}"
+    for name in _changed(before.upstream, after.upstream):
+        old_key, new_key = before.upstream.get(name, "none"), after.upstream.get(name, "none")
+        yield f"different result of {inputs.get(name, name)} ({old_key} -> {new_key})"
+    rooms = ["modules at the top" if room == "*" else room for room in _changed(before.code, after.code)]
+    if rooms:
+        yield f"code changed ({', '.join(rooms[:_SHOWN])}{', ...' if len(rooms) > _SHOWN else ''})"
+
+
+def _of_settings(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[str]:
+    """Each leaf that differs; if only one side has a whole section, the section in place of its leaves."""
+    old_sections, new_sections = ({above for path in leaves for above in _sections(path)} for leaves in (old, new))
+    for path, value in new.items():
+        if path in old and old[path] != value:
+            yield f"{path} {_short(old[path])} -> {_short(value)}"
+        elif path not in old and not (value is None and path in old_sections):
+            whole = next((section for section in _sections(path) if section not in old_sections), None)
+            yield f"{whole} added" if whole else f"{path} none -> {_short(value)}"
+    for path, value in old.items():
+        if path not in new and not (value is None and path in new_sections):
+            whole = next((section for section in _sections(path) if section not in new_sections), None)
+            yield f"{whole} removed" if whole else f"{path} {_short(value)} -> none"
+
+
+def _sections(path: str) -> Iterator[str]:
+    """The sections that contain a leaf, outermost first."""
+    parts = path.split(".")
+    return (".".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    return (name for name in sorted({*before, *after}) if before.get(name) != after.get(name))
+
+
+def flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """The leaves with their dotted paths; an entry of a list of mappings is labelled by its `name`, else its index."""
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from flatten(below, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, list) and any(isinstance(below, dict) for below in value):
+        for index, below in enumerate(value):
+            label = below.get("name", index) if isinstance(below, dict) else index
+            yield from flatten(below, f"{prefix}.{label}")
+    else:
+        yield prefix, value
+
+
+def _hash(content: str | None) -> str:
+    return "none" if content is None else content[:_HASH_DIGITS]
+
+
+def _short(value: Json) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,283 @@
+"""Warm starts: stages forked from a process that has already loaded torch, transformers and deepspeed, to save seconds.
+
+    with WarmServer(log).use():
+        ...  # supervise() forks its stages from the server
+
+It is only an optimisation: a stage that cannot start warm starts cold. It is not used on machines with a GPU: the
+driver does not survive a fork, and stages there take far longer than their imports. The smoke chain takes half as long
+with it (`tests/benchmarks/stage_start.py`).
+
+The server is this module as a program: `python -m luffy.pipeline.warm_start DESCRIPTOR LIBRARY ...`. A stage that it
+forks imports the modules of this package anew, since they may have been edited meanwhile.
+"""
+
+import gc
+import importlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypedDict
+
+from luffy.errors import StageFailed
+from luffy.pipeline.inherited_environment import own_environment
+from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
+
+logger = logging.getLogger(__name__)
+LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")
+"""The libraries that are slowest to import. Not pyarrow: it starts a thread, which a fork would lose."""
+_READY = b"ready"
+_LOAD_TIMEOUT_S = 120.0
+_FORK_TIMEOUT_S = 20.0
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+# The supervisor sets these. No library that is loaded before the fork reads them.
+_OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, "PYTHONUNBUFFERED"})
+_current: ContextVar["WarmServer | None"] = ContextVar("warm_server", default=None)
+
+
+class Order(TypedDict):
+    """The program that a forked process runs."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    log: str
+    """The file to which its output is appended."""
+
+
+def current_warm_server() -> "WarmServer | None":
+    """The server in use in this context."""
+    return _current.get()
+
+
+def can_start_warm() -> bool:
+    """Whether this machine has no GPU."""
+    return not any(Path(device).exists() for device in _GPU_DEVICES)
+
+
+class WarmServer:
+    """A server process, which loads the libraries in the background; the kernel kills it when this process dies.
+
+    The server and all processes of its stages carry its `mark`. It runs one stage at a time; for stages at the same
+    time further servers are started, and kept.
+    """
+
+    def __init__(self, log: Path, libraries: Sequence[str] = LIBRARIES) -> None:
+        self._log, self._libraries = log, libraries
+        self._further: Future[WarmServer] | None = None
+        # A thread that outlives the stages: the kernel kills a server when the thread that started it ends.
+        self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="warm-server")
+        self._growing = threading.Lock()
+        self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
+        environment = own_environment()
+        self._surroundings = _surroundings(environment)
+        self._connection, far_end = Pipe()
+        self._ready = False
+        self._ordering = threading.Lock()
+        self._stage: WarmStage | None = None
+        parent = os.getpid()
+        with log.open("ab") as out, far_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "luffy.pipeline.warm_start", str(far_end.fileno()), *libraries],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**environment, MARK_VARIABLE: self.mark, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1"},
+                pass_fds=[far_end.fileno()],
+                start_new_session=True,
+                # The stage then gets SIGTERM. The signal follows the forking thread, which must outlive the server.
+                preexec_fn=lambda: die_with(parent, signal.SIGKILL),
+            )
+        self.pid = self._process.pid
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Within the block `supervise` starts stages from this server; the server ends with the block."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+            self.stop()
+
+    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
+        """Start `python -m MODULE ...` with its output appended to `log`; None if it must start cold."""
+        is_module = list(command[:2]) == [sys.executable, "-m"]
+        # Libraries read the environment when they are loaded.
+        same = _surroundings(environment) == self._surroundings
+        if not is_module or not same or self._connection.closed or self._process.poll() is not None:
+            return None
+        if self._ordering.acquire(blocking=False):
+            try:
+                if self._stage is None or self._stage.returncode is not None:
+                    return self._order(command, log, environment)
+            finally:
+                self._ordering.release()
+        with self._growing:
+            if self._connection.closed:  # it has ended
+                return None
+            if self._further is None:
+                self._further = self._starting.submit(WarmServer, self._log, self._libraries)
+        return None if self._further.exception() else self._further.result().start(command, log, environment)
+
+    def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
+        order = Order(
+            module=command[2],
+            arguments=list(command[3:]),
+            environment={**environment, MARK_VARIABLE: self.mark},
+            log=str(log.resolve()),
+        )
+        with ExitStack() as on_failure:
+            # Also on Ctrl-C: a pending reply would be taken as the reply to the next order.
+            on_failure.callback(self._end)
+            try:
+                self._ready = self._ready or self._answer(_LOAD_TIMEOUT_S) == _READY
+                self._connection.send_bytes(json.dumps(order).encode())
+                self._stage = WarmStage(self, int(self._answer(_FORK_TIMEOUT_S)), self._connection, log)
+            except (OSError, EOFError) as error:
+                logger.info("stages start without a warm server from now on: %s", error or type(error).__name__)
+                return None
+            on_failure.pop_all()
+        return self._stage
+
+    def _answer(self, timeout_s: float) -> bytes:
+        if not self._connection.poll(timeout_s):
+            raise TimeoutError(f"no answer within {timeout_s:.0f} s")
+        return self._connection.recv_bytes()
+
+    def stop(self) -> None:
+        """End the server, the further ones, and the stages that they still run. May be called again."""
+        self._end()
+        self._starting.shutdown()
+        if self._further is not None and not self._further.exception():
+            self._further.result().stop()
+
+    def _end(self) -> None:
+        """End this server and its stage; stages start cold from now on."""
+        with self._growing:
+            self._connection.close()
+        self._process.kill()  # it has nothing to clean up
+        self._process.wait()
+        end_processes(self.mark)
+
+
+class WarmStage:
+    """A stage forked by a warm server; the counterpart of `subprocess.Popen`."""
+
+    def __init__(self, server: WarmServer, pid: int, connection: Connection, log: Path) -> None:
+        self.server = server
+        """The server that it was forked from."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._connection = connection
+        self._log = log
+
+    def poll(self) -> int | None:
+        """The exit code, -n for signal n; None while it runs. Raises StageFailed when the server has died."""
+        if self.returncode is None and self._connection.poll() and self.wait() is None:
+            raise StageFailed(
+                f"was lost, because the warm server that started it died; the same command resumes it "
+                f"(log: {self._log})",
+                temporary=True,
+            )
+        return self.returncode
+
+    def wait(self) -> int | None:
+        """Wait until the stage ends; returns the exit code, None if the server died first."""
+        if self.returncode is None:
+            try:
+                self.returncode = int(self._connection.recv_bytes())
+            except (OSError, EOFError):
+                return None
+        return self.returncode
+
+
+def _surroundings(environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    own = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
+    return str(Path.cwd()), own
+
+
+def _load(libraries: Sequence[str]) -> None:
+    """Import `libraries` without starting a thread, and exempt their objects from garbage collection."""
+    # OpenBLAS starts its threads when numpy is loaded. Stages compute with torch, which has its own.
+    given = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    gc.disable()
+    for name in libraries:
+        importlib.import_module(name)
+    gc.enable()
+    gc.freeze()
+    if given is None:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+    else:
+        os.environ["OPENBLAS_NUM_THREADS"] = given
+
+
+def _check_single_thread() -> None:
+    """Exit if there is a second thread: a lock that it holds during a fork would stay locked in the child."""
+    threads = [(thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()]
+    if len(threads) > 1:
+        sys.exit(f"no fork with several threads: {', '.join(threads)}")
+
+
+def _serve(connection: Connection) -> Order:
+    """Fork a process for each order, one at a time, and report its pid, then its exit code (-n for signal n).
+
+    Returns only in the forked process. The server exits when the other end of the connection is closed.
+    """
+    while True:
+        try:
+            order: Order = json.loads(connection.recv_bytes())
+        except EOFError:
+            sys.exit(0)
+        server = os.getpid()
+        _check_single_thread()
+        pid = os.fork()
+        if pid == 0:
+            connection.close()  # otherwise a dead server would go unnoticed
+            _detach(order, server)
+            return order
+        connection.send_bytes(str(pid).encode())
+        _, status = os.waitpid(pid, 0)
+        connection.send_bytes(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _detach(order: Order, server: int) -> None:
+    """Make the forked process one of its own, with the order's environment and log."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()
+    os.environ.clear()
+    os.environ.update({**order["environment"], SUPERVISOR_VARIABLE: str(server)})
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    Path("/proc/self/comm").write_text(order["module"].rpartition(".")[2])
+    die_with(server)
+
+
+if __name__ == "__main__":
+    # The run ends the server with SIGKILL. A scheduler's SIGTERM to all processes of a job must not end its stage, too.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    control = Connection(int(sys.argv[1]))
+    _load(sys.argv[2:])
+    _check_single_thread()
+    control.send_bytes(_READY)
+    ordered = _serve(control)
+    for imported in [imported for imported in sys.modules if imported.partition(".")[0] == "luffy"]:
+        del sys.modules[imported]
+    importlib.invalidate_caches()
+    from luffy.library_loading import run_module  # imported after the fork, so never stale
+
+    run_module(ordered["module"], ordered["arguments"])

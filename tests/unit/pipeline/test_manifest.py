@@ -1,0 +1,51 @@
+import os
+
+import pytest
+
+from luffy.errors import LuffyError
+from luffy.pipeline.manifest import collect_outputs, consumed_digest, finished_manifest, read_manifest
+
+
+@pytest.fixture
+def done(opened, finish):
+    return finish(opened(), "prepare_data")
+
+
+def test_folders_are_expanded_and_hashed(done):
+    manifest = read_manifest(done.directory)
+    assert [output.path for output in manifest.outputs] == ["metrics.jsonl", "model/weights"]
+    assert all(len(output.sha256) == 64 for output in manifest.outputs)
+
+
+def test_a_missing_output_is_refused(tmp_path):
+    with pytest.raises(LuffyError, match="model: the stage lists it"):
+        collect_outputs(tmp_path, ("model",))
+
+
+def test_intact_until_a_file_is_missing_or_changed(done):
+    manifest, file = read_manifest(done.directory), done.directory / "model" / "weights"
+    assert manifest.is_intact(done.directory)
+    file.write_text("WEIGHTS")
+    assert manifest.damaged(done.directory) == {"model/weights": "changed"}
+    file.unlink()
+    assert manifest.damaged(done.directory) == {"model/weights": "missing"}
+
+
+def test_a_copy_with_new_times_is_intact(done):
+    os.utime(done.directory / "model" / "weights", (1, 1))
+    assert read_manifest(done.directory).is_intact(done.directory)
+
+
+def test_only_the_folder_of_a_model_is_consumed(opened, finish):
+    experiment = opened()
+    before = read_manifest(finish(experiment, "prepare_data").directory)
+    after = before.model_copy(update={"outputs": before.outputs[1:]})
+    assert consumed_digest("model", before) == consumed_digest("model", after)
+    assert consumed_digest("data", before) != consumed_digest("data", after)
+
+
+def test_an_unreadable_manifest_is_none(done):
+    (done.directory / "manifest.json").write_text("{")
+    assert read_manifest(done.directory) is None
+    with pytest.raises(LuffyError, match="not a finished stage"):
+        finished_manifest(done.directory)

@@ -1,0 +1,152 @@
+import json
+import os
+
+import pytest
+
+from luffy.errors import ConfigError, DataError
+
+
+def source(path):
+    return f"data.train={{kind: file, path: {path}}}"
+
+
+def test_the_content_of_a_source_file_is_identity(opened, tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text("one")
+    before = opened(source(file))
+    file.write_text("two")
+    after = opened(source(file))
+    assert before.identities["prepare_data"].key != after.identities["prepare_data"].key
+    assert before.identities["report"].key != after.identities["report"].key
+
+
+def test_a_missing_source_names_the_field_and_the_file(opened):
+    with pytest.raises(DataError, match=r"data\.train\.path: /none/x\.jsonl: no such file"):
+        opened(source("/none/x.jsonl"))
+
+
+def test_a_pattern_stands_for_all_its_files(opened, tmp_path):
+    (tmp_path / "a.jsonl").write_text("one")
+    before = opened(source(tmp_path / "*.jsonl"))
+    (tmp_path / "b.jsonl").write_text("two")
+    after = opened(source(tmp_path / "*.jsonl"))
+    assert before.identities["prepare_data"].key != after.identities["prepare_data"].key
+
+
+TOOLS = "environment={kind: tools, tools: [calculator, 'my_code.inner:one']}"
+SCORED = "environment={kind: guess_number, scoring: {measures: {m: 'my_code.inner:one'}, weights: {m: 1.0}}}"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "stage"),
+    [
+        ("data.train={kind: custom, factory: 'my_code.inner:one'}", "prepare_data"),
+        ("grading.kind={kind: custom, function: 'my_code.inner:one'}", "prepare_data"),
+        ("grading.kind={kind: any, of: [math, {kind: custom, function: 'my_code.inner:one'}]}", "rl"),
+        (TOOLS, "rl"),
+        (SCORED, "rl"),
+        ("environment={kind: custom, factory: 'my_code.inner:one'}", "rl"),
+    ],
+)
+def test_the_users_own_code_is_identity_and_is_not_run(opened, tmp_path, monkeypatch, chosen, stage):
+    """As a command finds it that is started where the code is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_code").mkdir()
+    (tmp_path / "my_code" / "__init__.py").write_text("raise RuntimeError")
+    (tmp_path / "my_code" / "inner.py").write_text("one = 1")
+    before = opened(chosen)
+    (tmp_path / "my_code" / "inner.py").write_text("one = 2")
+    assert before.identities[stage].files != opened(chosen).identities[stage].files
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("my_cod:score", r"grading\.kind\.function: my_cod:score: there is no module my_cod; it is searched in /"),
+        ("my_code.inner:score", r"function: my_code\.inner:score: there is no module my_code\.inner"),
+        ("my_code:scor", r"function: my_code:scor: .*my_code\.py has no 'scor'; did you mean 'score'\?"),
+    ],
+)
+def test_own_code_that_is_not_there_is_told_before_anything_runs(opened, tmp_path, monkeypatch, path, message):
+    monkeypatch.chdir(tmp_path)
+    chosen = f"grading.kind={{kind: custom, function: '{path}'}}"
+    (tmp_path / "my_code.py").write_text(
+        "import os.path as there\na, (b, *c) = 1, (2, 3)\nd: int = 1\ndef score(): ..."
+    )
+    with pytest.raises(ConfigError, match=message):
+        opened(chosen)
+
+
+@pytest.mark.parametrize("name", ["score", "there", "b", "c", "d", "os"])
+def test_own_code_that_is_there_in_whatever_way_is_found(opened, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    text = "import os\nimport os.path as there\na, (b, *c) = 1, (2, 3)\nd: int = 1\ndef score(): ..."
+    for more in ("", "\nfrom math import *", "\nif True:\n    any_name = 1"):
+        (tmp_path / "my_code.py").write_text(text + more)
+        opened(f"grading.kind={{kind: custom, function: 'my_code:{name if not more else 'any_name'}'}}")
+
+
+def test_the_weights_of_a_teacher_are_identity_of_rl_alone(opened, tmp_path):
+    (tmp_path / "model.safetensors").write_text("one")
+    chosen = "method=opd", f"rl.teacher={{kind: model, path: {tmp_path}}}"
+    before = opened(*chosen)
+    (tmp_path / "model.safetensors").write_text("two")
+    after = opened(*chosen)
+    assert before.identities["rl"].key != after.identities["rl"].key
+    assert before.identities["base"].key == after.identities["base"].key
+
+
+@pytest.mark.parametrize("path", ["", "/*.json", "/memory.json"])
+def test_a_file_that_cannot_be_read_is_the_users_mistake_wherever_it_is(opened, tmp_path, path):
+    (tmp_path / "memory.json").symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match=r"data\.corpus\.path: .*: cannot be read \(Input/output error\)"):
+        opened(f"data.corpus={{kind: file, path: '{tmp_path}{path}'}}")
+
+
+@pytest.mark.parametrize(("target", "what"), [("/dev/zero", "a device"), (None, "a pipe")])
+@pytest.mark.parametrize("path", ["/rows.jsonl", "/*.jsonl"])
+def test_a_data_file_without_an_end_is_refused_and_not_read(opened, tmp_path, path, target, what):
+    file = tmp_path / "rows.jsonl"
+    file.symlink_to(target) if target else os.mkfifo(file)
+    with pytest.raises(DataError, match=rf"data\.corpus\.path: .*: cannot be read \(it is {what}; give a regular file"):
+        opened(f"data.corpus={{kind: file, path: '{tmp_path}{path}'}}")
+
+
+@pytest.mark.parametrize("key", ["evaluation.template", "model.chat_template"])
+def test_a_template_without_an_end_is_refused_and_not_read(opened, tmp_path, key):
+    os.mkfifo(tmp_path / "own.jinja")
+    with pytest.raises((ConfigError, DataError), match=rf"{key}.*: cannot be read \(it is a pipe; give a regular"):
+        opened(*policy(model_folder(tmp_path)), f"{key}={tmp_path / 'own.jinja'}")
+
+
+def policy(folder):
+    return f"model={json.dumps({'path': str(folder), 'architecture': None})}", "base=null", "data.corpus=null"
+
+
+def model_folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "none"}')
+    (folder / "model.safetensors").write_text("one")
+    return folder
+
+
+@pytest.mark.parametrize("key", ["model.path", "rl.teacher.path"])
+def test_a_model_folder_that_leads_out_of_itself_is_refused_before_anything_runs(opened, tmp_path, key):
+    folder = model_folder(tmp_path)
+    (tmp_path / "secret.json").write_text("{}")
+    (folder / "notes.json").symlink_to("../secret.json")
+    chosen = policy(folder)
+    if key == "rl.teacher.path":
+        chosen = ["method=opd", f"rl.teacher={{kind: model, path: {folder}}}"]
+    with pytest.raises(DataError, match=rf"{key}: .*notes\.json is a link out of the folder, to .*secret\.json"):
+        opened(*chosen)
+
+
+def test_other_files_beside_a_model_are_not_its_identity(opened, tmp_path):
+    chosen = "method=opd", f"rl.teacher={{kind: model, path: {model_folder(tmp_path)}}}"
+    before = opened(*chosen)
+    (tmp_path / "model" / "README.md").write_text("read me")
+    assert opened(*chosen).identities["rl"].key == before.identities["rl"].key
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "other"}')
+    assert opened(*chosen).identities["rl"].key != before.identities["rl"].key

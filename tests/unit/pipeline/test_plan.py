@@ -1,0 +1,218 @@
+import os
+import shutil
+
+import pytest
+
+from luffy.pipeline import identity
+from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.identity import PACKAGE, code_identity
+from luffy.pipeline.plan import differences
+
+
+def decisions(experiment):
+    return {plan.node.name: plan.headline for plan in experiment.plan()}
+
+
+def reasons(experiment):
+    return {plan.node.name: plan.reason for plan in experiment.plan()}
+
+
+def test_everything_runs_in_an_empty_workspace(opened):
+    assert set(decisions(opened()).values()) == {"run"}
+    assert set(reasons(opened()).values()) == {"first run"}
+
+
+def test_everything_is_reused_when_it_is_finished(opened, finish_all):
+    finish_all(opened())
+    assert set(decisions(opened()).values()) == {"reused"}
+
+
+def test_a_changed_setting_is_named_with_both_values(opened, finish_all):
+    finish_all(opened())
+    found = reasons(opened("sft.optimizer.lr=2e-3"))
+    assert found["sft"].startswith("sft.optimizer.lr 0.001 -> 0.002 (against ")
+    keys = [opened(*overrides).identities["sft"].key for overrides in ((), ("sft.optimizer.lr=2e-3",))]
+    assert found["rl"].startswith(f"different result of sft ({keys[0]} -> {keys[1]}) (against ")
+    assert decisions(opened("sft.optimizer.lr=2e-3"))["base"] == "reused"
+
+
+def test_an_adapter_is_named_and_leaves_the_base_policy_as_it_is(opened, finish_all):
+    finish_all(opened())
+    lora = opened("model.lora={rank: 4, alpha: 8}")
+    assert reasons(lora)["sft"].startswith("lora added (against ")
+    reused = {name for name, decision in decisions(lora).items() if decision == "reused"}
+    assert reused == {"prepare_data", "base", "evaluate_base"}
+
+
+def test_an_option_of_the_evaluation_leaves_what_is_trained(opened, finish_all):
+    finish_all(opened())
+    found = decisions(opened("evaluation.confidence=0.9"))
+    assert {name for name, decision in found.items() if decision == "reused"} == {"prepare_data", "base", "sft", "rl"}
+
+
+def test_the_most_similar_result_explains_and_ties_go_to_the_newest(opened, finish_all):
+    finish_all(opened())
+    finish_all(opened("sft.optimizer.lr=2e-3", "sft.epochs=9"))
+    assert reasons(opened("sft.epochs=8"))["sft"].startswith("sft.epochs 2 -> 8 (against ")
+    assert reasons(opened("sft.optimizer.lr=2e-3"))["sft"].startswith("sft.epochs 9 -> 2 (against ")
+
+
+def test_the_results_of_another_experiment_explain_nothing(opened, finish_all):
+    finish_all(opened())
+    found = reasons(opened("name=other", "sft.optimizer.lr=2e-3"))
+    assert {found["sft"], found["rl"]} == {"first run"}
+    assert decisions(opened("name=other", "sft.optimizer.lr=2e-3"))["base"] == "reused"
+
+
+def test_a_section_that_comes_or_goes_is_named_once(opened, finish_all):
+    finish_all(opened())
+    found = reasons(
+        opened("data.suites.longer=null", "data.suites.own={kind: arithmetic, num_prompts: 4, num_operations: [2]}")
+    )
+    assert found["prepare_data"].startswith("data.suites.own added, data.suites.longer removed (against ")
+
+
+def test_a_section_in_place_of_null_is_added_and_back_again_removed(opened, finish_all):
+    plain, corrected = opened(), opened("rl.correction={kind: truncate}")
+    finish_all(plain)
+    section = "objective.terms.on_policy.correction"
+    assert reasons(corrected)["rl"] == f"{section} added (against {plain.identities['rl'].key})"
+    old, new = (one.identities["rl"] for one in (corrected, plain))
+    assert list(differences(old, new, {})) == [f"{section} removed"]
+
+
+def test_changed_code_is_named(opened, finish_all):
+    finish_all(opened(code={"luffy.data.row_filters": "1", "luffy.types": "1"}))
+    found = reasons(opened(code={"luffy.data.row_filters": "2", "luffy.types": "1"}))
+    assert found["prepare_data"].startswith("code changed (luffy.data.row_filters) (against ")
+
+
+@pytest.fixture
+def own_code(tmp_path, opened):
+    """The package itself as a copy to edit, and the experiment under its identity as a new process finds it."""
+    copy = tmp_path / "luffy"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    known = opened()
+
+    def experiment():
+        code_identity_of_a_new_process()
+        return open_experiment(known.config, known.workspace, code=lambda rooms: code_identity(rooms, copy))
+
+    return copy, experiment
+
+
+def code_identity_of_a_new_process():
+    identity._hash_of.cache_clear()
+
+
+def edit(file, old, new):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_a_docstring_keeps_the_cache_and_the_loss_loses_it(own_code, finish_all):
+    package, experiment = own_code
+    finish_all(experiment())
+    edit(package / "grading" / "extract.py", '"""', '"""Another opening. ')
+    edit(package / "objectives" / "losses.py", '"""', '"""Another opening. ')
+    (package / "cli" / "console.py").write_text("")
+    assert set(decisions(experiment()).values()) == {"reused"}
+    losses = package / "objectives" / "losses.py"
+    losses.write_text(losses.read_text() + "\n_SCALE = 2.0\n")
+    found = reasons(experiment())
+    assert decisions(experiment())["prepare_data"] == "reused"
+    for name in ("base", "sft", "rl"):
+        assert "code changed (objectives)" in found[name]
+    assert found["evaluate_rl"].startswith("different result of rl (")
+
+
+def test_a_file_with_other_content_is_named_with_both_hashes(opened, finish_all, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    source = f"data.train={{kind: file, path: {rows}}}"
+    rows.write_text('{"prompt": "1"}\n')
+    before = opened(source)
+    finish_all(before)
+    rows.write_text('{"prompt": "2"}\n')
+    after = opened(source)
+    hashes = [one.identities["prepare_data"].files[str(rows)][:8] for one in (before, after)]
+    assert reasons(after)["prepare_data"].startswith(f"content of {rows} {hashes[0]} -> {hashes[1]} (against ")
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_damaged_output_makes_its_stage_run_and_names_the_file(opened, finish_all, damage):
+    experiment = opened()
+    finish_all(experiment)
+    file = experiment.plan_node("sft").directory / "metrics.jsonl"
+    file.unlink() if damage == "missing" else file.write_text("{} ")
+    assert reasons(experiment)["sft"] == f"metrics.jsonl is {damage}"
+    assert decisions(experiment)["sft"] == "run"
+    assert decisions(experiment)["base"] == decisions(experiment)["evaluate_base"] == "reused"
+    assert decisions(experiment)["rl"] == "reused or run"
+    assert reasons(experiment)["rl"] == "waits for sft"
+
+
+def test_dependants_are_reused_when_the_result_comes_out_the_same(opened, finish_all, finish):
+    experiment = opened()
+    finish_all(experiment)
+    shutil.rmtree(experiment.plan_node("sft").directory)
+    finish(experiment, "sft", content="weights")
+    assert set(decisions(experiment).values()) == {"reused"}
+    shutil.rmtree(experiment.plan_node("sft").directory)
+    finish(experiment, "sft", content="others!")
+    assert decisions(experiment)["rl"] == decisions(experiment)["evaluate_sft"] == "run"
+    assert reasons(experiment)["rl"] == "model came out differently"
+    assert decisions(experiment)["evaluate_base"] == "reused"
+
+
+def test_an_interrupted_stage_resumes_from_its_newest_complete_checkpoint(opened, finish, begin):
+    experiment = opened()
+    finish(experiment, "prepare_data")
+    plan = experiment.plan_node("base")
+    begin(plan, steps=20)
+    (plan.directory / "checkpoints" / "step_000030").mkdir()
+    assert decisions(experiment)["base"] == "resume from step 20"
+    assert reasons(experiment)["base"] == "interrupted"
+
+
+def test_a_damaged_export_is_made_again_from_the_newest_checkpoint(opened, finish_all):
+    experiment = opened()
+    finish_all(experiment, steps=20)
+    (experiment.plan_node("sft").directory / "model" / "weights").unlink()
+    assert decisions(experiment)["sft"] == "resume from step 20"
+    (experiment.plan_node("sft").directory / "metrics.jsonl").unlink()
+    assert decisions(experiment)["sft"] == "run"
+
+
+def test_a_longer_run_continues_the_longest_shorter_one(opened, finish_all):
+    for steps in (4, 6):
+        finish_all(opened(f"rl.steps={steps}"), steps=steps)
+    plan = opened("rl.steps=9").plan_node("rl")
+    shorter = opened("rl.steps=6").plan_node("rl")
+    assert plan.headline == f"continue {shorter.identity.key} from step 6"
+    assert plan.reason == "rl.steps 6 -> 9"
+    assert opened("rl.steps=5").plan_node("rl").step == 4
+
+
+def test_no_continuation_under_a_schedule_that_depends_on_the_length(opened, finish_all):
+    cosine = "rl.optimizer.schedule.kind=cosine"
+    finish_all(opened(cosine), steps=6)
+    assert opened(cosine, "rl.steps=9").plan_node("rl").headline == "run"
+
+
+def test_own_checkpoints_come_before_a_continuation(opened, finish_all, begin):
+    finish_all(opened(), steps=6)
+    longer = opened("rl.steps=9")
+    begin(longer.plan_node("rl"), steps=8)
+    assert longer.plan_node("rl").headline == "resume from step 8"
+
+
+def test_verify_finds_a_change_that_hides_its_traces(opened, finish_all):
+    experiment = opened()
+    finish_all(experiment)
+    file = experiment.plan_node("base").directory / "metrics.jsonl"
+    stat = file.stat()
+    file.write_text("[]\n")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert decisions(opened())["base"] == "reused"
+    assert decisions(opened(verify=True))["base"] == "run"
