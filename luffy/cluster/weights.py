@@ -73,7 +73,9 @@ def _formed(
 
     Raises ClusterError when a group of living engines fails at two updates in a row: once may be a busy machine.
     """
-    if not _all_answer(engines, timeout_s):
+    answers: list[Any] = [engine.pid.remote() for engine in engines]
+    answered, _ = ray.wait(answers, num_returns=len(answers), timeout=timeout_s)
+    if len(answered) < len(answers) or any(isinstance(_outcome(answer), RayError) for answer in answered):
         logger.warning(
             "an engine has not answered for %g s: no group for broadcasts, the object store is used", timeout_s
         )
@@ -101,12 +103,6 @@ def _formed(
     rank.broadcast_failures = 0
     logger.info("weights are broadcast from %s to %d workers", device().type, len(engines) * num_receivers)
     return group
-
-
-def _all_answer(engines: Sequence[ActorHandle], timeout_s: float) -> bool:
-    answers: list[Any] = [engine.pid.remote() for engine in engines]
-    done, _ = ray.wait(answers, num_returns=len(answers), timeout=timeout_s)
-    return len(done) == len(answers) and not any(isinstance(_outcome(answer), RayError) for answer in done)
 
 
 class WeightSender:
@@ -157,7 +153,9 @@ class WeightSender:
             del started  # otherwise the connections would stay open
         except BroadcastFailed as failure:
             logger.warning("a broadcast of weights failed: %s", failure)
-        self._close_group()
+        logger.warning("the group for broadcasts is closed; the object store takes over until the next update")
+        group.close()
+        self._group = None
         return [place for place, answer in taking.items() if self._settle(place, answer) is not None]
 
     def _all_receive(self, taking: dict[int, Any]) -> bool:
@@ -174,12 +172,6 @@ class WeightSender:
                 return False
             waiting.difference_update(done)
         return True
-
-    def _close_group(self) -> None:
-        assert self._group is not None
-        logger.warning("the group for broadcasts is closed; the object store takes over until the next update")
-        self._group.close()
-        self._group = None
 
     def _settle(self, place: int, answer: Any) -> object:
         """Wait for an engine's answer and return it; an engine that fails takes no further part."""

@@ -20,7 +20,7 @@ from functools import cache
 from typing import Protocol
 
 from luffy.config.environment import CallFormat
-from luffy.environments.tool_schemas import Schema, json_types
+from luffy.environments.tool_functions import Schema, json_types
 from luffy.errors import ConfigError
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.json_text import refuse_deep

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from luffy.config.environment import CallFormat
-from luffy.environments.call_formats import BrokenCall, CallSyntax, FoundCall, Tools
-from luffy.environments.tool_schemas import Schema, json_types
+from luffy.environments.call_formats import BrokenCall, CallSyntax, Tools
+from luffy.environments.environment import writable
+from luffy.environments.tool_functions import Schema, json_types
 from luffy.errors import ConfigError, DataError, LuffyError
 from luffy.grading import Problem
 from luffy.hosted.verifiers_process import HostedDescription, VerifiersProcess
@@ -48,8 +49,14 @@ def hosted_tools(description: HostedDescription, calls: CallFormat) -> dict[str,
         properties = (function.get("parameters") or {}).get("properties") or {}
         parameters = {name: HostedParameter(dict(found)) for name, found in properties.items()}
         tools[function["name"]] = HostedTool(function["name"], dict(schema), parameters)
-        if calls == "xml":
-            _check_types(function["name"], parameters)
+        for name, parameter in parameters.items() if calls == "xml" else ():
+            try:
+                json_types(parameter.schema)
+            except (KeyError, TypeError):
+                raise ConfigError(
+                    f"environment.calls: xml cannot write `{name}` of the environment's tool {function['name']}, whose "
+                    "type is not plain; choose hermes"
+                ) from None
     return tools
 
 
@@ -104,37 +111,21 @@ class VerifiersEpisode:
     async def _respond(self, conversation: Sequence[Message], *, is_cut: bool) -> Sequence[Message] | None:
         self._num_seen = len(conversation)
         text = conversation[-1].content
-        calls = [_sent(call) for call in self._syntax.parse(text, self._tools)] if self._tools else []
+        calls = [
+            # The environment answers a broken call as it answers arguments that are not JSON.
+            {"name": "", "arguments": call.reason}
+            if isinstance(call, BrokenCall)
+            else {"name": call.name, "arguments": json.dumps(call.arguments)}
+            for call in (self._syntax.parse(text, self._tools) if self._tools else ())
+        ]
         found = await self._process.awaited("respond", episode=self._number, text=text, calls=calls, is_cut=is_cut)
         return None if found is None else self._messages(found)
 
     def _messages(self, found: object) -> list[Message]:
         """The environment's messages, with results of tools as the policy's format has them."""
         messages: list[Message] = []
-        sent = [Message(each["role"], _writable(each["content"])) for each in cast(list[dict[str, str]], found)]
+        sent = [Message(each["role"], writable(each["content"])) for each in cast(list[dict[str, str]], found)]
         for is_result, group in itertools.groupby(sent, key=lambda message: message.role == _ANSWERED):
             run = list(group)
             messages += self._syntax.results([message.content for message in run]) if is_result else run
         return messages
-
-
-def _sent(call: FoundCall) -> dict[str, str]:
-    if isinstance(call, BrokenCall):  # answered by the environment as it answers arguments that are not JSON
-        return {"name": "", "arguments": call.reason}
-    return {"name": call.name, "arguments": json.dumps(call.arguments)}
-
-
-def _writable(text: str) -> str:
-    """The text without what a tokenizer or a file may not take."""
-    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
-
-
-def _check_types(tool: str, parameters: Mapping[str, HostedParameter]) -> None:
-    for name, parameter in parameters.items():
-        try:
-            json_types(parameter.schema)
-        except (KeyError, TypeError):
-            raise ConfigError(
-                f"environment.calls: xml cannot write `{name}` of the environment's tool {tool}, whose type is not "
-                "plain; choose hermes"
-            ) from None

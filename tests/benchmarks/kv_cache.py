@@ -16,8 +16,7 @@ from transformers import DynamicCache, PreTrainedConfig, Qwen2Config, Qwen2ForCa
 
 from luffy.rollout import transformers_engine
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.kv_cache import roomy_cache
-from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.rollout.transformers_engine import TransformersEngine, roomy_cache
 
 CONFIG = Qwen2Config(
     vocab_size=512, hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6,

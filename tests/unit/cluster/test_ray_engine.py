@@ -15,6 +15,8 @@ from luffy.cluster.supervision import Member, MemberDied
 class Engines:
     """Starts engines, supervises them, and writes down which of them were put to sleep."""
 
+    ray = SimpleNamespace(call_timeout_s=1.0, start_timeout_s=1.0)
+
     def __init__(self) -> None:
         self.asleep: list[str] = []
         self._dead: set[str] = set()
@@ -24,8 +26,14 @@ class Engines:
         handle: Any = SimpleNamespace(sleep=SimpleNamespace(remote=lambda: name))
         return Member(name, handle, Path("no log"))
 
+    def start(self, place: int) -> Member:
+        return self.started(f"another {place}")
+
+    def open(self, members: Sequence[Member]) -> list[str]:
+        return []
+
     def answers(self, members: Sequence[Member], asked: Sequence[str], timeout_s: float) -> list[None]:
-        for member, name in zip(members, asked, strict=True):
+        for member, name in zip(members, asked, strict=False):
             if name in self._dead:
                 raise MemberDied(member, "died")
             self.asleep.append(name)
@@ -37,10 +45,9 @@ class Engines:
 def test_the_replacement_of_a_dead_engine_is_put_to_sleep_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Awake, it would hold the memory of the GPU that it shares with a rank of the trainer."""
     monkeypatch.setattr(ray_engine.ray, "kill", lambda handle: None)
-    engines = Engines()
+    engines: Any = Engines()
     members = [engines.started("first", is_dead=True), engines.started("second")]
-    supervisor: Any = engines
-    engine = RayEngine(members, lambda place, dead: engines.started(f"another {dead.name}"), supervisor, 1.0)
+    engine = RayEngine(members, engines, engines, load=lambda fresh: [])
     engine.ask("sleep")
-    assert engines.asleep == ["another first", "second"]
+    assert engines.asleep == ["another 0", "second"]
     assert engine.num_restarts == 1

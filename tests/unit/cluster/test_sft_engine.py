@@ -8,7 +8,7 @@ import torch
 from reference.gradient_case import execution, tiny_model
 from reference.sft_case import PLAN
 
-from luffy.cluster.sft_engine import RanksEngine
+from luffy.cluster.local import RanksEngine
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy

@@ -6,7 +6,7 @@ import pytest
 
 from luffy.config.environment import CustomEnvironment, ToolsEnvironment
 from luffy.environments.environment import ScoringEnvironment
-from luffy.environments.limited_calls import LateCall
+from luffy.environments.limits import LateCall
 from luffy.environments.registry import instructions_of, open_environment
 from luffy.errors import ConfigError
 from luffy.grading import Problem

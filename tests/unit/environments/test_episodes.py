@@ -20,8 +20,7 @@ from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import EOS, build_tokenizer
 from luffy.environments.environment import Environment
 from luffy.environments.episodes import Context, Episode, EpisodePlayer, Observation
-from luffy.environments.failed_share import FailedShare
-from luffy.environments.limited_environment import with_time_limit
+from luffy.environments.limits import FailedShare, with_time_limit
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of

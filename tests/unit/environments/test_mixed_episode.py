@@ -9,9 +9,7 @@ from pydantic import ValidationError
 
 from luffy.config.environment import MixtureEnvironment
 from luffy.data.row_filters import with_instructions
-from luffy.environments.mixed_episode import MixedEpisode
-from luffy.environments.players import open_scored
-from luffy.environments.registry import instructions_by_source, open_environment
+from luffy.environments.registry import MixedEpisode, instructions_by_source, open_environment, open_scored
 from luffy.errors import ConfigError, DataError
 from luffy.grading import Problem
 from luffy.types import Message, Prompt

@@ -5,7 +5,7 @@ import pytest
 from luffy.config.environment import EpisodeLimits, History, ToolsEnvironment
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.tokenizer import build_tokenizer
-from luffy.environments.players import check_template
+from luffy.environments.registry import check_template
 from luffy.errors import DataError
 
 CHAT = (

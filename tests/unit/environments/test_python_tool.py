@@ -9,10 +9,8 @@ import pytest
 
 from luffy.config.environment import ToolsEnvironment
 from luffy.environments.call_formats import HermesCalls, ToolCall
-from luffy.environments.python_tool import python_tool
 from luffy.environments.tool_functions import tool_of
-from luffy.environments.tool_runner import ToolRunner
-from luffy.environments.tools import ToolEpisode
+from luffy.environments.tools import ToolEpisode, ToolRunner, python_tool
 from luffy.errors import LuffyError
 from luffy.grading import Problem
 from luffy.sandbox import ExecutionStatus

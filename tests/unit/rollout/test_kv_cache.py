@@ -7,7 +7,7 @@ from reference.attention_case import CONFIGS
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from luffy.rollout.kv_cache import RoomyLayer, roomy_cache
+from luffy.rollout.transformers_engine import RoomyLayer, roomy_cache
 
 
 @settings(deadline=None, max_examples=40)

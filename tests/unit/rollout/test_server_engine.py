@@ -17,8 +17,7 @@ from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError, LostError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
-from luffy.rollout.server_checks import check_servers
-from luffy.rollout.server_engine import ServerEngine
+from luffy.rollout.server_engine import ServerEngine, check_servers
 from luffy.types import FinishReason
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
