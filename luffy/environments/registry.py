@@ -52,7 +52,7 @@ def instructions_of(config: EnvironmentConfig) -> str:
     """Return the text that the system message of every prompt ends with, "" for none; ConfigError as above."""
     match config:
         case ToolsEnvironment():
-            return CALL_FORMATS[config.calls].instructions(_loaded(config)) if config.describe else ""
+            return _described(config, _loaded(config)) if config.describe else ""
         case CustomEnvironment():
             return config.instructions
         case VerifiersEnvironment():
@@ -75,7 +75,7 @@ def _tools(config: ToolsEnvironment) -> EnvironmentFactory:
     tools = _loaded(config)
     if "python" in config.tools:
         asyncio.run(open_sandbox(config.sandbox))  # refused now, not in the first episode
-    CALL_FORMATS[config.calls].instructions(tools)  # refuses tools that cannot be called in this format
+    _described(config, tools)  # refuses tools that cannot be called in this format
     runner = ToolRunner()
     return lambda: ToolEpisode(config, tools, runner)
 
@@ -83,6 +83,10 @@ def _tools(config: ToolsEnvironment) -> EnvironmentFactory:
 def _loaded(config: ToolsEnvironment) -> Mapping[str, Tool]:
     sandbox = SandboxOfLoop(config.sandbox)
     return load_tools(config.tools, "environment.tools", {"python": python_tool(sandbox.open_session)})
+
+
+def _described(config: ToolsEnvironment, tools: Mapping[str, Tool]) -> str:
+    return CALL_FORMATS[config.calls].instructions({name: tool.schema for name, tool in tools.items()})
 
 
 def _custom(config: CustomEnvironment) -> EnvironmentFactory:

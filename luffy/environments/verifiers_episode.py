@@ -4,13 +4,12 @@ import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from luffy.config.environment import CallFormat
 from luffy.environments.call_formats import BrokenCall, CallSyntax, Tools
 from luffy.environments.environment import writable
-from luffy.environments.tool_functions import Schema, json_types
+from luffy.environments.tool_functions import json_types, parameters_of
 from luffy.errors import ConfigError, DataError, LuffyError
 from luffy.grading import Problem
 from luffy.hosted.verifiers_process import HostedDescription, VerifiersProcess
@@ -25,37 +24,17 @@ _ANSWERED = "tool"
 _WRITTEN_BY_POLICY = "assistant"
 
 
-@dataclass(frozen=True, slots=True)
-class HostedParameter:
-    """A parameter of an environment's tool."""
-
-    schema: Schema
-
-
-@dataclass(frozen=True, slots=True)
-class HostedTool:
-    """A tool of an environment, as the environment describes it."""
-
-    name: str
-    schema: Schema
-    parameters: Mapping[str, HostedParameter]
-
-
-def hosted_tools(description: HostedDescription, calls: CallFormat) -> dict[str, HostedTool]:
+def hosted_tools(description: HostedDescription, calls: CallFormat) -> Tools:
     """The environment's tools by name; ConfigError where they cannot be called in this format."""
-    tools = {}
-    for schema in description.tools:
-        function = schema["function"]
-        properties = (function.get("parameters") or {}).get("properties") or {}
-        parameters = {name: HostedParameter(dict(found)) for name, found in properties.items()}
-        tools[function["name"]] = HostedTool(function["name"], dict(schema), parameters)
-        for name, parameter in parameters.items() if calls == "xml" else ():
+    tools = {str(schema["function"]["name"]): dict(schema) for schema in description.tools}
+    for tool, schema in tools.items() if calls == "xml" else ():
+        for name, parameter in parameters_of(schema).items():
             try:
-                json_types(parameter.schema)
+                json_types(parameter)
             except (KeyError, TypeError):
                 raise ConfigError(
-                    f"environment.calls: xml cannot write `{name}` of the environment's tool {function['name']}, whose "
-                    "type is not plain; choose hermes"
+                    f"environment.calls: xml cannot write `{name}` of the environment's tool {tool}, whose type is not "
+                    "plain; choose hermes"
                 ) from None
     return tools
 
