@@ -124,9 +124,6 @@ def _failure(error: BaseException) -> FailedCall | LuffyError:
     return FailedCall(ToolFault.RAISED, f"{kind}: {message}" if message else kind)
 
 
-_WITHOUT_A_TOOL = (ToolFault.BROKEN_CALL, ToolFault.UNKNOWN_TOOL, ToolFault.NOT_RUN)
-
-
 class ToolEpisode:
     """An episode with tools."""
 
@@ -162,7 +159,8 @@ class ToolEpisode:
         """Calls, errors and cut results, in all and by tool and kind; a name is there from the start, with 0."""
         errors = {f"tool_errors/{fault}": float(self._faults[fault]) for fault in ToolFault}
         calls = {f"tool_calls/{name}": float(self._calls[name]) for name in self._tools}
-        num_unrun = sum(self._faults[fault] for fault in _WITHOUT_A_TOOL)
+        never_ran = (ToolFault.BROKEN_CALL, ToolFault.UNKNOWN_TOOL, ToolFault.NOT_RUN)
+        num_unrun = sum(self._faults[fault] for fault in never_ran)
         return {
             "tool_calls": float(self._calls.total() + num_unrun),
             "tool_errors": float(self._faults.total()),
