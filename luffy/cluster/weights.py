@@ -73,9 +73,7 @@ def _formed(
 
     Raises ClusterError when a group of living engines fails at two updates in a row: once may be a busy machine.
     """
-    answers: list[Any] = [engine.pid.remote() for engine in engines]
-    answered, _ = ray.wait(answers, num_returns=len(answers), timeout=timeout_s)
-    if len(answered) < len(answers) or any(isinstance(_outcome(answer), RayError) for answer in answered):
+    if not _all_answer(engines, timeout_s):
         logger.warning(
             "an engine has not answered for %g s: no group for broadcasts, the object store is used", timeout_s
         )
@@ -103,6 +101,12 @@ def _formed(
     rank.broadcast_failures = 0
     logger.info("weights are broadcast from %s to %d workers", device().type, len(engines) * num_receivers)
     return group
+
+
+def _all_answer(engines: Sequence[ActorHandle], timeout_s: float) -> bool:
+    answers: list[Any] = [engine.pid.remote() for engine in engines]
+    done, _ = ray.wait(answers, num_returns=len(answers), timeout=timeout_s)
+    return len(done) == len(answers) and not any(isinstance(_outcome(answer), RayError) for answer in done)
 
 
 class WeightSender:

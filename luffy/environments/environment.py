@@ -85,7 +85,7 @@ Closing = Callable[[], object]
 class ToolError(Exception):
     """For tools to raise: the message is shown to the policy as it is, and the call counts as failed.
 
-    Of any other exception the policy sees type and message.
+    The policy sees type and message of any other exception, too.
     """
 
 

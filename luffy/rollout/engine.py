@@ -1,5 +1,6 @@
 """The interface of rollout engines, requests in and completions out, and the texts that end a response."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,7 +124,7 @@ class StopTexts:
             return whole, None
         if not self._has_stop(token_ids[:-1]):  # an engine has stopped here
             return whole[:end], count
-        return whole[:end], _fewest(count - 1, lambda n: self._has_stop(token_ids[:n]))
+        return whole[:end], 1 + bisect_left(range(1, count), True, key=lambda n: self._has_stop(token_ids[:n]))
 
     def cut(self, completion: Completion, given_ids: tuple[int, ...] = ()) -> Completion:
         """The completion up to the token that completes the first stop text of the response.
@@ -158,12 +159,3 @@ def end_of_first(text: str, stops: Sequence[str]) -> int | None:
     """Where the first stop text in `text` ends; None without one."""
     ends = [start + len(stop) for stop in stops if (start := text.find(stop)) >= 0]
     return min(ends, default=None)
-
-
-def _fewest(most: int, holds: Callable[[int], bool]) -> int:
-    """Binary search: the least n in 1..most with `holds(n)`, where `holds(most)` is true and `holds` is monotone."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
