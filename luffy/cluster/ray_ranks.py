@@ -107,7 +107,7 @@ def start_member(
     name: str, actor: type, place: Place, group: PlacementGroup, setup: ProcessSetup, num_threads: int = 1
 ) -> Member:
     """Start an actor at `place` that answers `num_threads` calls at the same time, and is never restarted by Ray."""
-    remote = ray.remote(actor).options(
+    remote: Any = ray.remote(actor).options(
         num_cpus=place.cpus,
         num_gpus=place.gpus,
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle),
