@@ -1,23 +1,27 @@
-"""`cluster: local`: one process, in which trainer and engine run in turn.
+"""`cluster: local`: one process, in which trainer and engine run in turn; engines without actors of their own.
 
 The embedded engine generates with the very model in training. A vLLM engine (`rl.engine: vllm`) has a copy of its
-weights, which every `publish` replaces.
+weights, which every `publish` replaces, and so have servers (`rl.engine: openai`).
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from luffy.cluster.servers import Servers
 from luffy.errors import ConfigError
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.rollout.vllm_limits import check_installed
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
 from luffy.training.policy import Policy
-from luffy.training.rank_calls import LocalRanks
+from luffy.training.rank_calls import LocalRanks, Ranks
+from luffy.training.supervised import SupervisedRank
+
+_PUBLISHED = "published"
 
 
 class EmbeddedEngine:
@@ -39,6 +43,59 @@ class EmbeddedEngine:
         """Nothing to free: the policy belongs to the trainer."""
 
 
+class RanksEngine:
+    """Generates with the policy in supervised training, as it is after `step` optimizer steps.
+
+    Each rank answers its share.
+    """
+
+    def __init__(self, ranks: Ranks[SupervisedRank], batch_size: int, step: int) -> None:
+        self._ranks = ranks
+        self._batch_size = batch_size
+        self._step = step
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        """One completion per request, in order."""
+        number = self._ranks.num_ranks
+        shares = [(list(requests[rank::number]), params, self._batch_size, self._step) for rank in range(number)]
+        answered = [iter(share) for share in self._ranks.call(_generate_on_rank, shares)]
+        return [next(answered[place % number]) for place in range(len(requests))]
+
+    def close(self) -> None:
+        """Nothing to free: the policy belongs to the ranks."""
+
+
+def _generate_on_rank(
+    rank: SupervisedRank, requests: list[RolloutRequest], params: SamplingParams, batch_size: int, step: int
+) -> list[Completion]:
+    with rank.policy.inference_model() as model:
+        return TransformersEngine(model, batch_size, step).generate(requests, params)
+
+
+class Servers:
+    """The servers of `execution.server` as rollout engine, loaded with the trainer's initial model.
+
+    They read the trainer's weights from a shared folder. Raises ConfigError for servers that cannot be used.
+    """
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        config = spec.execution.server
+        self._folder = spec.out / _PUBLISHED
+        self.engine = ServerEngine.from_folder(
+            spec.model, config, spec.settings.dtype, max_model_len=spec.longest, weight_version=0
+        )
+
+    def update(self, trainer: Trainer, version: int) -> None:
+        """Send the trainer's current weights as `version`; running responses continue after the update."""
+        trainer.export(self._folder)
+        self.engine.load_weights_from(self._folder, version)
+        shutil.rmtree(self._folder)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.engine.close()
+
+
 class LocalCluster:
     """One trainer rank in this process, with the engine that `rl.engine` names.
 
@@ -48,13 +105,28 @@ class LocalCluster:
     """
 
     def __init__(self, spec: TrainerSpec) -> None:
-        self._servers = Servers(spec) if spec.settings.rl.engine == "openai" else None
-        if spec.settings.rl.engine == "vllm":
-            _check_vllm_fits()
+        settings = spec.settings
+        self._servers = Servers(spec) if settings.rl.engine == "openai" else None
+        if settings.rl.engine == "vllm":
+            check_installed()
+            if torch.cuda.is_available():
+                raise ConfigError(
+                    "rl.engine: vllm shares the trainer's process, which works only without a GPU; on a GPU remove it "
+                    "and set cluster: ray with execution.ray.placement: colocated, where an engine sleeps while the "
+                    "trainer learns"
+                )
         self._rank = TrainerRank(spec)
         self._embedded = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size, spec.model)
-        self._vllm = _start_vllm(spec) if spec.settings.rl.engine == "vllm" else None
-        self.trainer = Trainer(spec.settings, LocalRanks(self._rank))
+        self._vllm: VLLMEngine | None = None
+        if settings.rl.engine == "vllm":
+            self._vllm = VLLMEngine.from_folder(
+                spec.model,
+                spec.execution.vllm,
+                settings.dtype,
+                max_model_len=spec.longest,
+                reads_text=bool(settings.rl.stop),
+            )
+        self.trainer = Trainer(settings, LocalRanks(self._rank))
 
     @property
     def engine(self) -> RolloutEngine:
@@ -82,24 +154,3 @@ class LocalCluster:
         for started in (self._servers, self._vllm):
             if started is not None:
                 started.close()
-
-
-def _check_vllm_fits() -> None:
-    """Raise ConfigError where there is no vLLM, or a GPU that one process would have to share between two users."""
-    check_installed()
-    if torch.cuda.is_available():
-        raise ConfigError(
-            "rl.engine: vllm shares the trainer's process, which works only without a GPU; on a GPU remove it and set "
-            "cluster: ray with execution.ray.placement: colocated, where an engine sleeps while the trainer learns"
-        )
-
-
-def _start_vllm(spec: TrainerSpec) -> VLLMEngine:
-    settings = spec.settings
-    return VLLMEngine.from_folder(
-        spec.model,
-        spec.execution.vllm,
-        settings.dtype,
-        max_model_len=spec.longest,
-        reads_text=bool(settings.rl.stop),
-    )

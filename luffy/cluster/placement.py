@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from luffy.config.execution import RayConfig
 from luffy.errors import ClusterError, ConfigError
@@ -69,12 +68,15 @@ def reserve(wanted: Layout, timeout_s: float) -> PlacementGroup:
     Raises ConfigError when the cluster is too small, ClusterError when the resources are not free in time.
     """
     there = ray.cluster_resources()
+    # The settings that the layout comes from; one without ranks is an evaluation's.
+    claim = f"execution.ray: trainer_ranks {len(wanted.ranks)} and engines {len(wanted.engines)}"
+    if not wanted.ranks:
+        claim = f"execution.vllm: engines {len(wanted.engines)} over tensor_parallel_size GPUs each"
     for kind in ("GPU", "CPU"):
         number = wanted.total(kind)
         if number > there.get(kind, 0):
             raise ConfigError(
-                f"{_claim(wanted)} need {number:g} {kind}s, the cluster has {there.get(kind, 0):g}; lower them or add "
-                "machines"
+                f"{claim} need {number:g} {kind}s, the cluster has {there.get(kind, 0):g}; lower them or add machines"
             )
     group = placement_group(list(wanted.bundles), strategy="PACK")
     if not group.wait(min(_QUIET_S, timeout_s)):
@@ -86,13 +88,6 @@ def reserve(wanted: Layout, timeout_s: float) -> PlacementGroup:
             f"{timeout_s:g} s; is another run using the cluster?"
         )
     return group
-
-
-def _claim(wanted: Layout) -> str:
-    """The settings that a layout comes from, for error messages."""
-    if not wanted.ranks:  # an evaluation
-        return f"execution.vllm: engines {len(wanted.engines)} over tensor_parallel_size GPUs each"
-    return f"execution.ray: trainer_ranks {len(wanted.ranks)} and engines {len(wanted.engines)}"
 
 
 def by_machine(places: Sequence[Place], machine_of: Mapping[int, str], together: int) -> list[Place]:
@@ -109,18 +104,3 @@ def by_machine(places: Sequence[Place], machine_of: Mapping[int, str], together:
                 f"Ray has placed some of them on {len(machines)}; use a number that divides the GPUs of every machine"
             )
     return ordered
-
-
-def machines_of(group: PlacementGroup) -> dict[int, str]:
-    """The machine of each bundle of a reserved group."""
-    found: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    return found
-
-
-def stand_at(place: Place, group: PlacementGroup) -> dict[str, object]:
-    """Ray actor options that schedule a process at `place`."""
-    return {
-        "num_cpus": place.cpus,
-        "num_gpus": place.gpus,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle),
-    }

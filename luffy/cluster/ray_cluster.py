@@ -3,20 +3,15 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVarTuple
+from typing import TypeVarTuple
 
-from ray.util.placement_group import PlacementGroup
-
-from luffy.cluster.engine_actor import EngineActor
+from luffy.cluster.local import Servers
 from luffy.cluster.placement import layout, reserve
-from luffy.cluster.rank_actor import ProcessSetup
-from luffy.cluster.ray_engine import RayEngine
-from luffy.cluster.ray_ranks import RayRanks, has_gpus, log_file, start_member
+from luffy.cluster.ray_engine import EngineActors, RayEngine
+from luffy.cluster.ray_ranks import RayRanks, has_gpus
 from luffy.cluster.ray_session import ray_session
-from luffy.cluster.servers import Servers
 from luffy.cluster.supervision import Member, Supervisor
 from luffy.cluster.weights import send_weights
-from luffy.errors import ClusterError
 from luffy.rollout.engine import RolloutEngine
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
 from luffy.training.rank_calls import Result, ShardRanks, call_everywhere
@@ -58,24 +53,38 @@ class RayCluster:
             gpus = has_gpus(config)
             self._share_gpus = gpus and num_engines > 0 and config.placement == "colocated"
             self._layout = layout(config, spec.execution.vllm.tensor_parallel_size, gpus, num_engines)
-            self._group: PlacementGroup = reserve(self._layout, config.start_timeout_s)
+            group = reserve(self._layout, config.start_timeout_s)
             self._stack.callback(self._supervisor.close)
             logger.info("Ray is up; starting %d trainer ranks and %d engines", config.trainer_ranks, num_engines)
-            engines = [self._start_engine(place) for place in range(num_engines)]
-            self._ranks = RayRanks(spec, self._layout.ranks, self._group, self._supervisor)
+            settings = spec.settings
+            actors = EngineActors(
+                self._layout.engines,
+                group,
+                (settings.rl.max_staleness + 1) * max(settings.lanes, 1) + _UPDATE_THREADS,
+                spec.model,
+                spec.execution.vllm,
+                settings.dtype,
+                spec.longest,
+                config,
+                spec.out,
+                sleeps=self._share_gpus,
+                reads_text=bool(settings.rl.stop),
+            )
+            engines = [actors.start(place) for place in range(num_engines)]
+            self._ranks = RayRanks(spec, self._layout.ranks, group, self._supervisor)
             if self._share_gpus:
                 # One after the other: vLLM's memory profiling counts any change on its GPU as its own use.
-                self._wait(self._ranks.members, self._ranks.open())
+                self._supervisor.answers(self._ranks.members, self._ranks.open(), config.start_timeout_s)
                 call_everywhere(self._ranks, TrainerRank.free_cache)
                 logger.info("the trainer ranks are ready; the engines load the model")
-                self._wait(engines, self._open_engines(engines))
+                self._supervisor.answers(engines, actors.open(engines), config.start_timeout_s)
             else:
                 # In parallel: both load libraries and a model.
-                opened = self._open_engines(engines) + self._ranks.open()
-                self._wait([*engines, *self._ranks.members], opened)
+                opened = actors.open(engines) + self._ranks.open()
+                self._supervisor.answers([*engines, *self._ranks.members], opened, config.start_timeout_s)
             logger.info("trainer ranks and engines are ready")
             self.trainer = Trainer(spec.settings, ShardRanks(self, spec.execution.sequence_parallel))
-            self._engines = RayEngine(engines, self._replace_engine, self._supervisor, config.call_timeout_s)
+            self._engines = RayEngine(engines, actors, self._supervisor, self._send)
             self._stack = self._stack.pop_all()
         return self
 
@@ -137,37 +146,3 @@ class RayCluster:
         # Shorter than the time limit of the ranks' call, or a hanging engine would be reported as a hanging rank.
         timeout_s = min(self._config.call_timeout_s / 4, _SEND_TIMEOUT_S)
         return call_everywhere(self._ranks, send_weights, handles, self._published, timeout_s, num_receivers)
-
-    def _start_engine(self, place: int) -> Member:
-        settings = self._spec.settings
-        num_calls = (settings.rl.max_staleness + 1) * max(settings.lanes, 1)
-        name, num_threads = f"engine {place}", num_calls + _UPDATE_THREADS
-        # torch.set_num_threads holds for the calling thread alone, and an engine steps in several threads.
-        setup = ProcessSetup(log_file(self._spec.out, f"engine_{place}"), num_threads=None)
-        return start_member(name, EngineActor, self._layout.engines[place], self._group, setup, num_threads)
-
-    def _open_engines(self, engines: Sequence[Member]) -> list[Any]:
-        spec, timeout_s = self._spec, self._config.call_timeout_s
-        return [
-            member.handle.open.remote(
-                spec.model,
-                spec.execution.vllm,
-                spec.settings.dtype,
-                spec.longest,
-                timeout_s,
-                sleeps=self._share_gpus,
-                reads_text=bool(spec.settings.rl.stop),
-            )
-            for member in engines
-        ]
-
-    def _wait(self, members: Sequence[Member], asked: Sequence[Any]) -> list[Any]:
-        return self._supervisor.answers(members, asked, self._config.start_timeout_s)
-
-    def _replace_engine(self, place: int, dead: Member) -> Member:
-        """A new engine with the trainer's current weights, which may be newer than those of the other engines."""
-        member = self._start_engine(place)
-        self._wait([member], self._open_engines([member]))
-        if self._send([member]):
-            raise ClusterError(f"{member.name} did not take the weights after a restart; see {member.log}")
-        return member

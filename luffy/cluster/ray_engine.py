@@ -1,20 +1,68 @@
-"""The engine actors of a cluster as one rollout engine, which distributes requests and replaces dead actors."""
+"""Engine actors, and all of a stage as one rollout engine, which distributes requests and replaces dead actors."""
 
 import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup
 
+from luffy.cluster.actors import EngineActor, ProcessSetup
+from luffy.cluster.placement import Place
+from luffy.cluster.ray_ranks import log_file, start_member
 from luffy.cluster.supervision import Member, MemberDied, Supervisor
+from luffy.config.execution import RayConfig, VLLMConfig
+from luffy.errors import ClusterError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3
 """Engine restarts allowed in one `generate`: if engines keep dying, a restart does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineActors:
+    """Starts the engines of a stage, each at one of `places` and with the model folder that all begin with."""
+
+    places: Sequence[Place]
+    group: PlacementGroup
+    num_threads: int
+    """Threads of an engine: how many calls it answers at the same time."""
+    model: Path
+    vllm: VLLMConfig
+    dtype: str
+    max_model_len: int
+    ray: RayConfig
+    out: Path
+    """The stage's directory, for the engines' logs."""
+    sleeps: bool = False
+    """Whether vLLM's sleep mode is enabled, for GPUs shared with trainer ranks."""
+    reads_text: bool = True
+
+    def start(self, place: int) -> Member:
+        """A new actor, without a model."""
+        # torch.set_num_threads holds for the calling thread alone, and an engine steps in several threads.
+        setup = ProcessSetup(log_file(self.out, f"engine_{place}"), num_threads=None)
+        return start_member(f"engine {place}", EngineActor, self.places[place], self.group, setup, self.num_threads)
+
+    def open(self, members: Sequence[Member]) -> list[Any]:
+        """Have actors load the model at the same time; returns a reference to each answer."""
+        return [
+            member.handle.open.remote(
+                self.model,
+                self.vllm,
+                self.dtype,
+                self.max_model_len,
+                self.ray.call_timeout_s,
+                sleeps=self.sleeps,
+                reads_text=self.reads_text,
+            )
+            for member in members
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +78,22 @@ class _EngineShare:
 class RayEngine:
     """Generates with several engine actors; `generate` is thread-safe.
 
-    `replace(place, member)` starts an engine with the current weights in place of a dead one and returns it.
+    `load` gives engines the current weights and returns the indices of those that did not take them.
     """
 
     def __init__(
         self,
         members: Sequence[Member],
-        replace: Callable[[int, Member], Member],
+        actors: EngineActors,
         supervisor: Supervisor,
-        timeout_s: float,
+        load: Callable[[Sequence[Member]], Sequence[int]],
     ) -> None:
         self.members = list(members)
         self.num_restarts = 0
-        self._replace = replace
+        self._actors = actors
         self._supervisor = supervisor
-        self._timeout_s = timeout_s
+        self._load = load
+        self._timeout_s = actors.ray.call_timeout_s
         self._replacing = threading.Lock()
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
@@ -120,7 +169,11 @@ class RayEngine:
         self._supervisor.check_open()  # a call to Ray after its shutdown would start it again
         dead = self.members[place]
         ray.kill(dead.handle)  # it may hang rather than be dead
-        self.members[place] = self._replace(place, dead)
+        member = self._actors.start(place)
+        self._supervisor.answers([member], self._actors.open([member]), self._actors.ray.start_timeout_s)
+        if self._load([member]):  # weights that may be newer than those of the other engines
+            raise ClusterError(f"{member.name} did not take the weights after a restart; see {member.log}")
+        self.members[place] = member
         self.num_restarts += 1
 
     def _ask(

@@ -10,9 +10,10 @@ import ray
 import torch
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from luffy.cluster.placement import Place, by_machine, layout, machines_of, reserve, stand_at
-from luffy.cluster.rank_actor import ProcessSetup, RankActor
+from luffy.cluster.actors import ProcessSetup, RankActor
+from luffy.cluster.placement import Place, by_machine, layout, reserve
 from luffy.cluster.ray_session import ray_session
 from luffy.cluster.supervision import Member, Supervisor
 from luffy.config.execution import RayConfig
@@ -33,8 +34,19 @@ class RayRanks(Generic[Rank]):
         self._supervisor = supervisor
         self._submitting = threading.Lock()
         slices = spec.execution.sequence_parallel
-        self._places = places if slices == 1 else by_machine(places, machines_of(group), slices)
-        self.members = [self._start(rank, place, group) for rank, place in enumerate(self._places)]
+        self._places = places
+        if slices > 1:
+            self._places = by_machine(places, ray.util.placement_group_table(group)["bundles_to_node_id"], slices)
+        self.members = [
+            start_member(
+                f"trainer rank {rank}",
+                RankActor,
+                place,
+                group,
+                ProcessSetup(log_file(spec.out, f"rank_{rank}"), spec.execution.num_threads),
+            )
+            for rank, place in enumerate(self._places)
+        ]
 
     @property
     def num_ranks(self) -> int:
@@ -66,10 +78,6 @@ class RayRanks(Generic[Rank]):
             ]
         return self._supervisor.answers(self.members, asked, self._config.call_timeout_s)
 
-    def _start(self, rank: int, place: Place, group: PlacementGroup) -> Member:
-        setup = ProcessSetup(log_file(self._spec.out, f"rank_{rank}"), self._spec.execution.num_threads)
-        return start_member(f"trainer rank {rank}", RankActor, place, group, setup)
-
 
 @contextmanager
 def ray_ranks(spec: RankSpec[Rank]) -> Iterator[RayRanks[Rank]]:
@@ -99,7 +107,13 @@ def start_member(
     name: str, actor: type, place: Place, group: PlacementGroup, setup: ProcessSetup, num_threads: int = 1
 ) -> Member:
     """Start an actor at `place` that answers `num_threads` calls at the same time, and is never restarted by Ray."""
-    options = stand_at(place, group) | {"max_concurrency": num_threads, "max_restarts": 0}
-    handle: object = ray.remote(actor).options(**options).remote(setup)
+    remote: Any = ray.remote(actor).options(
+        num_cpus=place.cpus,
+        num_gpus=place.gpus,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle),
+        max_concurrency=num_threads,
+        max_restarts=0,
+    )
+    handle: object = remote.remote(setup)
     assert isinstance(handle, ActorHandle)  # Ray's annotation also admits the class, for editors
     return Member(name, handle, setup.log)

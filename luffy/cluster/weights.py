@@ -157,7 +157,9 @@ class WeightSender:
             del started  # otherwise the connections would stay open
         except BroadcastFailed as failure:
             logger.warning("a broadcast of weights failed: %s", failure)
-        self._close_group()
+        logger.warning("the group for broadcasts is closed; the object store takes over until the next update")
+        group.close()
+        self._group = None
         return [place for place, answer in taking.items() if self._settle(place, answer) is not None]
 
     def _all_receive(self, taking: dict[int, Any]) -> bool:
@@ -174,12 +176,6 @@ class WeightSender:
                 return False
             waiting.difference_update(done)
         return True
-
-    def _close_group(self) -> None:
-        assert self._group is not None
-        logger.warning("the group for broadcasts is closed; the object store takes over until the next update")
-        self._group.close()
-        self._group = None
 
     def _settle(self, place: int, answer: Any) -> object:
         """Wait for an engine's answer and return it; an engine that fails takes no further part."""

@@ -4,6 +4,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable
+from decimal import Context, Decimal
 from fractions import Fraction
 
 _MAX_LENGTH = 1000
@@ -15,6 +16,7 @@ _MAX_DIGITS = 100
 _MAX_PLACES = 20
 """Most digits after the point with which an exact result is written."""
 _ROUNDED_DIGITS = 12
+_ROUNDED, _EXACT = Context(prec=_ROUNDED_DIGITS), Context(prec=_MAX_DIGITS + _MAX_PLACES)
 _USE = "numbers, + - * / // % ** and parentheses"
 _ALLOWED = re.compile(r"[0-9eE.+\-*/%() ]+")
 _NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
@@ -104,31 +106,15 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 
 def _written(value: Fraction) -> str:
     """The shortest decimal that equals `value`, or a rounded one that says so."""
-    if value.denominator == 1 and abs(value) < 10**_MAX_DIGITS:
-        return str(value.numerator)
-    for places in range(1, _MAX_PLACES + 1):
-        if 10**places % value.denominator == 0 and abs(value) < 10**_MAX_DIGITS:
-            return _decimal(value.numerator * (10**places // value.denominator), places)
-    return f"{_rounded(value)} (rounded)"
-
-
-def _decimal(scaled: int, places: int) -> str:
-    digits = str(abs(scaled)).rjust(places + 1, "0")
-    return f"{'-' * (scaled < 0)}{digits[:-places]}.{digits[-places:]}"
-
-
-def _rounded(value: Fraction) -> str:
-    """`value` with 12 significant digits, computed with integers only: a float would overflow, and round twice."""
-    size = abs(value)
-    exponent = len(str(size.numerator)) - len(str(size.denominator))
-    if size < Fraction(10) ** exponent:
-        exponent -= 1
-    places = _ROUNDED_DIGITS - 1 - exponent
-    scaled = round(value * Fraction(10) ** places)
-    if places == 0:
-        return str(scaled)
-    if 0 < places <= 2 * _ROUNDED_DIGITS:
-        return _decimal(scaled, places).rstrip("0").rstrip(".")
-    if abs(scaled) == 10**_ROUNDED_DIGITS:  # rounded up to one more digit
-        scaled, exponent = scaled // 10, exponent + 1
-    return f"{_decimal(scaled, _ROUNDED_DIGITS - 1)}e{exponent}"
+    numerator, denominator = Decimal(value.numerator), Decimal(value.denominator)
+    places = next((places for places in range(_MAX_PLACES + 1) if 10**places % value.denominator == 0), None)
+    if places is not None and abs(value) < 10**_MAX_DIGITS:
+        return f"{_EXACT.divide(numerator, denominator):.{places}f}"
+    rounded = _ROUNDED.divide(numerator, denominator)
+    exponent = rounded.adjusted()
+    if -_ROUNDED_DIGITS - 1 <= exponent < _ROUNDED_DIGITS:
+        text = f"{rounded:f}"
+        shown = text.rstrip("0").rstrip(".") if "." in text else text
+    else:
+        shown = f"{rounded.scaleb(-exponent):.{_ROUNDED_DIGITS - 1}f}e{exponent}"
+    return f"{shown} (rounded)"

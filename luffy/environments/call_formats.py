@@ -20,37 +20,14 @@ from functools import cache
 from typing import Protocol
 
 from luffy.config.environment import CallFormat
-from luffy.environments.tool_schemas import Schema, json_types
+from luffy.environments.tool_functions import Schema, json_types, parameters_of
 from luffy.errors import ConfigError
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.json_text import refuse_deep
 from luffy.types import Message
 
-
-class DescribedParameter(Protocol):
-    """The properties of a tool's parameter that a format needs."""
-
-    @property
-    def schema(self) -> Schema: ...
-
-
-class DescribedTool(Protocol):
-    """The properties of a tool that a format needs."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def schema(self) -> Schema:
-        """In the form of OpenAI's protocol."""
-        ...
-
-    @property
-    def parameters(self) -> Mapping[str, DescribedParameter]: ...
-
-
-Tools = Mapping[str, DescribedTool]
-
+Tools = Mapping[str, Schema]
+"""The tools by name, in the form of OpenAI's protocol."""
 _MOST_READ = 1000
 """Calls that are read in one turn, reasoning included; what follows them is ignored. Bounds the time of parsing."""
 _MOST_DIGITS = 1000
@@ -111,7 +88,7 @@ class HermesCalls:
     _CLOSING = re.compile(r"\s*</tool_call>")
 
     def instructions(self, tools: Tools) -> str:
-        signatures = "".join(f"{_json(tool.schema)}\n" for tool in tools.values())
+        signatures = "".join(f"{_json(tool)}\n" for tool in tools.values())
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
             f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{signatures}</tools>"
@@ -151,7 +128,7 @@ class Llama3Calls:
     _OPENING = re.compile(THINK_OPEN + "|" + THINK_CLOSE + r'|<\|python_tag\|>(?!\s*\{\s*"name"\s*:)|\{\s*"name"\s*:')
 
     def instructions(self, tools: Tools) -> str:
-        signatures = "\n\n".join(json.dumps(tool.schema, indent=4, ensure_ascii=False) for tool in tools.values())
+        signatures = "\n\n".join(json.dumps(tool, indent=4, ensure_ascii=False) for tool in tools.values())
         return (
             "You have access to the following functions. To call a function, please respond with JSON for a function "
             'call.Respond in the format {"name": function name, "parameters": dictionary of argument name and its '
@@ -183,9 +160,9 @@ class XmlCalls:
     _NEXT = re.compile(rf"\s*<(/?)({_XML_NAME.pattern})>")
 
     def instructions(self, tools: Tools) -> str:
-        for tool in tools.values():
-            _check_readable_as_xml(tool)
-        signatures = "".join(f"{_json(tool.schema['function'])}\n" for tool in tools.values())
+        for name, tool in tools.items():
+            _check_readable_as_xml(name, parameters_of(tool))
+        signatures = "".join(f"{_json(tool['function'])}\n" for tool in tools.values())
         return (
             "# Tools\n\nYou may call these tools. Their signatures:\n"
             f"<tools>\n{signatures}</tools>\n\n"
@@ -215,12 +192,14 @@ class XmlCalls:
     def _read(self, turn: str, opening: re.Match[str], tools: Tools) -> _Reading:
         name = opening.group()[1:-1]
         try:
-            arguments, end = self._arguments(turn, opening.end(), name, tools[name])
+            arguments, end = self._arguments(turn, opening.end(), name, parameters_of(tools[name]))
         except _NotACall as fault:
             return BrokenCall(str(fault)), _end_of_broken(turn, opening.end(), f"</{name}>")
         return ToolCall(name, arguments), end
 
-    def _arguments(self, turn: str, position: int, name: str, tool: DescribedTool) -> tuple[dict[str, object], int]:
+    def _arguments(
+        self, turn: str, position: int, name: str, parameters: Mapping[str, Schema]
+    ) -> tuple[dict[str, object], int]:
         """The arguments that begin at `position`, and where the call ends; _NotACall where they cannot be read."""
         arguments: dict[str, object] = {}
         while element := self._NEXT.match(turn, position):
@@ -233,7 +212,7 @@ class XmlCalls:
             if key in arguments:
                 raise _NotACall(f"<{name}> has the argument <{key}> twice")
             try:
-                arguments[key] = _xml_value(turn[element.end() : end], tool.parameters.get(key))
+                arguments[key] = _xml_value(turn[element.end() : end], parameters.get(key))
             except _NotJson as fault:
                 raise _NotACall(f"<{key}> is not JSON: {fault}") from None
             position = end + len(f"</{key}>")
@@ -360,8 +339,8 @@ def _openings(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join((THINK_OPEN, THINK_CLOSE, *(f"<{name}>" for name in names))))
 
 
-def _xml_value(text: str, parameter: DescribedParameter | None) -> object:
-    if parameter is None or "string" in json_types(parameter.schema):
+def _xml_value(text: str, parameter: Schema | None) -> object:
+    if parameter is None or "string" in json_types(parameter):
         text = text.removeprefix("\n").removesuffix("\n")
         return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
     value, end = _decoded(text, 0)
@@ -377,19 +356,19 @@ def _xml_text(value: object) -> str:
     return "\n" * text.startswith("\n") + text + "\n" * text.endswith("\n")
 
 
-def _check_readable_as_xml(tool: DescribedTool) -> None:
+def _check_readable_as_xml(tool: str, parameters: Mapping[str, Schema]) -> None:
     """Raise ConfigError for a name that is no tag, and for values that may be text or another type."""
-    for name in (tool.name, *tool.parameters):
+    for name in (tool, *parameters):
         if not _XML_NAME.fullmatch(name):
             raise ConfigError(
-                f"environment.calls: xml cannot write the name {name!r} of the tool {tool.name}; choose hermes"
+                f"environment.calls: xml cannot write the name {name!r} of the tool {tool}; choose hermes"
             )
-    if tool.name in ("result", "think"):
-        raise ConfigError(f"environment.tools: with calls: xml no tool can be called {tool.name}; rename the function")
-    for name, parameter in tool.parameters.items():
-        others = json_types(parameter.schema) - {"string", "null"}
-        if "string" in json_types(parameter.schema) and others:
+    if tool in ("result", "think"):
+        raise ConfigError(f"environment.tools: with calls: xml no tool can be called {tool}; rename the function")
+    for name, schema in parameters.items():
+        others = json_types(schema) - {"string", "null"}
+        if "string" in json_types(schema) and others:
             raise ConfigError(
-                f"environment.tools: {tool.name}: `{name}` may be text or {' or '.join(sorted(others))}, which "
+                f"environment.tools: {tool}: `{name}` may be text or {' or '.join(sorted(others))}, which "
                 "calls: xml cannot tell apart; give it one type, or choose hermes"
             )

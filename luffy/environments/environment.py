@@ -1,4 +1,4 @@
-"""The interface of environments, which answer the policy's turns until an episode ends.
+"""The interface of environments, which answer the policy's turns until an episode ends, and the state of their tools.
 
 An environment that counts the turns, for a notebook:
 
@@ -17,11 +17,20 @@ An environment that counts the turns, for a notebook:
         async def close(self) -> None: ...
 """
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from luffy.grading import Problem
 from luffy.types import Message
+
+_POLICY = "assistant"
+_UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
+_MESSAGES = "a list of messages, each a luffy.types.Message or a mapping with role and content"
 
 
 class Environment(Protocol):
@@ -69,3 +78,84 @@ class ScoringEnvironment(Environment, Protocol):
 
 EnvironmentFactory = Callable[[], Environment]
 """Makes the environment of a new episode."""
+Closing = Callable[[], object]
+"""Frees something; may be an `async def`."""
+
+
+class ToolError(Exception):
+    """For tools to raise: the message is shown to the policy as it is, and the call counts as failed.
+
+    The policy sees type and message of any other exception, too.
+    """
+
+
+class EpisodeState(dict[str, object]):
+    """A dictionary that the tools of one episode share, empty at its start.
+
+        def remember(key: str, value: str, *, state: EpisodeState) -> str:
+            \"\"\"Keep a value for later.\"\"\"
+            state[key] = value
+            return "kept"
+
+    The environment passes the parameter: it is not part of the tool's schema, and the policy cannot set it. Tools in
+    one turn run one after another, so it needs no lock.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.problem = problem
+        self._closings: list[Closing] | None = []
+
+    def on_close(self, closing: Closing) -> None:
+        """Call `closing` when the episode ends, before those that were registered earlier.
+
+        Raises RuntimeError when the episode has ended, as it may have for a tool that ran past its time limit: the tool
+        then has to free its resources itself.
+        """
+        if self._closings is None:
+            raise RuntimeError("the episode has ended")
+        self._closings.append(closing)
+
+    def end(self) -> Sequence[Closing]:
+        """Return the registered functions in the order to call them; nothing can be registered after that."""
+        closings, self._closings = self._closings or [], None
+        return closings[::-1]
+
+
+def writable(text: str) -> str:
+    """The text with a replacement character for each one that a tokenizer or a file may not take."""
+    return _UNWRITABLE.sub("\ufffd", text)
+
+
+def received_messages(method: str, found: object) -> list[Message]:
+    """The messages that a method of an environment returned; mappings become messages, as verifiers writes them."""
+    if isinstance(found, str) or not isinstance(found, Sequence):
+        raise TypeError(f"{method} returned {found!r:.80}, and has to return {_MESSAGES}")
+    return [_message(method, each) for each in found]
+
+
+def received_counts(found: object) -> dict[str, float]:
+    """The numbers that `counts` returned, by name."""
+    if not isinstance(found, Mapping):
+        raise TypeError(f"counts returned {found!r:.80}, and has to return numbers by name")
+    return {str(name): finite_number(f"count {name}", value) for name, value in found.items()}
+
+
+def finite_number(name: str, found: object) -> float:
+    """The number in Python's own type, also where it is one of numpy's; TypeError where it is no finite number."""
+    value = found.item() if isinstance(found, np.generic) else found
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise TypeError(f"{name} is {found!r:.80}, which is no finite number")
+    return float(value)
+
+
+def _message(method: str, found: object) -> Message:
+    fields = {"role": found.role, "content": found.content} if isinstance(found, Message) else found
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"{method} returned {found!r:.80} among its messages, and has to return {_MESSAGES}")
+    role, content = fields.get("role"), fields.get("content")
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise TypeError(f"{method} returned the message {found!r:.80}, whose role and content have to be text")
+    if role == _POLICY:
+        raise TypeError(f"{method} returned a message of the role {_POLICY}, which is the policy's own")
+    return Message(role, writable(content))

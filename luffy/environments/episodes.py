@@ -11,17 +11,19 @@ with `history: branching` may a turn have a context of its own, where the chat t
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 from luffy.config.environment import EpisodeLimits
 from luffy.data.conversations import ConversationEncoder
 from luffy.environments.environment import EnvironmentFactory
-from luffy.environments.episode_loop import run_in_loop
+from luffy.environments.limits import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, LiveEpisode
 from luffy.environments.rubric import EpisodeScorer
-from luffy.environments.turn_sampler import TurnSampler
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.types import FinishReason, Message, Source
+
+_Waiting = tuple[int, RolloutRequest, "asyncio.Future[Completion]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +70,94 @@ def context_starts(segments: Sequence[Segment], start: int = 0) -> tuple[int, ..
     return tuple(place for place, segment in zip(places, segments, strict=False) if isinstance(segment, Context))
 
 
-@dataclass(slots=True)
-class _Play:
-    """An episode in progress."""
+class TurnSampler:
+    """Collects the requests of `num_episodes` episodes into calls of an engine; belongs to one event loop.
 
-    live: LiveEpisode
-    prompt_ids: tuple[int, ...]
-    ids: list[int]
-    """The response so far, in the present context."""
-    segments: list[Segment] = field(default_factory=list)
-    context_ids: tuple[int, ...] | None = None
-    """What takes the place of the prompt in the present context; None: the prompt itself."""
-    num_opening: int = 0
-    """Messages of the conversation that the prompt consists of."""
+    With `lanes` 0, a call starts when every episode that has not ended waits for one: the calls depend on the episodes
+    alone. Otherwise up to `lanes` calls run at once, each in a thread, and a free lane takes its share of the requests
+    that wait, so that a slow tool holds up its own episode alone. Requests share their KV cache under `name`: a turn
+    does not compute the earlier ones of its episode again.
+    """
 
-    @property
-    def begins_with(self) -> tuple[int, ...]:
-        """Tokens that the present context begins with: those of the prompt, or of the re-rendered conversation."""
-        return self.prompt_ids if self.context_ids is None else self.context_ids
+    def __init__(
+        self, engine: RolloutEngine, params: SamplingParams, lanes: int, num_episodes: int, name: str = ""
+    ) -> None:
+        self.params = params
+        self._engine = engine
+        self._name = name
+        self._free = lanes
+        self._threads: ThreadPoolExecutor | None = None
+        if lanes:
+            import torch  # not above: demonstrations are replayed, and data prepared, by processes that need no torch
 
-    @property
-    def num_in_context(self) -> int:
-        """Tokens of `begins_with` that count towards the limit of the response: those after the data's own prompt. What
-        `Environment.reset` added is among them, so that no sequence is longer than prompt and limit together."""
-        return len(self.begins_with) - len(self.live.start.prompt_ids)
+            # Threads that compute with as many cores as this one: torch keeps that number for each thread, and vLLM on
+            # a CPU refuses a step in a thread with another number than the one that started it.
+            self._threads = ThreadPoolExecutor(
+                lanes,
+                thread_name_prefix="turns",
+                initializer=torch.set_num_threads,
+                initargs=(torch.get_num_threads(),),
+            )
+        self._num_playing = num_episodes
+        self._waiting: list[_Waiting] = []
+        self._calls: set[asyncio.Task[None]] = set()
 
-    @property
-    def length(self) -> int:
-        """Tokens of the present context that the limit of the response applies to."""
-        return self.num_in_context + len(self.ids)
+    async def sample(self, episode: int, request: RolloutRequest) -> Completion:
+        """The completion of the request; `episode` orders the requests of a call."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Completion] = loop.create_future()
+        self._waiting.append((episode, replace(request, shares_cache_with=self._name), done))
+        # Later, so that all requests that become ready now share the calls.
+        loop.call_soon(self._start)
+        return await done
+
+    def leave(self) -> None:
+        """An episode has ended; called once for each."""
+        self._num_playing -= 1
+        asyncio.get_running_loop().call_soon(self._start)
+
+    def __enter__(self) -> "TurnSampler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self) -> None:
+        self._waiting = [row for row in self._waiting if not row[2].done()]  # an episode may have been cancelled
+        if self._threads is None:
+            if self._waiting and len(self._waiting) == self._num_playing:
+                batch, self._waiting = sorted(self._waiting, key=lambda row: row[0]), []
+                self._deliver(batch, self._call(batch))
+            return
+        while self._waiting and self._free:
+            size = -(-len(self._waiting) // self._free)
+            batch, self._waiting = self._waiting[:size], self._waiting[size:]
+            self._free -= 1
+            call = asyncio.get_running_loop().create_task(self._in_a_lane(self._threads, batch))
+            self._calls.add(call)  # the loop itself keeps no strong reference
+            call.add_done_callback(self._calls.discard)
+
+    async def _in_a_lane(self, threads: ThreadPoolExecutor, batch: Sequence[_Waiting]) -> None:
+        result = await asyncio.get_running_loop().run_in_executor(threads, self._call, batch)
+        self._free += 1
+        self._deliver(batch, result)
+        self._start()
+
+    def _call(self, batch: Sequence[_Waiting]) -> list[Completion] | Exception:
+        try:
+            return self._engine.generate([request for _, request, _ in batch], self.params)
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises is raised to each episode that waits for it
+            return error
+
+    def _deliver(self, batch: Sequence[_Waiting], result: list[Completion] | Exception) -> None:
+        for index, (_, _, done) in enumerate(batch):
+            if done.done():
+                continue
+            if isinstance(result, Exception):
+                done.set_exception(result)
+            else:
+                done.set_result(result[index])
 
 
 class EpisodePlayer:
@@ -125,7 +186,7 @@ class EpisodePlayer:
         """One episode per start, in order.
 
         An episode whose environment failed says so (`Episode.fault`); how many may fail is for the caller to decide
-        (`failed_share.py`). Whatever the engine raises ends all episodes.
+        (`FailedShare`). Whatever the engine raises ends all episodes.
         """
         sampler = TurnSampler(engine, params, self._lanes, len(starts), f"play {next(self._plays)}")
         return run_in_loop(self._play_all(starts, sampler))
@@ -142,114 +203,137 @@ class EpisodePlayer:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _play(self, start: EpisodeStart, index: int, sampler: TurnSampler) -> Episode:
-        play = _Play(LiveEpisode(start, self._make, self.scorer), start.prompt_ids, list(start.given_ids))
+        play = _Play(
+            LiveEpisode(start, self._make, self.scorer),
+            self._encoder,
+            self.limits,
+            sampler,
+            index,
+            start.prompt_ids,
+            list(start.given_ids),
+        )
         try:
-            end = await play.live.play(self._turns(play, index, sampler))
+            end = await play.live.play(play.turns())
         finally:
             sampler.leave()
             await play.live.close()
         segments, completion = tuple(play.segments), play.live.completion
         return Episode(play.prompt_ids, segments, end.finish_reason, end.measures, completion, end.fault)
 
-    async def _turns(self, play: _Play, index: int, sampler: TurnSampler) -> FinishReason:
-        finish = await self._open(play, sampler.params.max_response_tokens)
-        return await self._take_turns(play, index, sampler) if finish is None else finish
 
-    async def _open(self, play: _Play, limit: int) -> FinishReason | None:
+@dataclass(slots=True)
+class _Play:
+    """An episode in progress, token by token."""
+
+    live: LiveEpisode
+    encoder: ConversationEncoder
+    limits: EpisodeLimits
+    sampler: TurnSampler
+    index: int
+    """Place of the episode among those that are played together."""
+    prompt_ids: tuple[int, ...]
+    ids: list[int]
+    """The response so far, in the present context."""
+    segments: list[Segment] = field(default_factory=list)
+    context_ids: tuple[int, ...] | None = None
+    """What takes the place of the prompt in the present context; None: the prompt itself."""
+    num_opening: int = 0
+    """Messages of the conversation that the prompt consists of."""
+
+    @property
+    def begins_with(self) -> tuple[int, ...]:
+        """Tokens that the present context begins with: those of the prompt, or of the re-rendered conversation."""
+        return self.prompt_ids if self.context_ids is None else self.context_ids
+
+    @property
+    def num_in_context(self) -> int:
+        """Tokens of `begins_with` that count towards the limit of the response: those after the data's own prompt. What
+        `Environment.reset` added is among them, so that no sequence is longer than prompt and limit together."""
+        return len(self.begins_with) - len(self.live.start.prompt_ids)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the present context that the limit of the response applies to."""
+        return self.num_in_context + len(self.ids)
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of the response."""
+        return self.sampler.params.max_response_tokens
+
+    async def turns(self) -> FinishReason:
+        """Play the episode; returns why it ended."""
+        finish = await self._open()
+        return await self.live.take_turns(self, self.limits.max_turns) if finish is None else finish
+
+    async def _open(self) -> FinishReason | None:
         """Reset the environment and replay the given turns; returns why no turn of the policy follows, if so."""
-        live = play.live
-        opening = await live.reset()
-        if opening and not self._open_with(play, opening, limit):
-            return FinishReason.LENGTH
-        play.num_opening = len(live.conversation)
-        for turn, is_followed in _complete_turns(live.start, self._encoder):
-            messages = await self._respond(play, self._encoder.reply(turn))
+        live, start = self.live, self.live.start
+        if opening := await live.reset():
+            prompt_ids = self.encoder.prompt(start.messages, opening)
+            num_added = len(prompt_ids) - len(start.prompt_ids)
+            if num_added + len(self.ids) >= self.limit and not start.is_whole:
+                return FinishReason.LENGTH
+            live.observe(opening)
+            self.prompt_ids = prompt_ids
+        self.num_opening = len(live.conversation)
+        for turn, is_followed in _complete_turns(start, self.encoder):
+            messages = await live.respond(self.encoder.reply(turn))
             if is_followed:  # the recorded answer is kept; the replay only brings the environment into this state
-                live.observe(messages or ())
+                live.observe(self._seen(messages or ()))
             elif messages is None:
                 return FinishReason.STOP
-            elif live.start.is_whole or live.num_turns >= self.limits.max_turns:
+            elif start.is_whole or live.num_turns >= self.limits.max_turns:
                 return FinishReason.TURNS
-            elif not self._observe(play, messages, limit):
+            elif not self.show(messages):
                 return FinishReason.LENGTH
         return FinishReason.TURNS if live.num_turns >= self.limits.max_turns else None
 
-    def _open_with(self, play: _Play, opening: Sequence[Message], limit: int) -> bool:
-        """Append the messages of `reset` to the prompt; False, and nothing appended, where they leave no room for a
-        turn."""
-        prompt_ids = self._encoder.prompt(play.live.start.messages, opening)
-        num_added = len(prompt_ids) - len(play.live.start.prompt_ids)
-        if num_added + len(play.ids) >= limit and not play.live.start.is_whole:
-            return False
-        play.live.observe(opening)
-        play.prompt_ids = prompt_ids
-        return True
-
-    async def _take_turns(self, play: _Play, index: int, sampler: TurnSampler) -> FinishReason:
-        for turn in itertools.count():
-            completion = await sampler.sample(index, self._request(play, turn))
-            opened = _open_turn(play)
-            play.segments.append(completion)
-            play.ids += completion.token_ids
-            written = self._encoder.reply((*opened, *completion.token_ids))
-            if completion.finish_reason is not FinishReason.STOP:
-                play.live.take(written)
-                is_full = play.length >= sampler.params.max_response_tokens
-                return FinishReason.LENGTH if is_full else FinishReason.TURN_LENGTH
-            messages = await self._respond(play, written)
-            if messages is None:
-                return FinishReason.STOP
-            if play.live.num_turns >= self.limits.max_turns:
-                return FinishReason.TURNS
-            if not self._observe(play, messages, sampler.params.max_response_tokens):
-                return FinishReason.LENGTH
-        raise AssertionError("unreachable")
-
-    async def _respond(self, play: _Play, turn: Message) -> list[Message] | None:
-        """The environment's answer to the policy's turn, as the policy sees it; None when the episode is over."""
-        messages, limit = await play.live.respond(turn), self.limits.max_observation_tokens
-        return None if messages is None else [self._encoder.within(message, limit) for message in messages]
-
-    def _request(self, play: _Play, turn: int) -> RolloutRequest:
-        return RolloutRequest(
-            play.begins_with,
-            play.live.start.turn_seed(turn),
-            tuple(play.ids),
+    async def write(self, turn: int) -> tuple[Message | None, FinishReason | None]:
+        start = self.live.start
+        request = RolloutRequest(
+            self.begins_with,
+            start.turn_seed(turn),
+            tuple(self.ids),
             self.limits.max_turn_tokens,
-            response_in_prompt=play.num_in_context,
+            response_in_prompt=self.num_in_context,
         )
+        completion = await self.sampler.sample(self.index, request)
+        begun: tuple[int, ...] = ()  # given tokens of an unfinished turn, which the policy continues
+        if not self.segments and start.given_source and start.given_source[-1] is not Source.ENVIRONMENT:
+            last = (place for place, source in enumerate(start.given_source) if source is Source.ENVIRONMENT)
+            begun = start.given_ids[max(last, default=-1) + 1 :]
+        self.segments.append(completion)
+        self.ids += completion.token_ids
+        written = self.encoder.reply((*begun, *completion.token_ids))
+        if completion.finish_reason is FinishReason.STOP:
+            return written, None
+        return written, FinishReason.LENGTH if self.length >= self.limit else FinishReason.TURN_LENGTH
 
-    def _observe(self, play: _Play, messages: Sequence[Message], limit: int) -> bool:
-        """Append the environment's messages; False, and nothing appended, where they leave no room for a turn."""
-        if self._encoder.history == "branching":
-            return self._branch(play, messages, limit)
-        ids = self._encoder.between(messages)
-        if play.length + len(ids) >= limit:
-            return False
-        play.live.observe(messages)
-        play.segments.append(Observation(ids))
-        play.ids += ids
-        return True
-
-    def _branch(self, play: _Play, messages: Sequence[Message], limit: int) -> bool:
-        """Like `_observe`, with the conversation as the template writes it now.
-
-        Where that only extends what the policy has seen and written, the turn continues the present context.
-        """
-        prompt, turns = play.live.start.messages, [*play.live.conversation[play.num_opening :], *messages]
-        opening = play.live.conversation[len(prompt) : play.num_opening]
-        seen = (*play.begins_with, *play.ids)
-        ids, is_new = self._encoder.continued(seen, prompt, turns, opening)
-        if len(ids) + (0 if is_new else len(seen)) - len(play.live.start.prompt_ids) >= limit:
-            return False
-        play.live.observe(messages)
-        if is_new:
-            play.segments.append(Context(ids))
-            play.context_ids, play.ids = ids, []
+    def show(self, messages: Sequence[Message]) -> bool:
+        live, messages, is_new = self.live, self._seen(messages), False
+        if self.encoder.history == "branching":
+            # The conversation as the template writes it now; the turn continues the present context where that only
+            # extends what the policy has seen and written.
+            prompt, turns = live.start.messages, [*live.conversation[self.num_opening :], *messages]
+            opening = live.conversation[len(prompt) : self.num_opening]
+            ids, is_new = self.encoder.continued((*self.begins_with, *self.ids), prompt, turns, opening)
         else:
-            play.segments.append(Observation(ids))
-            play.ids += ids
+            ids = self.encoder.between(messages)
+        if len(ids) + (-len(live.start.prompt_ids) if is_new else self.length) >= self.limit:
+            return False
+        live.observe(messages)
+        if is_new:
+            self.segments.append(Context(ids))
+            self.context_ids, self.ids = ids, []
+        else:
+            self.segments.append(Observation(ids))
+            self.ids += ids
         return True
+
+    def _seen(self, messages: Sequence[Message]) -> list[Message]:
+        """The environment's messages as the policy sees them, long ones cut."""
+        return [self.encoder.within(message, self.limits.max_observation_tokens) for message in messages]
 
 
 def _complete_turns(start: EpisodeStart, encoder: ConversationEncoder) -> list[tuple[tuple[int, ...], bool]]:
@@ -266,12 +350,3 @@ def _complete_turns(start: EpisodeStart, encoder: ConversationEncoder) -> list[t
             turns.append((ids, is_followed))
         place = end
     return turns
-
-
-def _open_turn(play: _Play) -> tuple[int, ...]:
-    """The given tokens of an unfinished turn, which the policy continues; empty where it begins a turn."""
-    given = play.live.start.given_source
-    if play.segments or not given or given[-1] is Source.ENVIRONMENT:
-        return ()
-    begin = max((place + 1 for place, source in enumerate(given) if source is Source.ENVIRONMENT), default=0)
-    return play.live.start.given_ids[begin:]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from luffy.environments.parsers import after_thinking
+from luffy.environments.transcript import after_thinking
 from luffy.errors import DataError
 from luffy.grading import Problem
 from luffy.types import Message

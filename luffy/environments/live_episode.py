@@ -1,4 +1,4 @@
-"""The environment's side of an episode, shared by all kinds of players.
+"""The environment's side of an episode, and the rule of turns, shared by all kinds of players.
 
     live = LiveEpisode(start, make, scorer)
     end = await live.play(turns(live))      # `turns` has the policy write, and returns the finish reason
@@ -8,13 +8,19 @@ A player decides how the policy writes a turn: as token ids (`episodes.py`), or 
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
-from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment
-from luffy.environments.received import received_counts, received_messages
+from luffy.environments.environment import (
+    Environment,
+    EnvironmentFactory,
+    ScoringEnvironment,
+    received_counts,
+    received_messages,
+)
 from luffy.environments.rubric import TURNS, EpisodeScorer, EpisodeView
 from luffy.errors import EnvironmentFault, LostError, UserError
 from luffy.grading import Problem
@@ -61,6 +67,21 @@ class EpisodeEnd:
     """Why the environment failed, if it did."""
 
 
+class TurnWriter(Protocol):
+    """The policy's side of an episode."""
+
+    async def write(self, turn: int) -> tuple[Message | None, FinishReason | None]:
+        """The policy's next turn, counted from 0; with a finish reason where no answer of the environment follows.
+
+        A reason without a turn: the policy has no other.
+        """
+        ...
+
+    def show(self, messages: Sequence[Message]) -> bool:
+        """Append the environment's messages; False, and nothing appended, where they leave no room for a turn."""
+        ...
+
+
 class LiveEpisode:
     """An environment with the conversation so far. Its methods raise FailedEpisode where the environment fails."""
 
@@ -89,14 +110,46 @@ class LiveEpisode:
             fault = f"{type(failure.__cause__).__name__}: {failure.__cause__}"[:_LONGEST_FAULT]
             return EpisodeEnd(FinishReason.ENVIRONMENT_ERROR, {TURNS: float(self.num_turns)}, fault)
 
+    async def take_turns(self, policy: TurnWriter, max_turns: int) -> FinishReason:
+        """Policy and environment in turns until one of them ends the episode; returns why it ended."""
+        for turn in itertools.count():
+            written, finish = await policy.write(turn)
+            if finish is not None:
+                if written is not None:
+                    self.take(written)
+                return finish
+            assert written is not None
+            messages = await self.respond(written)
+            if messages is None:
+                return FinishReason.STOP
+            if self.num_turns >= max_turns:
+                return FinishReason.TURNS
+            if not policy.show(messages):
+                return FinishReason.LENGTH
+        raise AssertionError("unreachable")
+
     async def reset(self) -> Sequence[Message]:
         """Begin the episode; returns the messages that the environment adds to the prompt, for `observe`."""
-        return await called(self._opening())
+
+        async def opening() -> list[Message]:
+            self._environment = self._make()
+            return received_messages("reset", await self._environment.reset(self.start.problem))
+
+        return await called(opening())
 
     async def respond(self, turn: Message) -> Sequence[Message] | None:
         """The environment's answer to the policy's next turn; None when the episode is over."""
         self.take(turn)
-        return await called(self._answer())
+
+        async def answer() -> list[Message] | None:
+            found = await self._begun.respond(tuple(self.conversation))
+            if found is None:
+                return None
+            if not (messages := received_messages("respond", found)):
+                raise TypeError("respond returned no message; None says that the episode is over")
+            return messages
+
+        return await called(answer())
 
     def take(self, turn: Message) -> None:
         """Append a turn of the policy that gets no answer."""
@@ -107,18 +160,6 @@ class LiveEpisode:
         """Append messages of the environment."""
         self.conversation += messages
 
-    async def _opening(self) -> list[Message]:
-        self._environment = self._make()
-        return received_messages("reset", await self._environment.reset(self.start.problem))
-
-    async def _answer(self) -> list[Message] | None:
-        found = await self._begun.respond(tuple(self.conversation))
-        if found is None:
-            return None
-        if not (messages := received_messages("respond", found)):
-            raise TypeError("respond returned no message; None says that the episode is over")
-        return messages
-
     @property
     def _begun(self) -> Environment:
         assert self._environment is not None, "reset comes first"
@@ -128,11 +169,20 @@ class LiveEpisode:
         """All counts and measures of an episode that has ended."""
         if isinstance(self._environment, ScoringEnvironment):
             await called(self._environment.score(tuple(self.conversation)))
-        counts = {**await called(self._counts()), TURNS: float(self.num_turns)}
-        return counts | await called(self._scorer.measure(self._view(counts)))
 
-    async def _counts(self) -> Mapping[str, float]:
-        return received_counts(self._begun.counts())
+        async def counted() -> dict[str, float]:
+            return received_counts(self._begun.counts())
+
+        counts = {**await called(counted()), TURNS: float(self.num_turns)}
+        view = EpisodeView(
+            prompt=self.start.messages,
+            completion=self.completion,
+            answer=self.start.ground_truth,
+            info=self.start.problem.extra_info,
+            task=self.start.problem.data_source,
+            counts=counts,
+        )
+        return counts | await called(self._scorer.measure(view))
 
     async def close(self) -> None:
         """Free the environment's resources; failures are logged."""
@@ -143,16 +193,6 @@ class LiveEpisode:
         except FailedEpisode as failure:  # the episode itself has ended without a failure
             source = self.start.problem.data_source
             logger.warning("%s: closing an episode failed", source, exc_info=failure.__cause__)
-
-    def _view(self, counts: Mapping[str, float]) -> EpisodeView:
-        return EpisodeView(
-            prompt=self.start.messages,
-            completion=self.completion,
-            answer=self.start.ground_truth,
-            info=self.start.problem.extra_info,
-            task=self.start.problem.data_source,
-            counts=counts,
-        )
 
 
 class FailedEpisode(Exception):

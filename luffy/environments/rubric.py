@@ -8,8 +8,8 @@ from functools import partial
 from typing import cast
 
 from luffy.config.environment import ANSWER, EpisodeScoring, JudgeMeasure
-from luffy.environments.limited_calls import LimitedCalls
-from luffy.environments.received import finite_number
+from luffy.environments.environment import finite_number
+from luffy.environments.limits import LimitedCalls
 from luffy.errors import ConfigError, LostError
 from luffy.grading.extract import final_reply
 from luffy.grading.judge import Judges
@@ -139,7 +139,10 @@ class EpisodeScorer:
 
     async def _result(self, name: str, function: _Function, view: EpisodeView | GroupView) -> object:
         self._calls.refuse_when_full()
-        call = partial(function, **_arguments(function, view))
+        named = _named(function)
+        takes_all = len(named) < len(inspect.signature(function).parameters)
+        wanted = view.__dataclass_fields__ if takes_all else named
+        call = partial(function, **{parameter: _plain(getattr(view, parameter)) for parameter in wanted})
         if inspect.iscoroutinefunction(function):
             awaited = cast(Callable[[], Awaitable[object]], call)
             return (await self._calls.in_loop(f"measure {name}", awaited, self._timeout_s)).result()
@@ -148,7 +151,8 @@ class EpisodeScorer:
 
     async def _judgement(self, name: str, kind: JudgeMeasure, view: EpisodeView) -> float:
         assert self._judges is not None, "judges are opened with the player"
-        request = JudgeRequest(_shown(kind, view), view.answer, _question(view))
+        question = next((turn.content for turn in reversed(view.prompt) if turn.role == "user"), "")
+        request = JudgeRequest(_shown(kind, view), view.answer, question)
         grade = await asyncio.wrap_future(self._judges.submit(kind.grader, request))
         if grade.is_unjudged:
             raise LostError(f"measure {name}: {grade.reason}; the same command continues")
@@ -165,10 +169,6 @@ def _shown(kind: JudgeMeasure, view: EpisodeView) -> str:
     return "\n\n".join(f"{turn.role}: {turn.content}" for turn in view.completion)
 
 
-def _question(view: EpisodeView) -> str:
-    return next((turn.content for turn in reversed(view.prompt) if turn.role == "user"), "")
-
-
 def _loaded(name: str, path: str, allowed: Sequence[str]) -> _Function:
     where = f"{_WHERE}.{name}"
     function = imported_setting(path, where)
@@ -183,13 +183,6 @@ def _named(function: _Function) -> set[str]:
     """Names of the parameters, without `**kwargs`."""
     parameters = inspect.signature(function).parameters.values()
     return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
-
-
-def _arguments(function: _Function, view: EpisodeView | GroupView) -> dict[str, object]:
-    named = _named(function)
-    takes_all = len(named) < len(inspect.signature(function).parameters)
-    wanted = view.__dataclass_fields__ if takes_all else named
-    return {parameter: _plain(getattr(view, parameter)) for parameter in wanted}
 
 
 def _plain(value: object) -> object:

@@ -9,7 +9,6 @@ four characters for each token.
 """
 
 import asyncio
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -17,10 +16,10 @@ from typing import Protocol
 from luffy.config.environment import EpisodeLimits
 from luffy.data.cut_messages import cut
 from luffy.environments.environment import Environment, EnvironmentFactory
-from luffy.environments.episode_loop import run_in_loop
+from luffy.environments.limits import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, LiveEpisode
-from luffy.environments.parsers import after_thinking
 from luffy.environments.rubric import EpisodeScorer
+from luffy.environments.transcript import after_thinking
 from luffy.errors import LuffyError
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_answers import TextCompletion
@@ -46,14 +45,6 @@ class TextEpisode:
     measures: Mapping[str, float]
     fault: str = ""
     """Why the environment failed, if it did."""
-
-
-@dataclass(slots=True)
-class _TextPlay:
-    """An episode in progress."""
-
-    live: LiveEpisode
-    num_tokens: int = 0
 
 
 class Chat(Protocol):
@@ -116,37 +107,44 @@ class TextEpisodePlayer:
     ) -> TextEpisode:
         """One episode, whose environment `around` may wrap; raises what the chat raises."""
         make = self._make if around is None else lambda: around(self._make())
-        play = _TextPlay(LiveEpisode(start, make, self.scorer))
+        play = _TextPlay(LiveEpisode(start, make, self.scorer), chat, self.limits)
         try:
-            end = await play.live.play(self._turns(play, chat))
+            end = await play.live.play(play.turns())
         finally:
             await play.live.close()
         return TextEpisode(play.live.completion, play.num_tokens, end.finish_reason, end.measures, end.fault)
 
-    async def _turns(self, play: _TextPlay, chat: Chat) -> FinishReason:
-        live, limits, limit = play.live, self.limits, chat.max_response_tokens
-        live.observe(await live.reset())
-        for turn in itertools.count():
-            room = limit - play.num_tokens
-            allowed = min(limits.max_turn_tokens or room, room)
-            request = TextRequest(tuple(map(as_sent, live.conversation)), live.start.turn_seed(turn))
-            completion = await chat.ask(request, allowed)
-            if completion is None:
-                return FinishReason.LENGTH
-            play.num_tokens += completion.num_tokens
-            written = Message(_POLICY, completion.text)
-            if completion.finish_reason is not FinishReason.STOP:
-                live.take(written)
-                return FinishReason.TURN_LENGTH if allowed < room else FinishReason.LENGTH
-            messages = await live.respond(written)
-            if messages is None:
-                return FinishReason.STOP
-            if live.num_turns >= limits.max_turns:
-                return FinishReason.TURNS
-            if play.num_tokens >= limit:
-                return FinishReason.LENGTH
-            live.observe([within(message, limits.max_observation_tokens) for message in messages])
-        raise AssertionError("unreachable")
+
+@dataclass(slots=True)
+class _TextPlay:
+    """An episode in progress."""
+
+    live: LiveEpisode
+    chat: Chat
+    limits: EpisodeLimits
+    num_tokens: int = 0
+
+    async def turns(self) -> FinishReason:
+        """Play the episode; returns why it ended."""
+        self.live.observe(await self.live.reset())
+        return await self.live.take_turns(self, self.limits.max_turns)
+
+    async def write(self, turn: int) -> tuple[Message | None, FinishReason | None]:
+        room = self.chat.max_response_tokens - self.num_tokens
+        allowed = min(self.limits.max_turn_tokens or room, room)
+        request = TextRequest(tuple(map(as_sent, self.live.conversation)), self.live.start.turn_seed(turn))
+        completion = await self.chat.ask(request, allowed)
+        if completion is None:
+            return None, FinishReason.LENGTH
+        self.num_tokens += completion.num_tokens
+        cut_by = FinishReason.TURN_LENGTH if allowed < room else FinishReason.LENGTH
+        return Message(_POLICY, completion.text), None if completion.finish_reason is FinishReason.STOP else cut_by
+
+    def show(self, messages: Sequence[Message]) -> bool:
+        if self.num_tokens >= self.chat.max_response_tokens:
+            return False
+        self.live.observe([within(message, self.limits.max_observation_tokens) for message in messages])
+        return True
 
 
 def as_sent(message: Message) -> Message:

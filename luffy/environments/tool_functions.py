@@ -15,23 +15,25 @@
 The function may be asynchronous. What it returns is shown to the policy: text as it is, anything else as JSON.
 """
 
+import enum
 import inspect
 import json
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FunctionType
-from typing import cast, get_type_hints
+from types import FunctionType, NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from luffy.environments.calculator import calculator
-from luffy.environments.episode_state import EpisodeState
-from luffy.environments.tool_docs import described
-from luffy.environments.tool_schemas import Schema, UnsupportedType, schema_of
+from luffy.environments.environment import EpisodeState
 from luffy.errors import ConfigError
 from luffy.import_paths import imported_setting
 
+Schema = dict[str, object]
 Function = Callable[..., object]
 BUILT_IN_TOOLS: Mapping[str, Function] = {"calculator": calculator}
 
@@ -42,6 +44,15 @@ _MAX_FAULTS = 3
 """Faults of one argument that its message lists."""
 _MAX_NAME = 80
 """Longer names that the policy made up are truncated in messages."""
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Note|Notes|Example|Examples):\s*$", re.M)
+_PARAMETERS = ("Args", "Arguments", "Parameters")
+_INDENTED = re.compile(r"(?:[ \t].*\n?|\n)*")
+_NAMED = r"[ \t]*(?:\([^()\n]*\))?:[ \t]*"
+_ENTRY = re.compile(rf"^\*{{0,2}}(\w+){_NAMED}(.*(?:\n(?!\*{{0,2}}\w+{_NAMED}).*)*)", re.M)
+_SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+_SUPPORTED = (
+    "str, int, float, bool, list[...], dict[str, ...], Literal, an Enum, X | None, Annotated[X, 'a description']"
+)
 
 
 class WrongArguments(Exception):
@@ -95,7 +106,8 @@ class Tool:
 
     def read(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """Return the function's keyword arguments; WrongArguments names every argument that does not fit."""
-        faults = [f"missing argument `{name}`" for name in self._required() if name not in arguments]
+        required = [name for name, parameter in self.parameters.items() if parameter.is_required]
+        faults = [f"missing argument `{name}`" for name in required if name not in arguments]
         unknown = [f"unknown argument `{name[:_MAX_NAME]}`" for name in arguments if name not in self.parameters]
         faults += unknown[:_MAX_FAULTS]
         known: dict[str, object] = {}
@@ -110,9 +122,6 @@ class Tool:
             raise WrongArguments(f"{'; '.join(faults)} ({taken})")
         return known
 
-    def _required(self) -> Sequence[str]:
-        return [name for name, parameter in self.parameters.items() if parameter.is_required]
-
 
 def load_tools(names: Sequence[str], where: str, further: Mapping[str, Function] | None = None) -> dict[str, Tool]:
     """Return the tools of a configuration by their names; ConfigError, which begins with `where`, for a wrong one.
@@ -122,7 +131,13 @@ def load_tools(names: Sequence[str], where: str, further: Mapping[str, Function]
     built_in = {**BUILT_IN_TOOLS, **(further or {})}
     tools: dict[str, Tool] = {}
     for path in names:
-        tool = tool_of(_function(path, built_in, where), path.rpartition(":")[2], f"{where}: {path}")
+        if ":" not in path and path not in built_in:
+            raise ConfigError(
+                f"{where}: there is no built-in tool {path!r}; there are: {', '.join(built_in)}; "
+                "a function of your own is package.module:function"
+            )
+        function = imported_setting(path, where) if ":" in path else built_in[path]
+        tool = tool_of(function, path.rpartition(":")[2], f"{where}: {path}")
         tool = replace(tool, limits_itself=path in (further or {}))
         if tool.name in tools:
             raise ConfigError(f"{where}: two tools are called {tool.name}; rename one of the functions")
@@ -147,30 +162,17 @@ def tool_of(function: object, name: str | None = None, where: str = "tool") -> T
     state_parameter = None
     for parameter in inspect.signature(function).parameters.values():
         if hints.get(parameter.name) is EpisodeState:
-            state_parameter = _state_parameter(parameter, where)
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                raise ConfigError(
+                    f"{where}: `{parameter.name}: EpisodeState` has to be keyword-only; put it after a `*`"
+                )
+            state_parameter = parameter.name
         else:
             parameters[parameter.name] = _parameter(parameter, hints, texts.get(parameter.name), where)
     if strangers := [text for text in texts if text not in parameters and text != state_parameter]:
         raise ConfigError(f"{where}: the docstring describes `{strangers[0]}`, which is no parameter")
     is_async = any(map(inspect.iscoroutinefunction, (function, original)))  # a decorator may change this
     return Tool(name or original.__name__, description, parameters, function, is_async, state_parameter)
-
-
-def _function(path: str, built_in: Mapping[str, Function], where: str) -> object:
-    if ":" in path:
-        return imported_setting(path, where)
-    if path not in built_in:
-        raise ConfigError(
-            f"{where}: there is no built-in tool {path!r}; there are: {', '.join(built_in)}; "
-            "a function of your own is package.module:function"
-        )
-    return built_in[path]
-
-
-def _state_parameter(parameter: inspect.Parameter, where: str) -> str:
-    if parameter.kind is not parameter.KEYWORD_ONLY:
-        raise ConfigError(f"{where}: `{parameter.name}: EpisodeState` has to be keyword-only; put it after a `*`")
-    return parameter.name
 
 
 def _parameter(
@@ -203,3 +205,76 @@ def _fault(found: ErrorDetails) -> str:
         return _UNREADABLE
     path = "".join(f"[{str(step)[:_MAX_NAME]}]" for step in found["loc"])
     return f"{path}: {found['msg']}" if path else found["msg"]
+
+
+def described(docstring: str) -> tuple[str, Mapping[str, str]]:
+    """Return the first paragraph as one line, "" without any, and the parameters' descriptions by name.
+
+    These are in a Google-style section `Args:`: an indented `name: text` each, continued by lines that are indented
+    further.
+    """
+    first, *sections = _SECTION.split(inspect.cleandoc(docstring))
+    texts = {}
+    for title, section in zip(sections[::2], sections[1::2], strict=True):
+        if title in _PARAMETERS:
+            indented = cast(re.Match[str], _INDENTED.match(section)).group()
+            for name, text in _ENTRY.findall(textwrap.dedent(indented)):
+                texts[name] = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    return " ".join(first.strip().split("\n\n")[0].split()), texts
+
+
+class UnsupportedType(Exception):
+    """An annotation that has no schema; the message says which are supported."""
+
+
+def schema_of(annotation: object) -> Schema:
+    """Return the JSON schema of a parameter from its annotation; UnsupportedType for one that has none.
+
+        schema_of(list[int])                        # {"type": "array", "items": {"type": "integer"}}
+        schema_of(Literal["km", "miles"])           # {"type": "string", "enum": ["km", "miles"]}
+        schema_of(Annotated[int | None, "a page"])  # {"anyOf": [..., {"type": "null"}], "description": "a page"}
+
+    The supported types are those that every model family writes as plain JSON; a schema has no references. The order
+    of its keys is part of the policy's prompt.
+    """
+    if isinstance(annotation, type) and annotation in _SCALARS:
+        return {"type": _SCALARS[annotation]}
+    if annotation is None:
+        return {"type": "null"}
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner, *notes = arguments
+        if len(notes) != 1 or not isinstance(notes[0], str):
+            raise UnsupportedType(f"Annotated takes a type and one text, its description; found {notes!r}")
+        return {**schema_of(inner), "description": notes[0]}
+    if origin in (Union, UnionType):
+        return {"anyOf": [schema_of(argument) for argument in arguments]}
+    if list in (annotation, origin):
+        return {"type": "array", "items": schema_of(arguments[0]) if arguments else {}}
+    if dict in (annotation, origin) and arguments[:1] in ((), (str,)):
+        return {"type": "object", "additionalProperties": schema_of(arguments[1])} if arguments else {"type": "object"}
+    values: list[object] = list(arguments) if origin is Literal else []
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        values = [member.value for member in annotation]
+    if values and all(type(value) in (str, int, bool) for value in values):
+        kinds = {_SCALARS[type(value)] for value in values}
+        return {**({"type": kinds.pop()} if len(kinds) == 1 else {}), "enum": values}
+    name = annotation.__name__ if isinstance(annotation, type) and not arguments else str(annotation)
+    raise UnsupportedType(f"{name} is not supported; use {_SUPPORTED}")
+
+
+def parameters_of(tool: Schema) -> Mapping[str, Schema]:
+    """Return the schemas of a tool's parameters by name, given its own."""
+    function = cast(Mapping[str, Any], tool["function"])
+    return (function.get("parameters") or {}).get("properties") or {}
+
+
+def json_types(schema: Mapping[str, object]) -> set[str]:
+    """Return the JSON types that values of a schema may have."""
+    alternatives = schema.get("anyOf")
+    if isinstance(alternatives, list):
+        return set().union(*(json_types(alternative) for alternative in alternatives))
+    if isinstance(values := schema.get("enum"), list):
+        return {_SCALARS[type(value)] for value in values}
+    named = schema["type"]
+    return {str(name) for name in named} if isinstance(named, list) else {str(named)}

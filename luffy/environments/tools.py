@@ -1,28 +1,127 @@
 """The environment of tools: it runs the calls of each turn and answers with their results.
 
 A turn without a call ends the episode. A call that fails is answered by a message that begins with `Error:` and says
-why: the policy can try again.
+why: the policy can try again. A tool that may hang should have a limit of its own (`limits.py` says why), and code of
+the policy belongs into a sandbox and not into a thread.
 """
 
+import asyncio
 import inspect
+import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import cast
 
 from luffy.config.environment import ToolsEnvironment
+from luffy.config.sandbox import SandboxConfig
 from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, FoundCall
-from luffy.environments.episode_state import EpisodeState
-from luffy.environments.received import writable
+from luffy.environments.environment import EpisodeState, ToolError, writable
+from luffy.environments.limits import LateCall, LimitedCalls
 from luffy.environments.tool_functions import Tool, WrongArguments
-from luffy.environments.tool_runner import FailedCall, ToolFault, ToolRunner
-from luffy.errors import LuffyError
+from luffy.errors import LuffyError, UserError
 from luffy.grading import Problem
+from luffy.sandbox import ExecutionStatus, PythonSession, Sandbox, open_sandbox
 from luffy.types import Message
 
 logger = logging.getLogger(__name__)
-
-_WITHOUT_A_TOOL = (ToolFault.BROKEN_CALL, ToolFault.UNKNOWN_TOOL, ToolFault.NOT_RUN)
+_SESSION = "python session"
 _MAX_NAME = 80
+_MAX_MESSAGE = 500
+"""Characters of an exception's message that the policy is shown."""
+
+
+class ToolFault(StrEnum):
+    """What went wrong with a call; the policy is told, and each is counted."""
+
+    BROKEN_CALL = "broken_call"
+    """The turn holds something that was meant as a call and cannot be read."""
+    UNKNOWN_TOOL = "unknown_tool"
+    WRONG_ARGUMENTS = "wrong_arguments"
+    RAISED = "raised"
+    """The function raised an exception."""
+    TIMED_OUT = "timed_out"
+    NOT_RUN = "not_run"
+    """The turn had more calls than are allowed."""
+
+
+class FailedCall(Exception):
+    """A call has no result; the message is for the policy."""
+
+    def __init__(self, fault: ToolFault, message: str, prefix: str = "Error: ") -> None:
+        super().__init__(prefix + message)
+        self.fault = fault
+
+
+class ToolRunner:
+    """Runs functions; shared by the episodes of an environment, in one event loop at a time."""
+
+    def __init__(self) -> None:
+        self._calls = LimitedCalls("environment.timeout_s")
+
+    async def run(
+        self,
+        name: str,
+        function: Callable[..., object],
+        arguments: Mapping[str, object],
+        *,
+        is_async: bool,
+        timeout_s: float | None,
+    ) -> str:
+        """Return the function's result as text; FailedCall when it raises, or does not end in time.
+
+        A LuffyError of the function is not shown to the policy but raised: something that the tool depends on failed.
+        """
+
+        def in_thread() -> str:
+            return _as_text(name, function(**arguments))
+
+        async def in_loop() -> str:
+            return _as_text(name, await cast(Awaitable[object], function(**arguments)))
+
+        try:
+            if is_async:
+                ended = await self._calls.in_loop(name, in_loop, timeout_s)
+            else:
+                ended = await self._calls.in_thread(name, in_thread, timeout_s)
+        except LateCall as late:
+            raise FailedCall(ToolFault.TIMED_OUT, str(late)) from None
+        if ended.error is not None:
+            raise _failure(ended.error)
+        return ended.result()
+
+    def refuse_when_full(self) -> None:
+        """Raise LuffyError when too many calls still run past their limit."""
+        self._calls.refuse_when_full()
+
+
+def _as_text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return str(value)
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise UserError(f"{name} returns an awaitable, so it has to be defined with `async def`")
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _failure(error: BaseException) -> FailedCall | LuffyError:
+    if isinstance(error, LuffyError):
+        return error
+    if isinstance(error, asyncio.CancelledError):  # of a task of the tool's own
+        return FailedCall(ToolFault.RAISED, "CancelledError")
+    if isinstance(error, ToolError):
+        return FailedCall(ToolFault.RAISED, str(error), prefix="")
+    kind = type(error).__name__
+    try:
+        message = str(error)[:_MAX_MESSAGE]
+    except Exception:  # noqa: BLE001 - an exception of the tool's own may not even have a text
+        message = ""
+    return FailedCall(ToolFault.RAISED, f"{kind}: {message}" if message else kind)
 
 
 class ToolEpisode:
@@ -33,6 +132,7 @@ class ToolEpisode:
         self._tools = tools
         self._runner = runner
         self._syntax = CALL_FORMATS[config.calls]
+        self._schemas = {name: tool.schema for name, tool in tools.items()}
         self._state = EpisodeState(Problem())
         self._calls: Counter[str] = Counter()
         self._faults: Counter[ToolFault] = Counter()
@@ -45,7 +145,7 @@ class ToolEpisode:
 
     async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
         """Run the calls of the newest turn in order. LuffyError when too many earlier calls still run."""
-        found = self._syntax.parse(conversation[-1].content, self._tools)
+        found = self._syntax.parse(conversation[-1].content, self._schemas)
         if not found:
             return None
         run, left = found[: self._config.max_calls], len(found) - self._config.max_calls
@@ -59,7 +159,8 @@ class ToolEpisode:
         """Calls, errors and cut results, in all and by tool and kind; a name is there from the start, with 0."""
         errors = {f"tool_errors/{fault}": float(self._faults[fault]) for fault in ToolFault}
         calls = {f"tool_calls/{name}": float(self._calls[name]) for name in self._tools}
-        num_unrun = sum(self._faults[fault] for fault in _WITHOUT_A_TOOL)
+        never_ran = (ToolFault.BROKEN_CALL, ToolFault.UNKNOWN_TOOL, ToolFault.NOT_RUN)
+        num_unrun = sum(self._faults[fault] for fault in never_ran)
         return {
             "tool_calls": float(self._calls.total() + num_unrun),
             "tool_errors": float(self._faults.total()),
@@ -71,7 +172,8 @@ class ToolEpisode:
     async def close(self) -> None:
         """Free what the tools registered with `EpisodeState.on_close`; what fails is logged."""
         for closing in self._state.end():
-            name, is_async = _name_of(closing), inspect.iscoroutinefunction(closing)
+            name = str(getattr(closing, "__qualname__", type(closing).__name__))
+            is_async = inspect.iscoroutinefunction(closing)
             try:
                 await self._runner.run(name, closing, {}, is_async=is_async, timeout_s=self._config.timeout_s)
             except (FailedCall, LuffyError) as fault:
@@ -112,5 +214,48 @@ class ToolEpisode:
         return writable(text)
 
 
-def _name_of(closing: object) -> str:
-    return str(getattr(closing, "__qualname__", type(closing).__name__))
+class SandboxOfLoop:
+    """Opens the sandbox of a configuration once in each event loop, and sessions of it."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Task[Sandbox] | None = None
+
+    async def open_session(self) -> PythonSession:
+        """Return a new session; LuffyError when the sandbox or the session does not start."""
+        loop = asyncio.get_running_loop()
+        if self._opening is None or loop is not self._loop:
+            self._loop, self._opening = loop, loop.create_task(open_sandbox(self._config))
+        sandbox = await asyncio.shield(self._opening)  # an episode that is cancelled does not cancel it for the others
+        return await sandbox.open(self._config.limits)
+
+
+def python_tool(open_session: Callable[[], Awaitable[PythonSession]]) -> Callable[..., Awaitable[str]]:
+    """Return the function of the tool `python`: an interpreter of the episode's own, outside of this process.
+
+    Its session is opened by the first call and closed with the episode; a call after its end opens another one. A
+    LuffyError of `open_session` is a fault of the environment.
+    """
+
+    async def python(code: str, *, state: EpisodeState) -> str:
+        """Run Python code and return what it prints and the value of its last line. Names are kept between calls.
+
+        Args:
+            code: Python code, as in a notebook cell.
+        """
+        session = cast(PythonSession | None, state.get(_SESSION))
+        if session is None:
+            session = await open_session()
+            state.on_close(session.close)
+            state[_SESSION] = session
+        result = await session.run(code)
+        if result.session_is_over:
+            del state[_SESSION]
+            await session.close()
+        output = result.output.removesuffix("\n")
+        if result.status is not ExecutionStatus.OK:
+            raise ToolError(output)
+        return output
+
+    return python

@@ -12,7 +12,7 @@ from luffy.config.environment import EnvironmentConfig, EpisodeScoring
 from luffy.data.cut_messages import is_cut_from
 from luffy.data.verify_traces import Replayed
 from luffy.environments.environment import EnvironmentFactory
-from luffy.environments.episode_loop import run_in_loop
+from luffy.environments.limits import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, FailedEpisode, LiveEpisode
 from luffy.environments.registry import open_environment
 from luffy.environments.rubric import EpisodeScorer
@@ -86,9 +86,7 @@ def _answered(turns: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
 
 def _are_equal(answers: Sequence[Message], recorded: Sequence[Message]) -> bool:
     """Whether role and text are the same, outer white space aside, or the record is of an answer that was cut."""
-    return len(answers) == len(recorded) and all(map(_is_record_of, recorded, answers))
-
-
-def _is_record_of(recorded: Message, answer: Message) -> bool:
-    found, whole = recorded.content, answer.content
-    return recorded.role == answer.role and (found.strip() == whole.strip() or is_cut_from(found, whole))
+    return len(answers) == len(recorded) and all(
+        was.role == now.role and (was.content.strip() == now.content.strip() or is_cut_from(was.content, now.content))
+        for was, now in zip(recorded, answers, strict=True)
+    )

@@ -4,10 +4,13 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 
-from luffy.types import Source
+from luffy.errors import DataError
+from luffy.grading.extract import final_reply
+from luffy.types import Message, Source
 
 _HEADING = re.compile(r"^--- (policy|environment|demonstration) ---\n", re.MULTILINE)
 _HEADINGS = {Source.ENVIRONMENT: "environment", Source.OFF_POLICY: "demonstration"}
+_POLICY = "assistant"
 
 
 def transcript(
@@ -58,3 +61,35 @@ def turns_of(text: str) -> list[tuple[str, str]]:
     start, *parts = _HEADING.split(text)
     turns = list(zip(parts[::2], parts[1::2], strict=True))
     return turns if turns and not start.strip() else [("", text)]
+
+
+def after_thinking(turn: str) -> str:
+    """Return the text after the last `</think>`; all of it without reasoning, "" where the reasoning is unclosed."""
+    return final_reply(turn) or ""
+
+
+def xml_fields(text: str, fields: Sequence[str | tuple[str, ...]]) -> dict[str, str | None]:
+    """Return what stands in the first element of each name, without outer white space; None where there is none.
+
+    A tuple in `fields` lists alternatives, such as `("code", "answer")`: each of them is a key of the result.
+    """
+    found: dict[str, str | None] = {}
+    for name in (name for field in fields for name in ((field,) if isinstance(field, str) else field)):
+        _, opened, rest = text.partition(f"<{name}>")
+        content, closed, _ = rest.partition(f"</{name}>")
+        found[name] = content.strip() if opened and closed else None
+    return found
+
+
+def trace_turns(completion: Sequence[Message], data_source: str) -> tuple[Message, ...]:
+    """The turns of a trace of many turns; empty for an episode of a single turn, which is a plain trace.
+
+    `completion` is everything after the prompt, and ends with a turn of the policy. Raises DataError where the
+    environment spoke before the policy: a trace begins with its author's turn.
+    """
+    if completion and completion[0].role != _POLICY:
+        raise DataError(
+            f"{data_source}: the environment adds messages to the prompt (`reset`), which a trace cannot hold, so its "
+            "episodes cannot become demonstrations; put these messages into the data's prompts, or remove the stage"
+        )
+    return tuple(completion) if len(completion) > 1 else ()

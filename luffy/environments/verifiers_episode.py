@@ -4,12 +4,12 @@ import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from luffy.config.environment import CallFormat
-from luffy.environments.call_formats import BrokenCall, CallSyntax, FoundCall, Tools
-from luffy.environments.tool_schemas import Schema, json_types
+from luffy.environments.call_formats import BrokenCall, CallSyntax, Tools
+from luffy.environments.environment import writable
+from luffy.environments.tool_functions import json_types, parameters_of
 from luffy.errors import ConfigError, DataError, LuffyError
 from luffy.grading import Problem
 from luffy.hosted.verifiers_process import HostedDescription, VerifiersProcess
@@ -24,32 +24,18 @@ _ANSWERED = "tool"
 _WRITTEN_BY_POLICY = "assistant"
 
 
-@dataclass(frozen=True, slots=True)
-class HostedParameter:
-    """A parameter of an environment's tool."""
-
-    schema: Schema
-
-
-@dataclass(frozen=True, slots=True)
-class HostedTool:
-    """A tool of an environment, as the environment describes it."""
-
-    name: str
-    schema: Schema
-    parameters: Mapping[str, HostedParameter]
-
-
-def hosted_tools(description: HostedDescription, calls: CallFormat) -> dict[str, HostedTool]:
+def hosted_tools(description: HostedDescription, calls: CallFormat) -> Tools:
     """The environment's tools by name; ConfigError where they cannot be called in this format."""
-    tools = {}
-    for schema in description.tools:
-        function = schema["function"]
-        properties = (function.get("parameters") or {}).get("properties") or {}
-        parameters = {name: HostedParameter(dict(found)) for name, found in properties.items()}
-        tools[function["name"]] = HostedTool(function["name"], dict(schema), parameters)
-        if calls == "xml":
-            _check_types(function["name"], parameters)
+    tools = {str(schema["function"]["name"]): dict(schema) for schema in description.tools}
+    for tool, schema in tools.items() if calls == "xml" else ():
+        for name, parameter in parameters_of(schema).items():
+            try:
+                json_types(parameter)
+            except (KeyError, TypeError):
+                raise ConfigError(
+                    f"environment.calls: xml cannot write `{name}` of the environment's tool {tool}, whose type is not "
+                    "plain; choose hermes"
+                ) from None
     return tools
 
 
@@ -104,37 +90,21 @@ class VerifiersEpisode:
     async def _respond(self, conversation: Sequence[Message], *, is_cut: bool) -> Sequence[Message] | None:
         self._num_seen = len(conversation)
         text = conversation[-1].content
-        calls = [_sent(call) for call in self._syntax.parse(text, self._tools)] if self._tools else []
+        calls = [
+            # The environment answers a broken call as it answers arguments that are not JSON.
+            {"name": "", "arguments": call.reason}
+            if isinstance(call, BrokenCall)
+            else {"name": call.name, "arguments": json.dumps(call.arguments)}
+            for call in (self._syntax.parse(text, self._tools) if self._tools else ())
+        ]
         found = await self._process.awaited("respond", episode=self._number, text=text, calls=calls, is_cut=is_cut)
         return None if found is None else self._messages(found)
 
     def _messages(self, found: object) -> list[Message]:
         """The environment's messages, with results of tools as the policy's format has them."""
         messages: list[Message] = []
-        sent = [Message(each["role"], _writable(each["content"])) for each in cast(list[dict[str, str]], found)]
+        sent = [Message(each["role"], writable(each["content"])) for each in cast(list[dict[str, str]], found)]
         for is_result, group in itertools.groupby(sent, key=lambda message: message.role == _ANSWERED):
             run = list(group)
             messages += self._syntax.results([message.content for message in run]) if is_result else run
         return messages
-
-
-def _sent(call: FoundCall) -> dict[str, str]:
-    if isinstance(call, BrokenCall):  # answered by the environment as it answers arguments that are not JSON
-        return {"name": "", "arguments": call.reason}
-    return {"name": call.name, "arguments": json.dumps(call.arguments)}
-
-
-def _writable(text: str) -> str:
-    """The text without what a tokenizer or a file may not take."""
-    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
-
-
-def _check_types(tool: str, parameters: Mapping[str, HostedParameter]) -> None:
-    for name, parameter in parameters.items():
-        try:
-            json_types(parameter.schema)
-        except (KeyError, TypeError):
-            raise ConfigError(
-                f"environment.calls: xml cannot write `{name}` of the environment's tool {tool}, whose type is not "
-                "plain; choose hermes"
-            ) from None

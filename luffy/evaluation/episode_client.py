@@ -11,7 +11,7 @@ from luffy.config.evaluation import SuiteProtocol
 from luffy.data.templates import decode, prompt_opener, stop_token_ids
 from luffy.environments.episodes import Episode, context_starts
 from luffy.environments.live_episode import EpisodeStart
-from luffy.environments.players import open_player, open_text_player
+from luffy.environments.registry import open_player, open_text_player
 from luffy.environments.text_episodes import TextEpisode, TextEpisodePlayer
 from luffy.environments.transcript import headed, transcript
 from luffy.evaluation.model_clients import (

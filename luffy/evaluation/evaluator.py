@@ -9,7 +9,7 @@ from luffy.confidential import may_show_prompt
 from luffy.config.environment import EpisodeLimits
 from luffy.config.evaluation import EvaluationConfig
 from luffy.data.prompt_templates import stops_of
-from luffy.environments.failed_share import FailedShare
+from luffy.environments.limits import FailedShare
 from luffy.errors import DataError
 from luffy.evaluation.model_clients import ModelClient
 from luffy.evaluation.requests import EvaluationRequest, Response, SampleRequest, Suite, batching_order, positions

@@ -10,8 +10,7 @@ from luffy.config.evaluation import SuiteProtocol
 from luffy.data.prompt_templates import OWN, ask, prompt_text, stops_of, template_opener
 from luffy.data.templates import decode, stop_token_ids
 from luffy.evaluation.requests import Render, RenderedPrompt, Response, SampleRequest
-from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
-from luffy.rollout.stop_texts import StopTexts, end_of_first
+from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts, end_of_first
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
 from luffy.types import FinishReason, Message, Prompt

@@ -15,22 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from luffy.hosted.foreign.host_channel import Channel, HostedEnvironment
+    from luffy.hosted.foreign.exchange import Channel, HostedEnvironment
 
 _SEED = 0
 
 
-def _find_our_modules() -> None:
-    """Make `luffy.hosted` importable without luffy, whose dependencies this interpreter does not have."""
-    here = Path(__file__).resolve().parent
-    for name, folder in {"luffy": here.parent, "luffy.hosted": here}.items():
-        package = sys.modules[name] = types.ModuleType(name)
-        package.__path__ = [str(folder)]
-
-
 def load(environment: str, arguments: dict[str, Any]) -> "HostedEnvironment":
     """The environment by the interface that this version of verifiers has; Unusable if it cannot be used."""
-    from luffy.hosted.foreign.faults import Unusable
+    from luffy.hosted.foreign.exchange import Unusable
 
     try:
         verifiers = importlib.import_module("verifiers")
@@ -49,15 +41,8 @@ def load(environment: str, arguments: dict[str, Any]) -> "HostedEnvironment":
     return load_task_set(environment, arguments)
 
 
-def _seed() -> None:
-    """Give an environment that draws its tasks without a seed the same tasks in every process."""
-    random.seed(_SEED)
-    if importlib.util.find_spec("numpy") is not None:
-        importlib.import_module("numpy").random.seed(_SEED)
-
-
 async def _host(number: int, environment: "HostedEnvironment", channel: "Channel") -> None:
-    from luffy.hosted.foreign.host_channel import serve
+    from luffy.hosted.foreign.exchange import serve
 
     channel.send(number, ok=await environment.open())
     await serve(environment, channel)
@@ -65,9 +50,12 @@ async def _host(number: int, environment: "HostedEnvironment", channel: "Channel
 
 def main() -> None:
     """Load the environment that the first line names, and serve it."""
-    _find_our_modules()
-    from luffy.hosted.foreign.faults import EpisodeFault, Unusable
-    from luffy.hosted.foreign.host_channel import Channel
+    # `luffy.hosted` without luffy, whose dependencies this interpreter does not have.
+    here = Path(__file__).resolve().parent
+    for name, folder in {"luffy": here.parent, "luffy.hosted": here}.items():
+        package = sys.modules[name] = types.ModuleType(name)
+        package.__path__ = [str(folder)]
+    from luffy.hosted.foreign.exchange import Channel, EpisodeFault, Unusable
 
     channel = Channel()
     request = channel.receive()
@@ -75,7 +63,10 @@ def main() -> None:
         return
     # Nothing beside this file, or in the working directory, may shadow an installed package.
     sys.path[:] = [*sys.path[1:], request["directory"]]
-    _seed()
+    # An environment that draws its tasks without a seed has the same ones in every process.
+    random.seed(_SEED)
+    if importlib.util.find_spec("numpy") is not None:
+        importlib.import_module("numpy").random.seed(_SEED)
     try:
         asyncio.run(_host(request["id"], load(request["environment"], request["arguments"]), channel))
     except (Unusable, EpisodeFault) as error:

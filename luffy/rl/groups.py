@@ -16,13 +16,12 @@ from typing import Protocol
 
 from luffy.config.objective import AdvantageConfig, DynamicSampling, GroupAdvantage, GroupConfig, GroupFilter
 from luffy.environments.episodes import EpisodePlayer
-from luffy.environments.failed_share import refuse_failures
+from luffy.environments.limits import refuse_failures
 from luffy.environments.transcript import transcript
 from luffy.grading import Grader
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, Visit, replayed_row
 from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, PrefixedRow, prefix_length, with_hinted_rows
-from luffy.rollout.engine import RolloutEngine, SamplingParams
-from luffy.rollout.stop_texts import StopTexts
+from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
 from luffy.seeds import derive_seed
 from luffy.tracking.tracker import SampleRollout
 from luffy.training.batching import row_advantages

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
-from luffy.cluster.protocol import Cluster
+from luffy.cluster.open import Cluster
 from luffy.config.objective import GroupFilter, ReplayConfig
 from luffy.config.settings import RLSettings
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more

@@ -11,14 +11,13 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError
-from luffy.http_client import HTTPClient, LoopThread, NoAnswer
+from luffy.http_client import HTTPClient, LoopThread
+from luffy.rollout.server_engine import MODELS, served_models
 
-_MODELS, _COMPLETIONS, _TOKENIZE = "/v1/models", "/v1/completions", "/tokenize"
-_UNAUTHORISED = (401, 403)
+_COMPLETIONS, _TOKENIZE = "/v1/completions", "/tokenize"
 _MIN_SAMPLED = 1
 """vLLM samples at least one token after the prompt that it scores."""
 
@@ -50,7 +49,7 @@ class ServedScorer:
         ]
         self._model = model
         self._setting = setting
-        self._key_variable = config.api_key_variable
+        self._config = config
 
     @classmethod
     def connect(
@@ -128,19 +127,19 @@ class ServedScorer:
 
     async def _check(self, server: _ScoringServer, longest: int, known: Mapping[str, Sequence[int]]) -> None:
         url = server.client.url
-        try:
-            models = await server.client.ask(_MODELS)
-        except NoAnswer as error:
-            raise ConfigError(f"{self._setting}.urls: {error}; start the server or correct the URL") from error
-        if models.status in _UNAUTHORISED:
-            raise ConfigError(
-                f"{url}: the server refuses the API key; it is read from the environment variable "
-                f"{self._key_variable} ({self._setting}.api_key_variable), which "
-                f"{'holds a wrong one' if server.client.has_key else 'is not set'}"
-            )
+        models = await served_models(server.client, self._config, self._setting)
         if not models.ok:
-            raise ConfigError(f"{self._setting}.urls: {url}{_MODELS}: {models.complaint}; is this a vLLM server?")
-        context = self._context(url, models.body.get("data"))
+            raise ConfigError(f"{self._setting}.urls: {url}{MODELS}: {models.complaint}; is this a vLLM server?")
+        served = models.body.get("data")
+        found = [each for each in served if isinstance(each, dict)] if isinstance(served, list) else []
+        contexts = {str(each.get("id")): each.get("max_model_len") for each in found}
+        if self._model not in contexts:
+            raise ConfigError(f"{url}: serves {', '.join(contexts) or 'no model'}, and not {self._model}")
+        context = contexts[self._model]
+        if not isinstance(context, int):
+            raise ConfigError(
+                f"{url}: is not a vLLM server ({MODELS} names no max_model_len); other servers cannot score prompts"
+            )
         if context < longest + _MIN_SAMPLED:
             raise ConfigError(
                 f"{url}: the longest prompt with its response has {longest} tokens, so this server needs "
@@ -153,16 +152,3 @@ class ServedScorer:
                     f"{url}: the tokenizer of {self._model} is not the policy's, so it cannot score the policy's "
                     "tokens; take a teacher of the same family, or let it write traces instead (section synthesize)"
                 )
-
-    def _context(self, url: str, served: object) -> int:
-        models = [each for each in served if isinstance(each, dict)] if isinstance(served, list) else []
-        names = [str(each.get("id")) for each in models]
-        if self._model not in names:
-            raise ConfigError(f"{url}: serves {', '.join(names) or 'no model'}, and not {self._model}")
-        found: dict[str, Any] = models[names.index(self._model)]
-        context = found.get("max_model_len")
-        if not isinstance(context, int):
-            raise ConfigError(
-                f"{url}: is not a vLLM server ({_MODELS} names no max_model_len); other servers cannot score prompts"
-            )
-        return context

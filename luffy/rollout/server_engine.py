@@ -24,15 +24,22 @@ from pathlib import Path
 from typing import Any
 
 from luffy.config.execution import ServerConfig
-from luffy.errors import ClusterError, LostError
-from luffy.http_client import HTTPClient, LoopThread
+from luffy.errors import ClusterError, ConfigError, LostError
+from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
-from luffy.rollout.server_checks import GENERATE, check_folder, check_servers, load_folder
 from luffy.rollout.vllm_limits import check_lengths, check_params
 from luffy.types import FinishReason
 
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _ABORTED = "abort"
+_GENERATE = "/inference/v1/generate"
+"""vLLM's endpoint that takes and returns token ids."""
+MODELS = "/v1/models"
+_WORKERS = "/collective_rpc"
+_EXTENSION = "--worker-extension-cls luffy.rollout.vllm_worker.ServerWorker"
+_UNAUTHORISED = 401
+_FORBIDDEN = 403
+_NOT_FOUND = 404
 
 
 @dataclass(slots=True)
@@ -162,7 +169,7 @@ class ServerEngine:
         async with server.places:
             async with server.steady:
                 salt = f"{self._run}.{request.shares_cache_with or call}.{self._weight_version}"
-            answer = await server.client.post_with_retries(GENERATE, _body(request, params, salt))
+            answer = await server.client.post_with_retries(_GENERATE, _body(request, params, salt))
         return self._completion(server.client.url, answer)
 
     def _completion(self, url: str, answer: Mapping[str, Any]) -> Completion:
@@ -177,12 +184,12 @@ class ServerEngine:
             logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
             names = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
         except KeyError as error:  # a server of another version
-            raise ClusterError(f"{url}{GENERATE}: the answer has no {error}") from None
+            raise ClusterError(f"{url}{_GENERATE}: the answer has no {error}") from None
         except (TypeError, ValueError) as error:
-            raise LostError(f"{url}{GENERATE}: the answer is incomplete ({type(error).__name__}: {error})") from None
+            raise LostError(f"{url}{_GENERATE}: the answer is incomplete ({type(error).__name__}: {error})") from None
         if not len(token_ids) == len(logprobs) == len(names):
             found = f"{len(token_ids)} tokens, {len(logprobs)} log-probabilities, {len(names)} weight versions"
-            raise LostError(f"{url}{GENERATE}: the answer is incomplete ({found})")
+            raise LostError(f"{url}{_GENERATE}: the answer is incomplete ({found})")
         versions = tuple(self._version(url, name) for name in names)
         return Completion(token_ids, logprobs, _FINISH_REASONS[reason], versions)
 
@@ -254,3 +261,89 @@ def _body(request: RolloutRequest, params: SamplingParams, salt: str) -> dict[st
             **stop_strings,
         },
     }
+
+
+def check_servers(config: ServerConfig, dtype: str, max_model_len: int) -> None:
+    """Raise ConfigError for a server that `ServerEngine` cannot use; nothing is generated.
+
+    The server has to be reachable, accept the API key, have a context of at least `max_model_len` tokens and run with
+    the options that the engine needs.
+    """
+
+    async def check() -> None:
+        for url in config.roots:
+            client = HTTPClient.to_server(url, config)
+            try:
+                await _check_server(client, config, dtype, max_model_len)
+            finally:
+                await client.close()
+
+    asyncio.run(check())
+
+
+async def _check_server(client: HTTPClient, config: ServerConfig, dtype: str, max_model_len: int) -> None:
+    models = await served_models(client, config, "execution.server")
+    served = models.body.get("data") if models.ok else None
+    context = served[0].get("max_model_len") if isinstance(served, list) and served else None
+    if not isinstance(context, int):
+        raise ConfigError(
+            f"{client.url}: this is not a vLLM server ({MODELS}: "
+            f"{'names no max_model_len' if models.ok else models.complaint}); other servers return no token ids"
+        )
+    missing = [f"--max-model-len {max_model_len} (it has {context})"] if context < max_model_len else []
+    # An empty request, to see whether the endpoint exists.
+    if (await client.ask(_GENERATE, {})).status in (_FORBIDDEN, _NOT_FOUND):
+        missing.append("--enable-scale-out")
+    settings = await client.ask(_WORKERS, {"method": "luffy_settings"})
+    if settings.status == _NOT_FOUND:
+        missing.append("VLLM_SERVER_DEV_MODE=1 in its environment")
+    if not settings.ok:
+        missing.append(_EXTENSION)
+    wanted = {"dtype": dtype, "logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+    # A server that cannot report its settings (`ServerWorker.luffy_settings`) has to be started with all of them.
+    for report in settings.body["results"] if settings.ok else [{}]:
+        missing += [
+            f"--{name.replace('_', '-')} {value}" for name, value in wanted.items() if report.get(name) != value
+        ]
+        # With chunked prefill vLLM's CPU worker fails on requests with a seed.
+        if report.get("device") == "cpu" and report["chunked_prefill"]:
+            missing.append("--no-enable-chunked-prefill")
+    if missing:
+        raise ConfigError(f"{client.url}: start this server with {', '.join(dict.fromkeys(missing))}")
+
+
+async def served_models(client: HTTPClient, config: ServerConfig, setting: str) -> Answer:
+    """The answer of `/v1/models`; ConfigError for a server that cannot be reached or refuses the API key."""
+    try:
+        answer = await client.ask(MODELS)
+    except NoAnswer as error:
+        raise ConfigError(f"{setting}.urls: {error}; start the server or correct the URL") from error
+    if answer.status in (_UNAUTHORISED, _FORBIDDEN):
+        raise ConfigError(
+            f"{client.url}: the server refuses the API key; it is read from the environment variable "
+            f"{config.api_key_variable} ({setting}.api_key_variable), which "
+            f"{'holds a wrong one' if client.has_key else 'is not set'}"
+        )
+    return answer
+
+
+async def check_folder(client: HTTPClient, folder: str) -> None:
+    """Raise ConfigError for a folder that the server does not see, or that holds a different model."""
+    for difference in await _ask_workers(client, "luffy_difference", folder):
+        if difference is not None:
+            raise ConfigError(f"{client.url}: {difference}")
+
+
+async def load_folder(client: HTTPClient, folder: str) -> None:
+    """Replace the weights of a paused server; ClusterError when the folder does not have all of them."""
+    missing = sorted({name for names in await _ask_workers(client, "luffy_load", folder) for name in names})
+    if missing:
+        raise ClusterError(f"{client.url}: {folder} has no {', '.join(missing[:3])} ({len(missing)} weights in all)")
+
+
+async def _ask_workers(client: HTTPClient, method: str, argument: str) -> list[Any]:
+    """The return values of the server's workers."""
+    answer = await client.post(_WORKERS, {"method": method, "args": [argument]})
+    results = answer["results"]
+    assert isinstance(results, list)
+    return results

@@ -1,25 +1,35 @@
 """The embedded engine: batched, KV-cached generation with a transformers model in this process.
 
-Shape legend: `B` rows still running, `T` tokens, `V` vocabulary.
+Shape legend: `B` rows still running, `T` tokens, `V` vocabulary, `A` heads of keys and values, `D` size of a head.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.cache_utils import DynamicLayer
 
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
-from luffy.rollout.kv_cache import roomy_cache
 from luffy.types import FinishReason
 
 _STOP_TOKENS = 32
 """Number of newest tokens that are decoded to look for a stop string."""
 _COMPACT_BELOW = 0.75
 """Finished rows are removed from the KV cache once less than this share of its rows is still running."""
+_SPARE_TOKENS = 64
+"""Room for further tokens whenever the cache of a layer is enlarged."""
 
 
 @dataclass(slots=True)
@@ -81,13 +91,25 @@ class TransformersEngine:
         """Nothing to free: the model is the caller's, or is garbage-collected with this object."""
 
     def _generate_batch(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        rows = [_DecodingRow(_uniforms(request, limit(request, params))) for request in requests]
+        # The first numbers of the request's seed, however many are taken.
+        seeded = [torch.Generator().manual_seed(request.seed) for request in requests]
+        rows = [
+            _DecodingRow(torch.rand(limit(request, params), generator=generator, dtype=torch.float64))
+            for request, generator in zip(requests, seeded, strict=True)
+        ]
         input_ids_BT, mask_BT = _left_pad([_context(request) for request in requests], self.model.device)
         cache = roomy_cache(self.model.config)
         running = rows
         while running:
-            logits_BV = self._next_logits(input_ids_BT, mask_BT, cache)
-            token_B = _sample(running, logits_BV, params)
+            output = self.model(
+                input_ids=input_ids_BT,
+                attention_mask=mask_BT,
+                position_ids=(mask_BT.cumsum(dim=-1) - 1).clamp(min=0)[:, -input_ids_BT.shape[1] :],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            token_B = _sample(running, output.logits[:, -1].float(), params)
             self._end_at_texts(running, params.stop)
             alive = [b for b, row in enumerate(running) if row.finish_reason is None]
             # Finished rows stay in the batch, ignored, until removing them is worth copying the cache.
@@ -98,19 +120,11 @@ class TransformersEngine:
                 token_B, mask_BT = token_B[keep_B], mask_BT[keep_B]
             input_ids_BT = token_B.unsqueeze(-1)
             mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(mask_BT), 1)], dim=-1)
-        return [self._completion(row) for row in rows]
-
-    def _next_logits(self, input_ids_BT: Tensor, mask_BT: Tensor, cache: DynamicCache) -> Tensor:
-        position_BT = (mask_BT.cumsum(dim=-1) - 1).clamp(min=0)[:, -input_ids_BT.shape[1] :]
-        output = self.model(
-            input_ids=input_ids_BT,
-            attention_mask=mask_BT,
-            position_ids=position_BT,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1].float()
+        versions = [(self.weight_version,) * len(row.tokens) for row in rows]
+        return [
+            Completion(tuple(row.tokens), tuple(row.logprobs), cast(FinishReason, row.finish_reason), of_row)
+            for row, of_row in zip(rows, versions, strict=True)
+        ]
 
     def _end_at_texts(self, running: Sequence[_DecodingRow], stop: Sequence[str]) -> None:
         if not stop or self._tokenizer_folder is None:
@@ -121,11 +135,6 @@ class TransformersEngine:
                 tail = str(tokenizer.decode(row.tokens[-_STOP_TOKENS:]))
                 if any(text in tail for text in stop):
                     row.finish_reason = FinishReason.STOP
-
-    def _completion(self, row: _DecodingRow) -> Completion:
-        assert row.finish_reason is not None
-        versions = (self.weight_version,) * len(row.tokens)
-        return Completion(tuple(row.tokens), tuple(row.logprobs), row.finish_reason, versions)
 
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -143,12 +152,6 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def _context(request: RolloutRequest) -> tuple[int, ...]:
     return request.prompt_ids + request.prefix_ids
-
-
-def _uniforms(request: RolloutRequest, count: int) -> Tensor:
-    """The first `count` numbers of the request's seed, whatever the count."""
-    generator = torch.Generator().manual_seed(request.seed)
-    return torch.rand(count, generator=generator, dtype=torch.float64)
 
 
 def _left_pad(contexts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -174,8 +177,14 @@ def _sample(running: Sequence[_DecodingRow], logits_BV: Tensor, params: Sampling
         token_B = _invert(logp_BV, uniform_B.to(logits_BV.device))
     logp_B = logp_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1).tolist()
     for row, token, logp in zip(running, token_B.tolist(), logp_B, strict=True):
-        if row.finish_reason is None:
-            _record(row, token, logp, params.stop_token_ids)
+        if row.finish_reason is not None:
+            continue
+        row.tokens.append(token)
+        row.logprobs.append(logp)
+        if token in params.stop_token_ids:
+            row.finish_reason = FinishReason.STOP
+        elif len(row.tokens) == len(row.uniform_T):
+            row.finish_reason = FinishReason.LENGTH
     return token_B
 
 
@@ -199,10 +208,52 @@ def _invert(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:
     return token_B.clamp(max=logp_BV.shape[-1] - 1)
 
 
-def _record(row: _DecodingRow, token: int, logp: float, stop_token_ids: Sequence[int]) -> None:
-    row.tokens.append(token)
-    row.logprobs.append(logp)
-    if token in stop_token_ids:
-        row.finish_reason = FinishReason.STOP
-    elif len(row.tokens) == len(row.uniform_T):
-        row.finish_reason = FinishReason.LENGTH
+class RoomyLayer(DynamicLayer):
+    """The `(B, A, T, D)` keys and values of one layer of full attention: the beginning of larger tensors.
+
+    A decoding step writes its own keys and values there and copies no others. transformers' `DynamicCache`
+    concatenates: every step copies the whole cache, a quadratic amount of memory traffic.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rooms: tuple[Tensor, ...] = ()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Add new tokens; returns all keys and all values."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start = self.get_seq_length()
+        end = start + key_states.shape[2]
+        if not self._rooms or end > self._rooms[0].shape[2]:
+            self._rooms = tuple(
+                _enlarged(old, new, end) for old, new in ((self.keys, key_states), (self.values, value_states))
+            )
+        for room, new in zip(self._rooms, (key_states, value_states), strict=True):
+            room[:, :, start:end] = new
+        return self._show(end)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only these rows, in this order."""
+        self._rooms = tuple(room[indices] for room in self._rooms)
+        self._show(self.get_seq_length())
+
+    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = (room[:, :, :length] for room in self._rooms)
+        return self.keys, self.values
+
+
+def roomy_cache(config: PreTrainedConfig) -> DynamicCache:
+    """An empty cache for a model of this configuration; layers of other kinds than full attention have their own."""
+    cache = DynamicCache(config=config)
+    cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def _enlarged(old_BATD: Tensor | None, new_BATD: Tensor, length: int) -> Tensor:
+    """A tensor for `length` tokens and some more that begins with the old ones."""
+    rows, heads, _, size = new_BATD.shape
+    room_BATD = torch.empty(rows, heads, length + _SPARE_TOKENS, size, dtype=new_BATD.dtype, device=new_BATD.device)
+    if old_BATD is not None and old_BATD.numel():
+        room_BATD[:, :, : old_BATD.shape[2]] = old_BATD
+    return room_BATD

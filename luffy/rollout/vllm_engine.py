@@ -6,6 +6,7 @@ the rows of a prompt should stay together to share its KV cache (`VLLMEngine.gen
 
 import itertools
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,6 @@ from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError
 from luffy.library_loading import without_collections
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
-from luffy.rollout.fair_lock import FairLock
 from luffy.rollout.vllm_limits import (
     check_installed,
     check_layout,
@@ -33,12 +33,11 @@ from luffy.rollout.vllm_limits import (
     cpu_cache_bytes,
     read_shape,
 )
-from luffy.rollout.vllm_update import ReceivingWorker, WeightUpdate, first_failure
+from luffy.rollout.vllm_worker import ReceivingWorker, WeightUpdate, first_failure
 from luffy.types import FinishReason
 
 if TYPE_CHECKING:
     import vllm
-    from vllm.inputs.engine import TokensInput
     from vllm.logprobs import FlatLogprobs
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -76,6 +75,48 @@ class _SampledRow:
     index: int
     request: RolloutRequest
     params: SamplingParams
+
+
+class FairLock:
+    """A first-in, first-out lock: an update waits for at most one step of each other thread.
+
+    A wait of more than `timeout_s` raises LuffyError.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        # The first ticket holds the lock.
+        self._queue: deque[object] = deque()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock for the length of the block."""
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def acquire(self) -> None:
+        """Wait for the lock."""
+        ticket, acquired = object(), False
+        with self._changed:
+            self._queue.append(ticket)
+            try:
+                acquired = self._changed.wait_for(lambda: self._queue[0] is ticket, self._timeout_s)
+            finally:
+                if not acquired:
+                    self._queue.remove(ticket)
+                    self._changed.notify_all()
+        if not acquired:
+            raise LuffyError(f"the engine was busy for {self._timeout_s:g} s: a step or an update of its weights hangs")
+
+    def release(self) -> None:
+        """Pass the lock to the thread that has waited longest."""
+        with self._changed:
+            self._queue.popleft()
+            self._changed.notify_all()
 
 
 class VLLMEngine:
@@ -215,7 +256,11 @@ class VLLMEngine:
 
     def load_weights_from(self, folder: Path, version: int) -> None:
         """Replace all weights with those of a model folder (`*.safetensors`); raises what `load_weights` raises."""
-        self.load_weights(_read_tensors(folder), version)
+        with self.weight_update(version) as update:
+            for file in sorted(folder.glob("*.safetensors")):
+                with safe_open(file, framework="pt") as tensors:
+                    for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                        update.load(name, tensors.get_tensor(name))
 
     def join_broadcasts(self, invitation: Invitation, first_rank: int) -> str | None:
         """Make every worker a member of the group in which `WeightUpdate.receive` receives, from `first_rank` on.
@@ -248,7 +293,12 @@ class VLLMEngine:
         """Sample one token for every running row and hand finished rows to their calls. The caller holds the lock."""
         assert not self._asleep, "wake the engine before it generates"
         with self._breaks_on_failure("a step"):
-            self._drop_abandoned()
+            if abandoned := [name for name, row in self._running.items() if row.call.abandoned]:
+                for name in abandoned:
+                    del self._running[name]
+                self._llm.abort_request(abandoned)
+            if any(row.call.abandoned for row in self._waiting):
+                self._waiting = deque(row for row in self._waiting if not row.call.abandoned)
             self._admit()
             for output in cast("list[RequestOutput]", self._llm.step()):
                 if output.finished:
@@ -256,25 +306,16 @@ class VLLMEngine:
                     row.call.completions[row.index] = _completion(output)
 
     def _admit(self) -> None:
+        from vllm.inputs.engine import tokens_input
+
         # Rows wait here and not in vLLM's queue, so that their cache salt names the weights that they start with.
         while self._waiting and len(self._running) < self._max_num_seqs:
             row = self._waiting.popleft()
             name = str(next(self._numbers))
             self._running[name] = row
-            self._llm.add_request(
-                name,
-                _prompt(row.request, f"{row.request.shares_cache_with or row.call.number}/{self._num_updates}"),
-                _sampling(row.request, row.params, self._reads_text),
-            )
-
-    def _drop_abandoned(self) -> None:
-        names = [name for name, row in self._running.items() if row.call.abandoned]
-        for name in names:
-            del self._running[name]
-        if names:
-            self._llm.abort_request(names)
-        if any(row.call.abandoned for row in self._waiting):
-            self._waiting = deque(row for row in self._waiting if not row.call.abandoned)
+            salt = f"{row.request.shares_cache_with or row.call.number}/{self._num_updates}"
+            prompt = tokens_input([*row.request.prompt_ids, *row.request.prefix_ids], cache_salt=salt)
+            self._llm.add_request(name, prompt, _sampling(row.request, row.params, self._reads_text))
 
     def _set_version(self, version: int) -> None:
         # vLLM labels the tokens of each step with this version.
@@ -292,14 +333,6 @@ class VLLMEngine:
         except BaseException as error:  # also an interrupt, which may come in the middle of a step
             self._broken = f"{what} failed ({type(error).__name__}: {_first_line(error)}); start another engine"
             raise
-
-
-def _read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of the folder's weights, loaded one at a time."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                yield name, tensors.get_tensor(name)
 
 
 def _check_head_dim(folder: Path, shape: Mapping[str, object]) -> None:
@@ -384,12 +417,6 @@ def _engine_arguments(
             "enable_chunked_prefill": False,
         }
     return arguments
-
-
-def _prompt(request: RolloutRequest, salt: str) -> "TokensInput":
-    from vllm.inputs.engine import tokens_input
-
-    return tokens_input([*request.prompt_ids, *request.prefix_ids], cache_salt=salt)
 
 
 def _sampling(request: RolloutRequest, params: SamplingParams, reads_text: bool) -> "vllm.SamplingParams":

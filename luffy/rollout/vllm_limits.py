@@ -29,12 +29,7 @@ def check_installed() -> None:
 
 def check_layout(folder: Path, shape: Mapping[str, object], config: VLLMConfig, max_model_len: int | None) -> None:
     """Raise ConfigError for a model and configuration that vLLM cannot run. `shape` is the folder's config.json."""
-    _check_parallel_size(folder, shape, config.tensor_parallel_size)
-    _check_context(folder, context_length(shape), max_model_len)
-    _check_step_size(config.max_num_batched_tokens, max_model_len or context_length(shape))
-
-
-def _check_parallel_size(folder: Path, shape: Mapping[str, object], size: int) -> None:
+    size, positions = config.tensor_parallel_size, context_length(shape)
     heads, num_gpus = shape.get("num_attention_heads"), torch.cuda.device_count()
     if isinstance(heads, int) and heads % size:
         raise ConfigError(
@@ -45,17 +40,12 @@ def _check_parallel_size(folder: Path, shape: Mapping[str, object], size: int) -
             f"execution.vllm.tensor_parallel_size: {size} is more than the GPUs visible to this process ({num_gpus}); "
             f"use {max(num_gpus, 1)} at most"
         )
-
-
-def _check_context(folder: Path, positions: int | None, max_model_len: int | None) -> None:
     if max_model_len is not None and positions is not None and max_model_len > positions:
         raise ConfigError(
             f"{folder}: prompts and responses of {max_model_len} tokens together are longer than the model's context "
             f"of {positions} (max_position_embeddings); shorten prompts or responses"
         )
-
-
-def _check_step_size(step: int | None, longest: int | None) -> None:
+    step, longest = config.max_num_batched_tokens, max_model_len or positions
     if not torch.cuda.is_available() and step is not None and longest is not None and step < longest:
         raise ConfigError(
             f"execution.vllm.max_num_batched_tokens: {step} is less than one sequence of {longest} tokens, which "
@@ -74,17 +64,17 @@ def check_params(params: SamplingParams) -> None:
 
 def check_lengths(requests: Sequence[RolloutRequest], params: SamplingParams, max_model_len: int) -> None:
     """Raise ConfigError for requests that do not fit into the engine's context."""
-    too_long = [len(request.prompt_ids) for request in requests if _longest(request, params) > max_model_len]
+    too_long = [
+        len(request.prompt_ids)
+        for request in requests
+        if len(request.prompt_ids) - request.response_in_prompt + params.max_response_tokens > max_model_len
+    ]
     if too_long:
         raise ConfigError(
             f"{len(too_long)} of {len(requests)} prompts do not fit: the longest has {max(too_long)} tokens, and with "
             f"{params.max_response_tokens} of the response that is more than the engine's {max_model_len}; lower "
             "data.max_prompt_tokens or max_response_tokens"
         )
-
-
-def _longest(request: RolloutRequest, params: SamplingParams) -> int:
-    return len(request.prompt_ids) - request.response_in_prompt + params.max_response_tokens
 
 
 def read_shape(folder: Path) -> Mapping[str, object]:

@@ -1,23 +1,34 @@
-"""Worker extension for the vLLM (0.32) servers that `ServerEngine` uses.
+"""What replaces the weights of vLLM's (0.32) workers: in servers, and in the engines of this program.
 
-`vllm serve --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker` mixes the class into vLLM's own worker, and
-`/collective_rpc` calls its methods by name: strings in, JSON out.
+Tensor by tensor, since vLLM's own `reload_weights` only logs missing weights, and does not update a tied output head on
+CPU.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from luffy.rollout.vllm_reload import begin_reload, end_reload, load_tensor
+import torch
+from torch import Tensor
+
+from luffy.broadcast_group import BroadcastFailed, BroadcastGroup, Invitation, TensorSpec
+from luffy.errors import LuffyError
 
 if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_worker import Worker
 
 _NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
 """Entries of a config.json that do not affect the model's outputs."""
+_Result = TypeVar("_Result")
 
 
 class ServerWorker:
-    """Methods added to vLLM's worker."""
+    """Methods added to the worker of a server that `ServerEngine` uses.
+
+    `vllm serve --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker` mixes the class into vLLM's own worker,
+    and `/collective_rpc` calls its methods by name: strings in, JSON out.
+    """
 
     def luffy_settings(self) -> dict[str, object]:
         """The settings of the server that a rollout engine depends on."""
@@ -57,3 +68,126 @@ class ServerWorker:
             missing -= load_tensor(worker, name, tensor)
         end_reload(worker)
         return sorted(missing)
+
+
+class WeightUpdate:
+    """Replaces all weights of an engine, which takes no step until `finish`."""
+
+    def __init__(self, llm: "LLMEngine") -> None:
+        self._llm = llm
+        self._missing = set(self._on_worker(begin_reload))
+
+    def load(self, name: str, tensor: Tensor) -> None:
+        """Load a tensor on any device, under its Hugging Face name; it is released once its layer is complete."""
+        self._missing -= self._on_worker(load_tensor, name, tensor)
+
+    def receive(self, specs: Sequence[TensorSpec]) -> str | None:
+        """Receive a broadcast in every worker; returns None, or why it failed, and then nothing of it is loaded."""
+        return first_failure(self._llm.collective_rpc("luffy_receive", args=(specs,)))
+
+    def load_received(self) -> None:
+        """Load what `receive` has received."""
+        self._missing -= self._llm.collective_rpc("luffy_load_received")[0]
+
+    def finish(self) -> None:
+        """Complete the model. Raises LuffyError when some of its weights are missing."""
+        self._on_worker(end_reload)
+        if self._missing:
+            names = ", ".join(sorted(self._missing)[:3])
+            raise LuffyError(f"weights were not sent: {names} ({len(self._missing)} in all)")
+
+    def _on_worker(self, function: Callable[..., _Result], *arguments: object) -> _Result:
+        """The result of `function(worker, *arguments)`, which is the same on every rank of the engine."""
+        return self._llm.collective_rpc(function, args=arguments)[0]
+
+
+class ReceivingWorker:
+    """Methods added to vLLM's worker, which make it a member of the trainer's broadcast group.
+
+    They return a failure instead of raising it: vLLM's executor treats a worker that raises as lost.
+    """
+
+    _luffy_group: BroadcastGroup | None = None
+    _luffy_received: Sequence[tuple[str, Tensor]] = ()
+
+    def luffy_join(self, invitation: Invitation, first_rank: int) -> str | None:
+        """Leave the present group and join another, with rank `first_rank` plus this worker's own rank."""
+        worker = cast("Worker", self)
+        self._luffy_leave()
+        try:
+            self._luffy_group = invitation.join(first_rank + worker.rank, self._luffy_device)
+        except BroadcastFailed as failure:
+            return str(failure)
+        return None
+
+    def luffy_receive(self, specs: Sequence[TensorSpec]) -> str | None:
+        """Receive the next broadcast; after a failure the worker leaves the group."""
+        assert self._luffy_group is not None, "luffy_join comes first"
+        try:
+            tensors = self._luffy_group.receive(specs, self._luffy_device)
+        except BroadcastFailed as failure:
+            self._luffy_leave()
+            return str(failure)
+        self._luffy_received = [(spec.name, tensor) for spec, tensor in zip(specs, tensors, strict=True)]
+        return None
+
+    def luffy_load_received(self) -> set[str]:
+        """Load the tensors received last; returns the parameters that they fill in whole or in part."""
+        received, self._luffy_received = self._luffy_received, ()
+        filled: set[str] = set()
+        for name, tensor in received:
+            filled |= load_tensor(cast("Worker", self), name, tensor)
+        return filled
+
+    @property
+    def _luffy_device(self) -> torch.device:
+        device = cast("Worker", self).device
+        assert device is not None
+        return device
+
+    def _luffy_leave(self) -> None:
+        if self._luffy_group is not None:
+            self._luffy_group.close()
+            self._luffy_group = None
+
+
+def first_failure(answers: Sequence[str | None]) -> str | None:
+    """The first answer of a worker that has failed; None when all have succeeded."""
+    return next((answer for answer in answers if answer is not None), None)
+
+
+def begin_reload(worker: "Worker") -> set[str]:
+    """Prepare the model to load weights in Hugging Face format; returns the names of its parameters."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+    model = worker.get_model()
+    names = {name for name, _ in model.named_parameters()}
+    with set_current_vllm_config(worker.vllm_config):
+        initialize_layerwise_reload(model)
+    return names
+
+
+def load_tensor(worker: "Worker", name: str, tensor: Tensor) -> set[str]:
+    """Load one tensor; returns the parameters of the model that it fills in whole or in part."""
+    from vllm.config import set_current_vllm_config
+
+    load = cast(Callable[[list[tuple[str, Tensor]]], set[str]], worker.get_model().load_weights)
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+        return load([(name, tensor)])
+
+
+def end_reload(worker: "Worker") -> None:
+    """Finish the layers that need all weights, and the output head."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+    model = worker.get_model()
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+        finalize_layerwise_reload(model, worker.model_config)
+        for module in model.modules():
+            if isinstance(module, ParallelLMHead):
+                # On CPU the head uses a packed copy of its weight. A tied head shares the embedding's tensor, which is
+                # new by now, but nothing was loaded into the head itself, so its copy has to be packed again here.
+                module.quant_method.process_weights_after_loading(module)

@@ -26,7 +26,7 @@ from luffy.config.model import DType
 from luffy.data.parquet import iterate_prompts
 from luffy.data.pass_rates import PassRate
 from luffy.data.templates import load_tokenizer, prompt_lengths
-from luffy.environments.players import open_player
+from luffy.environments.registry import open_player
 from luffy.errors import DataError
 from luffy.evaluation.episode_client import EpisodeClient, open_client
 from luffy.evaluation.evaluator import Evaluator

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.cluster.sft_engine import RanksEngine
+from luffy.cluster.local import RanksEngine
 from luffy.config.environment import EnvironmentConfig, without_groups
 from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import RLSettings, SFTSettings
@@ -21,7 +21,7 @@ from luffy.config.validation import HeldOutSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.environments.episodes import EpisodePlayer
-from luffy.environments.players import open_player
+from luffy.environments.registry import open_player
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.episode_client import EpisodeClient
 from luffy.evaluation.evaluator import Evaluator

@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from luffy.data.kept_answers import GradedAnswer
 from luffy.data.schema import joined_text
 from luffy.data.templates import encode_traces
-from luffy.environments.episode_traces import trace_turns
 from luffy.environments.episodes import Episode, EpisodePlayer
 from luffy.environments.live_episode import EpisodeStart
+from luffy.environments.transcript import trace_turns
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.types import FinishReason, Outcome, Trace

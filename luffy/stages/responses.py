@@ -113,7 +113,7 @@ def _vllm(model: Path, dtype: DType, longest: int, context: StageContext) -> Gen
         return Generator(engine, batch_size, lanes=LANES)
     from luffy.cluster.engine_pool import EnginePool  # imported here so that one engine needs no Ray
 
-    pool = EnginePool.start(model, context.execution, dtype, max_model_len=longest, out=context.out)
+    pool = EnginePool(model, context.execution, dtype, max_model_len=longest, out=context.out)
     return Generator(pool, batch_size, config.engines)
 
 

@@ -5,8 +5,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from luffy.cluster.protocol import Cluster
-from luffy.cluster.rl_cluster import open_cluster
+from luffy.cluster.open import Cluster, open_cluster
 from luffy.config.rl_teacher import SelfTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
 from luffy.data.confidential_prompts import confidential_uids
@@ -14,7 +13,7 @@ from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.episodes import EpisodePlayer
-from luffy.environments.players import open_player
+from luffy.environments.registry import open_player
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
@@ -24,8 +23,7 @@ from luffy.rl.loop import RowTeacher, StepRunner
 from luffy.rl.rows import RolloutTask
 from luffy.rl.teaching import ServedTeaching, TeacherPrompts
 from luffy.rl.trace_starts import Anchors, HintedPrompts
-from luffy.rollout.engine import RolloutEngine, SamplingParams
-from luffy.rollout.stop_texts import StopTexts
+from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
 from luffy.rollout.vllm_limits import read_shape
 from luffy.stages.program import StageContext
 from luffy.stages.rl_tasks import prompts_file, read_tasks

@@ -6,7 +6,7 @@ Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from luffy.cluster.sft_ranks import open_ranks
+from luffy.cluster.open import open_ranks
 from luffy.config.environment import history_of
 from luffy.config.settings import SFTSettings
 from luffy.data.splits import read_demonstrations

@@ -38,8 +38,7 @@ from luffy.data.sources import open_source
 from luffy.data.splits import TRAIN, WrittenData, add_traces, prompts_without_their_traces
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.data.tokenizer import adapt_tokenizer
-from luffy.environments.players import open_player, open_text_player
-from luffy.environments.registry import instructions_by_source
+from luffy.environments.registry import instructions_by_source, open_player, open_text_player
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import ConfigError, DataError
 from luffy.grading import JUDGE_CACHE, GraderPool

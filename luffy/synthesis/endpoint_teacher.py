@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from luffy.config.execution import ServerConfig
-from luffy.environments.failed_share import refuse_failures
+from luffy.environments.limits import refuse_failures
 from luffy.environments.text_episodes import CHARACTERS_PER_TOKEN, TextEpisodePlayer
 from luffy.errors import EnvironmentFault, LuffyError, UserError
 from luffy.rollout.engine import SamplingParams

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.strict import FOR_IDENTITY
 from luffy.data.schema import joined_text
-from luffy.environments.environment import Environment, ScoringEnvironment
-from luffy.environments.episode_traces import trace_turns
+from luffy.environments.environment import Environment, ScoringEnvironment, received_messages
 from luffy.environments.episodes import Context, Episode
 from luffy.environments.live_episode import EpisodeStart
-from luffy.environments.received import received_messages
 from luffy.environments.text_episodes import TextEpisode
+from luffy.environments.transcript import trace_turns
 from luffy.grading import Problem
 from luffy.rollout.engine import Completion
 from luffy.rollout.text_answers import TextCompletion

@@ -14,7 +14,7 @@ from luffy.data.row_filters import with_instructions
 from luffy.data.templates import decode, encode_traces, prompt_opener, render_prompts, stop_token_ids
 from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.episodes import EpisodePlayer
-from luffy.environments.failed_share import FailedShare
+from luffy.environments.limits import FailedShare
 from luffy.environments.live_episode import EpisodeStart
 from luffy.grading import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams

@@ -20,7 +20,7 @@ from synthetic.arithmetic import problems
 from synthetic.gated_actors import Gate, GatedEngineActor
 from synthetic.stage_jobs import write_stage_job, write_wide_model
 
-from luffy.cluster import engine_pool
+from luffy.cluster import engine_pool, ray_engine
 from luffy.cluster.engine_pool import EnginePool
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
@@ -138,11 +138,11 @@ def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(
 def pool(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Iterator[EnginePool]:
     before = set(psutil.Process().children(recursive=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_pool, "EngineActor", GatedEngineActor)
+        patch.setattr(ray_engine, "EngineActor", GatedEngineActor)
         patch.setenv("PYTHONPATH", str(TESTS))
         patch.setenv("OMP_NUM_THREADS", "1")
         folder = tmp_path_factory.mktemp("pool")
-        found = EnginePool.start(
+        found = EnginePool(
             inputs["model"] / "model", execution(2, MANY_AT_ONCE), "float32", max_model_len=48, out=folder
         )
         yield found
@@ -166,7 +166,7 @@ class LentPool:
 def lent(pool: EnginePool, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages of this process that ask for two engines have those of the pool, with the model in `inputs`."""
     pool.load_weights_from(inputs["model"] / "model", 0)
-    monkeypatch.setattr(EnginePool, "start", lambda *_, **__: LentPool(pool))
+    monkeypatch.setattr(engine_pool, "EnginePool", lambda *_, **__: LentPool(pool))
 
 
 def context_in(out: Path, stage: str, inputs: dict[str, Path]) -> StageContext:

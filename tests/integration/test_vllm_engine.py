@@ -96,6 +96,10 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     assert dist.is_initialized() is had_group, "vLLM ends its own process groups and no other"
 
 
+one_engine = pytest.mark.parametrize("started", [True], ids=["tied"], indirect=True)
+"""For what does not depend on the output head."""
+
+
 def expected_logprobs(
     models: dict[int, PreTrainedModel], request: RolloutRequest, completion: Completion, temperature: float
 ) -> list[float]:
@@ -143,6 +147,7 @@ def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(started:
     assert [c.token_ids for c in after] != [c.token_ids for c in started.first[temperature]]
 
 
+@one_engine
 def test_the_rest_of_the_process_may_compile(started: Started) -> None:
     torch._dynamo.reset()  # an earlier engine's test has compiled the same lines
     function = torch.compile(lambda x: x + 1, backend="eager")
@@ -160,6 +165,7 @@ def test_greedy_tokens_equal_those_of_the_embedded_engine(started: Started) -> N
         assert said.logprobs == pytest.approx(completion.logprobs, abs=MAX_GAP)
 
 
+@one_engine
 def test_a_request_samples_the_same_tokens_in_any_batch(started: Started) -> None:
     """vLLM gives each request its own noise, but the logits under it change in their last bits with the batch: only a
     draw between two tokens that are equal to within those may differ, and none of these is."""
@@ -172,6 +178,7 @@ def test_a_request_samples_the_same_tokens_in_any_batch(started: Started) -> Non
     assert len(set(tokens)) > 12
 
 
+@one_engine
 def test_samples_follow_the_models_distribution(started: Started) -> None:
     model = started.load(seed=0)
     requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(2000)]
@@ -182,6 +189,7 @@ def test_samples_follow_the_models_distribution(started: Started) -> None:
     assert ((share - probabilities).abs() < 4.5 * standard_error + 1e-9).all()
 
 
+@one_engine
 def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_at_nothing_else(started: Started) -> None:
     for completion in started.first[1.0]:
         assert STOP not in completion.token_ids[:-1]
@@ -193,6 +201,7 @@ def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_at_nothing_else(starte
     assert any(EOS in completion.token_ids[:-1] for completion in started.first[1.0])
 
 
+@one_engine
 def test_a_prefix_is_continued_within_the_limit_of_the_whole_response(started: Started) -> None:
     model = started.load(seed=0)
     params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())
@@ -259,6 +268,7 @@ def test_weights_are_loaded_one_at_a_time(started: Started) -> None:
     assert (most, len(alive)) == (7, 38 if started.tied else 39)
 
 
+@one_engine
 def test_unusable_requests_are_refused_in_one_line(started: Started) -> None:
     long = [RolloutRequest((1,) * 500, seed=0), RolloutRequest((1,), seed=0)]
     with pytest.raises(ConfigError, match="1 of 2 prompts do not fit: the longest has 500 tokens"):
@@ -273,6 +283,7 @@ def test_head_sizes_without_vllm_cpu_attention_are_refused_before_the_start(tmp_
         VLLMEngine.from_folder(tmp_path, VLLMConfig(), "float32")
 
 
+@one_engine
 def test_a_sleeping_engine_does_not_generate(started: Started) -> None:
     # CPU engines free nothing, but stop and go on as those on GPUs.
     started.engine.sleep(level=1)
@@ -282,6 +293,7 @@ def test_a_sleeping_engine_does_not_generate(started: Started) -> None:
     assert len(started.engine.generate(REQUESTS, PARAMS[1.0])) == len(REQUESTS)
 
 
+@one_engine
 def test_an_update_pauses_generation_for_a_bounded_time(started: Started) -> None:
     model, said = started.model(0), list[Completion]()
     waiting = threading.Thread(target=lambda: said.extend(started.engine.generate(REQUESTS, PARAMS[1.0])), daemon=True)
@@ -326,6 +338,7 @@ def test_weights_from_a_broadcast_sample_the_same_bits(started: Started) -> None
     assert started.engine.generate(REQUESTS, PARAMS[1.0]) == expected
 
 
+@one_engine
 def test_an_update_survives_the_loss_of_its_sender(started: Started) -> None:
     weights = dict(weights_of(started.load(seed=13)))
     expected = started.engine.generate(REQUESTS, PARAMS[1.0])
@@ -337,6 +350,7 @@ def test_an_update_survives_the_loss_of_its_sender(started: Started) -> None:
     assert started.engine.generate(REQUESTS, PARAMS[1.0]) == expected
 
 
+@one_engine
 def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversation(started: Started) -> None:
     model = started.load(seed=11)
     observation = (3, 17, 5)

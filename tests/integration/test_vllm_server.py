@@ -37,8 +37,7 @@ from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import build_graph
 from luffy.processes import end_group, signal_group
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.server_checks import check_servers
-from luffy.rollout.server_engine import ServerEngine
+from luffy.rollout.server_engine import ServerEngine, check_servers
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate
 from luffy.stages.program import StageContext

@@ -8,8 +8,7 @@ from typing import Any
 
 from luffy.broadcast_group import TensorSpec
 from luffy.cluster import weights
-from luffy.cluster.engine_actor import EngineActor
-from luffy.cluster.rank_actor import ProcessSetup, RankActor
+from luffy.cluster.actors import EngineActor, ProcessSetup, RankActor
 
 _LOOK_S = 0.05
 

@@ -13,9 +13,19 @@ import json
 import math
 from typing import Any
 
-from luffy.hosted.foreign.faults import EpisodeFault, TaskFault, Unusable, line_of
-from luffy.hosted.foreign.plain_messages import PlainMessage, Turn, chat_completion, finish_reason, plain, plain_tool
-from luffy.hosted.foreign.turn_exchange import TurnExchange
+from luffy.hosted.foreign.exchange import (
+    EpisodeFault,
+    PlainMessage,
+    TaskFault,
+    Turn,
+    TurnExchange,
+    Unusable,
+    chat_completion,
+    finish_reason,
+    line_of,
+    plain,
+    plain_tool,
+)
 
 _PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})
 """Parameters by which verifiers recognises a reward function of a whole group."""
@@ -99,15 +109,15 @@ def _wrap(rubric: Any, known_columns: set[str]) -> None:
         if hasattr(rubric, "score_objects"):
             known |= known_columns
         if not getattr(rubric, "score_object_providers", ()):
-            missing = [each.name for each in parameters.values() if _is_required(each) and each.name not in known]
+            required = (
+                each.name
+                for each in parameters.values()
+                if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            )
+            missing = [name for name in required if name not in known]
             if missing:
                 raise Unusable(f"the reward function {name} needs `{missing[0]}`, which verifiers does not give it")
         functions[place] = reporting(function, name)
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    return parameter.default is parameter.empty and not is_variadic
 
 
 def reporting(function: Any, name: str) -> Any:
@@ -131,14 +141,11 @@ def reporting(function: Any, name: str) -> Any:
 
 def tools_of(env: Any) -> list[dict[str, Any]]:
     """The tools in the form of OpenAI's protocol; Unusable where the members of a group have different ones."""
-    found = [[plain_tool(tool) for tool in _defined_tools(leaf)] for leaf in leaves(env)]
+    defined = [getattr(leaf, "tool_defs", None) or getattr(leaf, "oai_tools", None) or [] for leaf in leaves(env)]
+    found = [[plain_tool(tool) for tool in tools] for tools in defined]
     if any(tools != found[0] for tools in found):
         raise Unusable("the environments of its group have different tools; use them one by one")
     return found[0]
-
-
-def _defined_tools(holder: Any) -> list[Any]:
-    return list(getattr(holder, "tool_defs", None) or getattr(holder, "oai_tools", None) or [])
 
 
 class ClassicEpisode:
@@ -179,7 +186,8 @@ class ClassicEpisode:
 
     async def ask(self, state: Any, prompt: Any, *_: Any, **__: Any) -> Any:
         """The policy's next turn, as a response of the model (takes the place of `get_model_response`)."""
-        tools = {plain_tool(tool)["function"]["name"] for tool in _defined_tools_of(state)}
+        defined = state.get("tool_defs") or state.get("oai_tools") or []
+        tools = {plain_tool(tool)["function"]["name"] for tool in defined}
         if tools != {tool["function"]["name"] for tool in tools_of(self._env)}:
             raise EpisodeFault("the tools of this task are not those of the environment")
         turn = await self._exchange.ask([plain(message) for message in prompt])
@@ -211,10 +219,6 @@ _asking: contextvars.ContextVar[ClassicEpisode] = contextvars.ContextVar("asking
 
 async def _ask(*args: Any, **kwargs: Any) -> Any:
     return await _asking.get().ask(*args, **kwargs)
-
-
-def _defined_tools_of(state: Any) -> list[Any]:
-    return list(state.get("tool_defs") or state.get("oai_tools") or [])
 
 
 def _used(*_: Any, **__: Any) -> Any:
@@ -254,7 +258,11 @@ class ClassicEnvironment:
 
     async def open(self) -> dict[str, Any]:
         """Description of the environment for the other side, before the first episode."""
-        names = [getattr(each, "__name__", "") for rubric in rubrics(self._env.rubric) for each in _functions(rubric)]
+        names = [
+            getattr(each, "__name__", "")
+            for rubric in rubrics(self._env.rubric)
+            for each in getattr(rubric, "funcs", [])
+        ]
         return {
             "version": importlib.import_module("verifiers").__version__,
             "kind": type(self._env).__name__,
@@ -290,7 +298,3 @@ class ClassicEnvironment:
             "task": found["task"] if isinstance(found.get("task"), str) else "",
             "digest": hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16],
         }
-
-
-def _functions(rubric: Any) -> list[Any]:
-    return list(getattr(rubric, "funcs", []))

@@ -10,8 +10,7 @@ import psutil
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.environments.guess_number import GuessingGame
-from luffy.environments.python_tool import SandboxOfLoop
-from luffy.environments.tool_runner import ToolRunner
+from luffy.environments.tools import SandboxOfLoop, ToolRunner
 from luffy.errors import UserError
 from luffy.types import Message
 

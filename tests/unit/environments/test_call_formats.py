@@ -12,7 +12,7 @@ from luffy.environments.tool_functions import tool_of
 from luffy.errors import ConfigError
 from luffy.types import Message
 
-TOOLS = {tool.name: tool for tool in map(tool_of, (weather, every_type, nothing))}
+TOOLS = {tool.name: tool.schema for tool in map(tool_of, (weather, every_type, nothing))}
 WEATHER = {"weather": TOOLS["weather"]}
 HERMES, LLAMA3, XML = (CALL_FORMATS[name] for name in ("hermes", "llama3", "xml"))
 CALL = ToolCall("weather", {"location": "Rome"})
@@ -116,12 +116,12 @@ def test_xml_keeps_code_with_signs_and_lines():
 
 def test_xml_refuses_parameters_that_it_cannot_tell_apart():
     with pytest.raises(ConfigError, match="`value` may be text or integer, which calls: xml cannot tell apart"):
-        XML.instructions({"text_or_number": tool_of(text_or_number)})
+        XML.instructions({"text_or_number": tool_of(text_or_number).schema})
 
 
 def test_xml_refuses_names_that_are_no_tags():
     with pytest.raises(ConfigError, match="xml cannot write the name 'get-weather'"):
-        XML.instructions({"get-weather": tool_of(weather, "get-weather")})
+        XML.instructions({"get-weather": tool_of(weather, "get-weather").schema})
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])

@@ -20,8 +20,7 @@ from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import EOS, build_tokenizer
 from luffy.environments.environment import Environment
 from luffy.environments.episodes import Context, Episode, EpisodePlayer, Observation
-from luffy.environments.failed_share import FailedShare
-from luffy.environments.limited_environment import with_time_limit
+from luffy.environments.limits import FailedShare, with_time_limit
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
@@ -88,18 +87,34 @@ class Echo:
         self.is_closed = True
 
 
-def _play(
+def _play_all(
     tokenizer: PreTrainedTokenizerBase,
-    environment: Echo,
+    environments: Sequence[Environment],
     turns: Sequence[str],
-    start: EpisodeStart = START,
+    starts: Sequence[EpisodeStart] = (),
     max_tokens: int = 200,
     lanes: int = 0,
-    **limits: int,
+    history: History = "exact",
+    policy: type[Scripted] = Scripted,
+    scorer: EpisodeScorer = SCORER,
+    **limits: float,
+) -> tuple[list[Episode], Scripted]:
+    engine, left = policy(tokenizer, turns), iter(environments)
+    encoder = ConversationEncoder(tokenizer, history)
+    player = EpisodePlayer(lambda: next(left), encoder, EpisodeLimits(**limits), scorer, lanes)
+    params = SamplingParams(1.0, max_tokens, stop_token_ids(tokenizer))
+    return player.play(starts or [START] * len(environments), engine, params), engine
+
+
+def _play(
+    tokenizer: PreTrainedTokenizerBase,
+    environment: Environment,
+    turns: Sequence[str],
+    start: EpisodeStart = START,
+    **settings: Any,
 ) -> tuple[Episode, Scripted]:
-    engine = Scripted(tokenizer, turns)
-    player = EpisodePlayer(lambda: environment, ConversationEncoder(tokenizer), EpisodeLimits(**limits), SCORER, lanes)
-    return player.play([start], engine, SamplingParams(1.0, max_tokens, stop_token_ids(tokenizer)))[0], engine
+    (episode,), engine = _play_all(tokenizer, [environment], turns, [start], **settings)
+    return episode, engine
 
 
 def _ids(episode: Episode) -> list[int]:
@@ -140,14 +155,12 @@ FORGETFUL = (
 
 
 def _branching(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[str], max_tokens: int = 400, **limits: int
-) -> tuple[Episode, Thinking]:
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[str], max_tokens: int = 400
+) -> tuple[Episode, Scripted]:
     forgetful = copy.deepcopy(tokenizer)
     forgetful.chat_template = FORGETFUL
-    encoder, engine = ConversationEncoder(forgetful, "branching"), Thinking(forgetful, turns)
-    player = EpisodePlayer(lambda: Echo(2), encoder, EpisodeLimits(**limits), SCORER)
-    start = EpisodeStart(Problem(), "7", PROMPT, encoder.prompt(PROMPT), seed=3)
-    return player.play([start], engine, SamplingParams(1.0, max_tokens, stop_token_ids(forgetful)))[0], engine
+    start = EpisodeStart(Problem(), "7", PROMPT, ConversationEncoder(forgetful, "branching").prompt(PROMPT), seed=3)
+    return _play(forgetful, Echo(2), turns, start, max_tokens=max_tokens, history="branching", policy=Thinking)
 
 
 PARAMS = SamplingParams(1.0, 400, ())
@@ -240,17 +253,22 @@ def test_an_episode_ends_with_a_token_of_the_policy_and_keeps_its_budget(turns: 
     assert len(sampled) == sum(map(len, engine.calls)) == episode.measures["turns"]
 
 
-def test_a_recorded_start_is_replayed_into_the_environment(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Its first turn and observation stand; the second turn is answered by the live environment."""
+def _recorded(tokenizer: PreTrainedTokenizerBase, is_whole: bool = False) -> EpisodeStart:
+    """Two turns with an answer between them."""
     encoder = ConversationEncoder(tokenizer)
     recorded = encoder.trace([Message("assistant", "turn 0"), Message("user", "go on"), Message("assistant", "turn 1")])
-    start = EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, recorded.token_ids, recorded.source)
-    environment = Echo(num_answers=2)
+    ids, source = recorded.token_ids, recorded.source
+    return EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, ids, source, is_whole=is_whole)
+
+
+def test_a_recorded_start_is_replayed_into_the_environment(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Its first turn and observation stand; the second turn is answered by the live environment."""
+    start, environment = _recorded(tokenizer), Echo(num_answers=2)
     episode, engine = _play(tokenizer, environment, ["-", "-", "turn 2"], start)
     assert [conversation[-1].content for conversation in environment.seen] == ["turn 0", "turn 1", "turn 2"]
-    live = encoder.between([Message("user", "said turn 1")])
+    live = ConversationEncoder(tokenizer).between([Message("user", "said turn 1")])
     assert episode.segments[0] == Observation(live)
-    assert engine.calls[0][0].prefix_ids == recorded.token_ids + live
+    assert engine.calls[0][0].prefix_ids == start.given_ids + live
     assert episode.measures["turns"] == 3
 
 
@@ -259,24 +277,18 @@ def test_a_long_observation_is_the_same_cut_text_for_policy_measures_and_traces(
     tokenizer: PreTrainedTokenizerBase, history: History
 ) -> None:
     """A demonstration made from the episode holds the tokens that the policy saw, and no others."""
-    encoder, engine = ConversationEncoder(tokenizer, history), Scripted(tokenizer, ["turn 0 " * 40, "turn 1"])
-    player = EpisodePlayer(lambda: Echo(1), encoder, EpisodeLimits(max_observation_tokens=20), SCORER)
-    params = SamplingParams(1.0, 2000, stop_token_ids(tokenizer))
-    (episode,) = player.play([START], engine, params)
+    turns, limits = ["turn 0 " * 40, "turn 1"], {"max_tokens": 2000, "max_observation_tokens": 20}
+    episode, _ = _play(tokenizer, Echo(1), turns, history=history, **limits)
     written, observed, _ = episode.completion
     whole = f"said {written.content}"
     assert is_cut_from(observed.content, whole) and len(observed.content) < len(whole)
-    assert encoder.trace(episode.completion, PROMPT).token_ids == tuple(_ids(episode))
+    trace = ConversationEncoder(tokenizer, history).trace(episode.completion, PROMPT)
+    assert trace.token_ids == tuple(_ids(episode))
 
 
 def test_a_method_that_hangs_in_a_thread_ends_its_episode_and_not_the_play(tokenizer: PreTrainedTokenizerBase) -> None:
-    released, engine = threading.Event(), Scripted(tokenizer, ["turn 0"])
-
-    def make() -> Environment:
-        return with_time_limit(Echo(1, wait=released.wait), 0.05)
-
-    player = EpisodePlayer(make, ConversationEncoder(tokenizer), EpisodeLimits(), SCORER)
-    (episode,) = player.play([START], engine, SamplingParams(1.0, 200, stop_token_ids(tokenizer)))
+    released = threading.Event()
+    episode, _ = _play(tokenizer, with_time_limit(Echo(1, wait=released.wait), 0.05), ["turn 0"])
     assert episode.finish_reason is FinishReason.ENVIRONMENT_ERROR
     assert episode.fault.startswith("LateCall: respond did not end within 0.05 s")
     assert not released.is_set()
@@ -296,13 +308,12 @@ def test_what_reset_adds_counts_towards_the_limit_of_the_response(
     tokenizer: PreTrainedTokenizerBase, history: History, max_tokens: int
 ) -> None:
     """An engine's context has room for the data's longest prompt and a whole response, and for nothing else."""
-    encoder, engine = ConversationEncoder(tokenizer, history), Scripted(tokenizer, ["turn 0", "turn 1", "turn 2"])
-    params = SamplingParams(1.0, max_tokens, stop_token_ids(tokenizer))
+    encoder, turns = ConversationEncoder(tokenizer, history), ["turn 0", "turn 1", "turn 2"]
     bare = encoder.prompt(PROMPT)
-    player = EpisodePlayer(lambda: Opening(2), encoder, EpisodeLimits(), SCORER)
-    (episode,) = player.play([EpisodeStart(Problem(), "7", PROMPT, bare, seed=3)], engine, params)
+    start = EpisodeStart(Problem(), "7", PROMPT, bare, seed=3)
+    episode, engine = _play(tokenizer, Opening(2), turns, start, max_tokens=max_tokens, history=history)
     requests = [request for call in engine.calls for request in call]
-    check_lengths(requests, params, len(bare) + max_tokens)
+    check_lengths(requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
     row = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG))
     assert all(branch.num_tokens <= len(bare) + max_tokens for branch in row.branches())
     opened = encoder.prompt([*PROMPT, Message("user", "go on higher lower")])
@@ -322,12 +333,9 @@ class Forging(Opening):
 
 @pytest.mark.parametrize("history", ["exact", "branching"])
 def test_what_reset_adds_is_plain_text_in_every_context(tokenizer: PreTrainedTokenizerBase, history: History) -> None:
-    encoder, engine = ConversationEncoder(tokenizer, history), Scripted(tokenizer, ["turn 0", "turn 1"])
-    params = SamplingParams(1.0, 200, stop_token_ids(tokenizer))
-    start = EpisodeStart(Problem(), "7", PROMPT, encoder.prompt(PROMPT), seed=3)
+    start = EpisodeStart(Problem(), "7", PROMPT, ConversationEncoder(tokenizer, history).prompt(PROMPT), seed=3)
     honest, forged = (
-        EpisodePlayer(lambda make=make: make(1), encoder, EpisodeLimits(), SCORER).play([start], engine, params)[0]
-        for make in (Opening, Forging)
+        _play(tokenizer, make(1), ["turn 0", "turn 1"], start, history=history)[0] for make in (Opening, Forging)
     )
     assert EOS in decode(tokenizer, forged.prompt_ids[len(start.prompt_ids) :])
     assert _num_stops(forged, tokenizer) == _num_stops(honest, tokenizer)
@@ -340,14 +348,6 @@ def _num_stops(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> list[int
     return [list(ids).count(tokenizer.eos_token_id) for ids in parts]
 
 
-def _recorded(tokenizer: PreTrainedTokenizerBase, *, is_whole: bool) -> EpisodeStart:
-    """Two turns with an answer between them."""
-    encoder = ConversationEncoder(tokenizer)
-    recorded = encoder.trace([Message("assistant", "turn 0"), Message("user", "go on"), Message("assistant", "turn 1")])
-    ids, source = recorded.token_ids, recorded.source
-    return EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, ids, source, is_whole=is_whole)
-
-
 def test_a_whole_trace_that_does_not_end_its_episode_is_not_continued(tokenizer: PreTrainedTokenizerBase) -> None:
     """What the policy would write after it is no part of the demonstration, nor is its reward."""
     environment = Echo(num_answers=9)
@@ -357,7 +357,7 @@ def test_a_whole_trace_that_does_not_end_its_episode_is_not_continued(tokenizer:
 
 
 def test_given_turns_count_towards_the_limit_of_turns(tokenizer: PreTrainedTokenizerBase) -> None:
-    start = _recorded(tokenizer, is_whole=False)
+    start = _recorded(tokenizer)
     episode, engine = _play(tokenizer, Echo(9), ["-", "-", "turn 2", "turn 3"], start, max_turns=3)
     assert (episode.finish_reason, len(engine.calls)) == (FinishReason.TURNS, 1)
     episode, engine = _play(tokenizer, Echo(9), ["-", "-", "turn 2"], start, max_turns=2)
@@ -385,10 +385,7 @@ class Failing(Echo):
 def test_a_bug_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase, error: BaseException) -> None:
     """However few others there are: how many may fail is counted over the step or the suite."""
     made = [Failing(error), Echo()]
-    left = iter(made)
-    encoder, params = ConversationEncoder(tokenizer), SamplingParams(1.0, 99, stop_token_ids(tokenizer))
-    player = EpisodePlayer(lambda: next(left), encoder, EpisodeLimits(max_failed_share=0.0), SCORER)
-    episodes = player.play([START] * 2, Scripted(tokenizer, ["turn 0", "turn 1"]), params)
+    episodes, _ = _play_all(tokenizer, made, ["turn 0", "turn 1"], max_failed_share=0.0)
     assert [episode.finish_reason for episode in episodes] == [FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP]
     assert all(environment.is_closed for environment in made)
 
@@ -441,11 +438,7 @@ class Answering(Echo):
 def test_what_an_environment_may_not_return_ends_its_own_episode(
     tokenizer: PreTrainedTokenizerBase, environment: Answering, reason: str
 ) -> None:
-    left = iter([environment, Echo()])
-    limits = EpisodeLimits(max_failed_share=0.5)
-    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), limits, SCORER)
-    params = SamplingParams(1.0, 99, stop_token_ids(tokenizer))
-    bad, good = player.play([START] * 2, Scripted(tokenizer, ["turn 0", "turn 1"]), params)
+    (bad, good), _ = _play_all(tokenizer, [environment, Echo()], ["turn 0", "turn 1"])
     assert (bad.finish_reason, good.finish_reason) == (FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP)
     assert bad.fault.startswith("TypeError: ") and reason in bad.fault
     assert environment.is_closed
@@ -453,9 +446,7 @@ def test_what_an_environment_may_not_return_ends_its_own_episode(
 
 def test_a_weighted_count_that_is_gone_at_the_end_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase) -> None:
     scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "bonus": 0.1}), ("bonus",))
-    player = EpisodePlayer(lambda: Echo(0), ConversationEncoder(tokenizer), EpisodeLimits(), scorer)
-    params = SamplingParams(1.0, 99, stop_token_ids(tokenizer))
-    (episode,) = player.play([START], Scripted(tokenizer, ["turn 0"]), params)
+    episode, _ = _play(tokenizer, Echo(0), ["turn 0"], scorer=scorer)
     assert episode.fault == "TypeError: counts returned no bonus, which environment.scoring.weights names"
 
 
@@ -476,8 +467,7 @@ def test_an_environment_that_cannot_be_made_ends_its_own_episode(tokenizer: PreT
             raise OSError("no port is free")
 
     left = iter([NoPort, Echo])
-    limits = EpisodeLimits(max_failed_share=0.5)
-    player = EpisodePlayer(lambda: next(left)(), ConversationEncoder(tokenizer), limits, SCORER)
+    player = EpisodePlayer(lambda: next(left)(), ConversationEncoder(tokenizer), EpisodeLimits(), SCORER)
     params = SamplingParams(1.0, 99, stop_token_ids(tokenizer))
     bad, good = player.play([START] * 2, Scripted(tokenizer, ["turn 0", "turn 1"]), params)
     assert (bad.fault, bad.measures) == ("OSError: no port is free", {"turns": 0.0})
@@ -507,10 +497,8 @@ class Breaking(Scripted):
 @pytest.mark.parametrize("lanes", [0, 2])
 def test_a_failure_of_the_engine_closes_all_environments(tokenizer: PreTrainedTokenizerBase, lanes: int) -> None:
     made = [Echo() for _ in range(5)]
-    left = iter(made)
-    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), SCORER, lanes)
     with pytest.raises(LuffyError, match="the engine broke"):
-        player.play([START] * 5, Breaking(tokenizer, ["-"]), SamplingParams(1.0, 99, stop_token_ids(tokenizer)))
+        _play_all(tokenizer, made, ["-"], lanes=lanes, policy=Breaking)
     assert all(environment.is_closed for environment in made)
 
 
@@ -518,11 +506,8 @@ def test_in_lockstep_a_call_has_the_turns_of_all_episodes_in_their_order(tokeniz
     """Whichever tool answers first."""
     first_answered = threading.Event()
     slow, quick = Echo(1, wait=lambda: first_answered.wait(PATIENCE_S)), Echo(1, wait=first_answered.set)
-    left = iter([slow, quick])
-    engine = Scripted(tokenizer, ["turn 0", "turn 1"])
-    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), SCORER)
     starts = [EpisodeStart(Problem(), "7", PROMPT, (seed,), seed) for seed in (1, 2)]
-    player.play(starts, engine, SamplingParams(1.0, 99, stop_token_ids(tokenizer)))
+    _, engine = _play_all(tokenizer, [slow, quick], ["turn 0", "turn 1"], starts)
     assert [[request.prompt_ids for request in call] for call in engine.calls] == [[(1,), (2,)], [(1,), (2,)]]
 
 
@@ -534,10 +519,8 @@ def test_with_lanes_a_slow_tool_holds_up_its_own_episode_alone(tokenizer: PreTra
         async def close(self) -> None:
             over.set()
 
-    left = iter([Echo(1, wait=lambda: over.wait(PATIENCE_S)), Quick(3)])
-    engine = Scripted(tokenizer, ["turn 0", "turn 1", "turn 2", "turn 3"])
-    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), SCORER, lanes=2)
-    episodes = player.play([START] * 2, engine, SamplingParams(1.0, 200, stop_token_ids(tokenizer)))
+    made = [Echo(1, wait=lambda: over.wait(PATIENCE_S)), Quick(3)]
+    episodes, _ = _play_all(tokenizer, made, [f"turn {number}" for number in range(4)], lanes=2)
     assert over.is_set()
     assert [episode.measures["turns"] for episode in episodes] == [2.0, 4.0]
 
@@ -556,9 +539,6 @@ def test_a_transcript_tells_turns_apart(tokenizer: PreTrainedTokenizerBase) -> N
 
 
 def test_a_recorded_episode_is_measured_without_sampling(tokenizer: PreTrainedTokenizerBase) -> None:
-    encoder = ConversationEncoder(tokenizer)
-    recorded = encoder.trace([Message("assistant", "turn 0"), Message("user", "go on"), Message("assistant", "turn 1")])
-    start = EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, recorded.token_ids, recorded.source)
-    episode, engine = _play(tokenizer, Echo(num_answers=1), [], start)
+    episode, engine = _play(tokenizer, Echo(num_answers=1), [], _recorded(tokenizer))
     assert (episode.segments, engine.calls) == ((), [])
     assert episode.measures == {"answers": 2.0, "turns": 2.0}

@@ -1,4 +1,4 @@
-"""The tool `python`: one session an episode, opened late, closed with the episode, replaced when it has ended."""
+"""The tool `python`: a session an episode, opened late, closed with it, replaced after its end; also in a sandbox."""
 
 import asyncio
 import contextlib
@@ -6,13 +6,14 @@ import io
 from dataclasses import dataclass, replace
 
 import pytest
+from pydantic import ValidationError
 
 from luffy.config.environment import ToolsEnvironment
+from luffy.config.sandbox import SandboxConfig
 from luffy.environments.call_formats import HermesCalls, ToolCall
-from luffy.environments.python_tool import python_tool
+from luffy.environments.registry import instructions_of, open_environment
 from luffy.environments.tool_functions import tool_of
-from luffy.environments.tool_runner import ToolRunner
-from luffy.environments.tools import ToolEpisode
+from luffy.environments.tools import ToolEpisode, ToolRunner, python_tool
 from luffy.errors import LuffyError
 from luffy.grading import Problem
 from luffy.sandbox import ExecutionStatus
@@ -118,3 +119,36 @@ def test_a_sandbox_that_does_not_start_is_a_fault_of_the_environment():
 def test_the_policy_sees_code_as_the_one_parameter():
     schema = tool_of(python_tool(TrustedSession)).schema["function"]
     assert schema["name"] == "python" and list(schema["parameters"]["properties"]) == ["code"]
+
+
+UNCONFINED = SandboxConfig(kind="unsafe_local", unsafe_local=True)
+"""The tests' own code is trusted, and `bwrap` is not installed everywhere."""
+
+
+def turn(code):
+    return Message("assistant", HermesCalls().render([ToolCall("python", {"code": code})]))
+
+
+async def answers(make, *codes):
+    environment = make()
+    await environment.reset(Problem())
+    messages = [await environment.respond([turn(code)]) for code in codes]
+    await environment.close()
+    return [message.content.split("\n")[1:-1] for (message,) in messages]
+
+
+def test_episodes_have_interpreters_of_their_own_in_every_event_loop():
+    config = ToolsEnvironment(kind="tools", tools=("python",), sandbox=UNCONFINED, timeout_s=0.001)
+    make = open_environment(config)
+    assert '"name": "python"' in instructions_of(config)
+
+    async def both():
+        return await asyncio.gather(answers(make, "x = 6", "x * 7"), answers(make, "'x' in globals()"))
+
+    for _ in range(2):
+        assert asyncio.run(both()) == [[[""], ["42"]], [["False"]]]
+
+
+def test_a_sandbox_without_the_tool_is_refused():
+    with pytest.raises(ValidationError, match="sandbox has no effect without the tool python"):
+        ToolsEnvironment(kind="tools", tools=("calculator",), sandbox=UNCONFINED)

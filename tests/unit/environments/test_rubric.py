@@ -15,7 +15,7 @@ from synthetic.endpoint import CHAT, Endpoint, completion
 from luffy.config.environment import EpisodeScoring, JudgeMeasure
 from luffy.config.grading import JudgeGrader
 from luffy.config.strict import FOR_IDENTITY
-from luffy.environments.limited_calls import LateCall
+from luffy.environments.limits import LateCall
 from luffy.environments.live_episode import called
 from luffy.environments.relative import shortest_correct
 from luffy.environments.rubric import EpisodeScorer, EpisodeView, NoVerdict

@@ -11,7 +11,7 @@ from luffy.config.environment import EnvironmentConfig, EpisodeLimits, GuessNumb
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
 from luffy.environments.live_episode import EpisodeStart
-from luffy.environments.players import open_text_player
+from luffy.environments.registry import open_text_player
 from luffy.environments.text_episodes import TextEpisode
 from luffy.errors import ClusterError
 from luffy.grading import Problem

@@ -11,9 +11,9 @@ from synthetic import sample_tools
 
 from luffy.config.environment import ToolsEnvironment
 from luffy.environments.call_formats import HermesCalls, ToolCall
-from luffy.environments.limited_calls import MOST_HANGING
+from luffy.environments.limits import MOST_HANGING
 from luffy.environments.registry import open_environment
-from luffy.environments.tool_runner import ToolRunner
+from luffy.environments.tools import ToolRunner
 from luffy.errors import LuffyError
 from luffy.grading import Problem
 from luffy.types import Message

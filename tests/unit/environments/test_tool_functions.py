@@ -9,8 +9,7 @@ from synthetic import sample_tools
 from synthetic.sample_tools import Unit
 from transformers.utils import get_json_schema
 
-from luffy.environments.tool_functions import BUILT_IN_TOOLS, WrongArguments, load_tools, tool_of
-from luffy.environments.tool_schemas import schema_of
+from luffy.environments.tool_functions import BUILT_IN_TOOLS, WrongArguments, load_tools, schema_of, tool_of
 from luffy.errors import ConfigError
 
 EVERY_TYPE = {

@@ -34,7 +34,7 @@ KEPT = (
 )
 PRINT = "import json, os; print(json.dumps(dict(os.environ)))"
 SHORT = "import json, os, sys; {}; print(json.dumps(dict(os.environ)))"
-ACTOR = "from pathlib import Path; from luffy.cluster.rank_actor import ProcessSetup; "
+ACTOR = "from pathlib import Path; from luffy.cluster.actors import ProcessSetup; "
 ACTOR += "ProcessSetup(Path({!r}), None).apply()"
 
 

@@ -11,8 +11,7 @@ from luffy.grading.pool import GraderPool
 from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.trace_starts import Anchors, AnchorSearch, piece_ends
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.stop_texts import StopTexts
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.tracking.rollout_metrics import anchor_metrics, rollout_metrics
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 

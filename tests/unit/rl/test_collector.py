@@ -27,8 +27,7 @@ from luffy.grading import Grade, Problem
 from luffy.grading.pool import GraderPool
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, with_group_measures
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.stop_texts import StopTexts
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.batching import one_shard
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Trajectory

@@ -8,7 +8,7 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.errors import LuffyError
-from luffy.rollout.fair_lock import FairLock
+from luffy.rollout.vllm_engine import FairLock
 
 
 def started(target) -> threading.Thread:

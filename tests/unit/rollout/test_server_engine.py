@@ -1,24 +1,23 @@
 """`ServerEngine` against small HTTP servers that answer as vLLM does, or as broken, foreign and mistaken ones do."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from patience import PATIENCE_S
+from synthetic import endpoint
+from synthetic.endpoint import Endpoint
 
 from luffy import http_client
 from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError, LostError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
-from luffy.rollout.server_checks import check_servers
-from luffy.rollout.server_engine import ServerEngine
+from luffy.rollout.server_engine import ServerEngine, check_servers
 from luffy.types import FinishReason
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
@@ -46,6 +45,10 @@ class FakeServer:
     asked: list[tuple[str, dict]] = field(default_factory=list)
     version: str = "default"
     url: str = ""
+
+    def reply(self, path: str, body: dict | None, key: str | None) -> endpoint.Reply | None:
+        found = self.answer(urlsplit(path).path, body or {}, key)
+        return found and endpoint.Reply(*found, headers={"Retry-After": "0"} if found[0] == 429 else {})
 
     def answer(self, path: str, body: dict, key: str | None) -> Reply | None:
         self.asked.append((path, body))
@@ -100,43 +103,17 @@ def completion(body: dict, *versions: str) -> dict:
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeServer], FakeServer]]:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
-    running: list[ThreadingHTTPServer] = []
+    running: list[Endpoint] = []
 
     def serve(fake: FakeServer) -> FakeServer:
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                reply = fake.answer(
-                    urlsplit(self.path).path, json.loads(text) if text else {}, self.headers.get("Authorization")
-                )
-                if reply is None:
-                    self.close_connection = True
-                    return
-                said = reply[1] if isinstance(reply[1], bytes) else json.dumps(reply[1]).encode()
-                self.send_response(reply[0])
-                self.send_header("Content-Length", str(len(said)))
-                if reply[0] == 429:
-                    self.send_header("Retry-After", "0")
-                self.end_headers()
-                self.wfile.write(said)
-
-            do_GET = do_POST
-
-            def log_message(self, *arguments: object) -> None: ...
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        # Some clients hang up on purpose.
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        running.append(server)
-        fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+        running.append(Endpoint())
+        running[-1]._reply = fake.reply  # type: ignore[method-assign]
+        fake.url = running[-1].url
         return fake
 
     yield serve
     for server in running:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 @pytest.fixture

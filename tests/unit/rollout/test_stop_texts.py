@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.rollout.engine import Completion
-from luffy.rollout.stop_texts import StopTexts
+from luffy.rollout.engine import Completion, StopTexts
 from luffy.types import FinishReason
 
 PIECES = ("a", "b", "</", "answer", ">", ">b", "</answer>", "é")

@@ -1,4 +1,4 @@
-"""The Ray actor of a vLLM engine.
+"""The Ray actors of a trainer rank and of a vLLM engine, and the setup of their processes.
 
 Each process imports this module before `ProcessSetup.apply`, so nothing heavy (torch, vLLM) is imported at the top.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Iterator, Sequence
+import socket
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from luffy.cluster.rank_actor import ProcessSetup
+import ray
+
+from luffy.pipeline.inherited_environment import drop_foreign
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +25,66 @@ if TYPE_CHECKING:
     from luffy.broadcast_group import Invitation, TensorSpec
     from luffy.config.execution import VLLMConfig
     from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-    from luffy.rollout.vllm_update import WeightUpdate
+    from luffy.rollout.vllm_worker import WeightUpdate
+    from luffy.training.rank_calls import Rank, RankSpec
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSetup:
+    """Log file, environment and thread count, applied before anything else in an actor's process."""
+
+    log: Path
+    """File that receives stdout and stderr; its last lines are shown when the process dies."""
+    num_threads: int | None
+
+    def apply(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        sink = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        drop_foreign(os.environ)  # of whoever has started the cluster
+        if self.num_threads is not None:
+            import torch
+
+            os.environ["OMP_NUM_THREADS"] = str(self.num_threads)
+            torch.set_num_threads(self.num_threads)
+
+
+class RankActor:
+    """One rank of the trainer."""
+
+    def __init__(self, setup: ProcessSetup) -> None:
+        setup.apply()
+
+    def pid(self) -> int:
+        """Process id of the actor."""
+        return os.getpid()
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Address and port where this rank, which has to be rank 0, listens for the others."""
+        address = ray.util.get_node_ip_address()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        # Kept from now on: until torch is loaded, which takes seconds, another process could take a free port.
+        self._listening = socket.create_server(("", 0), family=family)
+        return address, self._listening.getsockname()[1]
+
+    def open(self, spec: RankSpec[object], rank: int, num_ranks: int, meeting_point: tuple[str, int]) -> None:
+        """Join the process group and load the model; a collective call."""
+        # Ray makes a single GPU visible to each process, so the local rank is always 0.
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0"}
+        from luffy.training.ranks import join_process_group
+
+        join_process_group(*meeting_point, self._listening.detach() if rank == 0 else None)
+        self._rank: Any = spec.open_rank()
+
+    def call(self, method: Callable[[Rank, *_Arguments], _Result], *arguments: *_Arguments) -> _Result:
+        """The result of a method of this actor's rank."""
+        return method(self._rank, *arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +168,7 @@ class EngineActor:
     def load_weights(self, version: int) -> None:
         """Load all weights from the buckets that `receive` and `receive_broadcast` announce, up to the final None."""
         with self._engine.weight_update(version) as update:
-            for part in self._parts():
+            while (part := self._incoming.get(timeout=self._timeout_s)) is not None:
                 part.load(update)
 
     def load_weights_from(self, folder: Path, version: int) -> None:
@@ -125,7 +188,3 @@ class EngineActor:
         part = _Broadcast(specs)
         self._incoming.put(part, timeout=self._timeout_s)
         return part.failure.result(timeout=self._timeout_s)
-
-    def _parts(self) -> Iterator[_Bucket | _Broadcast]:
-        while (part := self._incoming.get(timeout=self._timeout_s)) is not None:
-            yield part
