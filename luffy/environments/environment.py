@@ -20,7 +20,7 @@ An environment that counts the turns, for a notebook:
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 

@@ -12,7 +12,7 @@ message of any other exception.
 
 from collections.abc import Callable, Sequence
 
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 
 Closing = Callable[[], object]
 """Frees something; may be an `async def`."""

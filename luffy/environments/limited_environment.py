@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from luffy.environments.environment import Environment, ScoringEnvironment
 from luffy.environments.limited_calls import LateCall
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from luffy.data.row_filters import unplayed_source
 from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import PART_MEASURE, Message
 
 

@@ -16,7 +16,7 @@ from luffy.environments.received import writable
 from luffy.environments.tool_functions import Tool, WrongArguments
 from luffy.environments.tool_runner import FailedCall, ToolFault, ToolRunner
 from luffy.errors import LuffyError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from luffy.config.environment import CallFormat
 from luffy.environments.call_formats import BrokenCall, CallSyntax, FoundCall, Tools
 from luffy.environments.tool_schemas import Schema, json_types
 from luffy.errors import ConfigError, DataError, LuffyError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.hosted.verifiers_process import HostedDescription, VerifiersProcess
 from luffy.types import Message
 

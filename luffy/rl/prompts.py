@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from luffy.config.draws import CurriculumSampling, PoolSampling
 from luffy.config.settings import RLSettings
-from luffy.data.sources.mixture import mixed_in
+from luffy.data.sources import mixed_in
 from luffy.errors import DataError
 from luffy.objectives.schedules import value_at
 from luffy.rl.rows import RolloutTask

@@ -23,7 +23,7 @@ from luffy.environments.episodes import Context, Episode
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.received import received_messages
 from luffy.environments.text_episodes import TextEpisode
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.rollout.engine import Completion
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import TextRequest

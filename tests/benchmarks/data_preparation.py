@@ -65,12 +65,12 @@ def prepare(path: Path, out: Path) -> None:
     from luffy.config.execution import ExecutionConfig, TrackingConfig
     from luffy.config.grading import GradingConfig
     from luffy.config.settings import PrepareDataSettings
-    from luffy.data.tokenizer import build_tokenizer, save_tokenizer
+    from luffy.data.tokenizer import build_tokenizer
     from luffy.pipeline.machine.events import EventWriter
     from luffy.stages.prepare_data import run
     from luffy.stages.program import StageContext
 
-    save_tokenizer(build_tokenizer([" ".join(_WORDS)] * 20), out / "model")
+    build_tokenizer([" ".join(_WORDS)] * 20).save_pretrained(out / "model")
     data = {
         "train": {"kind": "file", "path": str(path)},
         "suites": {"small": {"kind": "arithmetic", "num_prompts": 100, "num_operations": [8]}},

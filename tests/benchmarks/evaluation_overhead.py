@@ -29,7 +29,7 @@ from luffy.config.grading import GradingConfig  # noqa: E402
 from luffy.config.settings import EvaluateSettings  # noqa: E402
 from luffy.data.parquet import write_prompts  # noqa: E402
 from luffy.data.tokenizer import build_tokenizer  # noqa: E402
-from luffy.grading import GraderPool  # noqa: E402
+from luffy.grading.pool import GraderPool  # noqa: E402
 from luffy.pipeline.machine.events import EventWriter  # noqa: E402  # noqa: E402
 from luffy.rollout.vllm_engine import VLLMEngine  # noqa: E402
 from luffy.stages.evaluate import run  # noqa: E402

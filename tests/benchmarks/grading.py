@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from synthetic.answers import ENDLESS, TOWERS, Pair, ordinary_pairs
 
-from luffy.grading import GradeRequest, GraderPool
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest
 from luffy.types import Outcome
 
 WORKERS = 2

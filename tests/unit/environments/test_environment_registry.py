@@ -9,7 +9,7 @@ from luffy.environments.environment import ScoringEnvironment
 from luffy.environments.limited_calls import LateCall
 from luffy.environments.registry import instructions_of, open_environment
 from luffy.errors import ConfigError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 MODULE = """

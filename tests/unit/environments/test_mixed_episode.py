@@ -13,7 +13,7 @@ from luffy.environments.mixed_episode import MixedEpisode
 from luffy.environments.players import open_scored
 from luffy.environments.registry import instructions_by_source, open_environment
 from luffy.errors import ConfigError, DataError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message, Prompt
 
 

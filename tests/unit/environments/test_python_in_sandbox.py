@@ -9,7 +9,7 @@ from luffy.config.environment import ToolsEnvironment
 from luffy.config.sandbox import SandboxConfig
 from luffy.environments.call_formats import HermesCalls, ToolCall
 from luffy.environments.registry import instructions_of, open_environment
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 UNCONFINED = SandboxConfig(kind="unsafe_local", unsafe_local=True)

@@ -14,7 +14,7 @@ from luffy.environments.tool_functions import tool_of
 from luffy.environments.tool_runner import ToolRunner
 from luffy.environments.tools import ToolEpisode
 from luffy.errors import LuffyError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.sandbox import ExecutionStatus
 from luffy.types import Message
 

@@ -23,8 +23,8 @@ from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.rubric import EpisodeScorer
 from luffy.errors import EnvironmentFault, LostError
-from luffy.grading import Grade, Problem
 from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grade, Problem
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, with_group_measures
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
