@@ -18,7 +18,7 @@ from luffy.config.objective import AdvantageConfig, DynamicSampling, GroupAdvant
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.failed_share import refuse_failures
 from luffy.environments.transcript import transcript
-from luffy.grading import Grader
+from luffy.grading.request import Grader
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, Visit, replayed_row
 from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, PrefixedRow, prefix_length, with_hinted_rows
 from luffy.rollout.engine import RolloutEngine, SamplingParams

@@ -19,7 +19,7 @@ from luffy.environments.episode_loop import run_in_loop
 from luffy.environments.episodes import Episode, EpisodePlayer, Segment, context_starts
 from luffy.environments.live_episode import EpisodeStart, FailedEpisode, called
 from luffy.environments.rubric import EpisodeScorer, GroupView
-from luffy.grading import Grade, Grader, GradeRequest, Problem, require_verdicts
+from luffy.grading.request import Grade, Grader, GradeRequest, Problem, require_verdicts
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.types import FinishReason, Hint, Message, Outcome, Source, Trajectory

@@ -5,8 +5,8 @@ import time
 import pytest
 from patience import PATIENCE_S
 
-from luffy.grading import GraderPool
 from luffy.grading.equivalence.certain import refusal
+from luffy.grading.pool import GraderPool
 from luffy.types import Outcome
 
 POWER, FACTORIAL = "a power too large to write out", "a factorial too large to write out"
