@@ -5,7 +5,6 @@ prompts = read_prompts(path)
 files = suite_files(folder, None)
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +25,7 @@ from luffy.data.schema import (
 )
 from luffy.errors import DataError
 from luffy.files import replacing
+from luffy.json_text import parse_json
 from luffy.types import Prompt
 
 ROWS_AT_ONCE = 16_384
@@ -205,5 +205,5 @@ def confidential_uids(file: Path) -> frozenset[str]:
     return frozenset(
         row["uid"]
         for row in rows
-        if is_confidential(row["data_source"], marked=bool(json.loads(row["extra_info"] or "{}").get(CONFIDENTIAL)))
+        if is_confidential(row["data_source"], marked=bool(parse_json(row["extra_info"] or "{}").get(CONFIDENTIAL)))
     )
