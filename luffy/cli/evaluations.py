@@ -19,8 +19,9 @@ from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.results import ResultRow
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.grading import JUDGE_CACHE, GraderPool, Problem
 from luffy.grading.kinds import leaves
+from luffy.grading.pool import JUDGE_CACHE, GraderPool
+from luffy.grading.request import Problem
 from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
 from luffy.report.evaluation_page import write_summaries
 

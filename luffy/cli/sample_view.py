@@ -83,7 +83,7 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
     import pyarrow.parquet as pq
     from tokenizers import Tokenizer  # without transformers, which loads for seconds
 
-    from luffy.data.confidential_prompts import confidential_uids
+    from luffy.data.parquet import confidential_uids
     from luffy.environments.transcript import transcript
 
     job = read_job(directory / JOB_FILE)

@@ -309,7 +309,7 @@ class VerifiersSource(VerifiersPackage):
 
 
 class CustomSource(StrictModel):
-    """A source of your own (`luffy.data.sources.custom`)."""
+    """A source of your own (`luffy.data.sources`)."""
 
     kind: Literal["custom"]
     factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -340,7 +340,7 @@ class MixturePart(StrictModel):
 
 
 class MixtureSource(StrictModel):
-    """Several sources, of which every RL step takes exact shares (`luffy.data.sources.mixture`).
+    """Several sources, of which every RL step takes exact shares (`luffy.data.sources`).
 
     How many prompts a part has does not matter: a small one begins again earlier. SFT reads every trace once an epoch,
     regardless of the weights.

@@ -25,8 +25,7 @@ from luffy.config.settings import (
     StageSettings,
 )
 from luffy.config.validation import HeldOutSettings
-from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.suite_files import suite_files
+from luffy.data.parquet import read_prompts, suite_files, write_prompts
 from luffy.errors import EXIT_INTERRUPTED, LuffyError
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.experiment import Experiment, ExperimentRun, StageObserver, open_experiment

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from luffy.config.grading import GradingConfig
 from luffy.data.selection import Selection
 from luffy.data.shards import ShardStatistics
-from luffy.grading import GradeRequest, GraderPool, problem_of
 from luffy.grading.equivalence.certain import canonical_number, normalise
 from luffy.grading.kinds import leaves
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, problem_of
 from luffy.markdown_text import markdown_cell
 from luffy.types import Outcome, Prompt
 
@@ -52,31 +53,27 @@ def check_golds(prompts: Iterable[Prompt], grader: GraderPool, grading: GradingC
     check = GoldCheck()
     source = iter(prompts)
     while chunk := list(itertools.islice(source, _AT_ONCE)):
-        _check(chunk, grader, grading, check)
+        kinds = [{leaf.kind for leaf in leaves(grading.grader(prompt.grader))} for prompt in chunk]
+        checked = [prompt for prompt, kind in zip(chunk, kinds, strict=True) if kind <= _CHECKED]
+        read = [
+            prompt
+            for prompt, kind in zip(chunk, kinds, strict=True)
+            if kind <= _CHECKED and kind & _MATHEMATICAL and canonical_number(normalise(prompt.ground_truth)) is None
+        ]
+        check.counts[NOT_CHECKED] += len(chunk) - len(checked)
+        failing = {}
+        boxed = [f"\\boxed{{{prompt.ground_truth}}}" for prompt in checked]
+        for prompt, outcome in zip(checked, _graded(checked, boxed, grader), strict=True):
+            if outcome is not Outcome.CORRECT:
+                failing[prompt.uid] = (FAILS, outcome)
+        for prompt, outcome in zip(read, _graded(read, [_ANOTHER] * len(read), grader), strict=True):
+            if outcome not in (Outcome.WRONG, Outcome.CORRECT):
+                failing.setdefault(prompt.uid, (TEXT_ALONE, outcome))
+        for uid, (finding, outcome) in failing.items():
+            check.counts[finding] += 1
+            check.findings.append({"uid": uid, "finding": finding, "outcome": outcome.value})
+        check.counts[MEETS_ITSELF] += len(checked) - len(failing)
     return check
-
-
-def _check(prompts: Sequence[Prompt], grader: GraderPool, grading: GradingConfig, check: GoldCheck) -> None:
-    kinds = [{leaf.kind for leaf in leaves(grading.grader(prompt.grader))} for prompt in prompts]
-    checked = [prompt for prompt, kind in zip(prompts, kinds, strict=True) if kind <= _CHECKED]
-    read = [
-        prompt
-        for prompt, kind in zip(prompts, kinds, strict=True)
-        if kind <= _CHECKED and kind & _MATHEMATICAL and canonical_number(normalise(prompt.ground_truth)) is None
-    ]
-    check.counts[NOT_CHECKED] += len(prompts) - len(checked)
-    failing = {}
-    boxed = [f"\\boxed{{{prompt.ground_truth}}}" for prompt in checked]
-    for prompt, outcome in zip(checked, _graded(checked, boxed, grader), strict=True):
-        if outcome is not Outcome.CORRECT:
-            failing[prompt.uid] = (FAILS, outcome)
-    for prompt, outcome in zip(read, _graded(read, [_ANOTHER] * len(read), grader), strict=True):
-        if outcome not in (Outcome.WRONG, Outcome.CORRECT):
-            failing.setdefault(prompt.uid, (TEXT_ALONE, outcome))
-    for uid, (finding, outcome) in failing.items():
-        check.counts[finding] += 1
-        check.findings.append({"uid": uid, "finding": finding, "outcome": outcome.value})
-    check.counts[MEETS_ITSELF] += len(checked) - len(failing)
 
 
 def _graded(prompts: Sequence[Prompt], responses: Sequence[str], grader: GraderPool) -> list[Outcome]:
@@ -222,28 +219,21 @@ def card_json(card: DataCard) -> str:
 
 def card_markdown(card: DataCard) -> str:
     """Return the contents of `card.md`."""
-    lines = ["# Data card", "", f"Vocabulary: {card.vocabulary_size} tokens.", "", *_overview(card.sources), ""]
-    lines += ["## Decontamination", "", *_benchmarks(card), ""]
-    for source in card.sources:
-        lines += _section(source)
-    lines += ["## Files", "", *_files(card), ""]
-    return "\n".join(lines) + "\n"
-
-
-def _overview(cards: Sequence[SourceCard]) -> list[str]:
-    return _table(
-        ("source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces"),
-        [
-            (c.name, c.kind, c.rows_in, c.rows_out, sum(c.rejected.values()), c.folded, c.quarantined, c.traces_out)
-            for c in cards
-        ],
-    )
-
-
-def _benchmarks(card: DataCard) -> list[str]:
     checked = ", ".join(f"{name} ({rows} rows)" for name, rows in card.checked.items()) or "none"
     not_checked = ", ".join(card.not_checked) or "none"
-    return [f"Checked against: {checked}.", "", f"Registered but not available, so not checked: {not_checked}."]
+    overview = [
+        (c.name, c.kind, c.rows_in, c.rows_out, sum(c.rejected.values()), c.folded, c.quarantined, c.traces_out)
+        for c in card.sources
+    ]
+    files = [(name, file["rows"], file["bytes"], f"`{file['sha256']}`") for name, file in card.outputs.items()]
+    headings = ("source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces")
+    lines = ["# Data card", "", f"Vocabulary: {card.vocabulary_size} tokens.", "", *_table(headings, overview), ""]
+    lines += ["## Decontamination", "", f"Checked against: {checked}.", ""]
+    lines += [f"Registered but not available, so not checked: {not_checked}.", ""]
+    for source in card.sources:
+        lines += _section(source)
+    lines += ["## Files", "", *_table(("file", "rows", "bytes", "sha256"), files), ""]
+    return "\n".join(lines) + "\n"
 
 
 def _section(card: SourceCard) -> list[str]:
@@ -266,39 +256,23 @@ def _section(card: SourceCard) -> list[str]:
     found = [(what, *(numbers[name] for name in _QUANTILES)) for what, numbers in lengths if numbers]
     lines += [*_table(("tokens", *_QUANTILES), found), ""] if found else []
     for what, bins in (("prompts", card.prompt_histogram), ("traces", card.trace_histogram)):
-        lines += _bars(f"Tokens of {what}", bins)
-    return lines + _golds(card.gold_findings) + _hits(card.hits)
-
-
-def _bars(title: str, bins: Mapping[str, int]) -> list[str]:
-    if not bins:
-        return []
-    longest = max(bins.values())
-    rows = [f"{name:>15} {'#' * round(_BAR * count / longest):<{_BAR}} {count}" for name, count in bins.items()]
-    return [f"{title}:", "", "```", *rows, "```", ""]
-
-
-def _golds(findings: Sequence[Mapping[str, object]]) -> list[str]:
-    if not findings:
-        return []
-    rows = [(each["uid"], each["finding"], each["outcome"]) for each in findings[:_MAX_HITS_SHOWN]]
-    more = len(findings) - len(rows)
-    rest = [f"and {more} more in card.json.", ""] if more else []
-    return [*_table(("uid", "its reference answer", "outcome"), rows), "", *rest]
-
-
-def _hits(hits: Sequence[Mapping[str, object]]) -> list[str]:
-    if not hits:
-        return []
-    rows = [(hit["uid"], hit["where"], hit["benchmark"], hit["row"], hit["share"]) for hit in hits[:_MAX_HITS_SHOWN]]
-    more = len(hits) - len(rows)
-    rest = [f"and {more} more in card.json.", ""] if more else []
-    return [*_table(("uid", "where", "benchmark", "its row", "share of its word runs"), rows), "", *rest]
-
-
-def _files(card: DataCard) -> list[str]:
-    rows = [(name, file["rows"], file["bytes"], f"`{file['sha256']}`") for name, file in card.outputs.items()]
-    return _table(("file", "rows", "bytes", "sha256"), rows)
+        longest = max(bins.values(), default=0)
+        bars = [f"{name:>15} {'#' * round(_BAR * count / longest):<{_BAR}} {count}" for name, count in bins.items()]
+        lines += [f"Tokens of {what}:", "", "```", *bars, "```", ""] if bars else []
+    golds = {"uid": "uid", "finding": "its reference answer", "outcome": "outcome"}
+    hits = {
+        "uid": "uid",
+        "where": "where",
+        "benchmark": "benchmark",
+        "row": "its row",
+        "share": "share of its word runs",
+    }
+    for headings, findings in ((golds, card.gold_findings), (hits, card.hits)):
+        shown = [[each[name] for name in headings] for each in findings[:_MAX_HITS_SHOWN]]
+        lines += [*_table(list(headings.values()), shown), ""] if shown else []
+        if len(findings) > len(shown):
+            lines += [f"and {len(findings) - len(shown)} more in card.json.", ""]
+    return lines
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 
-from luffy.data.prompt_identity import problem_text
+from luffy.data.schema import problem_text
 from luffy.types import Message, Prompt
 
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

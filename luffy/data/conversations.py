@@ -285,15 +285,7 @@ def _one_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("(" + "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) + ")")
 
 
-def _as_it_is(content: str) -> str:
-    return content
-
-
-def _escaped(content: str) -> str:
-    """Escaped as in a JSON string, which is how Llama 3.1 writes the results of tools."""
-    return json.dumps(content, ensure_ascii=False)[1:-1]
-
-
-_TRIMS: tuple[Callable[[str], str], ...] = (_as_it_is, str.strip, str.lstrip, str.rstrip)
-_WRITES: tuple[Callable[[str], str], ...] = (_as_it_is, _escaped)
-"""What templates do to the contents of messages: one of each."""
+# What templates do to the contents of messages, one of each: trimmed, and escaped as in a JSON string, which is how
+# Llama 3.1 writes the results of tools.
+_TRIMS: tuple[Callable[[str], str], ...] = (str, str.strip, str.lstrip, str.rstrip)
+_WRITES: tuple[Callable[[str], str], ...] = (str, lambda content: json.dumps(content, ensure_ascii=False)[1:-1])

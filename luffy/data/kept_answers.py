@@ -72,7 +72,11 @@ def kept_traces(answers: Sequence[GradedAnswer], rule: KeepAnswers) -> tuple[Tra
 
 def kept_answers(answers: Sequence[GradedAnswer], rule: KeepAnswers) -> list[GradedAnswer]:
     """The answers that `rule` keeps, in the order of choice; `answers` are in the order of sampling."""
-    candidates = _distinct([answer for answer in answers if answer.may_be_kept])
+    first: dict[str, GradedAnswer] = {}
+    for answer in answers:
+        if answer.may_be_kept:
+            first.setdefault(" ".join(answer.text.split()), answer)
+    candidates = list(first.values())
     if rule.choose == "shortest":
         candidates.sort(key=lambda answer: answer.num_tokens)  # stable: ties stay in the order of sampling
     if rule.choose == "diverse":
@@ -103,13 +107,6 @@ def farthest_first(texts: Sequence[str], count: int) -> list[int]:
         chosen.append(found)
         nearest = [min(before, _distance(own, runs[found])) for before, own in zip(nearest, runs, strict=True)]
     return chosen
-
-
-def _distinct(answers: Sequence[GradedAnswer]) -> list[GradedAnswer]:
-    first: dict[str, GradedAnswer] = {}
-    for answer in answers:
-        first.setdefault(" ".join(answer.text.split()), answer)
-    return list(first.values())
 
 
 def _runs(text: str) -> Hashes:

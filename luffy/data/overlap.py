@@ -20,13 +20,13 @@ the first rule only. A multiple-choice question is looked for with and without i
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from luffy.data.choices import without_options
-from luffy.data.prompt_identity import problem_key, problem_text, text_key
+from luffy.data.schema import problem_key, problem_text, text_key
 from luffy.types import Prompt
 
 Hashes = npt.NDArray[np.uint64]
@@ -65,7 +65,6 @@ NUM_HASHES = 128
 _TRIPLE = 3
 _BAND_ROWS = (16, 8, 4, 2)
 _MARGIN = 0.1
-"""Bands are chosen so that a pair this far below the threshold becomes a candidate with probability 1/2 or more."""
 _RNG = np.random.Generator(np.random.PCG64(20250421))
 _FACTORS = _RNG.integers(0, 2**63, NUM_HASHES, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 _SHIFTS = _RNG.integers(0, 2**63, NUM_HASHES, dtype=np.uint64)
@@ -93,51 +92,34 @@ def near_duplicate_clusters(signatures: Signatures, threshold: float) -> npt.NDA
     compared only with the first and the previous row that have the same minima, so time is linear except for sorting.
     """
     first = np.arange(len(signatures))
-    for low, high in _candidates(signatures, _rows_per_band(threshold)):
-        if similarity(signatures[low], signatures[high]) >= threshold:
-            one, other = _root(first, low), _root(first, high)
-            first[max(one, other)] = min(one, other)
-    for row in range(len(first)):
-        first[row] = first[first[row]]  # earlier rows already point to their root
-    return first
 
+    def root(row: int) -> int:
+        while first[row] != row:
+            row = int(first[row])
+        return row
 
-def _rows_per_band(threshold: float) -> int:
-    """Longest bands for which a pair `_MARGIN` below the threshold becomes a candidate with probability 1/2 or more
-    (threshold of the S-curve: (1/b)^(1/r))."""
-    for rows in _BAND_ROWS:
-        if (rows / NUM_HASHES) ** (1 / rows) <= threshold - _MARGIN:
-            return rows
-    return 1
-
-
-def _candidates(signatures: Signatures, rows: int) -> list[list[int]]:
-    """Pairs (earlier, later) that share a band: each row with the first and the previous row of equal minima."""
+    # The longest bands for which a pair `_MARGIN` below the threshold is compared with probability 1/2 or more: the
+    # S-curve of banding rises at (1/b)^(1/r).
+    fitting = (rows for rows in _BAND_ROWS if (rows / NUM_HASHES) ** (1 / rows) <= threshold - _MARGIN)
+    band_rows = next(fitting, 1)
     pairs = [np.zeros((0, 2), dtype=np.int64)]
-    for start in range(0, NUM_HASHES, rows):
-        keys = _band_keys(signatures[:, start : start + rows])
+    for start in range(0, NUM_HASHES, band_rows):
+        keys = np.zeros(len(signatures), dtype=np.uint64)
+        for column in signatures[:, start : start + band_rows].T:
+            keys = (keys ^ column) * _FACTORS[0]
+            keys ^= keys >> np.uint64(29)
         order = np.argsort(keys, kind="stable")
         is_head = np.concatenate([[True], keys[order][1:] != keys[order][:-1]])
         heads = np.flatnonzero(is_head)[np.cumsum(is_head) - 1]
         later = np.flatnonzero(~is_head)
-        for earlier in (heads[later], later - 1):
-            pairs.append(np.stack([order[earlier], order[later]], axis=1))
-    found: list[list[int]] = np.unique(np.concatenate(pairs), axis=0).tolist()
-    return found
-
-
-def _root(first: npt.NDArray[np.int64], row: int) -> int:
-    while first[row] != row:
-        row = int(first[row])
-    return row
-
-
-def _band_keys(band: Signatures) -> Hashes:
-    keys = np.zeros(len(band), dtype=np.uint64)
-    for column in band.T:
-        keys = (keys ^ column) * _FACTORS[0]
-        keys ^= keys >> np.uint64(29)
-    return keys
+        pairs += [np.stack([order[earlier], order[later]], axis=1) for earlier in (heads[later], later - 1)]
+    for low, high in np.unique(np.concatenate(pairs), axis=0).tolist():
+        if similarity(signatures[low], signatures[high]) >= threshold:
+            one, other = root(low), root(high)
+            first[max(one, other)] = min(one, other)
+    for row in range(len(first)):
+        first[row] = first[first[row]]  # earlier rows already point to their root
+    return first
 
 
 _MAX_REMEMBERED = 200_000
@@ -215,25 +197,21 @@ class BenchmarkIndex:
         owners = np.searchsorted(ends, candidates, side="right")
         inside = candidates + self._ngram <= ends[owners]
         for text in np.unique(owners[inside]).tolist():
-            found[text] = self._hit(np.unique(runs[candidates[inside & (owners == text)]]))
+            found[text] = self._best(np.unique(runs[candidates[inside & (owners == text)]]))
         return found
 
-    def _hit(self, runs: Hashes) -> Hit | None:
+    def _best(self, runs: Hashes) -> Hit | None:
+        """The problem with the largest share of its runs among `runs`, where that suffices; of equal ones the first."""
         first = np.searchsorted(self._sorted, runs, side="left")
         last = np.searchsorted(self._sorted, runs, side="right")
         owners = np.concatenate([self._owners[low:high] for low, high in zip(first, last, strict=True)])
-        return self._best(np.bincount(owners))
-
-    def _best(self, counts: np.ndarray) -> Hit | None:
-        shares = [(counts[owner] / self._rows[owner][2], -int(owner)) for owner in np.flatnonzero(counts)]
-        share, negative = max((each for each in shares if each[0] >= self._needed(-each[1])), default=(0.0, 0))
-        if not share:
-            return None
-        benchmark, row, _ = self._rows[-negative]
-        return Hit(benchmark, row, round(float(share), 4))
-
-    def _needed(self, owner: int) -> float:
-        return self._overlap if self._rows[owner][2] > self._ngram else 1.0
+        best: Hit | None = None
+        for owner, count in zip(*np.unique(owners, return_counts=True), strict=True):
+            benchmark, row, size = self._rows[owner]
+            share = count / size
+            if share >= (self._overlap if size > self._ngram else 1.0) and (best is None or share > best.share):
+                best = Hit(benchmark, row, float(share))
+        return None if best is None else replace(best, share=round(best.share, 4))
 
     def _hashed(self, text: str) -> Hashes:
         if len(self._known) > _MAX_REMEMBERED:

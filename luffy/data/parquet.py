@@ -1,16 +1,19 @@
-"""Prepared prompts on disk.
+"""Prepared prompts on disk, and the reading of any parquet file of rows.
 
 write_prompts(path, prompts)    # atomic
 prompts = read_prompts(path)
+files = suite_files(folder, None)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from luffy.confidential import CONFIDENTIAL, is_confidential
+from luffy.config.evaluation import VALIDATION
 from luffy.data.schema import (
     COLUMNS,
     REQUIRED_COLUMNS,
@@ -22,6 +25,7 @@ from luffy.data.schema import (
 )
 from luffy.errors import DataError
 from luffy.files import replacing
+from luffy.json_text import parse_json
 from luffy.types import Prompt
 
 ROWS_AT_ONCE = 16_384
@@ -46,8 +50,12 @@ _OWN_COLUMNS = tuple(name for name in COLUMNS if name != "target")  # it only re
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> int:
     """Write the prompts to `path` with `SCHEMA`; returns how many. A reader sees the whole file or none of it."""
-    with replacing(path) as file:
-        return _write(file, prompts)
+    count = 0
+    with replacing(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        for chunk in chunked(prompts, text_size):
+            writer.write_batch(record_batch(chunk))
+            count += len(chunk)
+    return count
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -75,7 +83,32 @@ def read_rows(path: Path, columns: Sequence[str], required: Sequence[str]) -> It
     read. Raises DataError where the file is missing, is not parquet, is truncated or lacks one of the `required`
     columns.
     """
-    return _rows(path, _open(path, required), columns)
+    try:
+        # With a buffer, a column of a large row group is read piece by piece.
+        file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES)
+        names = file.schema_arrow.names
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: is no readable parquet file ({_first_line(error)})") from None
+    missing = [name for name in required if name not in names]
+    if missing:
+        hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
+        found = ", ".join(names)
+        raise DataError(f"{path}: column {', '.join(missing)} missing; found {found} ({hint})")
+    present = present_columns(columns, names)
+    count = 0
+    with file:
+        try:
+            sizes = [
+                _rows_at_once(path, file.metadata.row_group(index), present) for index in range(file.num_row_groups)
+            ]
+            for index, rows_at_once in enumerate(sizes):
+                for batch in file.iter_batches(batch_size=rows_at_once, row_groups=[index], columns=present):
+                    yield from decoded(batch)
+                    count += batch.num_rows
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: cannot be read after row {count} ({_first_line(error)})") from None
 
 
 def decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
@@ -83,7 +116,17 @@ def decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
     try:
         yield from batch.to_pylist(maps_as_pydicts="strict")
     except _NO_VALUE:
-        yield from (_decoded_row(batch, index) for index in range(batch.num_rows))
+        for index in range(batch.num_rows):
+            row: dict[str, object] = {}
+            try:
+                for name in batch.schema.names:
+                    row[name] = batch.column(name)[index].as_py(maps_as_pydicts="strict")
+            except UnicodeDecodeError as error:
+                yield RowError(name, f"is not UTF-8 text (byte {error.start})")
+            except _NO_VALUE as error:
+                yield RowError(name, f"cannot be read: {error}")
+            else:
+                yield row
 
 
 def chunked(prompts: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
@@ -106,54 +149,11 @@ def text_size(prompt: Prompt) -> int:
     return traces + sum(len(message.content) for message in prompt.messages)
 
 
-def _write(file: IO[bytes], prompts: Iterable[Prompt]) -> int:
-    count = 0
-    with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-        for chunk in chunked(prompts, text_size):
-            writer.write_batch(record_batch(chunk))
-            count += len(chunk)
-    return count
-
-
-def _open(path: Path, required: Sequence[str]) -> pq.ParquetFile:
-    try:
-        # With a buffer, a column of a large row group is read piece by piece.
-        file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES)
-        names = file.schema_arrow.names
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: is no readable parquet file ({_first_line(error)})") from None
-    missing = [name for name in required if name not in names]
-    if missing:
-        hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
-        found = ", ".join(names)
-        raise DataError(f"{path}: column {', '.join(missing)} missing; found {found} ({hint})")
-    return file
-
-
-def _rows(path: Path, file: pq.ParquetFile, wanted: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
-    columns = present_columns(wanted, file.schema_arrow.names)
-    count = 0
-    with file:
-        try:
-            for index, rows_at_once in enumerate(_sizes(path, file.metadata, columns)):
-                for batch in file.iter_batches(batch_size=rows_at_once, row_groups=[index], columns=columns):
-                    yield from decoded(batch)
-                    count += batch.num_rows
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: cannot be read after row {count} ({_first_line(error)})") from None
-
-
-def _sizes(path: Path, metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
-    """Number of rows of each row group to read at once; DataError for a decompression bomb.
+def _rows_at_once(path: Path, group: pq.RowGroupMetaData, columns: Sequence[str]) -> int:
+    """How many rows of a row group to read at once; DataError for a decompression bomb.
 
     Arrow puts no more than 2 GiB of text into one array, and refuses nested columns whose batch holds more.
     """
-    return [_rows_at_once(path, metadata.row_group(index), columns) for index in range(metadata.num_row_groups)]
-
-
-def _rows_at_once(path: Path, group: pq.RowGroupMetaData, columns: Sequence[str]) -> int:
     parts = (group.column(index) for index in range(group.num_columns))
     wanted = [part for part in parts if part.path_in_schema.partition(".")[0] in columns]
     largest = 0
@@ -176,17 +176,34 @@ def _rows_at_once(path: Path, group: pq.RowGroupMetaData, columns: Sequence[str]
     return min(_READ_ROWS, max(1, _READ_BYTES // max(largest, 1)))
 
 
-def _decoded_row(batch: pa.RecordBatch, index: int) -> Mapping[str, object] | RowError:
-    row: dict[str, object] = {}
-    for name in batch.schema.names:
-        try:
-            row[name] = batch.column(name)[index].as_py(maps_as_pydicts="strict")
-        except UnicodeDecodeError as error:
-            return RowError(name, f"is not UTF-8 text (byte {error.start})")
-        except _NO_VALUE as error:
-            return RowError(name, f"cannot be read: {error}")
-    return row
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+VALIDATION_FILE = f"{VALIDATION}.parquet"
+
+
+def suite_files(data: Path, only: Sequence[str] | None) -> dict[str, Path]:
+    """The files of the suites in the prepared `data` by name: all of them, sorted, or those in `only`, in that order.
+
+    Raises DataError for a suite that is missing.
+    """
+    files = {path.stem: path for path in sorted((data / "suites").glob("*.parquet"))}
+    if only is None:
+        return files
+    held_out = {VALIDATION: data / VALIDATION_FILE} if (data / VALIDATION_FILE).is_file() else {}
+    files = held_out | files
+    missing = [name for name in only if name not in files]
+    if missing:
+        raise DataError(f"{data}: no suite {missing[0]}; there are {', '.join(files) or 'none'}")
+    return {name: files[name] for name in only}
+
+
+def confidential_uids(file: Path) -> frozenset[str]:
+    """The uids of the confidential prompts in `train.parquet` or a suite's file, without reading their texts."""
+    rows = pq.read_table(file, columns=["uid", "data_source", "extra_info"]).to_pylist()
+    return frozenset(
+        row["uid"]
+        for row in rows
+        if is_confidential(row["data_source"], marked=bool(parse_json(row["extra_info"] or "{}").get(CONFIDENTIAL)))
+    )

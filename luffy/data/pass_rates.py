@@ -1,13 +1,15 @@
-"""How hard prompts are for a policy: pass rates, which prompts are kept, and the card.
+"""How a policy answers the training prompts: pass rates, and the cards of the stages `difficulty` and `sample`.
 
-rates = [PassRate("a1", outcomes={"correct": 3, "wrong": 5}, num_tokens=312, num_truncated=0), ...]
-fits = [fit_of(rate, config) for rate in rates]
-write_pass_rates(path, rates, fits)
+    rates = [PassRate("a1", outcomes={"correct": 3, "wrong": 5}, num_tokens=312, num_truncated=0), ...]
+    fits = [fit_of(rate, config) for rate in rates]         # which prompts are kept for RL
+    write_pass_rates(path, rates, fits)
+
+The card of `sample` also says how many of the answers became traces.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -16,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from luffy.config.difficulty import DifficultyConfig
+from luffy.config.expert_iteration import SampleConfig
 from luffy.files import replacing
 from luffy.markdown_text import markdown_cell
-from luffy.types import Outcome
+from luffy.types import Outcome, Prompt
 
-RATES_FILE = "pass_rates.parquet"
+RATES_FILE, CARD_FILE = "pass_rates.parquet", "card.json"
 _SCHEMA = pa.schema(
     [
         pa.field("uid", pa.string(), nullable=False),
@@ -183,6 +186,14 @@ def difficulty_card(
     """Return the card of all prompts; every setting of `config` that has a fallback must be filled in."""
     assert config.temperature is not None
     assert config.max_response_tokens is not None
+    sources = {}
+    for source in sorted(set(data_sources)):
+        chosen = [(rate, fit) for rate, fit, of in zip(rates, fits, data_sources, strict=True) if of == source]
+        sources[source] = {
+            "prompts": len(chosen),
+            "kept": sum(fit is Fit.KEPT for _, fit in chosen),
+            "mean_pass_rate": _mean([rate.value for rate, _ in chosen]),
+        }
     return DifficultyCard(
         policy=config.policy,
         temperature=config.temperature,
@@ -190,12 +201,12 @@ def difficulty_card(
         min_pass_rate=config.min_pass_rate,
         max_pass_rate=config.max_pass_rate,
         fits={str(fit): fits.count(fit) for fit in Fit},
-        sources=dict(_by_source(rates, fits, data_sources)),
+        sources=sources,
         **asdict(summarise_rates(rates, config.num_samples)),
     )
 
 
-def card_json(card: DifficultyCard) -> str:
+def card_json(card: "DifficultyCard | SampleCard") -> str:
     """Return the contents of `card.json`."""
     return json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n"
 
@@ -207,11 +218,17 @@ def read_card(path: Path) -> DifficultyCard:
 
 def card_markdown(card: DifficultyCard) -> str:
     """Return the contents of `card.md`."""
-    kept = card.fits[Fit.KEPT]
+
+    def side(rate: float) -> str:
+        if card.min_pass_rate <= rate <= card.max_pass_rate:
+            return ""
+        return "too hard" if rate < card.min_pass_rate else "too easy"
+
+    kept, samples = card.fits[Fit.KEPT], card.num_samples
     lines = [
         "# Difficulty",
         "",
-        f"Policy {card.policy}: {card.num_samples} responses a prompt at temperature {card.temperature:g}, of at most "
+        f"Policy {card.policy}: {samples} responses a prompt at temperature {card.temperature:g}, of at most "
         f"{card.max_response_tokens} tokens.",
         "",
         f"{kept} of {card.prompts} training prompts stay for RL, with pass rates from {card.min_pass_rate:g} to "
@@ -224,7 +241,7 @@ def card_markdown(card: DifficultyCard) -> str:
         "| correct | prompts | % | |",
         "|---|---|---|---|",
         *(
-            f"| {number} of {card.num_samples} | {count} | {100 * count / card.prompts:.1f} | {_side(number, card)} |"
+            f"| {number} of {samples} | {count} | {100 * count / card.prompts:.1f} | {side(int(number) / samples)} |"
             for number, count in card.histogram.items()
         ),
         "",
@@ -240,26 +257,102 @@ def card_markdown(card: DifficultyCard) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _side(number: str, card: DifficultyCard) -> str:
-    rate = int(number) / card.num_samples
-    if card.min_pass_rate <= rate <= card.max_pass_rate:
-        return ""
-    return "too hard" if rate < card.min_pass_rate else "too easy"
+@dataclass(frozen=True, slots=True)
+class KeptCount:
+    """Number of kept traces, and of prompts with one."""
+
+    prompts: int
+    """Training prompts with a trace."""
+    traces: int
+    mean_tokens: float
+    """Mean length of a trace."""
+    with_logprobs: int
+    """Traces whose text is tokenized into the same tokens that were sampled."""
 
 
-def _by_source(
-    rates: Sequence[PassRate], fits: Sequence[Fit], data_sources: Sequence[str]
-) -> Iterator[tuple[str, dict[str, float]]]:
-    for source in sorted(set(data_sources)):
-        chosen = [(rate, fit) for rate, fit, of in zip(rates, fits, data_sources, strict=True) if of == source]
-        yield (
-            source,
-            {
-                "prompts": len(chosen),
-                "kept": sum(fit is Fit.KEPT for _, fit in chosen),
-                "mean_pass_rate": _mean([rate.value for rate, _ in chosen]),
-            },
-        )
+@dataclass(frozen=True, slots=True)
+class SampleCard:
+    """All of `card.json`."""
+
+    policy: str
+    """Node of the policy that was sampled."""
+    round: int
+    temperature: float
+    max_response_tokens: int
+    choose: str
+    max_per_prompt: int
+    rates: RateSummary
+    kept: KeptCount
+
+
+class KeptCounter:
+    """Counts prompts and traces while they are iterated over."""
+
+    def __init__(self) -> None:
+        self._prompts = self._traces = self._tokens = self._with_logprobs = 0
+
+    def passing(self, prompts: Iterable[Prompt]) -> Iterable[Prompt]:
+        """`prompts`, each counted."""
+        for prompt in prompts:
+            self._prompts += 1
+            self._traces += len(prompt.traces)
+            self._tokens += sum(trace.num_tokens or 0 for trace in prompt.traces)
+            self._with_logprobs += sum(trace.logprobs is not None for trace in prompt.traces)
+            yield prompt
+
+    @property
+    def count(self) -> KeptCount:
+        """The counts so far."""
+        mean = self._tokens / self._traces if self._traces else 0.0
+        return KeptCount(self._prompts, self._traces, mean, self._with_logprobs)
+
+
+def sample_card(policy: str, number: int, config: SampleConfig, rates: RateSummary, kept: KeptCount) -> SampleCard:
+    """The card of round `number`; every setting of `config` that has a fallback must be filled in."""
+    assert config.max_response_tokens is not None
+    return SampleCard(
+        policy=policy,
+        round=number,
+        temperature=config.temperature,
+        max_response_tokens=config.max_response_tokens,
+        choose=config.keep.choose,
+        max_per_prompt=config.keep.max_per_prompt,
+        rates=rates,
+        kept=kept,
+    )
+
+
+def read_sample_card(path: Path) -> SampleCard:
+    """The card that `card_json` wrote."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return SampleCard(**{**values, "rates": RateSummary(**values["rates"]), "kept": KeptCount(**values["kept"])})
+
+
+def sample_card_markdown(card: SampleCard) -> str:
+    """The contents of `card.md`."""
+    rates, kept = card.rates, card.kept
+    lines = [
+        f"# Sampled traces, round {card.round}",
+        "",
+        f"Policy {card.policy}: {rates.num_samples} responses a prompt at temperature {card.temperature:g}, of at most "
+        f"{card.max_response_tokens} tokens.",
+        "",
+        *rates.sentences,
+        "",
+        f"{kept.traces} correct and complete answers to {kept.prompts} of {rates.prompts} training prompts are kept "
+        f"({card.choose}, at most {card.max_per_prompt} a prompt), with {kept.mean_tokens:.1f} tokens on average; "
+        f"{kept.with_logprobs} have log-probabilities.",
+        "",
+        "## Prompts by their correct responses",
+        "",
+        "| correct | prompts | % |",
+        "|---|---|---|",
+        *(
+            f"| {number} of {rates.num_samples} | {count} | {100 * count / rates.prompts:.1f} |"
+            for number, count in rates.histogram.items()
+        ),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -96,8 +96,15 @@ def ask(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template:
 
 def prompt_text(prompt: Prompt, template: str) -> str:
     """Return the text of a prompt under a template other than `own`; DataError as `ask`."""
+    turns = [message for message in prompt.messages if message.role != "system"]
+    if len(turns) != 1 or turns[0].role != "user":
+        roles = ", ".join(message.role for message in turns) or "none"
+        raise DataError(
+            f"problem {prompt.uid}: the template {template_label(template)} takes one question, and the turns are "
+            f"{roles}; use the template own"
+        )
     around = named_or_own(template)
-    return around.before + _question(prompt, template) + around.after
+    return around.before + turns[0].content + around.after
 
 
 def template_opener(tokenizer: PreTrainedTokenizerBase | None, template: str) -> str:
@@ -121,14 +128,3 @@ def named_or_own(template: str) -> PromptTemplate:
         return PROMPT_TEMPLATES[template]
     before, _, after = template.partition(QUESTION_SLOT)
     return PromptTemplate(before, after)
-
-
-def _question(prompt: Prompt, template: str) -> str:
-    turns = [message for message in prompt.messages if message.role != "system"]
-    if len(turns) != 1 or turns[0].role != "user":
-        roles = ", ".join(message.role for message in turns) or "none"
-        raise DataError(
-            f"problem {prompt.uid}: the template {template_label(template)} takes one question, and the turns are "
-            f"{roles}; use the template own"
-        )
-    return turns[0].content

@@ -1,17 +1,20 @@
-"""Filters for rows and traces. Nothing is dropped without being counted."""
+"""Filters for rows and traces. Nothing is dropped without being counted.
+
+Traces are used where they end in the right answer, and where an environment still answers them as recorded.
+"""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import History
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.overlap import BenchmarkIndex, Hit
-from luffy.data.prompt_identity import problem_text
+from luffy.data.schema import problem_text
 from luffy.data.templates import (
     is_complete,
     prompt_lengths,
@@ -20,10 +23,20 @@ from luffy.data.templates import (
     trace_lengths,
     with_opened_thinking,
 )
-from luffy.data.verify_traces import Replayed, TraceReplayer, grade_traces, with_verdict
 from luffy.errors import DataError
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.types import Message, Outcome, Prompt, Trace
+
+
+class Replayed(StrEnum):
+    """Result of playing a trace of many turns again."""
+
+    SAME = "same"
+    """The environment answered every turn as recorded."""
+    DIFFERS = "differs"
+    CRASHED = "crashed"
+    """The environment failed."""
 
 
 class Rejection(StrEnum):
@@ -143,7 +156,36 @@ class FilteredRow:
     """Whether it is rejected only because no trace is left."""
 
 
-class JudgedTrace(NamedTuple):
+class TraceReplayer(Protocol):
+    """Plays recorded turns in an environment. It may be sent to another process."""
+
+    def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
+        """The result for each trace of each prompt; None for a single-turn trace, which has no answers to compare."""
+        ...
+
+
+def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Outcome]]:
+    """Return what grading found for each trace of each prompt.
+
+    Raises LostError if a judge could not be reached: that is not a verdict on the traces.
+    """
+    requests = [
+        GradeRequest(trace.reply, prompt.ground_truth, problem_of(prompt))
+        for prompt in prompts
+        for trace in prompt.traces
+    ]
+    grades = grader.grade(requests)
+    require_verdicts(grades, "traces", "finished shards are kept, and the same command continues after them")
+    outcomes = iter([grade.outcome for grade in grades])
+    return [[next(outcomes) for _ in prompt.traces] for prompt in prompts]
+
+
+def with_verdict(trace: Trace, outcome: Outcome) -> Trace:
+    """Return the trace with `verified` set; a verdict that its source brought along is replaced."""
+    return dataclasses.replace(trace, verified=outcome is Outcome.CORRECT)
+
+
+class _JudgedTrace(NamedTuple):
     """A trace, and the findings about it."""
 
     trace: Trace
@@ -174,69 +216,50 @@ class RowFilter:
 
     def normalised(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Return the prompts with their traces as the policy has to write them."""
-        return [self._normalised(prompt) for prompt in prompts]
+        found = []
+        for prompt in prompts:
+            traces = prompt.traces if self.rules.keeps_traces else ()
+            opened = [trace.text if trace.turns else with_opened_thinking(trace.text) for trace in traces]
+            if any(text is not trace.text for text, trace in zip(opened, traces, strict=True)):
+                pairs = zip(traces, opened, strict=True)
+                traces = tuple([dataclasses.replace(trace, text=text) for trace, text in pairs])
+            found.append(prompt if traces is prompt.traces else _with_traces(prompt, traces))
+        return found
 
     def judged(self, prompts: Sequence[Prompt], outcomes: Sequence[Sequence[Outcome]]) -> list[FilteredRow]:
         """Return the result of `apply` for `normalised` prompts whose traces are already graded."""
-        replays = self._replays(prompts)
+        replays: Sequence[Sequence[Replayed | None]] = [[None] * len(prompt.traces) for prompt in prompts]
+        if self.replayer is not None:
+            replays = self.replayer.replay(prompts)
+        in_prompts: Sequence[Hit | None] = [None] * len(prompts)
+        if self.rules.keeps_traces:  # benchmarks are not compared with themselves
+            in_prompts = self.benchmarks.find([problem_text(prompt.messages) for prompt in prompts])
+        traces = [trace for prompt in prompts for trace in prompt.traces]
+        if any(trace.turns for trace in traces):  # whose lengths include the environment's tokens
+            encoded = encode_demonstrations(self.tokenizer, prompts, self.rules.history)
+            sizes = [found.length for of_prompt in encoded for found in of_prompt]
+        else:
+            sizes = trace_lengths(self.tokenizer, [trace.text for trace in traces])
+        of_traces = zip(sizes, self.benchmarks.find([trace.text for trace in traces]), strict=True)
         lengths = prompt_lengths(self.tokenizer, [prompt.messages for prompt in prompts])
-        traces_of_all = [trace for prompt in prompts for trace in prompt.traces]
-        texts = [trace.text for trace in traces_of_all]
-        in_prompts = self._in_prompts(prompts)
-        of_traces = zip(self._lengths(prompts), self.benchmarks.find(texts), strict=True)
         opener = prompt_opener(self.tokenizer)
         judged = []
         for prompt, found, replayed, length, held in zip(prompts, outcomes, replays, lengths, in_prompts, strict=True):
             verdicts = zip(prompt.traces, found, replayed, strict=True)
-            traces = [JudgedTrace(*verdict, *next(of_traces)) for verdict in verdicts]
-            judged.append(self._row(prompt, traces, length, held, opener))
+            judged_traces = [_JudgedTrace(*verdict, *next(of_traces)) for verdict in verdicts]
+            judged.append(self._row(prompt, judged_traces, length, held, opener))
         return judged
 
-    def _replays(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
-        if self.replayer is None:
-            return [[None] * len(prompt.traces) for prompt in prompts]
-        return self.replayer.replay(prompts)
-
-    def _lengths(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Tokens of each trace, with those of the environment in a trace of many turns."""
-        traces = [trace for prompt in prompts for trace in prompt.traces]
-        if not any(trace.turns for trace in traces):
-            return trace_lengths(self.tokenizer, [trace.text for trace in traces])
-        encoded = encode_demonstrations(self.tokenizer, prompts, self.rules.history)
-        return [found.length for of_prompt in encoded for found in of_prompt]
-
-    def _in_prompts(self, prompts: Sequence[Prompt]) -> Sequence[Hit | None]:
-        if not self._checks:
-            return [None] * len(prompts)
-        return self.benchmarks.find([problem_text(prompt.messages) for prompt in prompts])
-
-    @property
-    def _checks(self) -> bool:
-        """Whether the source is compared with the benchmarks, which are not compared with themselves."""
-        return self.rules.keeps_traces
-
-    def _normalised(self, prompt: Prompt) -> Prompt:
-        if not self.rules.keeps_traces:
-            return dataclasses.replace(prompt, traces=()) if prompt.traces else prompt
-        opened = [trace.text if trace.turns else with_opened_thinking(trace.text) for trace in prompt.traces]
-        if all(text is trace.text for text, trace in zip(opened, prompt.traces, strict=True)):
-            return prompt
-        return dataclasses.replace(
-            prompt,
-            traces=tuple(
-                dataclasses.replace(trace, text=text) for trace, text in zip(prompt.traces, opened, strict=True)
-            ),
-        )
-
     def _row(
-        self,
-        prompt: Prompt,
-        traces: Sequence[JudgedTrace],
-        length: int,
-        held: Hit | None,
-        opener: str,
+        self, prompt: Prompt, traces: Sequence[_JudgedTrace], length: int, held: Hit | None, opener: str
     ) -> FilteredRow:
-        reason, hit = self._against_prompt(prompt, length, held)
+        rules, reason, hit = self.rules, None, held
+        if rules.keeps_traces and (equal := self.benchmarks.equal(prompt)):
+            reason, hit = Rejection.IN_SUITE, equal
+        elif held is not None:
+            reason = Rejection.HOLDS_BENCHMARK_PROBLEM
+        elif rules.max_prompt_tokens is not None and length > rules.max_prompt_tokens:
+            reason = Rejection.PROMPT_TOO_LONG
         hits = [("prompt", hit)] if hit else []
         usable: list[tuple[Trace, int]] = []
         rejected: list[tuple[Trace, Rejection]] = []
@@ -261,17 +284,8 @@ class RowFilter:
             lost_its_traces=lost,
         )
 
-    def _against_prompt(self, prompt: Prompt, length: int, held: Hit | None) -> tuple[Rejection | None, Hit | None]:
-        rules = self.rules
-        if self._checks and (equal := self.benchmarks.equal(prompt)):
-            return Rejection.IN_SUITE, equal
-        if held is not None:
-            return Rejection.HOLDS_BENCHMARK_PROBLEM, held
-        if rules.max_prompt_tokens is not None and length > rules.max_prompt_tokens:
-            return Rejection.PROMPT_TOO_LONG, None
-        return None, None
-
-    def _against_trace(self, each: JudgedTrace, opener: str) -> Rejection | None:
+    def _against_trace(self, each: _JudgedTrace, opener: str) -> Rejection | None:
+        """The first rule that a trace breaks."""
         rules, trace = self.rules, each.trace
         if each.num_tokens > rules.max_trace_tokens:
             return Rejection.TRACE_TOO_LONG
@@ -294,14 +308,6 @@ def _with_traces(prompt: Prompt, traces: tuple[Trace, ...]) -> Prompt:
     return Prompt(uid, data_source, messages, truth, traces, prompt.ability, prompt.extra_info, prompt.grader)
 
 
-def with_instructions(prompts: Iterable[Prompt], instructions: Mapping[str | None, str]) -> list[Prompt]:
-    """Return the prompts with their instructions at the end of their system message, or as one of their own.
-
-    `instructions` are by data source; those under None are for all others. DataError for a source without an entry.
-    """
-    return [_with_own(prompt, instructions) for prompt in prompts]
-
-
 def unplayed_source(data_source: str, played: Iterable[str | None]) -> DataError:
     """Return the error for a prompt that no part of a mixture of environments plays."""
     return DataError(
@@ -310,24 +316,26 @@ def unplayed_source(data_source: str, played: Iterable[str | None]) -> DataError
     )
 
 
-def _with_own(prompt: Prompt, instructions: Mapping[str | None, str]) -> Prompt:
-    source = prompt.data_source if prompt.data_source in instructions else None
-    if source not in instructions:
-        raise unplayed_source(prompt.data_source, instructions)
-    text = instructions[source]
-    return dataclasses.replace(prompt, messages=_instructed(prompt.messages, text)) if text else prompt
+def with_instructions(prompts: Iterable[Prompt], instructions: Mapping[str | None, str]) -> list[Prompt]:
+    """Return the prompts with their instructions at the end of their system message, or as one of their own.
+
+    `instructions` are by data source; those under None are for all others. DataError for a source without an entry.
+    """
+    found = []
+    for prompt in prompts:
+        source = prompt.data_source if prompt.data_source in instructions else None
+        if source not in instructions:
+            raise unplayed_source(prompt.data_source, instructions)
+        text, first = instructions[source], prompt.messages[0]
+        messages = (Message("system", text), *prompt.messages)
+        if first.role == "system":
+            messages = (Message("system", f"{first.content}\n\n{text}"), *prompt.messages[1:])
+        found.append(dataclasses.replace(prompt, messages=messages) if text else prompt)
+    return found
 
 
-def _instructed(messages: tuple[Message, ...], instructions: str) -> tuple[Message, ...]:
-    if messages[0].role != "system":
-        return (Message("system", instructions), *messages)
-    return (Message("system", f"{messages[0].content}\n\n{instructions}"), *messages[1:])
-
-
-def with_system_prompt(prompts: Iterable[Prompt], system_prompt: str | None) -> list[Prompt]:
+def with_system_prompt(prompts: Iterable[Prompt], system_prompt: str) -> list[Prompt]:
     """Return the prompts with `system_prompt` in front, unless they have a system message of their own."""
-    if system_prompt is None:
-        return list(prompts)
     first = Message("system", system_prompt)
     return [
         prompt

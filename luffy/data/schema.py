@@ -1,4 +1,4 @@
-"""The rows of prepared data, and the parsing of one row of a file.
+"""The rows of prepared data, the identity of a problem, and the parsing of one row of a file.
 
 Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
 several demonstrations per prompt, each with its author, verdict and log-probabilities, and for those that a model wrote
@@ -13,6 +13,7 @@ reply, for readers that expect one demonstration.
 
 import ast
 import difflib
+import hashlib
 import io
 import itertools
 import json
@@ -23,7 +24,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from luffy.data.prompt_identity import prompt_uid
 from luffy.errors import LuffyError
 from luffy.json_text import parse_json, refuse_deep
 from luffy.types import Message, Origin, Prompt, Trace
@@ -51,22 +51,47 @@ def as_list(value: object) -> list[object] | None:
 
     NumPy's `['2' '3']`, which pandas writes to CSV, is none: to Python it is one text, `23`.
     """
-    found = _literal(value) if isinstance(value, str) else value
-    return list(found) if isinstance(found, list | tuple) else None
+    if isinstance(value, str):
+        try:
+            found = ast.literal_eval(value)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return None
+        tokens = tokenize.generate_tokens(io.StringIO(value).readline)
+        types = [token.type for token in tokens if token.type != tokenize.NL]
+        if (tokenize.STRING, tokenize.STRING) in itertools.pairwise(types):
+            return None
+        value = found
+    return list(value) if isinstance(value, list | tuple) else None
 
 
-def _literal(text: str) -> object:
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    return None if _holds_adjacent_texts(text) else found
+def prompt_uid(data_source: str, messages: Sequence[Message]) -> str:
+    """Return 16 hexadecimal digits of the sha256 of the data source and the problem (all but the system prompt)."""
+    parts = [data_source]
+    for message in _problem(messages):
+        parts += (message.role, message.content)
+    # Lengths in front keep ("ab", "c") apart from ("a", "bc").
+    text = "".join([f"{len(part)}:{part}" for part in parts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _holds_adjacent_texts(literal: str) -> bool:
-    tokens = tokenize.generate_tokens(io.StringIO(literal).readline)
-    types = [token.type for token in tokens if token.type != tokenize.NL]
-    return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(types)
+def problem_key(messages: Sequence[Message]) -> str:
+    """Return a key that is equal for equal problems: the turns without the system prompt, case and spacing."""
+    return text_key(" ".join(message.content for message in _problem(messages)))
+
+
+def text_key(text: str) -> str:
+    """Return the text without case and spacing."""
+    return " ".join(text.split()).casefold()
+
+
+def problem_text(messages: Sequence[Message]) -> str:
+    """Return the question as written: the turns without the system prompt, one per line."""
+    return "\n".join(message.content for message in _problem(messages))
+
+
+def _problem(messages: Sequence[Message]) -> Sequence[Message]:
+    """The turns that state the problem: all but system messages, unless there are no others."""
+    return [message for message in messages if message.role != "system"] or messages
 
 
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
@@ -134,15 +159,18 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
     data_source = checked_text(row.get("data_source"), "data_source", may_be_empty=True)
     messages = checked_messages(row.get("prompt"), "prompt")
     uid = as_text(row.get("uid"))
+    model = row.get("reward_model")
+    if not isinstance(model, dict):
+        raise RowError("reward_model", "is missing" if model is None else f"must be a mapping, found {_short(model)}")
     return Prompt(
         uid=prompt_uid(data_source, messages) if uid is None else checked_text(uid, "uid"),
         data_source=data_source,
         messages=messages,
-        ground_truth=_ground_truth(row.get("reward_model")),
+        ground_truth=checked_text(as_text(model.get("ground_truth")), "reward_model.ground_truth"),
         traces=_traces(row.get("traces"), author) or _target(row.get("target"), author),
         ability=checked_text(_ABILITY if row.get("ability") is None else row["ability"], "ability"),
         extra_info=_extra_info(row.get("extra_info")),
-        grader=_grader(row.get("reward_model")),
+        grader=_grader(model.get("style")),
     )
 
 
@@ -177,28 +205,7 @@ def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:
     styles = pa.array([prompt.grader or _RULE for prompt in prompts], pa.string())
     # A trace of many turns is no single reply.
     first_traces = [[trace for trace in prompt.traces[:1] if not trace.turns] for prompt in prompts]
-    columns = [
-        pa.array([prompt.uid for prompt in prompts], pa.string()),
-        pa.array([prompt.data_source for prompt in prompts], pa.string()),
-        _message_column([[(message.role, message.content) for message in prompt.messages] for prompt in prompts]),
-        _message_column([[("assistant", trace.text) for trace in traces] for traces in first_traces]),
-        pa.array([prompt.ability for prompt in prompts], pa.string()),
-        pa.StructArray.from_arrays([styles, truths], fields=list(SCHEMA.field("reward_model").type)),
-        pa.array([_to_json(prompt.extra_info) for prompt in prompts], pa.string()),
-        _trace_column([prompt.traces for prompt in prompts]),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def _message_column(rows: Sequence[Sequence[tuple[str, str]]]) -> pa.ListArray:
-    roles = pa.array([role for row in rows for role, _ in row], pa.string())
-    contents = pa.array([content for row in rows for _, content in row], pa.string())
-    values = pa.StructArray.from_arrays([roles, contents], fields=list(_MESSAGES.value_type))
-    return pa.ListArray.from_arrays(_offsets(rows), values, type=_MESSAGES)
-
-
-def _trace_column(rows: Sequence[Sequence[Trace]]) -> pa.ListArray:
-    traces = [trace for row in rows for trace in row]
+    traces = [trace for prompt in prompts for trace in prompt.traces]
     fields = [
         pa.array([trace.text for trace in traces], pa.string()),
         pa.array([trace.author for trace in traces], pa.string()),
@@ -211,7 +218,24 @@ def _trace_column(rows: Sequence[Sequence[Trace]]) -> pa.ListArray:
         pa.array([trace.origin for trace in traces], pa.string()),
     ]
     values = pa.StructArray.from_arrays(fields, fields=list(_TRACES.value_type))
-    return pa.ListArray.from_arrays(_offsets(rows), values, type=_TRACES)
+    columns = [
+        pa.array([prompt.uid for prompt in prompts], pa.string()),
+        pa.array([prompt.data_source for prompt in prompts], pa.string()),
+        _message_column([[(message.role, message.content) for message in prompt.messages] for prompt in prompts]),
+        _message_column([[("assistant", trace.text) for trace in first] for first in first_traces]),
+        pa.array([prompt.ability for prompt in prompts], pa.string()),
+        pa.StructArray.from_arrays([styles, truths], fields=list(SCHEMA.field("reward_model").type)),
+        pa.array([_to_json(prompt.extra_info) for prompt in prompts], pa.string()),
+        pa.ListArray.from_arrays(_offsets([prompt.traces for prompt in prompts]), values, type=_TRACES),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _message_column(rows: Sequence[Sequence[tuple[str, str]]]) -> pa.ListArray:
+    roles = pa.array([role for row in rows for role, _ in row], pa.string())
+    contents = pa.array([content for row in rows for _, content in row], pa.string())
+    values = pa.StructArray.from_arrays([roles, contents], fields=list(_MESSAGES.value_type))
+    return pa.ListArray.from_arrays(_offsets(rows), values, type=_MESSAGES)
 
 
 def _offsets(rows: Sequence[Sequence[object]]) -> pa.Array:
@@ -246,29 +270,19 @@ def _messages(value: object, field: str, role_of_text: str) -> tuple[Message, ..
     if not isinstance(value, list):
         reason = "is missing" if value is None else f"must be a list of messages, found {_short(value)}"
         raise RowError(field, reason)
-    return tuple([_message(item, field, index) for index, item in enumerate(value)])
+    messages = []
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise RowError(f"{field}[{index}]", f"must be a mapping with role and content, found {_short(item)}")
+        role = item.get("role")
+        if role not in _ROLES:
+            raise RowError(f"{field}[{index}].role", f"must be one of {', '.join(_ROLES)}, found {_short(role)}")
+        content = checked_text(item.get("content"), f"{field}[{index}].content", may_be_empty=role == "system")
+        messages.append(Message(role, content))
+    return tuple(messages)
 
 
-def _message(value: object, column: str, index: int) -> Message:
-    if not isinstance(value, dict):
-        raise RowError(f"{column}[{index}]", f"must be a mapping with role and content, found {_short(value)}")
-    role = value.get("role")
-    if role not in _ROLES:
-        raise RowError(f"{column}[{index}].role", f"must be one of {', '.join(_ROLES)}, found {_short(role)}")
-    return Message(
-        role, checked_text(value.get("content"), f"{column}[{index}].content", may_be_empty=role == "system")
-    )
-
-
-def _ground_truth(value: object) -> str:
-    if not isinstance(value, dict):
-        reason = "is missing" if value is None else f"must be a mapping, found {_short(value)}"
-        raise RowError("reward_model", reason)
-    return checked_text(as_text(value.get("ground_truth")), "reward_model.ground_truth")
-
-
-def _grader(value: object) -> str | None:
-    style = value.get("style") if isinstance(value, dict) else None
+def _grader(style: object) -> str | None:
     if style is None or (isinstance(style, str) and _VERLS_RULE.fullmatch(style)):
         return None
     # `model` is verl's word for a reward model, which is no grader.
@@ -302,7 +316,11 @@ def _trace(value: object, field: str, author: str) -> Trace:
     verified = value.get("verified")
     if verified is not None and not isinstance(verified, bool):
         raise RowError(f"{field}.verified", f"must be true, false or null, found {_short(verified)}")
-    written_by = value.get("author")
+    num_tokens, origin, written_by = value.get("num_tokens"), value.get("origin"), value.get("author")
+    if num_tokens is not None and (not isinstance(num_tokens, int) or isinstance(num_tokens, bool) or num_tokens < 0):
+        raise RowError(f"{field}.num_tokens", f"must be a whole number of at least 0, found {_short(num_tokens)}")
+    if origin is not None and origin not in list(Origin):
+        raise RowError(f"{field}.origin", f"must be one of {', '.join(Origin)}, found {_short(origin)}")
     turns = _turns(value.get("turns"), f"{field}.turns")
     return Trace(
         text=joined_text(turns) if turns else checked_text(value.get("text"), f"{field}.text"),
@@ -312,26 +330,13 @@ def _trace(value: object, field: str, author: str) -> Trace:
         turns=turns,
         model=_optional_text(value.get("model"), f"{field}.model"),
         decoding=_optional_text(value.get("decoding"), f"{field}.decoding"),
-        num_tokens=_count(value.get("num_tokens"), f"{field}.num_tokens"),
-        origin=_origin(value.get("origin"), f"{field}.origin"),
+        num_tokens=num_tokens,
+        origin=None if origin is None else Origin(origin),
     )
-
-
-def _origin(value: object, field: str) -> Origin | None:
-    known = {str(origin): origin for origin in Origin}
-    if value is None or (isinstance(value, str) and value in known):
-        return None if value is None else known[value]
-    raise RowError(field, f"must be one of {', '.join(known)}, found {_short(value)}")
 
 
 def _optional_text(value: object, field: str) -> str | None:
     return None if value is None else checked_text(value, field)
-
-
-def _count(value: object, field: str) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    raise RowError(field, f"must be a whole number of at least 0, found {_short(value)}")
 
 
 def joined_text(turns: Sequence[Message]) -> str:
@@ -364,7 +369,12 @@ def checked_logprobs(value: object, field: str) -> tuple[float, ...] | None:
 
 
 def _extra_info(value: object) -> dict[str, object]:
-    found = _decoded(value) if isinstance(value, str) else value
+    found = value
+    if isinstance(value, str):
+        try:
+            found = parse_json(value) if value.strip() else None
+        except ValueError as error:
+            raise RowError("extra_info", f"is not JSON: {error}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -380,15 +390,6 @@ def check_json(value: object, field: str) -> None:
         refuse_deep(_to_json(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError(field, f"cannot be written as JSON: {error}") from None
-
-
-def _decoded(text: str) -> object:
-    if not text.strip():
-        return None
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise RowError("extra_info", f"is not JSON: {error}") from None
 
 
 def _short(value: object) -> str:

@@ -111,7 +111,21 @@ def select(rows: PassedRows, rules: Rules) -> Selection:
     firsts = _firsts(rows.uids, kept)
     # A file may give one uid to two problems.
     _reject(selection, rows.problems != rows.problems[firsts], Rejection.DUPLICATE)
-    _settle_repeats(rows, rules, selection, _firsts(rows.problems if rules.unique_problems else rows.uids, kept))
+    firsts = _firsts(rows.problems if rules.unique_problems else rows.uids, kept)
+    repeats = kept & (firsts != numbers)
+    other = repeats & (rows.answers != rows.answers[firsts])
+    _reject(selection, other, Rejection.OTHER_ANSWER)
+    repeats &= ~other
+    joined = np.zeros(len(rows), dtype=np.bool_)
+    if rules.repeats == "fold":
+        joined = repeats.copy()
+    elif rules.repeats == "merge":
+        joined = _take_new_traces(rows, selection, repeats, firsts)
+    selection.owners[joined] = firsts[joined]
+    kept[joined] = False
+    same_uid = rows.uids == rows.uids[firsts]
+    _reject(selection, repeats & ~joined & same_uid, Rejection.DUPLICATE)
+    _reject(selection, repeats & ~joined & ~same_uid, Rejection.EQUAL_PROBLEM)
     if rules.near_duplicates is not None:
         # A row that is already rejected must not head a cluster, or no row of the cluster would be left. A row that was
         # merged into another states the same problem.
@@ -202,24 +216,6 @@ def _firsts(values: np.ndarray, among: Mask) -> npt.NDArray[np.int64]:
     _, first, inverse = np.unique(values[indices], return_index=True, return_inverse=True)
     firsts[indices] = indices[first[inverse]]
     return firsts
-
-
-def _settle_repeats(rows: PassedRows, rules: Rules, selection: Selection, firsts: npt.NDArray[np.int64]) -> None:
-    """Merge, fold or reject the rows that are not the first of their kind."""
-    repeats = selection.kept & (firsts != np.arange(len(rows)))
-    other = repeats & (rows.answers != rows.answers[firsts])
-    _reject(selection, other, Rejection.OTHER_ANSWER)
-    repeats &= ~other
-    joined = np.zeros(len(rows), dtype=np.bool_)
-    if rules.repeats == "fold":
-        joined = repeats.copy()
-    elif rules.repeats == "merge":
-        joined = _take_new_traces(rows, selection, repeats, firsts)
-    selection.owners[joined] = firsts[joined]
-    selection.kept[joined] = False
-    same_uid = rows.uids == rows.uids[firsts]
-    _reject(selection, repeats & ~joined & same_uid, Rejection.DUPLICATE)
-    _reject(selection, repeats & ~joined & ~same_uid, Rejection.EQUAL_PROBLEM)
 
 
 def _take_new_traces(rows: PassedRows, selection: Selection, repeats: Mask, firsts: npt.NDArray[np.int64]) -> Mask:

@@ -35,13 +35,12 @@ from luffy.confidential import may_show_prompt
 from luffy.config.grading import GradingConfig
 from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Signatures, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
-from luffy.data.prompt_identity import problem_key, problem_text
-from luffy.data.row_filters import FilteredRow, RowFilter, Rules, with_instructions, with_system_prompt
+from luffy.data.row_filters import FilteredRow, RowFilter, Rules, TraceReplayer, with_instructions, with_system_prompt
+from luffy.data.schema import problem_key, problem_text
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
-from luffy.data.verify_traces import TraceReplayer
 from luffy.errors import DataError, LostError
 from luffy.files import replacing, write_atomic
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.processes import die_with
 from luffy.types import Prompt
 
@@ -111,9 +110,22 @@ def filter_source(source: TraceSource, job: FilterJob, folder: Path, num_workers
     Short generated sources, single shards and `num_workers` 1 are processed in this process with `grader`. Shards that
     were made from other inputs (`job.inputs`) are made again. LostError when a worker dies.
     """
-    _drop_shards_of_other_inputs(folder, job.inputs)
-    cut = _Cut(source, folder)
-    waiting = cut.unfinished()
+    record = folder / _INPUTS  # a dataset may have changed since the stage was interrupted
+    if folder.is_dir() and not (record.is_file() and record.read_text(encoding="utf-8") == job.inputs):
+        record.unlink(missing_ok=True)  # first: a kill may leave some of the other files
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(record, job.inputs)
+    count = 0
+
+    def unfinished() -> Iterator[Shard]:
+        nonlocal count
+        chunks = chunked(source.rows(), lambda row: text_size(row) if isinstance(row, Prompt) else len(row.reason))
+        for count, rows in enumerate(chunks, start=1):
+            if not _file(folder, count - 1, "json").is_file():
+                yield count - 1, rows
+
+    waiting = unfinished()
     head = list(itertools.islice(waiting, 2))
     if source.is_light or num_workers == 1 or len(head) < 2:
         worker = ShardWorker(job)
@@ -121,8 +133,8 @@ def filter_source(source: TraceSource, job: FilterJob, folder: Path, num_workers
             worker.work(index, rows, folder, grader)
     else:
         _in_processes(itertools.chain(head, waiting), job, folder, num_workers)
-    assert len(finished_shards(folder)) == cut.count, "a shard was lost"
-    return cut.count
+    assert len(finished_shards(folder)) == count, "a shard was lost"
+    return count
 
 
 def finished_shards(folder: Path) -> list[Path]:
@@ -153,8 +165,15 @@ class ShardWorker:
     def work(self, index: int, rows: Sequence[Row], folder: Path, grader: GraderPool) -> None:
         """Filter the rows and write the shard's files; DataError where a row names a grader that does not exist."""
         prompts = [row for row in rows if isinstance(row, Prompt)]
-        _check_graders(self._job.name, prompts, self._job.grading)
-        prompts = with_system_prompt(prompts, self._job.system_prompt)
+        grading = self._job.grading
+        unknown = sorted({prompt.grader for prompt in prompts if prompt.grader is not None} - set(grading.names))
+        if unknown:
+            raise DataError(
+                f"data.{self._job.name}: field reward_model.style names {', '.join(unknown)}, which is no grader; "
+                f"there are rule, {', '.join(grading.names)} (add others to grading.named)"
+            )
+        if self._job.system_prompt is not None:
+            prompts = with_system_prompt(prompts, self._job.system_prompt)
         if self._job.instructions:
             prompts = with_instructions(prompts, self._job.instructions)
         judged = self._filter.apply(prompts, grader)
@@ -163,19 +182,12 @@ class ShardWorker:
         complement = [row.prompt for row in judged if row.lost_its_traces]
         if complement:
             write_prompts(_file(folder, index, "complement.parquet"), complement)
-        self._write_arrays(_file(folder, index, "npz"), passed, complement)
-        statistics = _statistics(rows, judged, self._job.samples)
-        write_atomic(
-            _file(folder, index, "json"),
-            json.dumps({part.name: getattr(statistics, part.name) for part in fields(statistics)}),
-        )
-
-    def _write_arrays(self, path: Path, passed: Sequence[FilteredRow], complement: Sequence[Prompt]) -> None:
         compared = passed if self._job.rules.repeats != "allow" else []
         problems = [digest(problem_key(row.prompt.messages)) for row in compared]
         answers = [digest(f"{row.prompt.grader}:{row.prompt.ground_truth}") for row in compared]
         traces = [digest(trace.text) for row in compared for trace in row.prompt.traces]
-        with replacing(path) as file:
+        verified = [[bool(trace.verified) for trace in row.prompt.traces] for row in passed]
+        with replacing(_file(folder, index, "npz")) as file:
             np.savez(
                 file,
                 prompt_tokens=np.array([row.prompt_tokens for row in passed], dtype=np.int32),
@@ -186,13 +198,12 @@ class ShardWorker:
                 traces=np.array(traces, dtype=np.uint64),
                 sketches=self._sketches([row.prompt for row in passed]),
                 complement_sketches=self._sketches(complement),
-                all_verified=np.array(
-                    [all(trace.verified for trace in row.prompt.traces) for row in passed], dtype=np.bool_
-                ),
-                any_verified=np.array(
-                    [any(trace.verified for trace in row.prompt.traces) for row in passed], dtype=np.bool_
-                ),
+                all_verified=np.array(list(map(all, verified)), dtype=np.bool_),
+                any_verified=np.array(list(map(any, verified)), dtype=np.bool_),
             )
+        statistics = _statistics(rows, judged, self._job.samples)
+        contents = {part.name: getattr(statistics, part.name) for part in fields(statistics)}
+        write_atomic(_file(folder, index, "json"), json.dumps(contents))
 
     def _sketches(self, prompts: Sequence[Prompt]) -> Signatures:
         """The problems' signatures; none where near duplicates are not filtered."""
@@ -201,51 +212,8 @@ class ShardWorker:
         return np.array(found, dtype=np.uint16).reshape(-1, NUM_HASHES)
 
 
-def _drop_shards_of_other_inputs(folder: Path, inputs: str) -> None:
-    """Delete shards made from other inputs: a dataset may have changed since the stage was interrupted."""
-    record = folder / _INPUTS
-    if folder.is_dir() and not (record.is_file() and record.read_text(encoding="utf-8") == inputs):
-        record.unlink(missing_ok=True)  # first: a kill may leave some of the other files
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(record, inputs)
-
-
-def _check_graders(name: str, prompts: Sequence[Prompt], grading: GradingConfig) -> None:
-    unknown = sorted({prompt.grader for prompt in prompts if prompt.grader is not None} - set(grading.names))
-    if unknown:
-        raise DataError(
-            f"data.{name}: field reward_model.style names {', '.join(unknown)}, which is no grader; there are rule, "
-            f"{', '.join(grading.names)} (add others to grading.named)"
-        )
-
-
-def _size(row: Row) -> int:
-    return text_size(row) if isinstance(row, Prompt) else len(row.reason)
-
-
 def _file(folder: Path, index: int, ending: str) -> Path:
     return folder / f"{index:05d}.{ending}"
-
-
-def _is_finished(folder: Path, index: int) -> bool:
-    return _file(folder, index, "json").is_file()
-
-
-@dataclass(slots=True)
-class _Cut:
-    """A source cut into shards."""
-
-    source: TraceSource
-    folder: Path
-    count: int = 0
-    """Shards seen so far, finished ones included."""
-
-    def unfinished(self) -> Iterator[Shard]:
-        for index, rows in enumerate(chunked(self.source.rows(), _size)):
-            self.count = index + 1
-            if not _is_finished(self.folder, index):
-                yield index, rows
 
 
 def _in_processes(shards: Iterable[Shard], job: FilterJob, folder: Path, num_workers: int) -> None:
@@ -260,8 +228,10 @@ def _in_processes(shards: Iterable[Shard], job: FilterJob, folder: Path, num_wor
             under_way.add(pool.submit(_work, index, rows))
             if len(under_way) > num_workers:
                 done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-                _raise_failures(done)
-        _raise_failures(under_way)
+                for future in done:
+                    future.result()
+        for future in under_way:
+            future.result()
     except BrokenProcessPool:
         raise LostError(
             "a process of prepare_data was killed (out of memory? lower execution.data_workers); the same command "
@@ -269,11 +239,6 @@ def _in_processes(shards: Iterable[Shard], job: FilterJob, folder: Path, num_wor
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _raise_failures(done: set[Future[None]]) -> None:
-    for future in done:
-        future.result()
 
 
 _worker: tuple[ShardWorker, Path, GraderPool]

@@ -22,7 +22,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +30,7 @@ import pyarrow.parquet as pq
 
 from luffy.config.data import DataConfig
 from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts
-from luffy.data.prompt_identity import problem_key
-from luffy.data.schema import SCHEMA
+from luffy.data.schema import SCHEMA, problem_key
 from luffy.data.selection import PassedRows, Selection
 from luffy.data.shards import digest, finished_shards
 from luffy.errors import DataError
@@ -52,10 +50,23 @@ def write_merged(folder: Path, rows: PassedRows, selection: Selection) -> None:
         return
     shards = finished_shards(folder)
     starts = [0, *itertools.accumulate(rows.shard_rows)]
-    for number, path in enumerate(shards):
-        for target, lines in _spilled(path, rows, selection, starts, number).items():
+    ends = np.cumsum(rows.num_traces)
+    for path, (first, end) in zip(shards, itertools.pairwise(starts), strict=True):
+        folded = selection.folded[first:end]
+        if not folded.any():
+            continue
+        lines: dict[int, list[str]] = defaultdict(list)  # by target shard
+        givers = (np.flatnonzero(folded) + first).tolist()
+        prompts = iterate_prompts(path.with_suffix(".parquet"))
+        for row, prompt in zip(givers, itertools.compress(prompts, folded), strict=True):
+            owner = int(selection.owners[row])
+            target = int(np.searchsorted(starts, owner, side="right")) - 1
+            taken = selection.taken[ends[row] - rows.num_traces[row] : ends[row]]
+            for trace in itertools.compress(prompt.traces, taken):
+                lines[target].append(json.dumps((owner - starts[target], dataclasses.asdict(trace))) + "\n")
+        for target, of_target in lines.items():
             with shards[target].with_suffix(_SPILL).open("a", encoding="utf-8") as file:
-                file.writelines(lines)
+                file.writelines(of_target)
     for path in shards:
         spill = path.with_suffix(_SPILL)
         if spill.is_file():
@@ -63,45 +74,17 @@ def write_merged(folder: Path, rows: PassedRows, selection: Selection) -> None:
             spill.unlink()
 
 
-def _spilled(path: Path, rows: PassedRows, selection: Selection, starts: list[int], shard: int) -> dict[int, list[str]]:
-    """The traces that leave a shard, as JSON lines, by target shard."""
-    lines: dict[int, list[str]] = defaultdict(list)
-    first, end = starts[shard], starts[shard + 1]
-    folded = selection.folded[first:end]
-    if not folded.any():
-        return lines
-    ends = np.cumsum(rows.num_traces)
-    givers = (np.flatnonzero(folded) + first).tolist()
-    for row, prompt in zip(givers, itertools.compress(_merged_prompts(path), folded), strict=True):
-        owner = int(selection.owners[row])
-        target = int(np.searchsorted(starts, owner, side="right")) - 1
-        taken = selection.taken[ends[row] - rows.num_traces[row] : ends[row]]
-        for trace in itertools.compress(prompt.traces, taken):
-            line = (owner - starts[target], dataclasses.asdict(trace))
-            lines[target].append(json.dumps(line) + "\n")
-    return lines
-
-
 def _with_spilled(path: Path, spill: Path) -> Iterator[Prompt]:
     """The shard's rows with the traces that arrive for them."""
     arrived: dict[int, list[Trace]] = defaultdict(list)
     with spill.open(encoding="utf-8") as lines:
         for line in lines:
-            row, trace = json.loads(line)
-            arrived[row].append(_trace(trace))
-    for row, prompt in enumerate(_merged_prompts(path)):
+            row, values = json.loads(line)
+            logprobs, turns = values.pop("logprobs"), [Message(**turn) for turn in values.pop("turns")]
+            logprobs = None if logprobs is None else tuple(logprobs)
+            arrived[row].append(Trace(**values, logprobs=logprobs, turns=tuple(turns)))
+    for row, prompt in enumerate(iterate_prompts(path.with_suffix(".parquet"))):
         yield dataclasses.replace(prompt, traces=(*prompt.traces, *arrived[row])) if row in arrived else prompt
-
-
-def _merged_prompts(path: Path) -> Iterator[Prompt]:
-    return iterate_prompts(path.with_suffix(".parquet"))
-
-
-def _trace(values: dict[str, Any]) -> Trace:
-    logprobs, turns = values.pop("logprobs"), values.pop("turns")
-    return Trace(
-        **values, logprobs=None if logprobs is None else tuple(logprobs), turns=tuple(Message(**turn) for turn in turns)
-    )
 
 
 EMPTY_COMPLEMENT = (
@@ -131,7 +114,7 @@ def write_rows(path: Path, folder: Path, kept: Mask) -> int:
 
 def write_correct(path: Path, folder: Path, kept: Mask) -> int:
     """Like `write_rows`, but only with verified traces; rows without one are left out."""
-    return write_prompts(path, filter(lambda prompt: prompt.traces, map(_correct_only, _prompts(folder, kept))))
+    return write_prompts(path, (found for prompt in _prompts(folder, kept) if (found := _correct_only(prompt)).traces))
 
 
 def write_complement(
@@ -163,17 +146,27 @@ def write_complement(
                 seen.add(prompt.uid)
                 yield dataclasses.replace(prompt, traces=())
 
-    lost = other_problems(_lost_their_traces(folder))
-    return write_prompts(path, fresh(itertools.chain(_prompts(folder, kept), lost)))
+    complements = [file.with_suffix(".complement.parquet") for file in finished_shards(folder)]
+    lost = itertools.chain.from_iterable(iterate_prompts(file) for file in complements if file.is_file())
+    return write_prompts(path, fresh(itertools.chain(_prompts(folder, kept), other_problems(lost))))
 
 
 def write_luffy(path: Path, prepared: Path) -> int:
     """Write a prepared file with `LUFFY_SCHEMA`; returns the number of rows. A row keeps its first trace."""
+
+    def tables(file: pq.ParquetFile) -> Iterator[pa.Table]:
+        start = 0
+        for group in range(file.num_row_groups):
+            rows = file.read_row_group(group, columns=LUFFY_SCHEMA.names).to_pylist()
+            for number, row in enumerate(rows, start):
+                extra = json.loads(row["extra_info"])
+                index, split = extra.get("index"), str(extra.get("split", "default"))
+                row["extra_info"] = {"index": index if isinstance(index, int) else number, "split": split}
+            start += len(rows)
+            yield pa.Table.from_pylist(rows, LUFFY_SCHEMA)
+
     with pq.ParquetFile(prepared) as file:
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        starts = itertools.accumulate(sizes, initial=0)
-        groups = zip(range(file.num_row_groups), starts, strict=False)
-        return _write(path, (_luffy_table(file.read_row_group(group), start) for group, start in groups), LUFFY_SCHEMA)
+        return _write(path, tables(file), LUFFY_SCHEMA)
 
 
 def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema = SCHEMA) -> int:
@@ -204,27 +197,8 @@ def _prompts(folder: Path, kept: Mask) -> Iterator[Prompt]:
             yield from itertools.compress(iterate_prompts(file), mask)
 
 
-def _lost_their_traces(folder: Path) -> Iterator[Prompt]:
-    for finished in finished_shards(folder):
-        file = finished.with_suffix(".complement.parquet")
-        if file.is_file():
-            yield from iterate_prompts(file)
-
-
 def _correct_only(prompt: Prompt) -> Prompt:
     return dataclasses.replace(prompt, traces=tuple(trace for trace in prompt.traces if trace.verified))
-
-
-def _luffy_table(table: pa.Table, first: int) -> pa.Table:
-    rows = table.select(LUFFY_SCHEMA.names).to_pylist()
-    for number, row in enumerate(rows, start=first):
-        extra = json.loads(row["extra_info"])
-        index = extra.get("index")
-        row["extra_info"] = {
-            "index": index if isinstance(index, int) else number,
-            "split": str(extra.get("split", "default")),
-        }
-    return pa.Table.from_pylist(rows, LUFFY_SCHEMA)
 
 
 def read_demonstrations(folder: Path, num_traces: int | None, seed: int) -> list[Prompt]:
@@ -288,8 +262,11 @@ def add_traces(
     def extended() -> Iterator[tuple[Prompt, tuple[Trace, ...]]]:
         late = (prompt for prompt in prompts_without_their_traces(folder) if added(prompt.uid))
         for prompt in itertools.chain(iterate_prompts(folder / TRAIN), late):
-            fresh = _new_to(prompt, added(prompt.uid))
-            kept = _rewritten(prompt, fresh) if rewrites else (*prompt.traces, *fresh)
+            known = {trace.text for trace in prompt.traces}
+            fresh = tuple(trace for trace in added(prompt.uid) if trace.text not in known)
+            kept = (*prompt.traces, *fresh)
+            if rewrites:  # the expert's own stay where there are no others
+                kept = fresh or tuple(dataclasses.replace(trace, origin=Origin.EXPERT) for trace in prompt.traces)
             yield dataclasses.replace(prompt, traces=kept), fresh
 
     def rows() -> Iterator[Prompt]:
@@ -304,8 +281,8 @@ def add_traces(
 
     train_rows = write_prompts(out / TRAIN, counted())
     chosen = _chosen_for_sft(rows, data, seed)
-    sft = (_for_sft(prompt, data) for prompt in rows() if prompt.uid in chosen)
-    sft_rows = write_prompts(out / SFT, sft)
+    sft = (prompt for prompt in rows() if prompt.uid in chosen)
+    sft_rows = write_prompts(out / SFT, map(_correct_only, sft) if data.sft.correct_only else sft)
     others = (prompt for prompt in rows() if prompt.uid not in chosen)
     lost = (prompt for prompt in prompts_without_their_traces(folder) if not added(prompt.uid))
     bare = (dataclasses.replace(prompt, traces=()) for prompt in itertools.chain(others, lost))
@@ -325,19 +302,10 @@ def _signed(trace: Trace) -> str:
     return trace.author if trace.origin is None else f"{trace.author}:{trace.origin}"
 
 
-def _rewritten(prompt: Prompt, fresh: tuple[Trace, ...]) -> tuple[Trace, ...]:
-    """The fresh traces, or the expert's own where there are none."""
-    return fresh or tuple(dataclasses.replace(trace, origin=Origin.EXPERT) for trace in prompt.traces)
-
-
-def _new_to(prompt: Prompt, added: Sequence[Trace]) -> tuple[Trace, ...]:
-    known = {trace.text for trace in prompt.traces}
-    return tuple(trace for trace in added if trace.text not in known)
-
-
 def _chosen_for_sft(rows: Callable[[], Iterator[Prompt]], data: DataConfig, seed: int) -> set[str]:
     """Uids of SFT's rows, as `luffy.data.selection.choose_for_sft` chooses them."""
-    candidates = [prompt.uid for prompt in rows() if _for_sft(prompt, data).traces]
+    usable = map(_correct_only, rows()) if data.sft.correct_only else rows()
+    candidates = [prompt.uid for prompt in usable if prompt.traces]
     wanted = data.sft.unique_train_examples
     if wanted == "all":
         return set(candidates)
@@ -347,9 +315,3 @@ def _chosen_for_sft(rows: Callable[[], Iterator[Prompt]], data: DataConfig, seed
             "those of teachers included"
         )
     return set(sorted(candidates, key=lambda uid: derive_seed(seed, "sft-view", uid))[:wanted])
-
-
-def _for_sft(prompt: Prompt, data: DataConfig) -> Prompt:
-    if not data.sft.correct_only:
-        return prompt
-    return dataclasses.replace(prompt, traces=tuple(trace for trace in prompt.traces if trace.verified))

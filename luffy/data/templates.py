@@ -115,7 +115,8 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """Return the text of a response without the final stop token."""
     ended = bool(ids) and ids[-1] in stop_token_ids(tokenizer)
-    return _decode(tokenizer, ids[:-1] if ended else ids)
+    shown = list(ids[:-1] if ended else ids)
+    return cast(str, tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def prompt_opener(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -187,7 +188,3 @@ def _encodings(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iter
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         # The template has already added its special tokens.
         yield from backend.encode_batch_fast(list(texts[start : start + _TEXTS_AT_ONCE]), add_special_tokens=False)
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    return cast(str, tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    trainee.train_from_iterator(_without_whole_tokens(texts), trainer)
+    # Cut, so that no merge is learned from the letters of `WHOLE_TOKENS`.
+    whole = re.compile("|".join(map(re.escape, WHOLE_TOKENS)))
+    trainee.train_from_iterator((part for text in texts for part in whole.split(text)), trainer)
     learned = json.loads(trainee.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=learned["vocab"],
@@ -72,13 +74,6 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
     # Text that happens to be one token each, not control tokens: they stay in what is decoded.
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in WHOLE_TOKENS])
     return tokenizer
-
-
-def _without_whole_tokens(texts: Iterable[str]) -> Iterator[str]:
-    """The texts without `WHOLE_TOKENS`, so that no merge is learned from their letters."""
-    cut = re.compile("|".join(map(re.escape, WHOLE_TOKENS)))
-    for text in texts:
-        yield from cut.split(text)
 
 
 def adapt_tokenizer(
@@ -108,7 +103,14 @@ def adapt_tokenizer(
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise DataError(f"{setting}: no tokenizer at {model_path!r}: {reason}") from None
     if chat_template is not None:
-        tokenizer.chat_template = _read_template(template_file(chat_template))
+        file = template_file(chat_template)
+        try:
+            refuse_special(file)
+            tokenizer.chat_template = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise DataError(f"model.chat_template: {file}: no such file (working directory {Path.cwd()})") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"model.chat_template: {file}: cannot be read ({error})") from None
     remedy = "choose another model"
     if setting == POLICY_SETTING:
         remedy = "give model.chat_template (`none` where evaluation.template formats the prompt)"
@@ -182,32 +184,17 @@ def _settings(model: str, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the tokenizer's folder, chat template included."""
-    tokenizer.save_pretrained(str(folder))
-
-
-def _read_template(path: Path) -> str:
-    try:
-        refuse_special(path)
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError(f"model.chat_template: {path}: no such file (working directory {Path.cwd()})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"model.chat_template: {path}: cannot be read ({error})") from None
-
-
 def is_same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """Whether two tokenizers give every text the same ids and have the same end of sequence.
 
     Tokens that only one of them has at the end of its vocabulary, such as padding, are no difference.
     """
     shared = min(len(one), len(other))
-    return one.eos_token_id == other.eos_token_id and _rules(one, shared) == _rules(other, shared)
 
+    def rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+        found = json.loads(tokenizer.backend_tokenizer.to_str())
+        found["added_tokens"] = [token for token in found["added_tokens"] if token["id"] < shared]
+        # Calls may leave padding and truncation switched on.
+        return {name: value for name, value in found.items() if name not in ("padding", "truncation", "post_processor")}
 
-def _rules(tokenizer: PreTrainedTokenizerBase, shared: int) -> object:
-    """How a tokenizer cuts text, without the padding and truncation that calls may leave switched on."""
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    rules["added_tokens"] = [token for token in rules["added_tokens"] if token["id"] < shared]
-    return {name: value for name, value in rules.items() if name not in ("padding", "truncation", "post_processor")}
+    return one.eos_token_id == other.eos_token_id and rules(one) == rules(other)

@@ -25,7 +25,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 _POLICY = "assistant"

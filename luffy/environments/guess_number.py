@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from luffy.environments.transcript import after_thinking
 from luffy.errors import DataError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 _WHOLE_NUMBER = re.compile(r"(?<![\w.])-?[0-9]{1,18}(?![\w]|\.[0-9])")

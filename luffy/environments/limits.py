@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 from luffy.config.environment import EpisodeLimits
 from luffy.environments.environment import Environment, ScoringEnvironment
 from luffy.errors import EnvironmentFault, LuffyError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import FinishReason, Message
 
 MOST_HANGING = 32

@@ -23,7 +23,7 @@ from luffy.environments.environment import (
 )
 from luffy.environments.rubric import TURNS, EpisodeScorer, EpisodeView
 from luffy.errors import EnvironmentFault, LostError, UserError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.seeds import derive_seed
 from luffy.types import FinishReason, Message, Source
 

@@ -32,8 +32,8 @@ from luffy.environments.tool_functions import Tool, load_tools
 from luffy.environments.tools import SandboxOfLoop, ToolEpisode, ToolRunner, python_tool
 from luffy.environments.verifiers_episode import VerifiersEpisode, hosted_tools
 from luffy.errors import ConfigError, DataError
-from luffy.grading import Problem
 from luffy.grading.judge import Judges
+from luffy.grading.request import Problem
 from luffy.hosted.verifiers_process import shared_process
 from luffy.import_paths import imported_setting
 from luffy.sandbox import open_sandbox

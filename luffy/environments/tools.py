@@ -21,7 +21,7 @@ from luffy.environments.environment import EpisodeState, ToolError, writable
 from luffy.environments.limits import LateCall, LimitedCalls
 from luffy.environments.tool_functions import Tool, WrongArguments
 from luffy.errors import LuffyError, UserError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.sandbox import ExecutionStatus, PythonSession, Sandbox, open_sandbox
 from luffy.types import Message
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from luffy.config.environment import EnvironmentConfig, EpisodeScoring
 from luffy.data.cut_messages import is_cut_from
-from luffy.data.verify_traces import Replayed
+from luffy.data.row_filters import Replayed
 from luffy.environments.environment import EnvironmentFactory
 from luffy.environments.limits import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, FailedEpisode, LiveEpisode
 from luffy.environments.registry import open_environment
 from luffy.environments.rubric import EpisodeScorer
-from luffy.grading import problem_of
+from luffy.grading.request import problem_of
 from luffy.types import Message, Prompt, Trace
 
 logger = logging.getLogger(__name__)

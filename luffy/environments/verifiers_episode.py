@@ -11,7 +11,7 @@ from luffy.environments.call_formats import BrokenCall, CallSyntax, Tools
 from luffy.environments.environment import writable
 from luffy.environments.tool_functions import json_types, parameters_of
 from luffy.errors import ConfigError, DataError, LuffyError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.hosted.verifiers_process import HostedDescription, VerifiersProcess
 from luffy.types import Message
 

@@ -23,8 +23,8 @@ from luffy.evaluation.model_clients import (
     sampling_params,
 )
 from luffy.evaluation.requests import RenderedPrompt, Response, SampleRequest
-from luffy.grading import problem_of
 from luffy.grading.judge import Judges
+from luffy.grading.request import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, SamplingParams
 from luffy.rollout.text_endpoint import TextEndpoint
 from luffy.types import Prompt, Source

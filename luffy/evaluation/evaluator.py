@@ -17,7 +17,8 @@ from luffy.evaluation.results import SamplingProtocol
 from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.evaluation.second_grades import grade_responses
-from luffy.grading import GradeRequest, GraderPool, problem_of, require_verdicts
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.stop_request import check_stop_request
 from luffy.types import FinishReason, Prompt
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from luffy.config.evaluation import VALIDATION
 from luffy.config.grading import GraderKind
-from luffy.data.parquet import read_prompts
-from luffy.data.suite_files import VALIDATION_FILE
+from luffy.data.parquet import VALIDATION_FILE, read_prompts
 from luffy.errors import DataError
 from luffy.evaluation.finished import FinishedEvaluation
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, Tally, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.evaluation.second_grades import grade_responses
-from luffy.grading import GradeRequest, GraderPool, Problem, problem_of, require_verdicts
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, Problem, problem_of, require_verdicts
 
 _BATCH = 1024
 """Responses that are graded at a time."""

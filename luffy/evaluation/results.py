@@ -16,7 +16,7 @@ from luffy.config.strict import StrictModel
 from luffy.errors import LuffyError
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
-from luffy.grading.response_format import fault_of_form
+from luffy.grading.kinds import fault_of_form
 from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
 from luffy.tracking.advice import MOST, UNREAD, advice_on_responses
 from luffy.types import TOKEN_LIMITS, Outcome

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.grading import Grade, GradeRequest, GraderPool
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grade, GradeRequest
 from luffy.types import Outcome
 
 _OTHER: dict[str, GraderKind] = {"math": StrictMathGrader(), "math_strict": MathGrader()}

@@ -38,7 +38,10 @@ _REASONS = frozenset(("because", "since", "as", "due", "given", "for", "by", "wi
 
 def grade_choice(request: GradeRequest) -> Grade:
     """Grade a multiple-choice response; linear in its length."""
-    labels = _labels(request)
+    count = min(len(request.problem.options), MAX_OPTIONS)
+    labels = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: count or 10]
+    if unicodedata.normalize("NFKC", request.ground_truth).strip(" ()[].").isdigit():
+        labels = "123456789"[: count or None] + ("0" if not count else "")
     gold = _label_in(request.ground_truth, labels, ())
     if gold is None:
         return Grade(Outcome.UNPARSABLE, None, "the reference is no option's label")
@@ -57,19 +60,11 @@ def grade_choice(request: GradeRequest) -> Grade:
     return Grade(Outcome.NO_ANSWER, None, "no option is named as the answer")
 
 
-def _labels(request: GradeRequest) -> str:
-    """All labels that the question may have, in order."""
-    count = min(len(request.problem.options), MAX_OPTIONS)
-    if unicodedata.normalize("NFKC", request.ground_truth).strip(" ()[].").isdigit():
-        return "123456789"[: count or None] + ("0" if not count else "")
-    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: count or 10]
-
-
 def _signs(reply: str, labels: str, options: Sequence[str]) -> list[tuple[str, str]]:
     """Texts that may hold the answer, each with the sign that says so, the strongest first."""
     lines = [line for line in reply[-4 * _WINDOW :].splitlines() if line.strip()]
     last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
-    bare = last if _is_bare(last) or (len(lines) == 1 and _LABELLED.match(_bare(last))) else ""
+    bare = last if _BARE.fullmatch(_bare(last)) or (len(lines) == 1 and _LABELLED.match(_bare(last))) else ""
     return [
         ("the box", boxed_answer(reply) or ""),
         ("<answer>", answer_tag(reply) or ""),
@@ -96,10 +91,6 @@ _LABELLED = re.compile(r"\(?[A-Z0-9](?:\)|[.:]\s)")
 _BARE = re.compile(r"\(?\s*[A-Za-z0-9]\s*[).]?\.?")
 
 
-def _is_bare(line: str) -> bool:
-    return bool(_BARE.fullmatch(_bare(line)))
-
-
 def _bare(text: str) -> str:
     """The text without emphasis, dollar signs and LaTeX wrappers, and with full-width letters as plain ones."""
     return _WRAPPING.sub(" ", unicodedata.normalize("NFKC", text[:_WINDOW])).strip()
@@ -107,13 +98,15 @@ def _bare(text: str) -> str:
 
 def _label_in(text: str, labels: str, options: Sequence[str]) -> str | None:
     """The single label at the beginning of `text`, or the label of the option whose text it is."""
-    by_text = _option(text, options)
-    if by_text is not None:
+    # The only option with this text, ignoring a full stop and further lines.
+    wanted = {_plain(text), _plain(text.split("\n", 1)[0])} - {""}
+    fitting = [index for index, option in enumerate(options) if _plain(option) in wanted]
+    if len(fitting) == 1:
         # A bare label stays a label even if some option reads like it (C for carbon, I for a root of -1).
         read = _bare(text.split("\n", 1)[0]).strip(" ().")
         if len(read) == 1 and read in labels:
             return read
-        return labels[by_text] if by_text < len(labels) else None
+        return labels[fitting[0]] if fitting[0] < len(labels) else None
     bare = _bare(text)
     bare = _LEAD.sub("", bare, count=1)  # at the beginning: the pattern also matches the empty text
     found = re.match(rf"[(\[]?\s*([{labels}{labels.lower()}])[^\S\n]*([)\].:,]|(?![\w\-'’]))", bare)
@@ -144,13 +137,6 @@ def _goes_on(rest: str, labels: str) -> bool:
         return True
     words = re.findall(r"\w+", parts[1]) if len(parts) > 1 else []
     return bool(words) and all(word in labels or word in ("and", "or") for word in words)
-
-
-def _option(text: str, options: Sequence[str]) -> int | None:
-    """Index of the only option with this text (ignoring a full stop and further lines); None without exactly one."""
-    wanted = {_plain(text), _plain(text.split("\n", 1)[0])} - {""}
-    fitting = [index for index, option in enumerate(options) if _plain(option) in wanted]
-    return fitting[0] if len(fitting) == 1 else None
 
 
 def _plain(text: str) -> str:

@@ -37,9 +37,18 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
     """
     function, style = _function(path)
     known = json.loads(context)
-    arguments = _STYLES[style](response, gold, known)
+    question, source, info = known["question"], known["data_source"], known["extra_info"]
+    arguments = {"data_source": source, "solution_str": response, "ground_truth": gold, "extra_info": info}
+    if style == "verifiers":
+        arguments = {"completion": response, "prompt": question, "answer": gold, "info": info, "task": source}
+        if known["completion"] == "messages":
+            arguments["completion"] = [{"role": "assistant", "content": response}]
+            arguments["prompt"] = [{"role": "user", "content": question}]
+    named = inspect.signature(function).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
+        arguments = {name: value for name, value in arguments.items() if name in named}
     try:
-        result = function(**_accepted(function, arguments))
+        result = function(**arguments)
     except Exception as error:  # noqa: BLE001 - an exception of the function fails this answer, not the pool
         return Outcome.CRASHED, f"{path} raised {type(error).__name__}: {str(error)[:200]}", 0.0
     score = _score(result)
@@ -80,41 +89,14 @@ def _style(path: str, function: Function) -> str:
     for parameter in named.values():
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise UnusableFunction(f"{path} takes `{parameter.name}` by position alone; a grader is called by keywords")
-        if _is_required(parameter) and parameter.name not in _PROVIDED[style]:
-            raise UnusableFunction(f"{path} needs `{parameter.name}`{_why_not(parameter.name, style)}")
+        name, is_variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is not parameter.empty or is_variadic or name in _PROVIDED[style]:
+            continue
+        why = f", which no grader is given: there are {', '.join(_PROVIDED[style])}; give it a default"
+        if name in _VERIFIERS_ONLY:
+            why = f", {_VERIFIERS_ONLY[name]}; take what it needs from `completion`, or give `{name}` a default"
+        raise UnusableFunction(f"{path} needs `{name}`{why}")
     return style
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    return parameter.default is parameter.empty and not is_variadic
-
-
-def _why_not(parameter: str, style: str) -> str:
-    if parameter in _VERIFIERS_ONLY:
-        return f", {_VERIFIERS_ONLY[parameter]}; take what it needs from `completion`, or give `{parameter}` a default"
-    return f", which no grader is given: there are {', '.join(_PROVIDED[style])}; give it a default"
-
-
-def _verl(response: str, gold: str, known: Mapping[str, object]) -> dict[str, object]:
-    return {
-        "data_source": known["data_source"],
-        "solution_str": response,
-        "ground_truth": gold,
-        "extra_info": known["extra_info"],
-    }
-
-
-def _verifiers(response: str, gold: str, known: Mapping[str, object]) -> dict[str, object]:
-    as_messages = known["completion"] == "messages"
-    question = known["question"]
-    return {
-        "completion": [{"role": "assistant", "content": response}] if as_messages else response,
-        "prompt": [{"role": "user", "content": question}] if as_messages else question,
-        "answer": gold,
-        "info": known["extra_info"],
-        "task": known["data_source"],
-    }
 
 
 _MARKS = {"verl": "solution_str", "verifiers": "completion"}
@@ -127,17 +109,6 @@ _VERIFIERS_ONLY = {
     "parser": "which belongs to a rubric of verifiers, and there is none here",
     "state": "which an environment of verifiers fills, and there is none here",
 }
-_STYLES: dict[str, Callable[[str, str, Mapping[str, object]], dict[str, object]]] = {
-    "verl": _verl,
-    "verifiers": _verifiers,
-}
-
-
-def _accepted(function: Function, arguments: Mapping[str, object]) -> Mapping[str, object]:
-    named = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in named}
 
 
 def _score(result: object) -> float | None:

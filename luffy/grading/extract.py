@@ -77,7 +77,11 @@ def plain_answer(reply: str) -> Extracted | None:
         return Extracted(boxed_answer(tagged) or tagged, "<answer>")
     cues = list(_CUE.finditer(reply))
     if cues:
-        phrase = _phrase(reply[cues[-1].end() :])
+        # The rest of the line or sentence, without emphasis and dollar signs.
+        line = reply[cues[-1].end() :][:_MAX_PHRASE].split("\n", 1)[0]
+        sentence = re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip().strip("*_ ")
+        tail = sentence.rpartition(" is ")[2].strip().strip("*_ ")
+        phrase = _last_formula(tail) or tail
         if phrase:
             return Extracted(phrase, "'the answer is'")
     formula = _last_formula(reply)
@@ -94,14 +98,6 @@ def answer_tag(reply: str) -> str | None:
     closed = reply.rfind(_ANSWER_CLOSE)
     opened = reply.rfind(_ANSWER_OPEN, 0, closed) if closed >= 0 else -1
     return reply[opened + len(_ANSWER_OPEN) : closed].strip() or None if opened >= 0 else None
-
-
-def _phrase(text: str) -> str:
-    """The rest of the line or sentence, without emphasis and dollar signs."""
-    line = text[:_MAX_PHRASE].split("\n", 1)[0]
-    sentence = re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip().strip("*_ ")
-    tail = sentence.rpartition(" is ")[2].strip().strip("*_ ")
-    return _last_formula(tail) or tail
 
 
 def _last_formula(text: str) -> str | None:

@@ -74,16 +74,17 @@ class Judges:
         with self._lock:
             already, self._closed = self._closed, True
         if self._loop is not None and not already:
-            self._loop.run(self._disconnect())
-            self._loop.close()
 
-    async def _disconnect(self) -> None:
-        # First the requests, or one that waits for its turn would begin on a closed connection.
-        asked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-        await asyncio.gather(*(judge.close() for judge in self._judges.values()))
+            async def disconnect() -> None:
+                # First the requests, or one that waits for its turn would begin on a closed connection.
+                asked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+                for task in asked:
+                    task.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+                await asyncio.gather(*(judge.close() for judge in self._judges.values()))
+
+            self._loop.run(disconnect())
+            self._loop.close()
 
 
 class _Judge:
@@ -102,19 +103,37 @@ class _Judge:
 
     async def grade(self, request: JudgeRequest) -> Grade:
         """Return the verdict on one answer."""
-        body = _body(self._kind, request)
-        file = None if self._cache is None else self._cache / f"{_key(self._kind, json.dumps(body))}.json"
-        known = _remembered(file)
-        if known is not None:
-            return _grade(self._kind, known, request)
+        kind = self._kind
+        answer = request.answer[-kind.max_answer_chars :]
+        shown = {"question": request.question, "reference": request.gold, "answer": answer}
+        # In one pass: what the answer says in braces stays text.
+        prompt = _FIELD.sub(lambda match: shown[match[1]], kind.prompt)
+        body = {
+            "model": kind.model,
+            "messages": [{"role": "user", "content": prompt.encode(errors="replace").decode()}],
+            "temperature": kind.temperature,
+            "max_tokens": kind.max_tokens,
+        }
+        key = hashlib.sha256(f"{kind.url}\n{json.dumps(body)}".encode()).hexdigest()
+        file = None if self._cache is None else self._cache / f"{key}.json"
+        try:
+            known = None if file is None else parse_json(file.read_text(encoding="utf-8"))["verdict"]
+        except (OSError, ValueError, LookupError, TypeError):
+            known = None  # not asked yet; a file that is no verdict is written again
+        if isinstance(known, str):
+            return _grade(kind, known, request)
         async with self._slots:
             started = time.monotonic()
             try:
                 word = await self._verdict(body)
             except _Failed as error:
-                return _without_verdict(request, error, time.monotonic() - started)
-            _remember(file, word)
-            return _grade(self._kind, word, request, time.monotonic() - started)
+                # A reply without a verdict is final: the same request would get the same reply.
+                is_unjudged, seconds = error.outcome is not Outcome.UNPARSABLE, time.monotonic() - started
+                return Grade(error.outcome, request.answer, f"judge: {error}", seconds, is_unjudged=is_unjudged)
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(file, json.dumps({"verdict": word}))
+            return _grade(kind, word, request, time.monotonic() - started)
 
     async def close(self) -> None:
         await self._client.close()
@@ -153,36 +172,10 @@ def _status(answer: Answer) -> str:
     return f"{answer.status}{name}{answer.complaint.removeprefix(f'status {answer.status}')}"
 
 
-def _body(kind: JudgeGrader, request: JudgeRequest) -> Mapping[str, object]:
-    shown = {
-        "question": request.question,
-        "reference": request.gold,
-        "answer": request.answer[-kind.max_answer_chars :],
-    }
-    # In one pass: what the answer says in braces stays text.
-    prompt = _FIELD.sub(lambda match: shown[match[1]], kind.prompt)
-    return {
-        "model": kind.model,
-        "messages": [{"role": "user", "content": prompt.encode(errors="replace").decode()}],
-        "temperature": kind.temperature,
-        "max_tokens": kind.max_tokens,
-    }
-
-
-def _key(kind: JudgeGrader, body: str) -> str:
-    return hashlib.sha256(f"{kind.url}\n{body}".encode()).hexdigest()
-
-
 def _grade(kind: JudgeGrader, word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
     # The reason does not mention the cache: after a kill, samples have to be the same bytes as in an undisturbed stage.
     outcome = Outcome.CORRECT if word == kind.correct.upper() else Outcome.WRONG
     return Grade(outcome, request.answer, f"the judge says {word}", seconds)
-
-
-def _without_verdict(request: JudgeRequest, error: _Failed, seconds: float) -> Grade:
-    # A reply without a verdict is final: the same request would get the same reply.
-    is_unjudged = error.outcome is not Outcome.UNPARSABLE
-    return Grade(error.outcome, request.answer, f"judge: {error}", seconds, is_unjudged=is_unjudged)
 
 
 def _verdict(reply: Mapping[str, Any]) -> str:
@@ -197,19 +190,3 @@ def _verdict(reply: Mapping[str, Any]) -> str:
     if not words:
         raise _Failed(Outcome.UNPARSABLE, "the reply holds no verdict")
     return words[-1].upper()
-
-
-def _remembered(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        word = parse_json(file.read_text(encoding="utf-8"))["verdict"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # not asked yet; a file that is no verdict is written again
-    return word if isinstance(word, str) else None
-
-
-def _remember(file: Path | None, word: str) -> None:
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, json.dumps({"verdict": word}))

@@ -7,7 +7,7 @@ questions for a judge. `conclude` takes the grades of these steps, in the same o
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from luffy.config.grading import (
@@ -16,19 +16,29 @@ from luffy.config.grading import (
     BothGrader,
     CustomGrader,
     ExactGrader,
+    FormatGrader,
     GraderKind,
     JudgeGrader,
     MathGrader,
     MeasureGrader,
     ReasoningGymGrader,
+    ResponseForm,
     StrictMathGrader,
     WeightedGrader,
 )
 from luffy.grading.choice import grade_choice
 from luffy.grading.equivalence.certain import refusal, settle
-from luffy.grading.extract import Extracted, answer_tag, boxed_answer, final_reply, own_reply, plain_answer
+from luffy.grading.extract import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    Extracted,
+    answer_tag,
+    boxed_answer,
+    final_reply,
+    own_reply,
+    plain_answer,
+)
 from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Judging, Verification
-from luffy.grading.response_format import grade_format
 from luffy.types import Outcome
 
 Step = Grade | Verification | Judging
@@ -42,6 +52,10 @@ _SETTLED = {
     Outcome.CORRECT: "the same text or number",
     Outcome.WRONG: "different numbers",
     Outcome.UNPARSABLE: "too long or too deeply nested",
+}
+_TAGS: dict[ResponseForm, tuple[str, ...]] = {
+    "r1_zero": (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>"),
+    "luffy": (THINK_OPEN, THINK_CLOSE),
 }
 _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
 
@@ -137,9 +151,8 @@ def _exact(kind: ExactGrader, request: GradeRequest) -> Grade:
     gold = _normalised(request.ground_truth, kind.ignore_case)
     equal = gold != "" and _normalised(found.answer, kind.ignore_case) == gold
     note = "" if found.sign == "the box" else f"read from {found.sign}"
-    return Grade(
-        Outcome.CORRECT if equal else Outcome.WRONG, found.answer, "equal texts" if equal else "different texts"
-    ).saying(note)
+    outcome, reason = (Outcome.CORRECT, "equal texts") if equal else (Outcome.WRONG, "different texts")
+    return Grade(outcome, found.answer, reason).saying(note)
 
 
 def _read_exactly(kind: ExactGrader, reply: str) -> Extracted | None:
@@ -164,14 +177,13 @@ def _normalised(text: str, ignore_case: bool) -> str:
 
 def _custom(kind: CustomGrader, request: GradeRequest) -> Step:
     problem = request.problem
-    known = {
-        "data_source": problem.data_source,
-        "question": problem.question,
-        "extra_info": dict(problem.extra_info),
-        "completion": kind.completion,
-        "correct_from": kind.correct_from,
-    }
-    return Verification("custom", request.response, request.ground_truth, f"{kind.function}\n{json.dumps(known)}")
+    known = {"question": problem.question, "extra_info": dict(problem.extra_info), "completion": kind.completion}
+    return _call(kind.function, request.response, request, {**known, "correct_from": kind.correct_from})
+
+
+def _call(function: str, answer: str, request: GradeRequest, known: Mapping[str, object]) -> Verification:
+    context = json.dumps({"data_source": request.problem.data_source, **known})
+    return Verification("custom", answer, request.ground_truth, f"{function}\n{context}")
 
 
 def _measure(kind: MeasureGrader, request: GradeRequest) -> Step:
@@ -192,14 +204,34 @@ def _reasoning_gym(kind: ReasoningGymGrader, request: GradeRequest) -> Step:
     answer = boxed_answer(reply) or answer_tag(reply) or reply.strip()
     if not answer:
         return Grade(Outcome.NO_ANSWER, None, "nothing after the reasoning")
-    known = {
-        "data_source": request.problem.data_source,
-        "question": "",
-        "extra_info": {GYM_ENTRY: entry},
-        "completion": "text",
-        "correct_from": kind.correct_from,
-    }
-    return Verification("custom", answer, request.ground_truth, f"{_SCORED_BY_GYM}\n{json.dumps(known)}")
+    known = {"question": "", "extra_info": {GYM_ENTRY: entry}, "completion": "text"}
+    return _call(_SCORED_BY_GYM, answer, request, {**known, "correct_from": kind.correct_from})
+
+
+def _format(kind: FormatGrader, request: GradeRequest) -> Grade:
+    fault = fault_of_form(request.response, kind.template)
+    return Grade(Outcome.WRONG if fault else Outcome.CORRECT, None, fault or f"the form of {kind.template}")
+
+
+def fault_of_form(response: str, form: ResponseForm) -> str | None:
+    """Return what keeps a response from having the form that a template asks for, or None; linear in its length."""
+    tags = _TAGS[form]
+    for tag in tags:
+        if response.count(tag) != 1:
+            return f"{response.count(tag)} times {tag}"
+    # With each tag once, the pieces between them are in order exactly when the tags are.
+    pieces = re.split("|".join(map(re.escape, tags)), response)
+    if [response.find(tag) for tag in tags] != sorted(response.find(tag) for tag in tags):
+        return "the tags are out of order"
+    if pieces[0].strip():
+        return f"text before {THINK_OPEN}"
+    if not pieces[1].strip():
+        return "no thoughts"
+    if len(tags) == 2:
+        return None if pieces[2].strip() else f"nothing after {THINK_CLOSE}"
+    if pieces[2].strip() or pieces[4].strip():
+        return f"text outside {tags[2]}"
+    return None if pieces[3].strip() else f"nothing in {tags[2]}"
 
 
 def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
@@ -216,7 +248,7 @@ _LEAVES: dict[str, Callable[..., Step]] = {
     "math_strict": _math_strict,
     "choice": lambda kind, request: grade_choice(request),
     "exact": _exact,
-    "format": grade_format,
+    "format": _format,
     "custom": _custom,
     "measure": _measure,
     "reasoning_gym": _reasoning_gym,

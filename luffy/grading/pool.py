@@ -178,24 +178,22 @@ class VerdictMemo:
         outcome = None if isinstance(found, BaseException) else found.outcome
         # A crash may have come from outside (out of memory, a signal): the next time it gets a fresh chance.
         if outcome in (None, Outcome.CRASHED, Outcome.TIMED_OUT):
-            self._forget(self._key(work), verdict, timed_out=outcome is Outcome.TIMED_OUT)
+            key = self._key(work)
+            with self._lock:
+                if self._verdicts.get(key) is verdict:
+                    del self._verdicts[key]
+                if outcome is Outcome.TIMED_OUT and self._size:
+                    self._keep(self._timeouts, key, verdict)
+                    if self._file is not None:
+                        self._file.parent.mkdir(parents=True, exist_ok=True)
+                        with self._file.open("a", encoding="ascii") as file:
+                            # One write, as processes that prepare data share the file; a line that a kill cut short
+                            # ends first.
+                            file.write(f"\n{key}\n")
         if isinstance(found, BaseException):
             verdict.set_exception(found)
         else:
             verdict.set_result(found)
-
-    def _forget(self, key: str, verdict: "Future[Grade]", *, timed_out: bool) -> None:
-        with self._lock:
-            if self._verdicts.get(key) is verdict:
-                del self._verdicts[key]
-            if not timed_out or not self._size:
-                return
-            self._keep(self._timeouts, key, verdict)
-            if self._file is not None:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                with self._file.open("a", encoding="ascii") as file:
-                    # One write, as processes that prepare data share the file; a line that a kill cut short ends first.
-                    file.write(f"\n{key}\n")
 
     def _keep(self, known: "OrderedDict[str, Future[Grade]]", key: str, verdict: "Future[Grade]") -> None:
         known[key] = verdict
@@ -335,28 +333,25 @@ class GraderPool:
     def _verdicts(self, wanted: Iterable[_Open]) -> dict[_Open, Grade]:
         wanted = list(wanted)
         claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Verification)}
-        self._submit([Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new])
+        if jobs := [Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new]:
+            with ExitStack() as on_failure:
+                on_failure.callback(self._refuse, jobs, "the grader pool could not start")
+                with self._lock:
+                    while not self._closed and len(self._threads) < self._num_workers:
+                        thread = threading.Thread(target=self._serve, name="grader", daemon=True)
+                        thread.start()
+                        self._threads.append(thread)
+                accepted = self._queue.submit(jobs)
+                on_failure.pop_all()
+            if not accepted:
+                self._refuse(jobs, _CLOSED)
         judging = {step: self._judges.submit(*step) for step in wanted if isinstance(step, Judging)}
-        graded: dict[_Open, Grade] = {work: _grade(work, *claim) for work, claim in claimed.items()}
+        graded: dict[_Open, Grade] = {}
+        for work, (verdict, is_new) in claimed.items():  # each grade gets the answer, time and note of this request
+            grade = _result(verdict)
+            answer, seconds = None if work.check == "custom" else work.answer, grade.seconds if is_new else 0.0
+            graded[work] = replace(grade, extracted=answer, seconds=seconds).saying(work.note)
         return graded | {step: _result(verdict) for step, verdict in judging.items()}
-
-    def _submit(self, jobs: list[Job]) -> None:
-        if not jobs:
-            return
-        with ExitStack() as on_failure:
-            on_failure.callback(self._refuse, jobs, "the grader pool could not start")
-            self._start_threads()
-            accepted = self._queue.submit(jobs)
-            on_failure.pop_all()
-        if not accepted:
-            self._refuse(jobs, _CLOSED)
-
-    def _start_threads(self) -> None:
-        with self._lock:
-            while not self._closed and len(self._threads) < self._num_workers:
-                thread = threading.Thread(target=self._serve, name="grader", daemon=True)
-                thread.start()
-                self._threads.append(thread)
 
     def _refuse(self, jobs: Iterable[Job], why: str) -> None:
         for job in jobs:
@@ -447,13 +442,6 @@ def _is_to_blame(job: Job, worker: WorkerProcess) -> bool:
     if job.losses > _MOST_LOSSES:
         raise LostError(SERVER_DIED)
     return False
-
-
-def _grade(work: Verification, verdict: "Future[Grade]", is_new: bool) -> Grade:
-    """Wait for the verdict on `work`; the grade gets the answer, time and note of this request."""
-    grade = _result(verdict)
-    answer = None if work.check == "custom" else work.answer
-    return replace(grade, extracted=answer, seconds=grade.seconds if is_new else 0.0).saying(work.note)
 
 
 def _result(verdict: "Future[Grade]") -> Grade:

@@ -69,7 +69,7 @@ def _fork_workers(control: socket.socket) -> int | None:
 
 def _work(connection: Connection, functions: Sequence[str]) -> None:
     # In each worker rather than once in the server: a user's module may start threads, which do not survive a fork.
-    from luffy.grading import custom_functions
+    from luffy.grading import checks, custom_functions
 
     for function in functions:
         with contextlib.suppress(custom_functions.UnusableFunction):  # reported when it is needed
@@ -80,21 +80,17 @@ def _work(connection: Connection, functions: Sequence[str]) -> None:
             work = Verification(*receive(connection))
         except EOFError:
             return
-        send(connection, _reply(work))
-
-
-def _reply(work: Verification) -> Reply:
-    from luffy.grading import checks, custom_functions
-
-    try:
-        if work.check == LOAD:
-            custom_functions.preload(work.answer)
-            return Reply(Outcome.CORRECT, "loaded")
-        return Reply(*checks.run_check(work.check, work.answer, work.gold, work.context))
-    except custom_functions.UnusableFunction as error:
-        return Reply(Outcome.CRASHED, str(error), misconfigured=True)
-    except Exception as error:  # noqa: BLE001 - the libraries raise anything; it has to be named
-        return Reply(Outcome.CRASHED, f"the check raised {type(error).__name__}: {str(error)[:200]}")
+        try:
+            if work.check == LOAD:
+                custom_functions.preload(work.answer)
+                reply = Reply(Outcome.CORRECT, "loaded")
+            else:
+                reply = Reply(*checks.run_check(work.check, work.answer, work.gold, work.context))
+        except custom_functions.UnusableFunction as error:
+            reply = Reply(Outcome.CRASHED, str(error), misconfigured=True)
+        except Exception as error:  # noqa: BLE001 - the libraries raise anything; it has to be named
+            reply = Reply(Outcome.CRASHED, f"the check raised {type(error).__name__}: {str(error)[:200]}")
+        send(connection, reply)
 
 
 if __name__ == "__main__":

@@ -62,10 +62,30 @@ class ForkServer:
                     return self._forked(self._control, connection_fd)
                 except OSError:
                     self._kill()  # it has died since the last fork
+            control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._control = control
+            control.settimeout(LOADING_TIMEOUT_S)
             try:
-                return self._forked(self._started(), connection_fd)
+                with remote, self._ending:
+                    if self._closed:
+                        raise ConnectionAbortedError("the pool is closed")
+                    self._is_ready = False
+                    self._num_starts += 1
+                    self._process = _spawned(remote.fileno(), self._functions)
+                if _received(control) != READY.encode():
+                    raise ConnectionResetError("no sign of life")
+                self._is_ready = True
+                return self._forked(control, connection_fd)
             except OSError as error:
-                raise self._failure(error) from None
+                process = self._process
+                self._kill()
+                code = None if process is None else process.returncode
+                why = f"a grading worker did not start (exit code {code}: {error})"
+                if code == -signal.SIGKILL:  # by something else, or just now, since it was silent
+                    raise LostError(f"{why}; is this machine short of memory? The same command continues") from None
+                raise LuffyError(
+                    f"{why}; check that `python -c 'import math_verify'` works in this environment"
+                ) from None
 
     def collect(self, pid: int, start: int) -> bool:
         """Reap a worker that has been killed. Until then its process id is not reused.
@@ -100,30 +120,6 @@ class ForkServer:
     def _forked(self, control: socket.socket, connection_fd: int) -> tuple[int, int]:
         socket.send_fds(control, [b"fork"], [connection_fd])
         return int(_received(control)), self._num_starts
-
-    def _failure(self, error: OSError) -> LuffyError:
-        process = self._process
-        self._kill()
-        code = None if process is None else process.returncode
-        why = f"a grading worker did not start (exit code {code}: {error})"
-        if code == -signal.SIGKILL:  # by something else, or just now, since it was silent
-            return LostError(f"{why}; is this machine short of memory? The same command continues")
-        return LuffyError(f"{why}; check that `python -c 'import math_verify'` works in this environment")
-
-    def _started(self) -> socket.socket:
-        control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control = control
-        control.settimeout(LOADING_TIMEOUT_S)
-        with remote, self._ending:
-            if self._closed:
-                raise ConnectionAbortedError("the pool is closed")
-            self._is_ready = False
-            self._num_starts += 1
-            self._process = _spawned(remote.fileno(), self._functions)
-        if _received(control) != READY.encode():
-            raise ConnectionResetError("no sign of life")
-        self._is_ready = True
-        return control
 
     def _kill(self) -> None:
         with self._ending:

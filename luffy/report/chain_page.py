@@ -14,8 +14,7 @@ from luffy.config import ExperimentConfig
 from luffy.config.evaluation import VALIDATION
 from luffy.config.stage_kinds import ViewName
 from luffy.config.yaml_source import dump_yaml
-from luffy.data.pass_rates import DifficultyCard, Fit, read_card
-from luffy.data.sample_card import SampleCard, read_sample_card
+from luffy.data.pass_rates import DifficultyCard, Fit, SampleCard, read_card, read_sample_card
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores

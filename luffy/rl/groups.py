@@ -18,7 +18,7 @@ from luffy.config.objective import AdvantageConfig, DynamicSampling, GroupAdvant
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.limits import refuse_failures
 from luffy.environments.transcript import transcript
-from luffy.grading import Grader
+from luffy.grading.request import Grader
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, Visit, replayed_row
 from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, PrefixedRow, prefix_length, with_hinted_rows
 from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
@@ -41,7 +41,7 @@ class Fallback(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceFallback:
-    """Whole traces in place of wrong rollouts (`group.off_policy_when_accuracy_at_most`)."""
+    """Whole traces in place of the last wrong rollouts (`group.off_policy_when_accuracy_at_most`)."""
 
     accuracy_at_most: float
     traces: Callable[[RolloutTask, int], Sequence[Demonstration]]
@@ -57,7 +57,14 @@ class TraceFallback:
             else []
             for visit, group in zip(visits, groups, strict=True)
         ]
-        return [_in_place_of_wrong(*pair) for pair in zip(groups, sample(plans), strict=True)]
+        changed = []
+        for group, traces in zip(groups, sample(plans), strict=True):  # surplus traces are left out
+            wrong = [row for row in group.rollouts if not row.is_correct]
+            count = min(len(traces), len(wrong))
+            leaving = wrong[len(wrong) - count :]
+            staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
+            changed.append(Group(group.uid, (*staying, *traces[:count]), replaced=tuple(leaving)))
+        return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +144,6 @@ def _fails(group: Group, accuracy_at_most: float) -> bool:
     return bool(group.rollouts) and group.accuracy <= accuracy_at_most
 
 
-def _in_place_of_wrong(group: Group, traces: Sequence[Trajectory]) -> Group:
-    """The group with its last wrong rollouts replaced by traces; surplus traces are left out."""
-    wrong = [row for row in group.rollouts if not row.is_correct]
-    count = min(len(traces), len(wrong))
-    leaving = wrong[len(wrong) - count :]
-    staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
-    return Group(group.uid, (*staying, *traces[:count]), replaced=tuple(leaving))
-
-
 class GroupCollector:
     """Plans the rows of each group, has them sampled and graded, and applies the fallback where rollouts fail.
 
@@ -178,7 +176,13 @@ class GroupCollector:
         self._seed = seed
         self._total_steps = total_steps
         self._stops = stops
-        self._fallback = self._open_fallback(hints, anchors)
+        self._fallback: Fallback | None = None
+        if group.off_policy_when_accuracy_at_most is not None:
+            self._fallback = TraceFallback(group.off_policy_when_accuracy_at_most, self._traces)
+        elif hints is not None:
+            self._fallback = HintFallback(hints, seed)
+        elif anchors is not None:
+            self._fallback = AnchorFallback(anchors, group.size, seed, stops)
 
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
@@ -189,7 +193,11 @@ class GroupCollector:
         a step is sampled with new seeds. Raises EnvironmentFault when the environment failed in more than
         `max_failed_share` of all episodes played here.
         """
-        visits, sample = _visits(tasks, step, earlier), _SoundRows(self._sampler, engine, tasks)
+        seen, visits = Counter(earlier), list[Visit]()
+        for task in tasks:
+            visits.append(Visit(task, step, seen[task.uid]))
+            seen[task.uid] += 1
+        sample = _SoundRows(self._sampler, engine, tasks)
         rows = sample([self._plan(visit) for visit in visits])
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
         if self._fallback is not None:
@@ -201,16 +209,6 @@ class GroupCollector:
     def grading_s(self) -> float:
         """Seconds spent on grading since the last call."""
         return self._sampler.grading_s()
-
-    def _open_fallback(self, hints: HintedPrompts | None, anchors: Anchors | None) -> Fallback | None:
-        group = self._group
-        if group.off_policy_when_accuracy_at_most is not None:
-            return TraceFallback(group.off_policy_when_accuracy_at_most, self._traces)
-        if hints is not None:
-            return HintFallback(hints, self._seed)
-        if anchors is not None:
-            return AnchorFallback(anchors, group.size, self._seed, self._stops)
-        return None
 
     def _plan(self, visit: Visit) -> list[Row]:
         """The rows of a group before generation: rollouts, then off-policy rows."""
@@ -271,15 +269,6 @@ class _SoundRows:
             pairs = zip(plan, found, strict=True)
             self.episodes += [row.finish_reason for planned, row in pairs if self.sampler.is_played(planned)]
         return [[row for row in found if not row.has_failed] for found in rows]
-
-
-def _visits(tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str]) -> list[Visit]:
-    seen = Counter(earlier)
-    visits = []
-    for task in tasks:
-        visits.append(Visit(task, step, seen[task.uid]))
-        seen[task.uid] += 1
-    return visits
 
 
 def _replayed(task: RolloutTask) -> tuple[Trajectory, ...]:

@@ -2,8 +2,10 @@
 
 `StepRunner` runs the steps. `Experience` chooses the prompts of each, from the sampler and the replay buffer, and keeps
 that state. `Generation` schedules: right before a step, or up to `max_staleness` steps ahead of the trainer.
+`LogpGapCheck` checks that the engine and the trainer compute the same policy.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +15,10 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from luffy.cluster.open import Cluster
+from luffy.config.model import DType
 from luffy.config.objective import GroupFilter, ReplayConfig
 from luffy.config.settings import RLSettings
+from luffy.errors import NumericalError
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.prompts import NEVER_DRAWN, PromptHistory, fresh_uids, open_sampler
 from luffy.rl.replay import FailedPrompts, ReplayBuffer
@@ -32,6 +36,8 @@ from luffy.tracking.rollout_metrics import (
 from luffy.training.learner import Trainer
 from luffy.training.supervised import demonstration
 from luffy.types import SAMPLED, Group, Source, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +83,16 @@ class StepRunner:
         began, passes = time.perf_counter(), self._settings.rl.passes
         groups, metrics = self._generation.take(step)
         kept = self._experience.kept(step, groups)
-        metrics |= self._group_metrics(step, groups, kept) | self._experience.metrics(step, groups)
-        taught, teacher_s = self._as_taught(kept)
+        objective = self._settings.objective
+        metrics |= rollout_metrics(groups, replays=objective.replay is not None)
+        metrics["batch/kept_share"] = len(kept) / len(groups)
+        metrics |= staleness_metrics(groups, step, self._settings.rl.max_staleness)
+        metrics |= {} if objective.group.hint is None else hint_metrics(groups)
+        metrics |= {} if objective.group.anchor is None else anchor_metrics(groups)
+        metrics |= self._experience.metrics(step, groups)
+        teaching_began = time.perf_counter()
+        taught = kept if self._teaching is None else self._teaching.taught(kept)
+        teacher_s = 0.0 if self._teaching is None else time.perf_counter() - teaching_began
         metrics |= self._trainer.learn(taught, step)
         if "perf/teacher_s" in metrics:
             metrics["perf/teacher_s"] += teacher_s
@@ -108,23 +122,6 @@ class StepRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._generation.__exit__(kind, error, trace)
-
-    def _as_taught(self, groups: Sequence[Group]) -> tuple[Sequence[Group], float]:
-        """The groups with the inputs of the teacher, and the seconds that these took."""
-        if self._teaching is None:
-            return groups, 0.0
-        began = time.perf_counter()
-        return self._teaching.taught(groups), time.perf_counter() - began
-
-    def _group_metrics(self, step: int, groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
-        objective, rl = self._settings.objective, self._settings.rl
-        return (
-            rollout_metrics(groups, replays=objective.replay is not None)
-            | {"batch/kept_share": len(kept) / len(groups)}
-            | staleness_metrics(groups, step, rl.max_staleness)
-            | ({} if objective.group.hint is None else hint_metrics(groups))
-            | ({} if objective.group.anchor is None else anchor_metrics(groups))
-        )
 
 
 def _speed(
@@ -195,7 +192,15 @@ class Experience:
         if journalled is not None:
             self._sampler.plan(step, fresh_uids(journalled))
             return StepPlan(step, (), journalled)
-        replayed = self._replayed_tasks(step)
+        replayed, config = list[RolloutTask](), self._settings.objective.replay
+        if self._replay is not None and config is not None:
+            stored = self._replay.sample(step, round(config.share * self._wanted))
+            for uid, successes in stored.items():  # oldest first
+                chosen = successes[-1]
+                if config.choose != "latest" and len(successes) > 1:
+                    entropies = self._trainer.entropies(successes)
+                    chosen = successes[entropies.index(min(entropies))]
+                replayed.append(replace(self._by_uid[uid], replayed=chosen))
         fresh = self._sampler.draw(step, self._wanted - len(replayed))
         self._sampler.plan(step, [task.uid for task in fresh])
         return StepPlan(step, self._guided(step, [*replayed, *fresh]), None)
@@ -260,7 +265,14 @@ class Experience:
         if self._failed is None or config is None:
             return None
         uids = self._failed.take(config.buffer_size)
-        return None if uids is None else [self._one_trace(self._by_uid[uid], step) for uid in uids]
+        if uids is None:
+            return None
+        rows = []
+        for task in [self._by_uid[uid] for uid in uids]:
+            index = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)
+            trace = task.demonstrations[index]
+            rows.append(demonstration(task.prompt_ids, trace.token_ids, trace.source, trace.context_starts))
+        return rows
 
     def state(self) -> dict[str, object]:
         """The state for a checkpoint."""
@@ -298,25 +310,6 @@ class Experience:
             for task, rate in zip(tasks, rates, strict=True)
         ]
 
-    def _replayed_tasks(self, step: int) -> list[RolloutTask]:
-        config = self._settings.objective.replay
-        if self._replay is None or config is None:
-            return []
-        stored = self._replay.sample(step, round(config.share * self._wanted))
-        return [replace(self._by_uid[uid], replayed=self._choose(rows, config)) for uid, rows in stored.items()]
-
-    def _choose(self, candidates: Sequence[Trajectory], config: ReplayConfig) -> Trajectory:
-        """One of a prompt's stored successes, given oldest first."""
-        if config.choose == "latest" or len(candidates) == 1:
-            return candidates[-1]
-        entropies = self._trainer.entropies(candidates)
-        return candidates[entropies.index(min(entropies))]
-
-    def _one_trace(self, task: RolloutTask, step: int) -> Trajectory:
-        index = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)
-        chosen = task.demonstrations[index]
-        return demonstration(task.prompt_ids, chosen.token_ids, chosen.source, chosen.context_starts)
-
 
 class Generation:
     """Generates the groups of each step, possibly ahead of the trainer.
@@ -336,7 +329,6 @@ class Generation:
         self._busy = BusyTime()
         self._counting = threading.Lock()
         self._num_tokens = 0
-        self._weights_s = 0.0
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]]:
         """The groups of `step`, now in the journal, and metrics of the wait for them (`perf/`).
@@ -344,14 +336,26 @@ class Generation:
         Called when the trainer has finished all earlier steps.
         """
         began = time.perf_counter()
-        self._admit(step)
+        waiting = [s for s in range(step, min(step + self._ahead, self._last_step) + 1) if s not in self._running]
+        plans = [self._experience.plan(s) for s in waiting]
+        publishing_began = time.perf_counter()
+        if any(plan.journalled is None for plan in plans):
+            self._cluster.publish(step - 1)
+        weights_s = time.perf_counter() - publishing_began
+        for plan in plans:
+            if self._ahead:
+                future = self._threads.submit(self._generate, plan)
+            else:  # no overlap: run in this thread, which has the trainer's torch settings
+                future = Future()
+                future.set_result(self._generate(plan))
+            self._running[plan.step] = (plan, future)
         plan, future = self._running.pop(step)
         depth = future.done() + sum(other.done() for _, other in self._running.values())
         groups = future.result()
         self._experience.commit(plan, groups)
         waited = time.perf_counter() - began
         queue = {"perf/queue_depth": float(depth)} if self._ahead else {}
-        metrics = {"perf/trainer_idle_s": waited, "perf/weights_s": self._weights_s} | queue | self._speed()
+        metrics = {"perf/trainer_idle_s": waited, "perf/weights_s": weights_s} | queue | self._speed()
         return groups, metrics | self._cluster.metrics()
 
     def __enter__(self) -> "Generation":
@@ -359,24 +363,6 @@ class Generation:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _admit(self, step: int) -> None:
-        waiting = [s for s in range(step, min(step + self._ahead, self._last_step) + 1) if s not in self._running]
-        plans = [self._experience.plan(s) for s in waiting]
-        began = time.perf_counter()
-        if any(plan.journalled is None for plan in plans):
-            self._cluster.publish(step - 1)
-        self._weights_s = time.perf_counter() - began
-        for plan in plans:
-            self._running[plan.step] = (plan, self._start(plan))
-
-    def _start(self, plan: StepPlan) -> Future[list[Group]]:
-        if self._ahead:
-            return self._threads.submit(self._generate, plan)
-        # No overlap: run in this thread, which has the trainer's torch settings.
-        future: Future[list[Group]] = Future()
-        future.set_result(self._generate(plan))
-        return future
 
     def _generate(self, plan: StepPlan) -> list[Group]:
         if plan.journalled is not None:
@@ -397,3 +383,43 @@ class Generation:
         times = {"perf/generation_s": busy, "perf/grading_s": self._experience.grading_s()}
         idle = {"perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
         return times | idle | ({"perf/rollout_tokens_per_s": num_tokens / busy} if num_tokens and busy else {})
+
+
+_SUSPICIOUS_GAP: Mapping[DType, float] = {"float32": 0.01, "bfloat16": 0.1}
+"""In nats. Different kernels differ by about 1e-6 in float32. In bfloat16, those of SmolLM2-135M differ by 0.01 on a
+CPU and by 0.03 to 0.05 on an H200 (docs/gpus.md)."""
+
+
+def suspicious_gap(dtype: DType, max_staleness: int) -> float | None:
+    """The mean difference of log-probabilities, in nats, above which kernels do not explain it.
+
+    None with `max_staleness` above 0: then the policy has been updated since the tokens were sampled.
+    """
+    return _SUSPICIOUS_GAP[dtype] if max_staleness == 0 else None
+
+
+class LogpGapCheck:
+    """Watches the difference of the engine's and the trainer's log-probabilities of the sampled tokens."""
+
+    def __init__(self, bound: float | None, suspicious: float | None) -> None:
+        self._bound = bound
+        """The stage ends above it; None: never."""
+        self._warn_above = suspicious
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Warn of a suspicious gap in a step, and again once it has doubled. Raises NumericalError above the bound."""
+        gap = metrics.get("rollout/logp_gap_mean")
+        if gap is None:
+            return
+        if self._bound is not None and gap > self._bound:
+            raise NumericalError(
+                f"rollout/logp_gap_mean is {gap:.4f}, above execution.max_logp_gap {self._bound}: the engine does not "
+                "generate with the trainer's weights or temperature"
+            )
+        if self._warn_above is not None and gap > self._warn_above:
+            self._warn_above = 2 * gap
+            logger.warning(
+                "the engine's log-probabilities differ from the trainer's by %.4f nats per token on average; "
+                "the next warning comes at twice that (rollout/logp_gap_mean has every step)",
+                gap,
+            )

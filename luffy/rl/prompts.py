@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from luffy.config.draws import CurriculumSampling, PoolSampling
 from luffy.config.settings import RLSettings
-from luffy.data.sources.mixture import mixed_in
+from luffy.data.sources import mixed_in
 from luffy.errors import DataError
 from luffy.objectives.schedules import value_at
 from luffy.rl.rows import RolloutTask
@@ -61,7 +61,7 @@ def open_sampler(settings: RLSettings, tasks: Sequence[RolloutTask]) -> PromptSa
     streams = {}
     for name, (part, weight) in _parts(tasks).items():
         if isinstance(config, CurriculumSampling):
-            indices: Callable[[int, int], list[int]] = partial(_repeated, _sorted(part, config, seed))
+            indices: Callable[[int, int], list[int]] = partial(_taken_in_turn, _sorted(part, config, seed))
         else:
             indices = partial(stream_indices, len(part), seed=seed)
         streams[name] = Stream(part, indices, weight)
@@ -90,7 +90,12 @@ def _parts(tasks: Sequence[RolloutTask]) -> dict[str, tuple[list[RolloutTask], f
 
 def _sorted(tasks: Sequence[RolloutTask], config: CurriculumSampling, seed: int) -> list[int]:
     """Indices of the tasks in the order of a curriculum; those without a measure last."""
-    measures = [_difficulty(task, config) for task in tasks]
+    # They grow with the difficulty.
+    if config.by == "trace_length":
+        lengths = [[float(len(trace.token_ids)) for trace in task.demonstrations] for task in tasks]
+        measures = [min(of_task, default=None) for of_task in lengths]
+    else:
+        measures = [None if task.pass_rate is None else -task.pass_rate for task in tasks]
     if all(measure is None for measure in measures):
         lacking = "a trace" if config.by == "trace_length" else "a measured pass rate"
         raise DataError(f"rl.sampling.by: {config.by}: no training prompt has {lacking}; choose another order")
@@ -103,14 +108,7 @@ def _sorted(tasks: Sequence[RolloutTask], config: CurriculumSampling, seed: int)
     return sorted(range(len(tasks)), key=place)
 
 
-def _difficulty(task: RolloutTask, config: CurriculumSampling) -> float | None:
-    """Measure that grows with the difficulty of the task; None: not known."""
-    if config.by == "trace_length":
-        return min((float(len(trace.token_ids)) for trace in task.demonstrations), default=None)
-    return None if task.pass_rate is None else -task.pass_rate
-
-
-def _repeated(order: Sequence[int], first: int, count: int) -> list[int]:
+def _taken_in_turn(order: Sequence[int], first: int, count: int) -> list[int]:
     return [order[place % len(order)] for place in range(first, first + count)]
 
 
@@ -295,11 +293,23 @@ class PoolSampler:
         is taken only where no other is left."""
         known = self._history.as_known_to(step)
         on_their_way = {uid for uid, record in known.items() if record.last_step >= step - self._ahead}
+        pool_of = self._pools(step)
+
+        def age(task: RolloutTask) -> tuple[int, int]:
+            return known.get(task.uid, NEVER_DRAWN).last_step, derive_seed(self._seed, "pool", step, task.uid)
+
         chosen: list[RolloutTask] = []
         while len(chosen) < count:
             taken = {*drawn, *(task.uid for task in chosen)}
-            left = self._without(taken | on_their_way) or self._without(taken) or self._tasks
-            chosen += self._from_pools(left, known, step, count - len(chosen), len(drawn) + len(chosen))
+            others = [task for task in self._tasks if task.uid not in taken]
+            left = [task for task in others if task.uid not in on_their_way] or others or self._tasks
+            pools: dict[str, list[RolloutTask]] = {name: [] for name in POOLS}
+            for task in left:
+                pools[pool_of(known.get(task.uid, NEVER_DRAWN))].append(task)
+            sizes = {name: len(pool) for name, pool in pools.items()}
+            offset = step_offset(self._seed, "pools", step, len(drawn) + len(chosen))
+            parts = available_quotas(self._config.shares.model_dump(), sizes, count - len(chosen), offset)
+            chosen += [task for name, part in parts.items() for task in heapq.nsmallest(part, pools[name], key=age)]
         return chosen
 
     def plan(self, step: int, uids: Sequence[str]) -> None:
@@ -325,25 +335,6 @@ class PoolSampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore it from a checkpoint."""
         self._history.restore(state)
-
-    def _without(self, uids: set[str]) -> list[RolloutTask]:
-        return [task for task in self._tasks if task.uid not in uids]
-
-    def _from_pools(
-        self, tasks: Sequence[RolloutTask], known: Mapping[str, PromptRecord], step: int, count: int, num_drawn: int
-    ) -> list[RolloutTask]:
-        pools: dict[str, list[RolloutTask]] = {name: [] for name in POOLS}
-        pool_of = self._pools(step)
-        for task in tasks:
-            pools[pool_of(known.get(task.uid, NEVER_DRAWN))].append(task)
-        sizes = {name: len(pool) for name, pool in pools.items()}
-        offset = step_offset(self._seed, "pools", step, num_drawn)
-        parts = available_quotas(self._config.shares.model_dump(), sizes, count, offset)
-
-        def age(task: RolloutTask) -> tuple[int, int]:
-            return known.get(task.uid, NEVER_DRAWN).last_step, derive_seed(self._seed, "pool", step, task.uid)
-
-        return [task for name, part in parts.items() for task in heapq.nsmallest(part, pools[name], key=age)]
 
     def _pools(self, step: int) -> Callable[[PromptRecord], str]:
         """The pool of a prompt at `step`."""

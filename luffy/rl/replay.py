@@ -4,10 +4,10 @@ Replay is that of ExGRPO (arXiv 2510.02245); failed prompts are collected for an
 2506.07527).
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from hashlib import blake2b
 from typing import Any, Literal
 
 from luffy.config.objective import ReplayConfig
@@ -122,7 +122,11 @@ class ReplayBuffer:
         Raises CheckpointError when the journal has lost a success.
         """
         known = self._as_known_to(step).prompts
-        buckets = _buckets(known)
+        # The uids of the prompts that can be replayed, by accuracy; both in ascending order.
+        buckets: dict[float, list[str]] = {}
+        for uid, record in sorted(known.items(), key=lambda entry: (entry[1].share_correct, entry[0])):
+            if record.share_correct > 0:
+                buckets.setdefault(record.share_correct, []).append(uid)
         chosen: list[str] = []
         while buckets and len(chosen) < count:
             place = len(chosen)
@@ -196,21 +200,12 @@ def _record(step: int, groups: Sequence[Group]) -> _StepRecord:
     for index, group in enumerate(groups):
         if group.rollouts:
             successes = tuple(
-                _Success(step, index, place, _digest(row))
+                _Success(step, index, place, blake2b(repr(row.response_ids).encode(), digest_size=16).hexdigest())
                 for place, row in enumerate(group.trajectories)
                 if row.is_correct and not row.is_off_policy
             )
             prompts.append((group.uid, _PromptRecord(group.accuracy, successes)))
     return _StepRecord(share, tuple(prompts))
-
-
-def _buckets(prompts: Mapping[str, _PromptRecord]) -> dict[float, list[str]]:
-    """The uids of the prompts that can be replayed, by accuracy; both in ascending order."""
-    buckets: dict[float, list[str]] = {}
-    for uid, record in sorted(prompts.items()):
-        if record.share_correct > 0:
-            buckets.setdefault(record.share_correct, []).append(uid)
-    return dict(sorted(buckets.items()))
 
 
 def _newest_different(successes: Sequence[_Success]) -> tuple[_Success, ...]:
@@ -227,10 +222,6 @@ def _written(record: _PromptRecord) -> list[object]:
 def _read_record(value: Sequence[Any]) -> _PromptRecord:
     share, successes = value
     return _PromptRecord(share, tuple(_Success(*success) for success in successes))
-
-
-def _digest(row: Trajectory) -> str:
-    return hashlib.blake2b(repr(row.response_ids).encode(), digest_size=16).hexdigest()
 
 
 class FailedPrompts:

@@ -19,7 +19,7 @@ from luffy.environments.episodes import Episode, EpisodePlayer, Segment, context
 from luffy.environments.limits import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, FailedEpisode, called
 from luffy.environments.rubric import EpisodeScorer, GroupView
-from luffy.grading import Grade, Grader, GradeRequest, Problem, require_verdicts
+from luffy.grading.request import Grade, Grader, GradeRequest, Problem, require_verdicts
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts
 from luffy.types import FinishReason, Hint, Message, Outcome, Source, Trajectory
 
@@ -169,12 +169,22 @@ class Row:
 
         `reward`: from the scoring of an episode; None: from `grade`.
         """
+        logp_behavior, weight_version = self.given_logprobs, (DEMONSTRATION_VERSION,) * self.num_given
+        for segment in self.segments:
+            if isinstance(segment, Completion):
+                assert len(segment.weight_versions) == len(segment.token_ids)
+                logp_behavior += segment.logprobs
+                weight_version += segment.weight_versions
+            else:
+                logp_behavior += (float("nan"),) * len(segment.token_ids)
+                weight_version += (DEMONSTRATION_VERSION,) * len(segment.token_ids)
+        learns_hint = self.hinted is not None and self.hinted.is_learned_from
         return Trajectory(
-            prompt_ids=self._learned_prompt_ids,
+            prompt_ids=self.hinted.prompt_ids if self.hinted is not None and learns_hint else self.prompt_ids,
             response_ids=self._token_ids,
             source=self._source,
-            logp_behavior=self.given_logprobs + _joined(self.segments, _logprobs_of),
-            weight_version=(DEMONSTRATION_VERSION,) * self.num_given + _joined(self.segments, _versions_of),
+            logp_behavior=logp_behavior,
+            weight_version=weight_version,
             reward=grade.reward if reward is None else reward,
             outcome=grade.outcome,
             finish_reason=self.finish_reason,
@@ -182,10 +192,6 @@ class Row:
             hint=None if self.hinted is None else self.hinted.hint,
             context_starts=self._given_starts + context_starts(self.segments, self.num_given),
         )
-
-    @property
-    def _learned_prompt_ids(self) -> tuple[int, ...]:
-        return self.hinted.prompt_ids if self.hinted is not None and self.hinted.is_learned_from else self.prompt_ids
 
     @property
     def _token_ids(self) -> tuple[int, ...]:
@@ -200,17 +206,6 @@ class Row:
             return (Source.ENVIRONMENT,) * len(segment.token_ids)
         is_bare = self.hinted is not None and not self.hinted.is_learned_from
         return (Source.HINTED if is_bare else Source.ON_POLICY,) * len(segment.token_ids)
-
-
-def _logprobs_of(segment: Segment) -> tuple[float, ...]:
-    return segment.logprobs if isinstance(segment, Completion) else (float("nan"),) * len(segment.token_ids)
-
-
-def _versions_of(segment: Segment) -> tuple[int, ...]:
-    if isinstance(segment, Completion):
-        assert len(segment.weight_versions) == len(segment.token_ids)
-        return segment.weight_versions
-    return (DEMONSTRATION_VERSION,) * len(segment.token_ids)
 
 
 def _joined(segments: Sequence[Segment], part: Callable[[Segment], tuple[_Item, ...]]) -> tuple[_Item, ...]:
@@ -270,33 +265,19 @@ def with_group_measures(
 
     Rows whose environment failed are not measured. Where a measure fails, all rows of the group are graded `crashed`.
     """
-    return run_in_loop(_all(scorer, tasks, groups))
 
+    async def measured() -> list[GradedRows]:
+        pairs = zip(tasks, groups, strict=True)
+        return list(await asyncio.gather(*(_measured(scorer, task, rows) for task, rows in pairs)))
 
-async def _all(scorer: EpisodeScorer, tasks: Sequence[RolloutTask], groups: Sequence[GradedRows]) -> list[GradedRows]:
-    pairs = zip(tasks, groups, strict=True)
-    return list(await asyncio.gather(*(_measured(scorer, task, rows) for task, rows in pairs)))
+    return run_in_loop(measured())
 
 
 async def _measured(scorer: EpisodeScorer, task: RolloutTask, rows: GradedRows) -> GradedRows:
     played = [(row, grade) for row, grade in rows if not row.has_failed]
     if not played:
         return rows
-    try:
-        measures = iter(await called(scorer.measure_group(_view(task, played))))
-    except FailedEpisode as failure:
-        logger.warning("%s: a measure of a group failed", task.problem.data_source, exc_info=failure.__cause__)
-        reason = f"{type(failure.__cause__).__name__}: {failure.__cause__}"
-        grade = Grade(Outcome.CRASHED, None, f"a measure of the group failed: {reason:.200}")
-        return [(replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR), grade) for row, _ in rows]
-    return [
-        (row if row.has_failed else replace(row, measures={**row.measures, **next(measures)}), grade)
-        for row, grade in rows
-    ]
-
-
-def _view(task: RolloutTask, played: GradedRows) -> GroupView:
-    return GroupView(
+    view = GroupView(
         prompt=task.messages,
         completions=[row.completion for row, _ in played],
         answer=task.ground_truth,
@@ -306,6 +287,17 @@ def _view(task: RolloutTask, played: GradedRows) -> GroupView:
         rewards=[grade.reward for _, grade in played],
         correct=[grade.outcome is Outcome.CORRECT for _, grade in played],
     )
+    try:
+        measures = iter(await called(scorer.measure_group(view)))
+    except FailedEpisode as failure:
+        logger.warning("%s: a measure of a group failed", task.problem.data_source, exc_info=failure.__cause__)
+        reason = f"{type(failure.__cause__).__name__}: {failure.__cause__}"
+        grade = Grade(Outcome.CRASHED, None, f"a measure of the group failed: {reason:.200}")
+        return [(replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR), grade) for row, _ in rows]
+    return [
+        (row if row.has_failed else replace(row, measures={**row.measures, **next(measures)}), grade)
+        for row, grade in rows
+    ]
 
 
 class RowSampler:
@@ -340,19 +332,13 @@ class RowSampler:
 
         Raises LostError if a judge could not be reached.
         """
-        return self._graded(tasks, self._generated(engine, tasks, plans))
+        planned = [(task, row) for task, plan in zip(tasks, plans, strict=True) for row in plan if self.is_played(row)]
+        finished = iter(self._continued(engine, planned))
+        return self._graded(tasks, [[next(finished) if self.is_played(row) else row for row in plan] for plan in plans])
 
     def grading_s(self) -> float:
         """Seconds spent on grading since the last call."""
         return self._grading.since_last()[1]
-
-    def _generated(
-        self, engine: RolloutEngine, tasks: Sequence[RolloutTask], plans: Sequence[Sequence[Row]]
-    ) -> list[list[Row]]:
-        """The planned rows with what the policy sampled."""
-        planned = [(task, row) for task, plan in zip(tasks, plans, strict=True) for row in plan if self.is_played(row)]
-        finished = iter(self._continued(engine, planned))
-        return [[next(finished) if self.is_played(row) else row for row in plan] for plan in plans]
 
     def is_played(self, row: Row) -> bool:
         """Whether the row has to be sampled or, for a whole trace, played again to measure it."""
@@ -403,9 +389,10 @@ class RowSampler:
         graded: list[GradedRows] = [[(row, next(each)) for row in found] for found in rows]
         if self._player is not None and self._player.scorer.measures_groups:
             graded = with_group_measures(self._player.scorer, tasks, graded)
-        return [[self._trajectory(row, grade) for row, grade in found] for found in graded]
 
-    def _trajectory(self, row: Row, grade: Grade) -> Trajectory:
-        if self._player is None or row.has_failed:
-            return row.trajectory(grade)
-        return row.trajectory(grade, self._player.scorer.reward(grade.reward, row.measures))
+        def trajectory(row: Row, grade: Grade) -> Trajectory:
+            if self._player is None or row.has_failed:
+                return row.trajectory(grade)
+            return row.trajectory(grade, self._player.scorer.reward(grade.reward, row.measures))
+
+        return [[trajectory(row, grade) for row, grade in found] for found in graded]

@@ -20,7 +20,7 @@ from luffy.data.templates import decode, render_prompts
 from luffy.errors import DataError
 from luffy.rl.rows import RolloutTask
 from luffy.rollout.served_scores import ScoreRequest, ServedScorer
-from luffy.types import Group, Message, Prompt, Source, Trajectory
+from luffy.types import Group, Message, Prompt, Source
 
 _NUM_TEXTS = 16
 """Number of prompts on which the two tokenizers are compared."""
@@ -52,20 +52,17 @@ class ServedTeaching:
         """The groups, each row with its scores from the teacher."""
         rows = [row for group in groups for row in group.trajectories]
         requests = [ScoreRequest(row.prompt_ids + row.response_ids, first=len(row.prompt_ids)) for row in rows]
-        found = iter(self._scorer.score(requests))
-        return [
-            replace(group, trajectories=tuple(_scored(row, next(found)) for row in group.trajectories))
-            for group in groups
-        ]
+        scored = []
+        for row, logprobs in zip(rows, self._scorer.score(requests), strict=True):
+            pairs = zip(logprobs, row.source, strict=True)
+            learnable = tuple(logp for logp, source in pairs if source is not Source.ENVIRONMENT)
+            scored.append(replace(row, teacher_logprobs=learnable))
+        each = iter(scored)
+        return [replace(group, trajectories=tuple(next(each) for _ in group.trajectories)) for group in groups]
 
     def close(self) -> None:
         """Close the connections."""
         self._scorer.close()
-
-
-def _scored(row: Trajectory, logprobs: Sequence[float]) -> Trajectory:
-    pairs = zip(logprobs, row.source, strict=True)
-    return replace(row, teacher_logprobs=tuple(logp for logp, source in pairs if source is not Source.ENVIRONMENT))
 
 
 class TeacherPrompts:
@@ -81,7 +78,12 @@ class TeacherPrompts:
                 f"rl.teacher.kind: self shows the teacher a trace, but {bare} of {len(prompts)} training prompts have "
                 "none; take data with a trace for each, add the section synthesize, or use kind: model"
             )
-        rendered = render_prompts(tokenizer, [_with_trace(prompt, config.prompt) for prompt in prompts])
+        conversations = []
+        for prompt in prompts:
+            *before, last = prompt.messages
+            text = fill_slots(config.prompt, {"problem": last.content, "trace": prompt.traces[0].text})
+            conversations.append((*before, Message(last.role, text)))
+        rendered = render_prompts(tokenizer, conversations)
         # Four bytes a token: there may be tens of thousands of long traces.
         self._ids = {prompt.uid: array("i", ids) for prompt, ids in zip(prompts, rendered, strict=True)}
 
@@ -101,9 +103,3 @@ class TeacherPrompts:
             )
             for group in groups
         ]
-
-
-def _with_trace(prompt: Prompt, template: str) -> tuple[Message, ...]:
-    *before, last = prompt.messages
-    text = fill_slots(template, {"problem": last.content, "trace": prompt.traces[0].text})
-    return (*before, Message(last.role, text))

@@ -23,7 +23,7 @@ from luffy.evaluation.requests import EvaluationRequest, Render, Suite
 from luffy.evaluation.results import Cell
 from luffy.evaluation.sample_files import read_samples_of, write_sample_records
 from luffy.files import write_atomic
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.pipeline.identity import code_identity
 from luffy.pipeline.manifest import consumed_digest, read_manifest
 from luffy.pipeline.workspace import is_discarded

@@ -33,8 +33,8 @@ from luffy.evaluation.evaluator import Evaluator
 from luffy.evaluation.model_clients import ModelClient, TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
+from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answer_shards import AnswerShards, stages_sampled_alike
 from luffy.stages.program import StageContext

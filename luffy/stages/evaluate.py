@@ -20,8 +20,7 @@ from urllib.parse import quote
 from luffy.config.environment import EpisodeLimits
 from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
-from luffy.data.parquet import read_prompts
-from luffy.data.suite_files import suite_files
+from luffy.data.parquet import read_prompts, suite_files
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
 from luffy.evaluation.episode_client import open_client, open_text_client
@@ -39,8 +38,8 @@ from luffy.evaluation.results import (
 from luffy.evaluation.sample_files import SAMPLES_FILE, join_sample_records, read_sample_records, write_sample_records
 from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.suite_checks import check_problems, check_suite
-from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
+from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.json_text import parse_json
 from luffy.report.evaluation_page import PAGE_FILE, SUMMARY_FILE, by_decoding, write_summaries
 from luffy.rollout.engine import SwappableEngine

@@ -29,8 +29,8 @@ from luffy.evaluation.held_out_accuracy import OneVersionEngine, measure_suites,
 from luffy.evaluation.model_clients import ModelClient, TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.suite_checks import check_suite
-from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
+from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.pipeline.reuse import complete_checkpoints
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.vllm_limits import context_length, read_shape

@@ -41,7 +41,7 @@ from luffy.data.card import (
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
-from luffy.data.row_filters import Rules, remedies
+from luffy.data.row_filters import Rules, TraceReplayer, remedies
 from luffy.data.selection import (
     Mask,
     PassedRows,
@@ -59,12 +59,11 @@ from luffy.data.sources import Row, TraceSource, open_source
 from luffy.data.sources.stored_rows import sha256_of
 from luffy.data.splits import EMPTY_COMPLEMENT, write_complement, write_correct, write_luffy, write_merged, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
-from luffy.data.verify_traces import TraceReplayer
 from luffy.environments.registry import check_template, instructions_by_source, open_scored
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import DataError
 from luffy.files import write_atomic
-from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.types import Prompt
 
@@ -88,7 +87,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     sources = {name: _opened(config, name, settings.seed) for name, config in _configs(data).items()}
     steps = _Steps(context, total=2 + len(sources))
     tokenizer = _tokenizer(settings, sources)
-    save_tokenizer(tokenizer, out / "tokenizer")
+    tokenizer.save_pretrained(out / "tokenizer")
     instructions = _checked_environment(settings, tokenizer)
     steps.done()
     others = _other_benchmarks(settings)

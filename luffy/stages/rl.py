@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from luffy.config.settings import RLSettings
 from luffy.pipeline.reuse import complete_checkpoints
-from luffy.rl.logp_gap import LogpGapCheck, suspicious_gap
+from luffy.rl.loop import LogpGapCheck, suspicious_gap
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.rl_components import open_components

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from luffy.cluster.open import Cluster, open_cluster
 from luffy.config.rl_teacher import SelfTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
-from luffy.data.confidential_prompts import confidential_uids
-from luffy.data.parquet import read_prompts
+from luffy.data.parquet import confidential_uids, read_prompts
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.registry import open_player
 from luffy.errors import DataError
-from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
+from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.model_shape import num_embeddings
 from luffy.rl.groups import GroupCollector, sample_rollouts
 from luffy.rl.loop import RowTeacher, StepRunner

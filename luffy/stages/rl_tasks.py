@@ -14,7 +14,7 @@ from luffy.data.pass_rates import RATES_FILE, read_pass_rates
 from luffy.data.splits import EMPTY_COMPLEMENT
 from luffy.data.templates import render_prompts
 from luffy.errors import DataError
-from luffy.grading import problem_of
+from luffy.grading.request import problem_of
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.types import Prompt
 

@@ -16,14 +16,17 @@ from luffy.config.kept_answers import KeepAnswers
 from luffy.config.settings import SampleSettings
 from luffy.data.kept_answers import GradedAnswer, kept_traces
 from luffy.data.parquet import write_prompts
-from luffy.data.pass_rates import RATES_FILE, RateSummary, summarise_rates, write_pass_rates
-from luffy.data.sample_card import (
+from luffy.data.pass_rates import (
     CARD_FILE,
+    RATES_FILE,
     KeptCounter,
+    RateSummary,
     SampleCard,
+    card_json,
     sample_card,
-    sample_card_json,
     sample_card_markdown,
+    summarise_rates,
+    write_pass_rates,
 )
 from luffy.errors import DataError
 from luffy.files import write_atomic
@@ -49,7 +52,7 @@ def run(settings: SampleSettings, context: StageContext) -> StageResult:
     manifest = read_manifest(context.inputs["model"])
     card = sample_card(manifest.node if manifest else "policy", settings.round, config, rates, kept.count)
     copy_tokenizer(context.inputs["data"] / "tokenizer", out / "tokenizer")
-    write_atomic(out / CARD_FILE, sample_card_json(card))
+    write_atomic(out / CARD_FILE, card_json(card))
     write_atomic(out / "card.md", sample_card_markdown(card))
     outputs = (RATES_FILE, _TRACES_FILE, "tokenizer", CARD_FILE, "card.md")
     return StageResult(outputs, _metrics(card), resumed_from=answered.resumed_from)

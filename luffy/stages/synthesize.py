@@ -41,8 +41,8 @@ from luffy.data.tokenizer import adapt_tokenizer
 from luffy.environments.registry import instructions_by_source, open_player, open_text_player
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import ConfigError, DataError
-from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
+from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.http_client import missing_key
 from luffy.pipeline.reuse import PAID_ANSWERS
 from luffy.pipeline.workspace import is_discarded

@@ -22,7 +22,7 @@ from luffy.environments.episodes import Context, Episode
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.text_episodes import TextEpisode
 from luffy.environments.transcript import trace_turns
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.rollout.engine import Completion
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import TextRequest

@@ -16,7 +16,7 @@ from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.limits import FailedShare
 from luffy.environments.live_episode import EpisodeStart
-from luffy.grading import problem_of
+from luffy.grading.request import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.stop_request import check_stop_request
 from luffy.synthesis.answer_log import AnswerFacts, AnswerLog, AnswerStatus, TeacherAnswer

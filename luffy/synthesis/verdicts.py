@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from luffy.data.kept_answers import UNDECODED, GradedAnswer
 from luffy.data.row_filters import FilteredRow, Rejection, RowFilter
 from luffy.data.templates import with_opened_thinking
-from luffy.grading import GradeRequest, GraderPool, problem_of, require_verdicts
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.synthesis.answer_log import AnswerLog, AnswerStatus, TeacherAnswer
 from luffy.synthesis.teachers import Question
 from luffy.types import Origin, Outcome, Prompt, Trace

@@ -43,7 +43,11 @@ class Adapter:
         import peft  # an optional dependency, and slow to import
         from peft.tuners.lora import Linear as AdaptedLinear
 
-        _check_targets(causal_lm, config)
+        # The output embeddings stay out: `LogProbHead` reads their weight directly and would bypass an adapter.
+        head, modules = causal_lm.get_output_embeddings(), causal_lm.named_modules()
+        complaint = config.complaint([name for name, one in modules if isinstance(one, nn.Linear) and one is not head])
+        if complaint is not None:
+            raise ConfigError(complaint)
         wanted = peft.LoraConfig(
             r=config.rank,
             lora_alpha=config.alpha,  # type: ignore[arg-type] # peft divides it by the rank, whatever number it is
@@ -106,7 +110,7 @@ class Adapter:
         config = self._peft_model.peft_config[_NAME].to_dict()
         # The folder is part of a stage's result, which must not depend on the path of the base model.
         config |= {"base_model_name_or_path": None, "inference_mode": True}
-        text = json.dumps(config, indent=2, sort_keys=True, default=_sorted)
+        text = json.dumps(config, indent=2, sort_keys=True, default=sorted)  # sets of module names
         (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -125,18 +129,3 @@ def _merged(name: str, weight: nn.Parameter, layer: "AdaptedLinear") -> FolderWe
         return (weight.float() + (product.T if layer.fan_in_fan_out else product)).to(weight.dtype)
 
     return FolderWeight(name, (weight, factor_a, factor_b), value)
-
-
-def _check_targets(causal_lm: PreTrainedModel, config: LoRAConfig) -> None:
-    # The output embeddings stay out: `LogProbHead` reads their weight directly and would bypass an adapter.
-    head = causal_lm.get_output_embeddings()
-    modules = causal_lm.named_modules()
-    complaint = config.complaint([name for name, one in modules if isinstance(one, nn.Linear) and one is not head])
-    if complaint is not None:
-        raise ConfigError(complaint)
-
-
-def _sorted(value: object) -> list[str]:
-    """Sets of module names in an order that does not change between processes."""
-    assert isinstance(value, set)
-    return sorted(value)

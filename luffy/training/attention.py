@@ -60,7 +60,16 @@ def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> Non
     if wanted != "sdpa" and causal_lm.device.type != "cuda":
         raise ConfigError(f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa")
     if not _attends_plainly(causal_lm):
-        _refuse_settings(causal_lm, execution)
+        settings = {
+            "packing: true": execution.packing,
+            f"attention: {wanted}": wanted != "sdpa",
+            f"sequence_parallel: {execution.sequence_parallel}": execution.sequence_parallel > 1,
+        }
+        for setting in (name for name, is_set in settings.items() if is_set):
+            raise DataError(
+                f"execution.{setting} does not support {type(causal_lm).__name__}; use packing: false, attention: sdpa "
+                "and sequence_parallel: 1"
+            )
         return  # transformers' sdpa, with whatever masks this model needs
     try:
         causal_lm.set_attn_implementation(_NAMES[wanted])
@@ -142,28 +151,20 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, dropo
     blocks = []
     for start in range(0, length, _BLOCK):
         end, first = min(start + _BLOCK, length), max(start - window + 1, 0)
+        # A query sees its own position and the `window - 1` before it.
+        back = torch.arange(start, end, device=query.device)[:, None] - torch.arange(first, end, device=query.device)
+        bias = torch.zeros(back.shape, dtype=query.dtype, device=query.device)
         blocks.append(
             F.scaled_dot_product_attention(
                 query[:, :, start:end],
                 key[:, :, first:end],
                 value[:, :, first:end],
-                attn_mask=_band(start, end, first, window, query),
+                attn_mask=bias.masked_fill((back < 0) | (back >= window), -torch.inf),
                 dropout_p=dropout,
                 scale=scale,
             )
         )
     return torch.cat(blocks, dim=2)
-
-
-def _band(start: int, end: int, first: int, window: int, like: Tensor) -> Tensor:
-    """Bias of the queries from `start` to `end` on the keys from `first` to `end`: 0 within the window, -inf outside.
-
-    A query sees its own position and the `window - 1` before it.
-    """
-    back = torch.arange(start, end, device=like.device)[:, None] - torch.arange(first, end, device=like.device)
-    return torch.zeros(back.shape, dtype=like.dtype, device=like.device).masked_fill(
-        (back < 0) | (back >= window), -torch.inf
-    )
 
 
 def _no_mask(*, attention_mask: Tensor | None, **_: object) -> None:
@@ -173,20 +174,6 @@ def _no_mask(*, attention_mask: Tensor | None, **_: object) -> None:
 
 AttentionInterface.register(SDPA_BY_SEQUENCE, attend_by_sequence)
 AttentionMaskInterface.register(SDPA_BY_SEQUENCE, _no_mask)
-
-
-def _refuse_settings(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
-    """Raise DataError for a setting that needs our own attention, which this model cannot use."""
-    settings = {
-        "packing: true": execution.packing,
-        f"attention: {execution.attention}": execution.attention != "sdpa",
-        f"sequence_parallel: {execution.sequence_parallel}": execution.sequence_parallel > 1,
-    }
-    for setting in (name for name, is_set in settings.items() if is_set):
-        raise DataError(
-            f"execution.{setting} does not support {type(causal_lm).__name__}; use packing: false, attention: sdpa and "
-            "sequence_parallel: 1"
-        )
 
 
 def _attends_plainly(causal_lm: PreTrainedModel) -> bool:

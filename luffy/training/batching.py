@@ -68,28 +68,26 @@ def branches_of(responses: Sequence[Trajectory]) -> tuple[tuple[Trajectory, ...]
 
 
 def over_ranks(whole: Shard, updates: Sequence[Sequence[int]], num_ranks: int) -> list[Shard]:
-    """A shard for each rank, with its part of the rows of every optimizer step, balanced by number of tokens."""
-    balanced = [_balanced(whole, update, num_ranks) for update in updates]
-    return [whole.part([of_rank[rank] for of_rank in balanced]) for rank in range(num_ranks)]
+    """A shard for each rank, with its part of the rows of every optimizer step, balanced by number of tokens.
 
-
-def _balanced(whole: Shard, update: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """The rows of an optimizer step for each rank: the longest response first, to the rank with the fewest tokens.
-
-    The fullest rank has at most 4/3 of the tokens of the best split (Graham 1969). The rows of a response stay
-    together, since its rank counts its tokens. Rows keep their order within a rank.
+    The longest response goes first, to the rank with the fewest tokens: the fullest rank has at most 4/3 of the tokens
+    of the best split (Graham 1969). The rows of a response stay together, since its rank counts its tokens. Rows keep
+    their order within a rank.
     """
-    responses: dict[int, list[int]] = {}
-    for row in update:
-        responses.setdefault(whole.episodes[row], []).append(row)
-    length = {index: sum(whole.rows[row].num_tokens for row in rows) for index, rows in responses.items()}
-    placed: list[list[int]] = [[] for _ in range(num_ranks)]
-    load = [0] * num_ranks
-    for index in sorted(responses, key=lambda index: (-length[index], index)):
-        rank = min(range(num_ranks), key=lambda rank: (load[rank], rank))
-        placed[rank] += responses[index]
-        load[rank] += length[index]
-    return [sorted(of_rank) for of_rank in placed]
+    balanced: list[list[list[int]]] = []
+    for update in updates:
+        responses: dict[int, list[int]] = {}
+        for row in update:
+            responses.setdefault(whole.episodes[row], []).append(row)
+        length = {index: sum(whole.rows[row].num_tokens for row in rows) for index, rows in responses.items()}
+        placed: list[list[int]] = [[] for _ in range(num_ranks)]
+        load = [0] * num_ranks
+        for index in sorted(responses, key=lambda index: (-length[index], index)):
+            rank = load.index(min(load))
+            placed[rank] += responses[index]
+            load[rank] += length[index]
+        balanced.append([sorted(of_rank) for of_rank in placed])
+    return [whole.part([of_rank[rank] for of_rank in balanced]) for rank in range(num_ranks)]
 
 
 def shard_groups(
@@ -276,9 +274,19 @@ def split_into_micro_batches(
     """
     length_B = batch.attention_mask_BT.sum(dim=-1).tolist()
     order = sorted(range(len(batch)), key=lambda b: (-length_B[b], b))
-    cut = _packed if packing else _padded
-    cuts = [cut(batch, weight_KBT, rows) for rows in _fill(order, length_B, max_tokens, packing)]
-    return [_widened(micro, micro_weight_KBT, multiple) for micro, micro_weight_KBT in cuts]
+    bins: list[list[int]] = []
+    used = 0
+    for b in order:
+        width = length_B[b] if packing else length_B[bins[-1][0]] if bins else 0
+        if not bins or used + width > max_tokens:
+            bins.append([])
+            used, width = 0, length_B[b]
+        bins[-1].append(b)
+        used += width
+    if packing:
+        return [_widened(*_packed(batch, weight_KBT, rows), multiple) for rows in bins]
+    micros = [(take_rows(batch, rows), weight_KBT[:, rows]) for rows in bins]
+    return [_widened(micro, weight[..., : micro.input_ids_BT.shape[1]], multiple) for micro, weight in micros]
 
 
 def dummy_micro_batch(batch: TrainBatch, weight_KBT: Tensor, multiple: int = 1) -> tuple[TrainBatch, Tensor]:
@@ -289,24 +297,6 @@ def dummy_micro_batch(batch: TrainBatch, weight_KBT: Tensor, multiple: int = 1) 
     dummy = batch.map(lambda tensor_BT: tensor_BT.new_zeros(1, 1))
     attended = torch.ones_like(dummy.attention_mask_BT)  # attention over nothing is NaN
     return _widened(replace(dummy, attention_mask_BT=attended), weight_KBT.new_zeros(len(weight_KBT), 1, 1), multiple)
-
-
-def _fill(order: Sequence[int], length_B: Sequence[int], max_tokens: int, packing: bool) -> list[list[int]]:
-    bins: list[list[int]] = []
-    used = 0
-    for b in order:
-        width = length_B[b] if packing else length_B[bins[-1][0]] if bins else 0
-        if not bins or used + width > max_tokens:
-            bins.append([])
-            used, width = 0, length_B[b]
-        bins[-1].append(b)
-        used += width
-    return bins
-
-
-def _padded(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> tuple[TrainBatch, Tensor]:
-    part = take_rows(batch, rows)
-    return part, weight_KBT[:, list(rows), : part.input_ids_BT.shape[1]]
 
 
 def _packed(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> tuple[TrainBatch, Tensor]:

@@ -207,15 +207,12 @@ def _gather(mine: _T) -> list[_T]:
 
 def _plain_json(state: Mapping[str, object]) -> str:
     for name, value in state.items():
-        assert _survives_json(value), f"checkpoint state {name!r} must be plain JSON: no NaN, no tuples, string keys"
+        try:
+            survives = json.loads(json.dumps(value, allow_nan=False)) == value
+        except (TypeError, ValueError):
+            survives = False
+        assert survives, f"checkpoint state {name!r} must be plain JSON: no NaN, no tuples, string keys"
     return json.dumps(state)
-
-
-def _survives_json(value: object) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
-    except (TypeError, ValueError):
-        return False
 
 
 _MODEL = "model"

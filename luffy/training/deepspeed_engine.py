@@ -99,7 +99,11 @@ def start_engine(
     _join()
     if execution.zero_stage == 3:
         _gather_heads_once(model)
-        _cast_beside_shares(model, dtype)
+        # Parameters that were added to a sharded model (a critic's head) get the type of its weights here: DeepSpeed
+        # casts all parameters of an unsharded model, and none of a model in which some are sharded.
+        added = [parameter for parameter in model.parameters() if not hasattr(parameter, "ds_id")]
+        for parameter in added if is_sharded(model) else []:
+            parameter.data = parameter.data.to(getattr(torch, dtype))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adamw = torch.optim.AdamW(
         trained,
@@ -135,17 +139,6 @@ def _gather_heads_once(model: nn.Module) -> None:
     # The head loops over chunks; as a leaf module its weight is gathered once, however many chunks a rank has.
     # A critic has no such head.
     set_z3_leaf_modules(model, [LogProbHead], raise_if_not_found=False)
-
-
-def _cast_beside_shares(model: nn.Module, dtype: DType) -> None:
-    """Give parameters that were added to a sharded model (a critic's head) the type of its weights.
-
-    DeepSpeed casts all parameters of an unsharded model, and none of a model in which some are sharded.
-    """
-    if is_sharded(model):
-        for parameter in model.parameters():
-            if not hasattr(parameter, "ds_id"):
-                parameter.data = parameter.data.to(getattr(torch, dtype))
 
 
 class ClippedStep:

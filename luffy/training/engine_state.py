@@ -48,25 +48,25 @@ def write_pieces(
     folder: Path, rank: int, shapes: Shapes, pieces: Iterable[tuple[PieceKey, Tensor]], file_bytes: int = _FILE_BYTES
 ) -> None:
     """Write the pieces of this rank, synced to disk, into `folder`, which all ranks share; pieces must not overlap."""
-    for number, pending in enumerate(_portions(pieces, file_bytes)):
+
+    def portions() -> Iterator[dict[PieceKey, Tensor]]:
+        pending: dict[PieceKey, Tensor] = {}
+        size_bytes = 0
+        for key, tensor in pieces:
+            pending[key] = tensor.detach().to("cpu").flatten()
+            size_bytes += tensor.nbytes
+            if size_bytes >= file_bytes:
+                yield pending
+                pending, size_bytes = {}, 0
+        if pending:
+            yield pending
+
+    for number, pending in enumerate(portions()):
         path = folder / f"rank_{rank:04d}_{number:04d}.safetensors"
         written = {f"{key.kind}/{key.start}/{key.name}": tensor for key, tensor in pending.items()}
         save_file(written, path, {_SHAPES: json.dumps({key.name: shapes[key.name] for key in pending})})
         with path.open("rb") as file:
             os.fsync(file.fileno())
-
-
-def _portions(pieces: Iterable[tuple[PieceKey, Tensor]], file_bytes: int) -> Iterator[dict[PieceKey, Tensor]]:
-    pending: dict[PieceKey, Tensor] = {}
-    size_bytes = 0
-    for key, tensor in pieces:
-        pending[key] = tensor.detach().to("cpu").flatten()
-        size_bytes += tensor.nbytes
-        if size_bytes >= file_bytes:
-            yield pending
-            pending, size_bytes = {}, 0
-    if pending:
-        yield pending
 
 
 def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -98,19 +98,17 @@ class PieceReader:
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in sorted(folder.glob("*.safetensors")):
             try:
-                self._list(safe_open(path, "pt"))
+                file = safe_open(path, "pt")
+                shapes: dict[str, list[int]] = json.loads(file.metadata()[_SHAPES])
+                self.shapes |= {name: tuple(shape) for name, shape in shapes.items()}
+                for entry in file.keys():  # noqa: SIM118 - not a dictionary
+                    kind, start, name = entry.split("/", 2)
+                    (numel,) = file.get_slice(entry).get_shape()
+                    self._pieces[kind, name].append(_StoredPiece(file, entry, int(start), int(start) + numel))
             except SafetensorError as error:
                 raise CheckpointError(
                     f"{path} is broken ({error}); delete {folder.parent} to resume earlier"
                 ) from error
-
-    def _list(self, file: safe_open) -> None:
-        shapes: dict[str, list[int]] = json.loads(file.metadata()[_SHAPES])
-        self.shapes |= {name: tuple(shape) for name, shape in shapes.items()}
-        for entry in file.keys():  # noqa: SIM118 - not a dictionary
-            kind, start, name = entry.split("/", 2)
-            (numel,) = file.get_slice(entry).get_shape()
-            self._pieces[kind, name].append(_StoredPiece(file, entry, int(start), int(start) + numel))
 
     def has(self, kind: str, name: str) -> bool:
         """Whether the files hold `kind` for the parameter `name`."""
@@ -241,15 +239,13 @@ def _tensors(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[PieceKey, Tens
 
 def _pieces(engine: deepspeed.DeepSpeedEngine) -> Iterator[_Piece]:
     """The pieces of this rank, in the order of the module's parameters."""
-    piece_of = {0: _whole_piece, 1: _piece_of_group, 2: _piece_of_group, 3: _piece_of_parameter}
+    stage = engine.zero_optimization_stage()
     for name, parameter in _trained(engine):
-        piece = piece_of[engine.zero_optimization_stage()](engine, name, parameter)
+        piece: _Piece | None = _Piece(name, 0, parameter.numel(), parameter, 0)
+        if stage:
+            piece = (_piece_of_parameter if stage == 3 else _piece_of_group)(engine, name, parameter)
         if piece is not None:
             yield piece
-
-
-def _whole_piece(engine: deepspeed.DeepSpeedEngine, name: str, parameter: nn.Parameter) -> _Piece:
-    return _Piece(name, 0, parameter.numel(), parameter, 0)
 
 
 def _piece_of_group(engine: deepspeed.DeepSpeedEngine, name: str, parameter: nn.Parameter) -> _Piece | None:

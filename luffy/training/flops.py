@@ -71,7 +71,9 @@ class ModelFlops:
         `num_scored` is 0 for a critic, which has no output embeddings.
         """
         adapter = _FORWARD * (self.adapter_weights or 0) * sum(lengths)
-        return float(self._products(lengths, num_scored) + self._attention(lengths) + adapter)
+        per_pair = _ATTENTION_FORWARD * self.shape.num_layers * self.shape.attention_size
+        attention = per_pair * sum(length**2 for length in lengths)
+        return float(self._products(lengths, num_scored) + attention + adapter)
 
     def training(self, lengths: Sequence[int], num_scored: int) -> float:
         """Operations of a forward and a backward pass."""
@@ -82,10 +84,6 @@ class ModelFlops:
     def _products(self, lengths: Sequence[int], num_scored: int) -> int:
         """Operations of the matrix products in a forward pass, without an adapter's; weight gradients take as many."""
         return _FORWARD * (self.decoder_weights * sum(lengths) + self.shape.embedding_parameters * num_scored)
-
-    def _attention(self, lengths: Sequence[int]) -> int:
-        per_pair = _ATTENTION_FORWARD * self.shape.num_layers * self.shape.attention_size
-        return per_pair * sum(length**2 for length in lengths)
 
 
 def peak_flops(gpu_name: str) -> float | None:

@@ -129,8 +129,15 @@ class Learner:
             history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
         teaching = 0.0 if self._teacher is None else self._teacher.forward_flops(shard.rows)
         times.count((self._flops(batch, len(shard.updates), step) + teaching) / mesh.slices)
-        shares = {"batch/zero_advantage_share": _zero_variance_share(shard, batch, mesh.sum_over_shards)}
-        return _mean_over_updates(history) | shares | times.metrics() | peak_memory()
+        means = {}
+        for name in dict.fromkeys(name for metrics in history for name in metrics):
+            values = [metrics[name] for metrics in history if name in metrics]
+            means[name] = sum(values) / len(values)
+        # The share of zero-variance groups: all their tokens, on every rank, have advantage 0.
+        learned_P, group_B = torch.zeros(len(shard.accuracies)), torch.tensor(shard.groups, dtype=torch.long)
+        learned_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
+        means["batch/zero_advantage_share"] = float((mesh.sum_over_shards(learned_P) == 0).double().mean())
+        return means | times.metrics() | peak_memory()
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
         """One SFT step on demonstrations between the RL steps (`objective.interleaved_sft`)."""
@@ -193,23 +200,6 @@ class Learner:
         num_updates = self._rl.updates_per_step
         place, total = (step - 1) * num_updates + update, self._rl.steps * num_updates
         return optimizer.lr * schedule_multiplier(optimizer.schedule, place, total)
-
-
-def _zero_variance_share(shard: Shard, batch: TrainBatch, sum_over_ranks: SumOverRanks) -> float:
-    """Share of zero-variance groups: all their tokens, on every rank, have advantage 0."""
-    learned_P = torch.zeros(len(shard.accuracies))
-    group_B = torch.tensor(shard.groups, dtype=torch.long)
-    learned_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
-    return float((sum_over_ranks(learned_P) == 0).double().mean())
-
-
-def _mean_over_updates(history: Sequence[Metrics]) -> Metrics:
-    names = dict.fromkeys(name for metrics in history for name in metrics)
-    means = {}
-    for name in names:
-        values = [metrics[name] for metrics in history if name in metrics]
-        means[name] = sum(values) / len(values)
-    return means
 
 
 @dataclass(frozen=True, slots=True)

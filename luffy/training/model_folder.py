@@ -141,7 +141,13 @@ def _adapt_folder(
     source: Path, model: ModelConfig, out: Path, ends: Sequence[int], put: Callable[[str, str], str]
 ) -> None:
     files = _refuse_unusable(source, "model.path")
-    config = _object_in(files["config.json"])
+    try:
+        config = parse_json(files["config.json"].read_bytes())
+    except ValueError as error:
+        raise DataError(f"model.path: {files['config.json']} is not JSON ({error}); download the model again") from None
+    if not isinstance(config, dict):
+        found = type(config).__name__
+        raise DataError(f"model.path: {files['config.json']} has to be a JSON object, found {found}")
     out.mkdir(exist_ok=True)
     (out / "config.json").write_text(json.dumps(_adapt(config, model, ends), indent=2), encoding="utf-8")
     weights = StoredWeights.of(source)
@@ -152,17 +158,6 @@ def _adapt_folder(
         is_other = "/" in name or any(fnmatchcase(name, pattern) for pattern in _LEFT_OUT)
         if not is_other and name not in left_out:
             put(str(file), str(out / name))
-
-
-def _object_in(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model folder."""
-    try:
-        found = parse_json(file.read_bytes())
-    except ValueError as error:
-        raise DataError(f"model.path: {file} is not JSON ({error}); download the model again") from None
-    if not isinstance(found, dict):
-        raise DataError(f"model.path: {file} has to be a JSON object, found {type(found).__name__}")
-    return found
 
 
 def _put(source: str, target: str) -> str:

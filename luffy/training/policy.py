@@ -102,7 +102,22 @@ class Policy:
         untempered = self._temperature != 1.0 and needs_untempered(objective.terms)
         metrics = UpdateMetrics(objective.terms)
         for micro, micro_weight_KBT in micro_batches(batch, weight_KBT, self._execution):
-            tokens = _token_batch(micro, self._forward(micro, entropy_gradient, untempered))
+            scores = self._forward(micro, entropy_gradient, untempered)
+            (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores[:2], scores[-2:]
+            tokens = TokenBatch(
+                logp_BT=logp_BT,
+                entropy_BT=entropy_BT,
+                untempered_logp_BT=untempered_logp_BT,
+                untempered_entropy_BT=untempered_entropy_BT,
+                # With one update a phase the weights have not moved since it began: the policy is its own old policy.
+                logp_old_BT=torch.where(micro.logp_old_BT.isnan(), logp_BT.detach(), micro.logp_old_BT),
+                logp_behavior_BT=micro.logp_behavior_BT,
+                logp_ref_BT=micro.logp_ref_BT,
+                logp_teacher_BT=micro.logp_teacher_BT,
+                advantage_BT=micro.advantage_BT,
+                sequence_BT=micro.sequence_BT,
+                selected_BT=micro.response_mask_BT,
+            )
             output = objective_loss(objective.terms, tokens, micro_weight_KBT)
             # DeepSpeed averages gradients over ranks, but the weights are already normalised over all shards.
             self.engine.backward(output.loss * self.engine.world_size)
@@ -162,25 +177,6 @@ class Policy:
 
     def _forward(self, micro: TrainBatch, entropy_gradient: bool, untempered: bool = False) -> tuple[Tensor, ...]:
         return self.engine(*model_inputs(micro, self._execution), entropy_gradient, untempered)
-
-
-def _token_batch(micro: TrainBatch, scores: tuple[Tensor, ...]) -> TokenBatch:
-    """The input of the losses for a micro-batch; `scores` is the output of `PolicyModel`."""
-    (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores[:2], scores[-2:]
-    return TokenBatch(
-        logp_BT=logp_BT,
-        entropy_BT=entropy_BT,
-        untempered_logp_BT=untempered_logp_BT,
-        untempered_entropy_BT=untempered_entropy_BT,
-        # With one update a phase the weights have not moved since it began: the policy is its own old policy.
-        logp_old_BT=torch.where(micro.logp_old_BT.isnan(), logp_BT.detach(), micro.logp_old_BT),
-        logp_behavior_BT=micro.logp_behavior_BT,
-        logp_ref_BT=micro.logp_ref_BT,
-        logp_teacher_BT=micro.logp_teacher_BT,
-        advantage_BT=micro.advantage_BT,
-        sequence_BT=micro.sequence_BT,
-        selected_BT=micro.response_mask_BT,
-    )
 
 
 def check_fits(model: PreTrainedModel, longest: int, what: str) -> None:

@@ -160,24 +160,20 @@ def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
         hidden_BTH = hidden_BTH.to(head.weight.dtype)
         hidden_BTH *= _LARGE_LOGIT / head(hidden_BTH).abs().max()
         plain_BTV = head(hidden_BTH).float()
-        full_BTV = _logits_after(causal_lm, hidden_BTH).float()
+        # The logits that the model computes from these hidden states; its decoder does not run.
+        decoder = causal_lm.get_decoder()
+        found = MoeModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, hidden_BTH))
+        decoder.forward = lambda *_, **__: found
+        try:
+            ids_BT = torch.zeros(hidden_BTH.shape[:2], dtype=torch.long, device=hidden_BTH.device)
+            full_BTV = causal_lm(input_ids=ids_BT, use_cache=False).logits.float()
+        finally:
+            del decoder.forward  # restores the method of its class
     if not torch.allclose(plain_BTV, full_BTV, rtol=1e-2, atol=1e-2):
         raise DataError(
             f"model.path: {type(causal_lm).__name__} scales or caps its logits, which training does not support; "
             "use an architecture whose logits are its output embeddings (Qwen2, Llama, Mistral, ...)"
         )
-
-
-def _logits_after(causal_lm: PreTrainedModel, hidden_BTH: Tensor) -> Tensor:
-    """The logits that the model computes from given hidden states; its decoder does not run."""
-    decoder = causal_lm.get_decoder()
-    found = MoeModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, hidden_BTH))
-    decoder.forward = lambda *_, **__: found
-    try:
-        ids_BT = torch.zeros(hidden_BTH.shape[:2], dtype=torch.long, device=hidden_BTH.device)
-        return causal_lm(input_ids=ids_BT, use_cache=False).logits
-    finally:
-        del decoder.forward  # restores the method of its class
 
 
 def scatter(value_N: Tensor, mask_BT: Tensor) -> Tensor:

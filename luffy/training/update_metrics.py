@@ -34,7 +34,13 @@ class UpdateMetrics:
     def __init__(self, terms: Sequence[TermConfig]) -> None:
         self._terms = terms
         self._term_K = torch.zeros(len(terms), dtype=torch.float64)
-        self._means = {name: torch.zeros(2, dtype=torch.float64) for name in _mean_names(terms)}
+        names = list(_POLICY_MEANS)
+        for term in terms:
+            names += [f"actor/{term.name}_entropy"]
+            names += [f"actor/{term.name}_gated_fraction"] if term.gate is not None else []
+            names += [f"actor/{term.name}_reverse_kl"] if isinstance(term.loss, DistillationLoss) else []
+            names += [f"actor/{term.name}_clip_fraction"] if term.is_policy_gradient else []
+        self._means = {name: torch.zeros(2, dtype=torch.float64) for name in names}
         self._weights = {term.name: _LogHistogram() for term in terms if term.is_policy_gradient}
         self._logp_gap = _LogHistogram()
 
@@ -44,7 +50,10 @@ class UpdateMetrics:
         self._term_K += output.term_K.detach().double().cpu()
         self._add_policy(micro, tokens)
         gradient_KBT = logp_gradients(self._terms, tokens, weight_KBT)
-        self._add_shares(micro, gradient_KBT.sum(dim=0))
+        # Share of the gradient with respect to log-probabilities that falls on off-policy tokens.
+        size_BT = gradient_KBT.sum(dim=0).abs().double()
+        pair = torch.stack([size_BT[micro.is_off_policy_BT].sum(), size_BT.sum()])
+        self._means["actor/off_policy_gradient_share"] += pair.cpu()
         for term, weight_BT, gradient_BT in zip(self._terms, weight_KBT, gradient_KBT, strict=True):
             self._add_term(term, micro, tokens, weight_BT, gradient_BT)
 
@@ -78,12 +87,6 @@ class UpdateMetrics:
         self._mean("rollout/prob_gap_mean", prob_gap_BT, known_BT)
         self._logp_gap.add(gap_BT[known_BT].double())
 
-    def _add_shares(self, micro: TrainBatch, gradient_BT: Tensor) -> None:
-        """Share of the gradient with respect to log-probabilities that falls on off-policy tokens."""
-        size_BT = gradient_BT.abs().double()
-        pair = torch.stack([size_BT[micro.is_off_policy_BT].sum(), size_BT.sum()])
-        self._means["actor/off_policy_gradient_share"] += pair.cpu()
-
     def _add_term(
         self, term: TermConfig, micro: TrainBatch, tokens: TokenBatch, weight_BT: Tensor, gradient_BT: Tensor
     ) -> None:
@@ -109,16 +112,6 @@ class UpdateMetrics:
     def _mean(self, name: str, value_BT: Tensor, mask_BT: Tensor) -> None:
         selected_N = value_BT[mask_BT].double().cpu()
         self._means[name] += torch.stack([selected_N.sum(), torch.tensor(float(len(selected_N)), dtype=torch.float64)])
-
-
-def _mean_names(terms: Sequence[TermConfig]) -> list[str]:
-    names = list(_POLICY_MEANS)
-    for term in terms:
-        names += [f"actor/{term.name}_entropy"]
-        names += [f"actor/{term.name}_gated_fraction"] if term.gate is not None else []
-        names += [f"actor/{term.name}_reverse_kl"] if isinstance(term.loss, DistillationLoss) else []
-        names += [f"actor/{term.name}_clip_fraction"] if term.is_policy_gradient else []
-    return names
 
 
 _POLICY_MEANS = (

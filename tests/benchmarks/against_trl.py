@@ -44,7 +44,7 @@ from luffy.cluster.open import open_cluster
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
 from luffy.config.stage_kinds import STAGE_KINDS
-from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import RolloutTask

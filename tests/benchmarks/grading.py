@@ -16,7 +16,8 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from measuring import numbers, show
 from synthetic.answers import ENDLESS, TOWERS, Pair, ordinary_pairs
 
-from luffy.grading import GradeRequest, GraderPool
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest
 from luffy.types import Outcome
 
 WORKERS = 2

@@ -24,7 +24,7 @@ from luffy.environments.call_formats import CALL_FORMATS, ToolCall
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.registry import open_scored
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import FinishReason, Message
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from test_methods import TWO_UPDATES, experiment, run_rl, run_stage
 
 from luffy.data.parquet import read_prompts
-from luffy.data.sources.mixture import mixed_in
+from luffy.data.sources import mixed_in
 from luffy.data.templates import decode, load_tokenizer
 from luffy.pipeline.graph import build_graph
 from luffy.tracking.journal import RolloutJournal

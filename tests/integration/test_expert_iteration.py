@@ -15,7 +15,7 @@ from toy_run import Recorder
 
 from luffy.config import load_experiment
 from luffy.data.parquet import read_prompts
-from luffy.data.sample_card import read_sample_card
+from luffy.data.pass_rates import read_sample_card
 from luffy.data.templates import encode_traces, load_tokenizer
 from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
 from luffy.pipeline.job import write_job

@@ -19,7 +19,7 @@ from luffy.config.data import VerifiersSource
 from luffy.config.environment import VerifiersEnvironment
 from luffy.data.sources import open_source
 from luffy.environments.registry import instructions_of, open_environment
-from luffy.grading import problem_of
+from luffy.grading.request import problem_of
 from luffy.types import Message, Prompt
 
 PYTHON = os.environ.get("LUFFY_TEST_VERIFIERS")

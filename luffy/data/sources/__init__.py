@@ -1,22 +1,98 @@
-"""Sources of prompts.
+"""Sources of prompts, mixtures of them, and those of a user's own.
 
 A new source needs a configuration class with its own `kind` in `luffy.config.data`, a function
-`(config, purpose, seed) -> TraceSource`, and a line in `SOURCES`. `kind: custom` works without changes to this package.
+`(config, purpose, seed) -> TraceSource`, and a line in `SOURCES`. `kind: custom` works without changes to this package:
+
+    # my_sources.py
+    class Riddles:                                # a luffy.data.sources.TraceSource
+        kind, is_light = "riddles", False
+        def inputs(self): return {"riddles": "sha256..."}
+        def rows(self): yield Prompt(...)
+
+    def riddles(purpose, seed, options): return Riddles()
+
+    data: {train: {kind: custom, factory: my_sources:riddles}}
+
+In a mixture, each prompt keeps its `data_source` and records the part that it came from. What the weights mean for a
+step is decided where prompts are sampled (`luffy.rl.prompts`).
 """
 
-import hashlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from luffy.config.data import MixtureSource, SourceConfig
+from luffy.config.data import CustomSource, MixtureSource, SourceConfig
 from luffy.data.sources.arithmetic import ArithmeticPrompts
-from luffy.data.sources.custom import custom_source
 from luffy.data.sources.generated import GuessingGames, WordProblems
-from luffy.data.sources.mixture import MixedPrompts
 from luffy.data.sources.packages import ReasoningGymPrompts, VerifiersTasks
 from luffy.data.sources.stored_rows import FilePrompts, HubPrompts
-from luffy.data.sources.trace_source import LoadedSource, QuarantinedRow, Row, TraceSource
+from luffy.data.sources.trace_source import QuarantinedRow, Row, TraceSource
+from luffy.errors import DataError
+from luffy.import_paths import NotImported, imported
 from luffy.types import Prompt
+
+MIXTURE = "mixture"
+"""Key of `extra_info` in the rows of a mixture."""
+_PART, _WEIGHTS = "part", "weights"
+
+
+class MixedPrompts:
+    """The prompts of all parts, one part after the other."""
+
+    kind = "mixture"
+
+    def __init__(self, parts: Mapping[str, TraceSource], weights: Mapping[str, float]) -> None:
+        self._parts = parts
+        self._weights = dict(weights)
+        self.is_light = all(part.is_light for part in parts.values())
+
+    def inputs(self) -> dict[str, str]:
+        """The inputs of every part, under its name."""
+        return {
+            f"{name}: {file}": digest for name, part in self._parts.items() for file, digest in part.inputs().items()
+        }
+
+    def rows(self) -> Iterator[Row]:
+        """Yield all rows, with the part and the weights of all parts in `extra_info`."""
+        for name, part in self._parts.items():
+            mark = {MIXTURE: {_PART: name, _WEIGHTS: self._weights}}
+            for row in part.rows():
+                yield replace(row, extra_info=row.extra_info | mark) if isinstance(row, Prompt) else row
+
+
+@dataclass(frozen=True, slots=True)
+class MixedIn:
+    """Where a prompt of a mixture came from."""
+
+    part: str
+    weights: Mapping[str, float]
+    """The weight of every part, by name."""
+
+
+def mixed_in(extra_info: Mapping[str, object]) -> MixedIn | None:
+    """The part recorded in a prompt's `extra_info`; None: its source is no mixture, whatever else has that key."""
+    found = extra_info.get(MIXTURE)
+    if not isinstance(found, Mapping) or found.keys() != {_PART, _WEIGHTS}:
+        return None
+    return MixedIn(str(found[_PART]), found[_WEIGHTS])
+
+
+def custom_source(source: CustomSource, purpose: str, seed: int) -> TraceSource:
+    """Return the factory's source; DataError if it cannot be imported or does not return a `TraceSource`."""
+    where, path = f"data.{purpose}.factory", source.factory
+    try:
+        factory = imported(path)
+    except NotImported as error:
+        raise DataError(f"{where}: {error}") from error.__cause__
+    if not callable(factory):
+        raise DataError(f"{where}: {path} is not a function")
+    made = factory(purpose=purpose, seed=seed, options=dict(source.options))
+    if missing := [needed for needed in ("kind", "is_light", "inputs", "rows") if not hasattr(made, needed)]:
+        raise DataError(
+            f"{where}: {path} returned a {type(made).__name__} without {', '.join(missing)}; see TraceSource"
+        )
+    return cast(TraceSource, made)
+
 
 # Each function takes the configuration class of its own kind; the type of a plain dictionary cannot express that.
 SOURCES: dict[str, Callable[[Any, str, int], TraceSource]] = {
@@ -30,7 +106,7 @@ SOURCES: dict[str, Callable[[Any, str, int], TraceSource]] = {
     "custom": custom_source,
 }
 
-__all__ = ["SOURCES", "LoadedSource", "QuarantinedRow", "Row", "TraceSource", "load_source", "open_source"]
+__all__ = ["SOURCES", "QuarantinedRow", "Row", "TraceSource", "open_source"]
 
 
 def open_source(config: SourceConfig | MixtureSource, purpose: str, seed: int) -> TraceSource:
@@ -42,21 +118,3 @@ def open_source(config: SourceConfig | MixtureSource, purpose: str, seed: int) -
         }
         return MixedPrompts(opened, {name: part.weight for name, part in config.parts.items()})
     return SOURCES[config.kind](config, purpose, seed)
-
-
-def load_source(config: SourceConfig, purpose: str, seed: int) -> LoadedSource:
-    """Return all rows of a source in memory."""
-    source = open_source(config, purpose, seed)
-    rows = list(source.rows())
-    return LoadedSource(
-        kind=source.kind,
-        prompts=[row for row in rows if isinstance(row, Prompt)],
-        sha256=digest_of_inputs(source.inputs()),
-        quarantined=[row for row in rows if isinstance(row, QuarantinedRow)],
-    )
-
-
-def digest_of_inputs(inputs: dict[str, str]) -> str:
-    """Return one sha256 for all inputs: that of a single input, else of the sorted digests; names do not count."""
-    digests = sorted(inputs.values())
-    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()

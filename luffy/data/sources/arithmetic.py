@@ -9,15 +9,16 @@ whole columns at a time.
 import hashlib
 import json
 import string
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from luffy.config.data import ArithmeticSource, StepStyle
-from luffy.data.prompt_identity import prompt_uid
-from luffy.data.schema import joined_text
+from luffy.data.schema import joined_text, prompt_uid
+from luffy.data.sources.trace_source import settings_digest
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
@@ -73,26 +74,20 @@ def render_question(start: int, operations: Sequence[Operation]) -> str:
     return " ".join((_TEXT[start], *map(_labelled, _LABELS, operations), "="))
 
 
-def render_solution(start: int, operations: Sequence[Operation], *, stepwise: bool) -> str:
-    r"""Return the teacher's reply: the steps inside `<think>` and the answer in a box, or the box alone.
-
-    The steps of `47 a:+8 b:r =` are the starting number and one line per operation: ` a:+8 =55`, ` b:r =55`.
-    """
-    box = f"\\boxed{{{solve(start, operations)}}}"
-    if not stepwise:
-        return box
-    lines = [_TEXT[start]]
-    number = start
-    for label, operation in zip(_LABELS, operations, strict=False):
-        number = operation.results[number]
-        lines.append(f" {_labelled(label, operation)} ={_TEXT[number]}")
-    return _thought(lines) + box
+def follow(start: int, operations: Sequence[Operation], wrong_at: int = 0, shift: int = 0) -> list[int]:
+    """Return the result of every step; `shift` is added to that of step `wrong_at`."""
+    found, number = list[int](), start
+    for index, operation in enumerate(operations):
+        number = (operation.results[number] + (shift if index == wrong_at else 0)) % MODULUS
+        found.append(number)
+    return found
 
 
-def render_styled(start: int, operations: Sequence[Operation], results: Sequence[int], style: StepStyle) -> str:
-    r"""Return a trace in `style` whose steps come to `results`, right or wrong, and whose box has the last of them.
+def render_solution(start: int, operations: Sequence[Operation], results: Sequence[int], style: StepStyle) -> str:
+    r"""Return a trace in `style` whose steps come to `results`, right or wrong: the steps inside `<think>`, then a box.
 
-    The steps of `47 a:+8 b:r =` as equations are `47+8=55` and `55r=55`; checked, each labelled step stands twice.
+    The steps of `47 a:+8 b:r =` are the starting number and one line per operation: ` a:+8 =55`, ` b:r =55`; as
+    equations `47+8=55` and `55r=55`. Checked, each labelled step stands twice.
     """
     lines = [] if style == "equations" else [_TEXT[start]]
     before = start
@@ -104,23 +99,6 @@ def render_styled(start: int, operations: Sequence[Operation], results: Sequence
             lines += [step, step] if style == "checked" else [step]
         before = result
     return _thought(lines) + f"\\boxed{{{_TEXT[results[-1]]}}}"
-
-
-def _results(start: int, operations: Sequence[Operation], teaching: Teaching) -> list[int]:
-    """The result of every step. Where a mistake would cancel out, it is in the last step instead."""
-    wrong_at = int(teaching.place * len(operations))
-    found = _followed(start, operations, wrong_at, teaching.shift)
-    if teaching.shift and _TEXT[found[-1]] == solve(start, operations):
-        return _followed(start, operations, len(operations) - 1, teaching.shift)
-    return found
-
-
-def _followed(start: int, operations: Sequence[Operation], wrong_at: int, shift: int) -> list[int]:
-    found, number = list[int](), start
-    for index, operation in enumerate(operations):
-        number = (operation.results[number] + (shift if index == wrong_at else 0)) % MODULUS
-        found.append(number)
-    return found
 
 
 def render_turns(start: int, operations: Sequence[Operation], by_calculator: Set[Operation]) -> list[Message]:
@@ -152,14 +130,6 @@ def _labelled(label: str, operation: Operation) -> str:
     return f"{label}:{operation.symbol}"
 
 
-def solve(start: int, operations: Sequence[Operation]) -> str:
-    """Return the answer as two digits."""
-    number = start
-    for operation in operations:
-        number = operation.results[number]
-    return _TEXT[number]
-
-
 class ArithmeticPrompts:
     """`source.num_prompts` prompts, each with one trace; DataError if there are not that many distinct ones.
 
@@ -175,24 +145,50 @@ class ArithmeticPrompts:
 
     def inputs(self) -> dict[str, str]:
         """The settings: prompts are a function of them."""
-        return {"settings": _digest(self._source, self._purpose, self._seed)}
+        return {"settings": settings_digest(self._source, self._purpose, self._seed)}
 
     def rows(self) -> Iterator[Prompt]:
         """Sample whole columns at a time, then write the prompts one by one."""
         source = self._source
         rng = np.random.Generator(np.random.PCG64(_entropy(self._seed, self._purpose)))
-        quotas = _quotas(source)
-        _check_space(source, self._purpose, quotas)
+        longest, num_codes = max(source.num_operations), len(_weights(source)[0])
+        if longest > len(_LABELS):
+            raise DataError(
+                f"data.{self._purpose}: num_operations {longest} exceeds the number of letters that label operations; "
+                f"use at most {len(_LABELS)}"
+            )
+        share, remainder = divmod(source.num_prompts, len(source.num_operations))
+        quotas: Counter[int] = Counter()
+        for index, length in enumerate(sorted(source.num_operations)):
+            quotas[length] += share + (index < remainder)
+        for length, quota in quotas.items():
+            exist = MODULUS * num_codes**length
+            if source.unique and quota > exist:
+                raise DataError(
+                    f"data.{self._purpose}: {quota} distinct prompts with {length} operations requested, {exist} "
+                    "exist; lower num_prompts, add longer chains to num_operations, or set unique: false"
+                )
         sampled: list[tuple[Chain, bool]] = []
-        for length, quota in sorted(quotas.items()):
+        for length, quota in quotas.items():
             chains = _sample_chains(source, length, quota, rng)
-            stepwise = rng.permutation(quota) < round(_stepwise_share(source, length) * quota)
+            shares = source.stepwise_share
+            stepwise_share = shares[length] if isinstance(shares, dict) else shares
+            stepwise = rng.permutation(quota) < round(stepwise_share * quota)
             sampled += zip(chains.tolist(), stepwise.tolist(), strict=True)
         order = rng.permutation(len(sampled)).tolist()
         for index, teaching in zip(order, self._teachings(len(sampled)), strict=True):
             chain, is_stepwise = sampled[index]
-            prompt = _prompt(chain, is_stepwise, self._by_calculator)
-            yield prompt if teaching == _PLAINLY else replace(prompt, traces=self._traces(chain, is_stepwise, teaching))
+            start, operations = chain[0], [OPERATIONS[code][1] for code in chain[1:]]
+            messages = (Message("user", render_question(start, operations)),)
+            yield Prompt(
+                uid=prompt_uid("arithmetic", messages),
+                data_source="arithmetic",
+                messages=messages,
+                ground_truth=_TEXT[follow(start, operations)[-1]],
+                traces=self._traces(start, operations, is_stepwise, teaching),
+                ability="arithmetic",
+                extra_info={"num_operations": len(operations), "style": "stepwise" if is_stepwise else "direct"},
+            )
 
     def _teachings(self, count: int) -> list[Teaching | None]:
         """How the teacher answers each prompt; None: not at all. Sampled separately, so that prompts stay the same."""
@@ -208,65 +204,21 @@ class ArithmeticPrompts:
             found[index] = Teaching(place[index], shift[index] if is_wrong else 0, source.styles)
         return found
 
-    def _traces(self, chain: Chain, stepwise: bool, teaching: Teaching | None) -> tuple[Trace, ...]:
-        """The traces of a teacher that errs, or writes in other styles; none where it does not answer."""
+    def _traces(
+        self, start: int, operations: Sequence[Operation], stepwise: bool, teaching: Teaching | None
+    ) -> tuple[Trace, ...]:
+        """The teacher's traces; none where it does not answer. One with a calculator makes no mistakes."""
         if teaching is None:
             return ()
-        start, operations = chain[0], [OPERATIONS[code][1] for code in chain[1:]]
-        if stepwise and self._by_calculator:
-            return (_trace(start, operations, stepwise, self._by_calculator),)
-        results = _results(start, operations, teaching)
+        if stepwise and not self._by_calculator.isdisjoint(operations):
+            turns = tuple(render_turns(start, operations, self._by_calculator))
+            return (Trace(joined_text(turns), AUTHOR, turns=turns),)
+        results = follow(start, operations, int(teaching.place * len(operations)), teaching.shift)
+        if teaching.shift and results[-1] == follow(start, operations)[-1]:  # the mistake has cancelled out
+            results = follow(start, operations, len(operations) - 1, teaching.shift)
         if not stepwise:
             return (Trace(f"\\boxed{{{_TEXT[results[-1]]}}}", AUTHOR),)
-        return tuple(Trace(render_styled(start, operations, results, style), AUTHOR) for style in teaching.styles)
-
-
-def _prompt(row: Sequence[int], stepwise: bool, by_calculator: Set[Operation]) -> Prompt:
-    start, operations = row[0], [OPERATIONS[code][1] for code in row[1:]]
-    messages = (Message("user", render_question(start, operations)),)
-    return Prompt(
-        uid=prompt_uid("arithmetic", messages),
-        data_source="arithmetic",
-        messages=messages,
-        ground_truth=solve(start, operations),
-        traces=(_trace(start, operations, stepwise, by_calculator),),
-        ability="arithmetic",
-        extra_info={"num_operations": len(operations), "style": "stepwise" if stepwise else "direct"},
-    )
-
-
-def _trace(start: int, operations: Sequence[Operation], stepwise: bool, by_calculator: Set[Operation]) -> Trace:
-    if not stepwise or by_calculator.isdisjoint(operations):
-        return Trace(render_solution(start, operations, stepwise=stepwise), AUTHOR)
-    turns = tuple(render_turns(start, operations, by_calculator))
-    return Trace(joined_text(turns), AUTHOR, turns=turns)
-
-
-def _quotas(source: ArithmeticSource) -> dict[int, int]:
-    lengths = sorted(source.num_operations)
-    share, remainder = divmod(source.num_prompts, len(lengths))
-    quotas: dict[int, int] = {}
-    for index, length in enumerate(lengths):
-        quotas[length] = quotas.get(length, 0) + share + (index < remainder)
-    return quotas
-
-
-def _check_space(source: ArithmeticSource, purpose: str, quotas: dict[int, int]) -> None:
-    if max(quotas) > len(_LABELS):
-        raise DataError(
-            f"data.{purpose}: num_operations {max(quotas)} exceeds the number of letters that label operations; "
-            f"use at most {len(_LABELS)}"
-        )
-    if not source.unique:
-        return
-    num_codes = len(_weights(source)[0])
-    for length, quota in quotas.items():
-        exist = MODULUS * num_codes**length
-        if quota > exist:
-            raise DataError(
-                f"data.{purpose}: {quota} distinct prompts with {length} operations requested, {exist} exist; "
-                "lower num_prompts, add longer chains to num_operations, or set unique: false"
-            )
+        return tuple(Trace(render_solution(start, operations, results, style), AUTHOR) for style in teaching.styles)
 
 
 def _weights(source: ArithmeticSource) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
@@ -281,50 +233,27 @@ def _weights(source: ArithmeticSource) -> tuple[npt.NDArray[np.uint8], npt.NDArr
 
 
 def _sample_chains(source: ArithmeticSource, length: int, quota: int, rng: np.random.Generator) -> Chains:
+    codes, weights = _weights(source)
+
+    def with_replacement(count: int) -> Chains:
+        starts = rng.integers(0, MODULUS, size=(count, 1), dtype=np.uint8)
+        return np.concatenate([starts, rng.choice(codes, size=(count, length), p=weights)], axis=1)
+
     if not source.unique:
-        return _sample_repeating(source, length, quota, rng)
-    if MODULUS * len(_weights(source)[0]) ** length <= _MAX_ENUMERATED:
-        return _sample_enumerated(source, length, quota, rng)
+        return with_replacement(quota)
+    if MODULUS * len(codes) ** length <= _MAX_ENUMERATED:
+        # Without replacement: the earliest of exponential clocks (Efraimidis-Spirakis).
+        index = np.indices((MODULUS, *[len(codes)] * length)).reshape(length + 1, -1)
+        rates = np.prod(weights[index[1:]], axis=0)
+        chosen = np.argsort(rng.exponential(size=len(rates)) / rates, kind="stable")[:quota]
+        return np.concatenate([index[:1, chosen], codes[index[1:, chosen]]]).T.astype(np.uint8)
     distinct = np.zeros((0, length + 1), dtype=np.uint8)
     while len(distinct) < quota:
-        more = _sample_repeating(source, length, quota + 64, rng)
-        distinct = _without_repeats(np.concatenate([distinct, more]))
+        found = np.concatenate([distinct, with_replacement(quota + 64)])
+        keys = np.ascontiguousarray(found).view(np.dtype((np.void, length + 1))).ravel()
+        distinct = found[np.sort(np.unique(keys, return_index=True)[1])]
     return distinct[:quota]
-
-
-def _sample_repeating(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
-    """Sample with replacement."""
-    codes, weights = _weights(source)
-    starts = rng.integers(0, MODULUS, size=(count, 1), dtype=np.uint8)
-    return np.concatenate([starts, rng.choice(codes, size=(count, length), p=weights)], axis=1)
-
-
-def _sample_enumerated(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
-    """Sample without replacement from the enumerated space: the `count` earliest of exponential clocks
-    (Efraimidis-Spirakis)."""
-    codes, weights = _weights(source)
-    index = np.indices((MODULUS, *[len(codes)] * length)).reshape(length + 1, -1)
-    rates = np.prod(weights[index[1:]], axis=0)
-    chosen = np.argsort(rng.exponential(size=len(rates)) / rates, kind="stable")[:count]
-    return np.concatenate([index[:1, chosen], codes[index[1:, chosen]]]).T.astype(np.uint8)
-
-
-def _without_repeats(chains: Chains) -> Chains:
-    """The distinct rows, in the order of their first occurrence."""
-    keys = np.ascontiguousarray(chains).view(np.dtype((np.void, chains.shape[1]))).ravel()
-    _, first = np.unique(keys, return_index=True)
-    return chains[np.sort(first)]
-
-
-def _stepwise_share(source: ArithmeticSource, length: int) -> float:
-    share = source.stepwise_share
-    return share[length] if isinstance(share, dict) else share
 
 
 def _entropy(seed: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"arithmetic:{seed}:{purpose}".encode()).digest())
-
-
-def _digest(source: ArithmeticSource, purpose: str, seed: int) -> str:
-    settings = json.dumps(source.model_dump(mode="json"), sort_keys=True)
-    return hashlib.sha256(f"{seed}:{purpose}:{settings}".encode()).hexdigest()

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from luffy.config.data import AnswerField, ChoicesField, FieldsConfig, TraceField
 from luffy.data.choices import LABELS, NUM_OPTIONS, OPTIONS, fixed_order, with_options
-from luffy.data.prompt_identity import problem_text, prompt_uid
 from luffy.data.schema import (
     RowError,
     as_list,
@@ -22,10 +21,12 @@ from luffy.data.schema import (
     checked_logprobs,
     checked_messages,
     checked_text,
+    problem_text,
+    prompt_uid,
     value_at,
 )
 from luffy.grading.extract import THINK_OPEN, last_box
-from luffy.types import Message, Prompt, Trace
+from luffy.types import Prompt, Trace
 
 
 def apart_options(row: Mapping[str, object], field: ChoicesField, question: str) -> tuple[list[str], str]:
@@ -46,8 +47,22 @@ def listed_options(
 
     RowError if there are fewer than two options or more than there are letters, or if `answer` names none of them.
     """
-    column, options = _listed(row, field)
-    right = _place(answer, answer_column, options, _labels(row, field, len(options)), field)
+    if field.column is None:
+        # There are as many columns as the longest question needs; empty cells are not options.
+        column, values = field.columns[0], [(name, value_at(row, name)) for name in field.columns]
+        options = [_text(value, name) for name, value in values if value is not None and value != ""]
+    else:
+        column, found = field.column, as_list(value_at(row, field.column))
+        if found is None:
+            raise RowError(column, f"must be a list of options, found {type(value_at(row, column)).__name__}")
+        options = [_text(option, f"{column}[{index}]") for index, option in enumerate(found)]
+    labels = list(LABELS[: len(options)])
+    if field.labels is not None:
+        listed = as_list(value_at(row, field.labels))
+        if listed is None or len(listed) != len(options):
+            raise RowError(field.labels, f"must be a list of {len(options)} labels, one for each option")
+        labels = [str(as_text(label)).strip() for label in listed]
+    right = _place(answer, answer_column, options, labels, field)
     kept = [place for place, option in enumerate(options) if option not in field.fillers]
     if not 2 <= len(kept) <= len(LABELS):
         raise RowError(column, f"must hold 2 to {len(LABELS)} options, found {len(kept)}")
@@ -60,27 +75,6 @@ def option_columns(field: ChoicesField) -> list[str]:
     """Return the columns that hold the options."""
     alone = [column for column in (field.column, field.labels, field.correct) if column is not None]
     return [*alone, *field.columns, *field.incorrect]
-
-
-def _listed(row: Mapping[str, object], field: ChoicesField) -> tuple[str, list[str]]:
-    if field.column is None:
-        # There are as many columns as the longest question needs; empty cells are not options.
-        values = [(column, value_at(row, column)) for column in field.columns]
-        found = [_text(value, column) for column, value in values if value is not None and value != ""]
-        return field.columns[0], found
-    options = as_list(value_at(row, field.column))
-    if options is None:
-        raise RowError(field.column, f"must be a list of options, found {type(value_at(row, field.column)).__name__}")
-    return field.column, [_text(option, f"{field.column}[{index}]") for index, option in enumerate(options)]
-
-
-def _labels(row: Mapping[str, object], field: ChoicesField, count: int) -> Sequence[str]:
-    if field.labels is None:
-        return LABELS[:count]
-    labels = as_list(value_at(row, field.labels))
-    if labels is None or len(labels) != count:
-        raise RowError(field.labels, f"must be a list of {count} labels, one for each option")
-    return [str(as_text(label)).strip() for label in labels]
 
 
 def _place(answer: str, column: str, options: Sequence[str], labels: Sequence[str], field: ChoicesField) -> int:
@@ -114,11 +108,16 @@ def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: 
         assert fields.answer is not None, "refused by the configuration"
         ground_truth = _answer(row, fields.answer)
     else:
-        options, ground_truth = _options(row, fields.choices, fields.answer, messages)
+        options, ground_truth = (
+            apart_options(row, fields.choices, problem_text(messages))
+            if fields.answer is None
+            else listed_options(row, fields.choices, _answer(row, fields.answer), fields.answer.column)
+        )
         messages = with_options(messages, options)
         extra |= {OPTIONS: options, NUM_OPTIONS: len(options)}
+    number = "" if fields.id is None else f"#{checked_text(as_text(value_at(row, fields.id)), fields.id)}"
     return Prompt(
-        uid=prompt_uid(_numbered_source(row, fields), messages),
+        uid=prompt_uid(fields.data_source + number, messages),
         data_source=fields.data_source,
         messages=messages,
         ground_truth=ground_truth,
@@ -140,24 +139,17 @@ def columns_of(fields: FieldsConfig) -> list[str]:
     return list(dict.fromkeys(column.partition(".")[0] for column in columns))
 
 
-def _numbered_source(row: Mapping[str, object], fields: FieldsConfig) -> str:
-    if fields.id is None:
-        return fields.data_source
-    return f"{fields.data_source}#{checked_text(as_text(value_at(row, fields.id)), fields.id)}"
-
-
-def _options(
-    row: Mapping[str, object], choices: ChoicesField, answer: AnswerField | None, messages: Sequence[Message]
-) -> tuple[list[str], str]:
-    if answer is None:
-        return apart_options(row, choices, problem_text(messages))
-    return listed_options(row, choices, _answer(row, answer), answer.column)
-
-
 def _answer(row: Mapping[str, object], field: AnswerField) -> str:
     value = value_at(row, field.column)
-    if field.element is not None:
-        value = _element(value, field)
+    items = None if field.element is None else as_list(value)
+    if field.element == "all":
+        if not items:
+            raise RowError(field.column, f"must be a list of answers, found {str(value)[:60]!r}")
+        value = ", ".join(checked_text(as_text(item), field.column).strip() for item in items)
+    elif field.element is not None:
+        if items is None or not -len(items) <= field.element < len(items):
+            raise RowError(field.column, f"must be a list with an element {field.element}, found {str(value)[:60]!r}")
+        value = items[field.element]
     text = checked_text(as_text(value), field.column)
     if field.after is not None:
         _, found, text = text.rpartition(field.after)
@@ -171,18 +163,6 @@ def _answer(row: Mapping[str, object], field: AnswerField) -> str:
     return checked_text(text.strip(), field.column)
 
 
-def _element(value: object, field: AnswerField) -> object:
-    items = as_list(value)
-    if field.element == "all":
-        if not items:
-            raise RowError(field.column, f"must be a list of answers, found {str(value)[:60]!r}")
-        return ", ".join(checked_text(as_text(item), field.column).strip() for item in items)
-    assert isinstance(field.element, int)
-    if items is None or not -len(items) <= field.element < len(items):
-        raise RowError(field.column, f"must be a list with an element {field.element}, found {str(value)[:60]!r}")
-    return items[field.element]
-
-
 def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[Trace]:
     """A missing value or an empty list means no trace; an empty text is an error."""
     value = value_at(row, field.column)
@@ -190,13 +170,20 @@ def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[T
     several = isinstance(value, list)
     kept = _parallel(row, field.keep_column, len(texts), several)
     logprobs = _parallel(row, field.logprobs_column, len(texts), several)
-    signed = _author(row, field, author)
+    signed = field.author if field.author != "unknown" else author
+    if field.author_column is not None and (named := value_at(row, field.author_column)) is not None:
+        signed = checked_text(named, field.author_column)
     found = []
     for index, text in enumerate(texts):
         name = f"{field.column}[{index}]" if several else field.column
         if field.keep_column is not None and not _is_true(kept[index], field.keep_column):
             continue
-        written = _rewritten(checked_text(text, name), field)
+        written = checked_text(text, name)
+        if field.thinking and not written.lstrip().startswith(THINK_OPEN):
+            written = f"{THINK_OPEN}\n{written}"
+        if field.rewrite is not None:
+            plain = _CALCULATOR_MARK.sub("", written)
+            written = _GSM8K_ANSWER.sub(lambda mark: f"\nThe answer is \\boxed{{{mark.group(1)}}}.", plain)
         found.append(Trace(written, signed, None, checked_logprobs(logprobs[index], str(field.logprobs_column))))
     return found
 
@@ -220,19 +207,3 @@ def _is_true(value: object, column: str) -> bool:
     if value is None or isinstance(value, bool):
         return value is True
     raise RowError(column, f"must be true or false, found {str(value)[:60]!r}")
-
-
-def _author(row: Mapping[str, object], field: TraceField, author: str) -> str:
-    value = None if field.author_column is None else value_at(row, field.author_column)
-    if value is not None:
-        return checked_text(value, str(field.author_column))
-    return field.author if field.author != "unknown" else author
-
-
-def _rewritten(text: str, field: TraceField) -> str:
-    if field.thinking and not text.lstrip().startswith(THINK_OPEN):
-        text = f"{THINK_OPEN}\n{text}"
-    if field.rewrite is None:
-        return text
-    plain = _CALCULATOR_MARK.sub("", text)
-    return _GSM8K_ANSWER.sub(lambda found: f"\nThe answer is \\boxed{{{found.group(1)}}}.", plain)

@@ -16,18 +16,16 @@ It does not state the answer format: do so in `data.system_prompt`. Each problem
 the purpose and its index.
 """
 
-import hashlib
 import itertools
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from luffy.config.data import GuessNumberSource, WordProblemSource
-from luffy.data.prompt_identity import prompt_uid
-from luffy.data.schema import joined_text
+from luffy.data.schema import joined_text, prompt_uid
+from luffy.data.sources.trace_source import settings_digest
 from luffy.seeds import derive_seed
 from luffy.types import Message, Prompt, Trace
 
@@ -43,31 +41,28 @@ class GuessingGames:
 
     def inputs(self) -> dict[str, str]:
         """The settings: games are a function of them."""
-        settings = json.dumps(self._source.model_dump(mode="json"), sort_keys=True)
-        return {"settings": hashlib.sha256(f"{self._seed}:{self._purpose}:{settings}".encode()).hexdigest()}
+        return {"settings": settings_digest(self._source, self._purpose, self._seed)}
 
     def rows(self) -> Iterator[Prompt]:
         """Yield one game after another."""
-        for place in range(self._source.num_prompts):
-            seed = derive_seed(self._seed, "guess_number", self._purpose, place)
-            yield self._game(np.random.Generator(np.random.PCG64(seed)))
-
-    def _game(self, rng: np.random.Generator) -> Prompt:
         source = self._source
-        number = int(rng.integers(source.low, source.high + 1))
-        name = int(rng.integers(0, 10**9))
-        messages = (Message("user", f"Game {name:09d}: guess a number from {source.low} to {source.high}."),)
-        turns = tuple(_turns(source, number, rng))
-        return Prompt(
-            uid=prompt_uid(self.kind, messages),
-            data_source=self.kind,
-            messages=messages,
-            ground_truth=str(number),
-            traces=(Trace(joined_text(turns), f"{source.player}-player", turns=turns),),
-            ability="game",
-            extra_info={"number": number},
-            grader="exact",
-        )
+        for place in range(source.num_prompts):
+            seed = derive_seed(self._seed, "guess_number", self._purpose, place)
+            rng = np.random.Generator(np.random.PCG64(seed))
+            number = int(rng.integers(source.low, source.high + 1))
+            name = int(rng.integers(0, 10**9))
+            messages = (Message("user", f"Game {name:09d}: guess a number from {source.low} to {source.high}."),)
+            turns = tuple(_turns(source, number, rng))
+            yield Prompt(
+                uid=prompt_uid(self.kind, messages),
+                data_source=self.kind,
+                messages=messages,
+                ground_truth=str(number),
+                traces=(Trace(joined_text(turns), f"{source.player}-player", turns=turns),),
+                ability="game",
+                extra_info={"number": number},
+                grader="exact",
+            )
 
 
 def _turns(source: GuessNumberSource, number: int, rng: np.random.Generator) -> Iterator[Message]:
@@ -120,46 +115,32 @@ class StoryEvent:
     """Number of items after the event."""
 
 
-def _gain(dice: _Dice, count: int) -> StoryEvent:
-    more = dice.number(2, 40)
-    verb = dice.one_of(("finds {} more {{items}}", "buys {} more {{items}}", "gets {} {{items}} from a neighbor"))
-    return StoryEvent(verb.format(more), f"{count} + {more} = {count + more}", count + more)
-
-
-def _loss(dice: _Dice, count: int) -> StoryEvent:
-    fewer = dice.number(2, min(count - 1, 40))
-    verb = dice.one_of(("gives {} {{items}} to a friend", "loses {} {{items}}", "sells {} {{items}}"))
-    return StoryEvent(verb.format(fewer), f"{count} - {fewer} = {count - fewer}", count - fewer)
-
-
-def _packs(dice: _Dice, count: int) -> StoryEvent:
-    packs, size = dice.number(2, 9), dice.number(2, 9)
-    verb = dice.one_of(("buys {} bags of {} {{items}} each", "is given {} boxes with {} {{items}} in each of them"))
-    after = count + packs * size
-    work = f"{packs} * {size} = {packs * size}, {count} + {packs * size} = {after}"
-    return StoryEvent(verb.format(packs, size), work, after)
-
-
-def _half(dice: _Dice, count: int) -> StoryEvent:
-    verb = dice.one_of(
-        ("gives half of the {items} to a friend", "loses half of the {items}", "sells half of the {items}")
-    )
-    return StoryEvent(verb, f"{count} / 2 = {count // 2}", count // 2)
-
-
-def _multiple(dice: _Dice, count: int) -> StoryEvent:
+def _event(dice: _Dice, count: int) -> StoryEvent:
+    """What happens next; nothing leaves less than 1 or more than 301 items."""
+    downwards = [*(["loss"] if count > 2 else []), *(["half"] if count % 2 == 0 else [])]
+    upwards = ["gain", "packs", *(["multiple"] if 3 * count <= _MOST else [])]
+    kind = dice.one_of(downwards if count > _MANY else upwards + downwards)
+    if kind == "gain":
+        more = dice.number(2, 40)
+        verb = dice.one_of(("finds {} more {{items}}", "buys {} more {{items}}", "gets {} {{items}} from a neighbor"))
+        return StoryEvent(verb.format(more), f"{count} + {more} = {count + more}", count + more)
+    if kind == "loss":
+        fewer = dice.number(2, min(count - 1, 40))
+        verb = dice.one_of(("gives {} {{items}} to a friend", "loses {} {{items}}", "sells {} {{items}}"))
+        return StoryEvent(verb.format(fewer), f"{count} - {fewer} = {count - fewer}", count - fewer)
+    if kind == "packs":
+        packs, size = dice.number(2, 9), dice.number(2, 9)
+        verb = dice.one_of(("buys {} bags of {} {{items}} each", "is given {} boxes with {} {{items}} in each of them"))
+        bought, after = packs * size, count + packs * size
+        return StoryEvent(verb.format(packs, size), f"{packs} * {size} = {bought}, {count} + {bought} = {after}", after)
+    if kind == "half":
+        verb = dice.one_of(
+            ("gives half of the {items} to a friend", "loses half of the {items}", "sells half of the {items}")
+        )
+        return StoryEvent(verb, f"{count} / 2 = {count // 2}", count // 2)
     factor = dice.number(2, 3)
-    word = {2: "twice", 3: "three times"}[factor]
-    text = f"collects until there are {word} as many {{items}}"
+    text = f"collects until there are {'twice' if factor == 2 else 'three times'} as many {{items}}"
     return StoryEvent(text, f"{count} * {factor} = {count * factor}", count * factor)
-
-
-def _possible(count: int) -> Sequence[Callable[[_Dice, int], StoryEvent]]:
-    """The kinds of events that may follow; none of them leaves less than 1 or more than 301 items."""
-    downwards = [*([_loss] if count > 2 else []), *([_half] if count % 2 == 0 else [])]
-    if count > _MANY:
-        return downwards
-    return [_gain, _packs, *([_multiple] if 3 * count <= _MOST else []), *downwards]
 
 
 class WordProblems:
@@ -173,24 +154,19 @@ class WordProblems:
 
     def inputs(self) -> dict[str, str]:
         """The settings: problems are a function of them."""
-        settings = json.dumps(self._source.model_dump(mode="json"), sort_keys=True)
-        return {"settings": hashlib.sha256(f"{self._seed}:{self._purpose}:{settings}".encode()).hexdigest()}
+        return {"settings": settings_digest(self._source, self._purpose, self._seed)}
 
     def rows(self) -> Iterator[Prompt]:
         """Cycle through the numbers of events, so that each has the same number of problems, to within one."""
-        seen: set[str] = set()
+        lengths, seen = self._source.num_events, set[str]()
         for number in itertools.count():
             if len(seen) == self._source.num_prompts:
                 return
-            prompt = self._problem(len(seen), number)
+            dice = _Dice(derive_seed(self._seed, "word_problems", self._purpose, number))
+            prompt = _problem(dice, lengths[len(seen) % len(lengths)])
             if prompt.uid not in seen:
                 seen.add(prompt.uid)
                 yield prompt
-
-    def _problem(self, index: int, number: int) -> Prompt:
-        lengths = self._source.num_events
-        dice = _Dice(derive_seed(self._seed, "word_problems", self._purpose, number))
-        return _problem(dice, lengths[index % len(lengths)])
 
 
 def _problem(dice: _Dice, num_events: int) -> Prompt:
@@ -198,7 +174,7 @@ def _problem(dice: _Dice, num_events: int) -> Prompt:
     name, items, count = dice.one_of(_NAMES[pronoun]), dice.one_of(_ITEMS), dice.number(4, 40)
     sentences, lines = [f"{name} has {count} {items}."], []
     for _ in range(num_events):
-        event = dice.one_of(_possible(count))(dice, count)
+        event = _event(dice, count)
         sentence = f"{dice.one_of(_LINKS)}{pronoun} {event.text.format(items=items)}."
         sentences.append(sentence[0].upper() + sentence[1:])
         lines.append(event.work)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from luffy.config.data import ReasoningGymSource, VerifiersSource
 from luffy.config.grading import GYM_ENTRY
 from luffy.config.strict import FOR_IDENTITY
-from luffy.data.prompt_identity import prompt_uid
+from luffy.data.schema import prompt_uid
 from luffy.data.sources.trace_source import QuarantinedRow, Row
 from luffy.errors import DataError
 from luffy.hosted.verifiers_process import shared_process
@@ -45,7 +45,20 @@ class ReasoningGymPrompts:
         if unstable:
             raise DataError(f"data.{purpose}.tasks: {', '.join(unstable)} differ from run to run; leave them out")
         self._source, self._purpose, self._seed = source, purpose, seed
-        self._tasks = [self._task(name) for name in source.tasks]
+        try:
+            import reasoning_gym  # optional
+        except ImportError:
+            raise DataError(
+                f"data.{purpose}: kind: reasoning_gym needs its package: pip install 'luffy-rl[reasoning-gym]'"
+            ) from None
+        size = -(-source.num_prompts // len(source.tasks))
+        self._tasks: list[ProceduralDataset] = []
+        for name in source.tasks:
+            number, options = derive_seed(seed, purpose, name) % 2**31, source.options.get(name, {})
+            try:
+                self._tasks.append(reasoning_gym.create_dataset(name, size=size, seed=number, **options))
+            except (ValueError, AssertionError, TypeError) as error:
+                raise DataError(f"data.{purpose}.tasks: {name}: {error}") from None
 
     def inputs(self) -> dict[str, str]:
         """The settings and the package's version: prompts are a function of them."""
@@ -93,20 +106,6 @@ class ReasoningGymPrompts:
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError):
             return None
         return {GYM_ENTRY: {"task": name, "options": self._source.options.get(name, {}), "entry": entry}}
-
-    def _task(self, name: str) -> "ProceduralDataset":
-        try:
-            import reasoning_gym  # optional
-        except ImportError:
-            raise DataError(
-                f"data.{self._purpose}: kind: reasoning_gym needs its package: pip install 'luffy-rl[reasoning-gym]'"
-            ) from None
-        size = -(-self._source.num_prompts // len(self._source.tasks))
-        seed = derive_seed(self._seed, self._purpose, name) % 2**31
-        try:
-            return reasoning_gym.create_dataset(name, size=size, seed=seed, **self._source.options.get(name, {}))
-        except (ValueError, AssertionError, TypeError) as error:
-            raise DataError(f"data.{self._purpose}.tasks: {name}: {error}") from None
 
 
 _AT_ONCE = 256

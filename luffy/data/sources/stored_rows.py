@@ -22,7 +22,6 @@ from luffy.data.sources.column_mapping import columns_of, prompt_from_fields
 from luffy.data.sources.trace_source import QuarantinedRow, Row
 from luffy.errors import DataError
 from luffy.json_text import parse_json
-from luffy.types import Prompt
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -78,7 +77,12 @@ def prompts_of(rows: Iterable[NumberedRow], source: FileSource | HubSource, wher
     usable, malformed, first = 0, 0, ""
     for file, number, row in itertools.islice(_selected(rows, source, where), source.max_rows):
         try:
-            prompt = _prompt(row, source)
+            if isinstance(row, RowError):
+                raise row
+            fields, author = source.fields, source.author
+            prompt = prompt_from_row(row, author) if fields is None else prompt_from_fields(row, fields, author)
+            if source.confidential:
+                prompt = dataclasses.replace(prompt, extra_info={**prompt.extra_info, CONFIDENTIAL: True})
         except RowError as error:
             reason = _WITHHELD if source.confidential else error.reason
             malformed += 1
@@ -95,48 +99,31 @@ def prompts_of(rows: Iterable[NumberedRow], source: FileSource | HubSource, wher
         )
 
 
-def _prompt(row: Mapping[str, object] | RowError, source: FileSource | HubSource) -> Prompt:
-    if isinstance(row, RowError):
-        raise row
-    fields, author = source.fields, source.author
-    prompt = prompt_from_row(row, author) if fields is None else prompt_from_fields(row, fields, author)
-    if not source.confidential:
-        return prompt
-    return dataclasses.replace(prompt, extra_info={**prompt.extra_info, CONFIDENTIAL: True})
-
-
 def _selected(rows: Iterable[NumberedRow], source: FileSource | HubSource, where: str) -> Iterator[NumberedRow]:
-    """The rows that match `only`; unreadable ones pass, to be quarantined."""
+    """The rows that match `only`, compared as text, since CSV has no other type; unreadable ones, to be quarantined."""
     if not source.only:
         yield from rows
         return
-    seen: dict[str, dict[str, None]] = {column: {} for column in source.only}
+    allowed = {
+        column: {str(as_text(value)) for value in (values if isinstance(values, tuple) else (values,))}
+        for column, values in source.only.items()
+    }
+    seen: dict[str, dict[str, None]] = {column: {} for column in allowed}
     count = 0
     for file, number, row in rows:
-        if isinstance(row, RowError) or _keeps(row, source):
+        found = {} if isinstance(row, RowError) else {column: str(as_text(value_at(row, column))) for column in allowed}
+        if all(value in allowed[column] for column, value in found.items()):
             count += 1
             yield file, number, row
         elif not count:
-            for column, values in seen.items():
-                values[str(as_text(value_at(row, column)))] = None
+            for column, value in found.items():
+                seen[column][value] = None
     if not count:
-        found = "" if source.confidential else "; " + "; ".join(map(_named, seen.items()))
-        raise DataError(f"{where}: no row matches only: {dict(source.only)}{found}")
-
-
-def _keeps(row: Mapping[str, object], source: FileSource | HubSource) -> bool:
-    """Values are compared as text, since CSV has no other type."""
-    for column, allowed in source.only.items():
-        several = allowed if isinstance(allowed, tuple) else (allowed,)
-        if str(as_text(value_at(row, column))) not in {str(as_text(value)) for value in several}:
-            return False
-    return True
-
-
-def _named(column: tuple[str, Sequence[str] | Mapping[str, None]]) -> str:
-    name, values = column
-    more = ", ..." if len(values) > _MAX_VALUES_NAMED else ""
-    return f"{name} is {', '.join(itertools.islice(values, _MAX_VALUES_NAMED))}{more}"
+        named = ""
+        for column, values in ({} if source.confidential else seen).items():
+            more = ", ..." if len(values) > _MAX_VALUES_NAMED else ""
+            named += f"; {column} is {', '.join(itertools.islice(values, _MAX_VALUES_NAMED))}{more}"
+        raise DataError(f"{where}: no row matches only: {dict(source.only)}{named}")
 
 
 def sha256_of(path: Path) -> str:
@@ -160,28 +147,24 @@ def _paths(path: str, purpose: str) -> list[Path]:
     return found
 
 
-def _parquet_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Iterator[_Numbered]:
-    return enumerate(read_rows(path, wanted, required), start=1)
-
-
 def _jsonl_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Iterator[_Numbered]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if content.strip():
-                yield number, _jsonl_row(content)
-
-
-def _jsonl_row(line: bytes) -> Mapping[str, object] | RowError:
-    try:
-        row = parse_json(line.decode())
-    except UnicodeDecodeError as error:
-        return RowError("(line)", f"is not UTF-8 text (byte {error.start + 1}: 0x{line[error.start]:02x})")
-    except ValueError as error:
-        return RowError("(line)", f"is not JSON: {error}")
-    if not isinstance(row, Mapping):
-        return RowError("(line)", f"must be a JSON object, found {type(row).__name__}")
-    return row
+            if not content.strip():
+                continue
+            try:
+                row = parse_json(content.decode())
+            except UnicodeDecodeError as error:
+                reason = f"is not UTF-8 text (byte {error.start + 1}: 0x{content[error.start]:02x})"
+            except ValueError as error:
+                reason = f"is not JSON: {error}"
+            else:
+                if isinstance(row, Mapping):
+                    yield number, row
+                    continue
+                reason = f"must be a JSON object, found {type(row).__name__}"
+            yield number, RowError("(line)", reason)
 
 
 def _csv_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Iterator[_Numbered]:
@@ -194,20 +177,20 @@ def _csv_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Ite
                 found = ", ".join(reader.fieldnames or ())
                 raise DataError(f"{path}: column {', '.join(missing)} missing; found {found}")
             for number, row in enumerate(reader, start=1):
-                yield number, _csv_row(row)
+                if None in row:
+                    yield number, RowError("(row)", "has more values than the header has columns")
+                else:  # CSV writes a missing value as an empty cell
+                    yield number, {str(name): value or None for name, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}: is not readable CSV from line {reader.line_num + 1} on ({error})") from None
 
 
-def _csv_row(row: Mapping[str | None, object]) -> Mapping[str, object] | RowError:
-    if None in row:
-        return RowError("(row)", "has more values than the header has columns")
-    # CSV writes a missing value as an empty cell.
-    return {str(name): value or None for name, value in row.items()}
-
-
 _Reader = Callable[[Path, Sequence[str], Sequence[str]], Iterator[_Numbered]]
-_READERS: dict[str, _Reader] = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows, ".csv": _csv_rows}
+_READERS: dict[str, _Reader] = {
+    ".parquet": lambda path, wanted, required: enumerate(read_rows(path, wanted, required), start=1),
+    ".jsonl": _jsonl_rows,
+    ".csv": _csv_rows,
+}
 
 
 _ROWS_AT_ONCE = 256
@@ -226,7 +209,15 @@ class HubPrompts:
     def __init__(self, source: HubSource, purpose: str, seed: int) -> None:
         self._source, self._purpose = source, purpose
         self._dataset = _load(source, purpose)
-        self._columns = self._present_columns()
+        found = self._dataset.column_names
+        wanted, required = columns_to_read(source)
+        missing = [name for name in required if name not in found]
+        if missing:
+            raise DataError(
+                f"data.{purpose}: {source.path}: column {', '.join(missing)} missing; found {', '.join(found)}; map "
+                "them with fields"
+            )
+        self._columns = present_columns(wanted, found)
 
     def inputs(self) -> dict[str, str]:
         """The cached files of the split."""
@@ -248,17 +239,6 @@ class HubPrompts:
                 number += 1
                 yield name, number, row
 
-    def _present_columns(self) -> list[str]:
-        found = self._dataset.column_names
-        wanted, required = columns_to_read(self._source)
-        missing = [name for name in required if name not in found]
-        if missing:
-            raise DataError(
-                f"data.{self._purpose}: {self._source.path}: column {', '.join(missing)} missing; "
-                f"found {', '.join(found)}; map them with fields"
-            )
-        return present_columns(wanted, found)
-
 
 def _load(source: HubSource, purpose: str) -> "Dataset":
     try:
@@ -272,14 +252,9 @@ def _load(source: HubSource, purpose: str) -> "Dataset":
             source.path, source.name, split=source.split, revision=None if local else source.revision
         )
     except Exception as error:  # noqa: BLE001 - the hub's client lets through the errors of several HTTP libraries
-        raise DataError(f"data.{purpose}: {_failure(source, error)}") from None
-
-
-def _failure(source: HubSource, error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    what = f"{source.path} (split {source.split}, revision {source.revision}) cannot be loaded: {text[:200]}"
-    hint = (
-        "without a network, give a local copy (kind: file; with a recipe: file: PATH), or fetch it once while online "
-        "and set HF_HUB_OFFLINE=1"
-    )
-    return f"{what}; {hint}"
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"data.{purpose}: {source.path} (split {source.split}, revision {source.revision}) cannot be loaded: "
+            f"{text[:200]}; without a network, give a local copy (kind: file; with a recipe: file: PATH), or fetch it "
+            "once while online and set HF_HUB_OFFLINE=1"
+        ) from None

@@ -1,8 +1,12 @@
 """The interface of a source of prompts."""
 
+import hashlib
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+from pydantic import BaseModel
 
 from luffy.types import Prompt
 
@@ -46,16 +50,7 @@ class TraceSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSource:
-    """All rows of a source that fits into memory."""
-
-    kind: str
-    prompts: list[Prompt]
-    sha256: str
-    """Hash of the inputs."""
-    quarantined: list[QuarantinedRow] = field(default_factory=list)
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.prompts) + len(self.quarantined)
+def settings_digest(source: BaseModel, purpose: str, seed: int) -> str:
+    """Return the sha256 of all that a generator's prompts depend on."""
+    settings = json.dumps(source.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(f"{seed}:{purpose}:{settings}".encode()).hexdigest()

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from luffy.config.many_runs.arm_run import ArmRun
-from luffy.data.sample_card import CARD_FILE, read_sample_card
+from luffy.data.pass_rates import CARD_FILE, read_sample_card
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.method_comparison.held_out_arms import mean_curve, suites_of
 from luffy.pipeline.graph import kind_of

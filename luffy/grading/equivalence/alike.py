@@ -51,7 +51,11 @@ def same_phrases(left: str, right: str) -> bool:
     one, other = _plain(left), _plain(right)
     if _NOTHING.fullmatch(one) and _NOTHING.fullmatch(other):
         return True
-    if not (_is_prose(one) and _is_prose(other)) or not _name_alike(left, right):
+    if not (_is_prose(one) and _is_prose(other)):
+        return False
+    # By single letters they have to name the same: point A, and the variable, which one may leave out.
+    capitals, letters = ([pattern.findall(strict_text(text)) for text in (left, right)] for pattern in (_NAME, _LETTER))
+    if capitals[0] != capitals[1] or (letters[0] != letters[1] and all(letters)):
         return False
     mine, yours = _content(one), _content(other)
     return mine == yours != []
@@ -62,7 +66,18 @@ def same_cases(left: str, right: str) -> bool | None:
     one, other = _branches(left), _branches(right)
     if one is None or other is None:
         return None
-    return matched(one, other, _same_branches)
+
+    def agree(left: tuple[str, str], right: tuple[str, str]) -> bool:
+        (found, when), (wanted, condition) = left, right
+        if compact(found) != compact(wanted):
+            mine, yours = read_or_none(found), read_or_none(wanted)
+            if mine is None or yours is None or not same(mine, yours):
+                return False
+        if compact(when) == compact(condition) or (_OTHERWISE.fullmatch(when) and _OTHERWISE.fullmatch(condition)):
+            return True
+        return same_regions(when, condition) is True or same_phrases(when, condition)
+
+    return matched(one, other, agree)
 
 
 def halves_of_day(text: str) -> list[str]:
@@ -80,12 +95,6 @@ def _is_prose(text: str) -> bool:
     return re.fullmatch(r"[a-z\- ]+", text) is not None and re.search("[a-z]{3}", text) is not None
 
 
-def _name_alike(left: str, right: str) -> bool:
-    """Whether two texts name the same things by single letters: point A, and the variable, which one may leave out."""
-    capitals, letters = ([pattern.findall(strict_text(text)) for text in (left, right)] for pattern in (_NAME, _LETTER))
-    return capitals[0] == capitals[1] and (letters[0] == letters[1] or not all(letters))
-
-
 def _content(text: str) -> list[str]:
     return [word.removesuffix("s") if len(word) > 3 else word for word in _FILLER.sub(" ", text).split()]
 
@@ -98,17 +107,6 @@ def _branches(text: str) -> list[tuple[str, str]] | None:
     if len(rows) > MAX_BRANCHES or not all(mark for _, mark, _ in rows):
         return None
     return [(_CONDITION.sub("", found.strip()), _CONDITION.sub("", when.strip())) for found, _, when in rows]
-
-
-def _same_branches(left: tuple[str, str], right: tuple[str, str]) -> bool:
-    (found, when), (wanted, condition) = left, right
-    if compact(found) != compact(wanted):
-        one, other = read_or_none(found), read_or_none(wanted)
-        if one is None or other is None or not same(one, other):
-            return False
-    if compact(when) == compact(condition) or (_OTHERWISE.fullmatch(when) and _OTHERWISE.fullmatch(condition)):
-        return True
-    return same_regions(when, condition) is True or same_phrases(when, condition)
 
 
 _RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
@@ -129,7 +127,9 @@ def alike(answer: str, gold: str) -> bool:
         return False
     if bases(strict_text(answer)) != bases(strict_text(gold)):
         return False
-    if _joined_otherwise(answer, gold) or _currencies_differ(answer, gold):
+    # One text may join its parts by the sign of "and", the other by that of "or".
+    signs = [{name in ("land", "wedge") for name in _JUNCTION.findall(text)} for text in (answer, gold)]
+    if (signs[0] and signs[1] and signs[0] != signs[1]) or _currencies_differ(answer, gold):
         return False
     for rule in (_ratios, same_cases, same_regions, same_residues):
         verdict = rule(answer, gold)
@@ -160,12 +160,6 @@ def conflicting(answer: str, gold: str) -> bool:
         return True
     one, other = statement(answer), statement(gold)
     return one is not None and other is not None and contradict(one, other)
-
-
-def _joined_otherwise(answer: str, gold: str) -> bool:
-    """Whether one text joins its parts by the sign of "and", the other by that of "or"."""
-    signs = [{name in ("land", "wedge") for name in _JUNCTION.findall(text)} for text in (answer, gold)]
-    return bool(signs[0] and signs[1]) and signs[0] != signs[1]
 
 
 def _currencies_differ(answer: str, gold: str) -> bool:

@@ -131,18 +131,15 @@ def _tokens(text: str) -> list[str]:
         if name in FUNCTIONS or name in _LISTS:
             tokens.append(f"\\{name}")
         elif letters:
-            tokens += _letters(letters, tokens)
+            # Side by side they are a product, unless they make a word or name points (`ABC`).
+            is_named = len(letters) == 3 and letters.isupper()
+            is_index = len(letters) > 1 and tokens[-1:] == ["_"]
+            if len(letters) > 3 or is_named or letters.lower() in _WORDS or is_index:
+                raise UnreadableError(letters)
+            tokens += letters
         else:
             tokens.append(number or command or other)
     return [mark for mark in tokens if mark.strip()]
-
-
-def _letters(run: str, before: Sequence[str]) -> list[str]:
-    """Letters side by side are a product, unless they make a word or name points (`ABC`)."""
-    is_named = len(run) == 3 and run.isupper()
-    if len(run) > 3 or is_named or run.lower() in _WORDS or (len(run) > 1 and before[-1:] == ["_"]):
-        raise UnreadableError(run)
-    return list(run)
 
 
 class _Reader:
@@ -278,14 +275,29 @@ class _Reader:
             return self._group(depth)
         self.take(mark)
         if mark[:1].isdigit() or (mark[:1] == "." and len(mark) > 1):
-            return self._number(mark)
+            if self.peek() == "_":
+                raise UnreadableError("a numeral with its base")
+            return Number(_value(mark))
         name = mark[1:]
         if mark in ("\\frac", "\\dfrac", "\\tfrac"):
-            return Apply("/", self._fraction_parts(depth))
+            digits = self.peek()
+            if digits.isdigit() and len(digits) == 2:  # \frac12
+                self.take()
+                return Apply("/", (Number(Fraction(digits[0])), Number(Fraction(digits[1]))))
+            if digits.isdigit() and len(digits) > 2:
+                raise UnreadableError("digits without braces")
+            return Apply("/", (self._argument(depth), self._argument(depth)))
         if mark in ("\\binom", "\\dbinom", "\\tbinom"):
             return Apply("binomial", (self._argument(depth), self._argument(depth)))
         if mark == "\\sqrt":
-            return self._root(depth)
+            index: Expression = Number(Fraction(2))
+            if self.peek() == "[":
+                self.take()
+                index = self.sum(depth + 1)
+                self.take("]")
+            if self.peek() in ("(", "["):
+                raise UnreadableError("a root of a bracket")
+            return Apply("root", (self._argument(depth), index))
         if name in FUNCTIONS:
             return self._function(name, depth)
         if name in _LISTS:
@@ -294,51 +306,24 @@ class _Reader:
             return self._variable(mark, depth)
         raise UnreadableError(mark)
 
-    def _fraction_parts(self, depth: int) -> "tuple[Expression, Expression]":
-        mark = self.peek()
-        if mark.isdigit() and len(mark) == 2:  # \frac12
-            self.take()
-            return Number(Fraction(mark[0])), Number(Fraction(mark[1]))
-        if mark.isdigit() and len(mark) > 2:
-            raise UnreadableError("digits without braces")
-        return self._argument(depth), self._argument(depth)
-
-    def _number(self, mark: str) -> Expression:
-        if self.peek() == "_":
-            raise UnreadableError("a numeral with its base")
-        return Number(_value(mark))
-
-    def _root(self, depth: int) -> Expression:
-        index: Expression = Number(Fraction(2))
-        if self.peek() == "[":
-            self.take()
-            index = self.sum(depth + 1)
-            self.take("]")
-        mark = self.peek()
-        if mark in ("(", "["):
-            raise UnreadableError("a root of a bracket")
-        return Apply("root", (self._argument(depth), index))
-
     def _variable(self, name: str, depth: int) -> Expression:
         if self.peek() == "_":
-            name += self._subscript()
+            self.take("_")
+            if self.peek() == "{":
+                self.take()
+                index = ""
+                while self.peek() != "}":
+                    index += self.take()
+                self.take()
+            else:
+                index = self.take()
+            name += f"_{{{index}}}"
             if name[0] == "C" and self.peek() == "^":
                 self.take()
                 return Apply("binomial", (read(name[2:].strip("{}")), self._argument(depth)))
         if self.peek() == "'" or (name in ("f", "g", "h") and self.peek() == "("):
             raise UnreadableError("a function without its definition")
         return Variable(name)
-
-    def _subscript(self) -> str:
-        self.take("_")
-        if self.peek() != "{":
-            return f"_{{{self.take()}}}"
-        self.take()
-        parts = []
-        while self.peek() != "}":
-            parts.append(self.take())
-        self.take()
-        return f"_{{{''.join(parts)}}}"
 
     def _listed(self, depth: int) -> "tuple[Expression, ...]":
         closing = {"(": ")", "{": "}", "\\{": "\\}"}.get(self.take())
@@ -356,7 +341,11 @@ class _Reader:
         power: Expression | None = None
         if name == "log" and self.peek() == "_":
             self.take()
-            base = self._log_base(depth)
+            mark = self.peek()
+            if mark.isdigit() and len(mark) > 1:
+                # `\log_28` is the logarithm to base 2 of 8, which most writers mean otherwise.
+                raise UnreadableError("digits without braces")
+            base = self._argument(depth)
         if self.peek() == "^":
             self.take()
             power = self._argument(depth)
@@ -367,13 +356,6 @@ class _Reader:
         argument = self._function_argument(depth)
         value = Apply("log", (argument, base)) if base is not None else Apply(name, (argument,))
         return value if power is None else Apply("^", (value, power))
-
-    def _log_base(self, depth: int) -> Expression:
-        mark = self.peek()
-        if mark.isdigit() and len(mark) > 1:
-            # `\log_28` is the logarithm to base 2 of 8, which most writers mean otherwise.
-            raise UnreadableError("digits without braces")
-        return self._argument(depth)
 
     def _function_argument(self, depth: int) -> Expression:
         bracketed = self.peek() in ("(", "{", "[")
@@ -397,13 +379,9 @@ def _mixed(whole: Expression, part: Expression) -> Expression:
         above, below = part.arguments
         if isinstance(above, Number) and isinstance(below, Number) and 0 < above.value < below.value:
             return Apply("+", (whole, part))
-    if isinstance(part, Apply) and part.operation == "/" and not variables(part) and _is_plain(part):
+    if isinstance(part, Apply) and part.operation == "/" and all(isinstance(each, Number) for each in part.arguments):
         raise UnreadableError("an improper fraction after a number")
     return Apply("*", (whole, part))
-
-
-def _is_plain(fraction: Apply) -> bool:
-    return all(isinstance(part, Number) for part in fraction.arguments)
 
 
 def _value(mark: str) -> Fraction:

@@ -41,7 +41,8 @@ class Family:
 def same_families(left: Statement, right: Statement) -> bool | None:
     """Whether two statements list the same families; None where one of them lists anything else."""
     one, other = _families(left), _families(right)
-    if one is None or other is None or not _one_name(left, right):
+    names = {item.label for stated in (left, right) for item in stated.items if item.label}
+    if one is None or other is None or len(names) > 1:
         return None
     if not {*left.domains.values(), *right.domains.values()} <= {"Z"}:
         return None
@@ -58,30 +59,18 @@ def same_residues(left: str, right: str) -> bool | None:
 
 def _residues(text: str) -> list[Family] | None:
     """The families of a congruence, a parity in words, or a list of integers with one parameter."""
-    found = _congruent_integers(text)
-    stated = statement(text) if not found else None
-    return found or None if stated is None else _families(stated, integers=True)
-
-
-def _congruent_integers(text: str) -> list[Family] | None:
     plain = strict_text(text)
     parity = _PARITY.fullmatch(plain.lower())
     if parity is not None:
         return [Family(Fraction(parity["parity"] == "odd"), Fraction(2))]
     congruence = _CONGRUENCE.fullmatch(plain.replace("\\equiv", "="))
-    if congruence is None:
-        return None
-    modulus = Fraction(congruence["modulus"])
-    parts = split_items(congruence["residues"].rpartition("=")[2])
-    values = [constant_value(read) for part in parts if (read := read_or_none(part)) is not None]
-    if modulus == 0 or len(values) < len(parts) or None in values:
-        return None
-    return [Family(found, modulus) for found in values]
-
-
-def _one_name(left: Statement, right: Statement) -> bool:
-    names = {item.label for stated in (left, right) for item in stated.items if item.label}
-    return len(names) <= 1
+    if congruence is not None and (modulus := Fraction(congruence["modulus"])):
+        parts = split_items(congruence["residues"].rpartition("=")[2])
+        values = [constant_value(read) for part in parts if (read := read_or_none(part)) is not None]
+        if parts and len(values) == len(parts) and None not in values:
+            return [Family(found, modulus) for found in values]
+    stated = statement(text)
+    return None if stated is None else _families(stated, integers=True)
 
 
 def _families(stated: Statement, integers: bool = False) -> list[Family] | None:
@@ -91,13 +80,20 @@ def _families(stated: Statement, integers: bool = False) -> list[Family] | None:
         parameter = None if expression is None else _parameter(expression, stated, integers)
         if expression is None or parameter is None:
             return None
+        point = {DEGREE: Fraction(1)}
         try:
-            found = _linear(expression, parameter)
+            values = [value_of(substituted(expression, parameter, Number(Fraction(k))), point) for k in range(6)]
         except NoValueError:
             return None
-        if found is None:
+        with mp.workdps(60):
+            steps = [_minus(after, before) for before, after in pairwise(values)]
+            double = [_minus(after, before) for before, after in zip(values, values[2:], strict=False)]
+        if steps[0] != 0 and all(close(step, steps[0]) for step in steps):
+            families.append(Family(values[0], steps[0]))
+        elif double[0] != 0 and all(close(step, double[0]) for step in double):  # even and odd apart, as in `(-1)^k`
+            families += [Family(values[0], double[0]), Family(values[1], double[0])]
+        else:
             return None
-        families += found
     return families or None
 
 
@@ -111,20 +107,6 @@ def _parameter(expression: Expression, stated: Statement, integers: bool) -> str
         return name
     is_angular = "pi" in str(expression) or DEGREE in variables(expression)
     return name if name in _PARAMETERS and name not in stated.domains and (is_angular or integers) else None
-
-
-def _linear(expression: Expression, parameter: str) -> list[Family] | None:
-    """One family, or two where even and odd values go apart, as in `(-1)^k`."""
-    point = {DEGREE: Fraction(1)}
-    values = [value_of(substituted(expression, parameter, Number(Fraction(k))), point) for k in range(6)]
-    with mp.workdps(60):
-        steps = [_minus(after, before) for before, after in pairwise(values)]
-        double = [_minus(values[index + 2], values[index]) for index in range(4)]
-    if steps[0] != 0 and all(close(step, steps[0]) for step in steps):
-        return [Family(values[0], steps[0])]
-    if double[0] != 0 and all(close(step, double[0]) for step in double):
-        return [Family(values[0], double[0]), Family(values[1], double[0])]
-    return None
 
 
 def _minus(left: Scalar, right: Scalar) -> Scalar:

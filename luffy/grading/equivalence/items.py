@@ -10,8 +10,9 @@ order. `\pm` stands for two items; a tuple is its components in order.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from luffy.grading.equivalence.expression import Apply, Expression, read_or_none, renamed, variables
 from luffy.grading.equivalence.numeric import proportional, same
@@ -41,10 +42,18 @@ def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, 
         )
     for function, item, other in ((functions[0], left, right), (functions[1], right, left)):
         if function and not other.label:
-            return _same_bodies(left, right, domains) or _same_but_for_variable(function[1], item, other)
+            if _same_bodies(left, right, domains):
+                return True
+            # A bare expression in one variable may be the definition of a function of one variable.
+            bound, one, two = function[1], read_or_none(item.body), read_or_none(other.body)
+            if one is None or two is None or len(bound) != 1 or variables(one) != set(bound):
+                return False
+            names = variables(two)
+            return len(names) == 1 and same(one, renamed(two, dict.fromkeys(names, bound[0])))
     if called(left.label) == called(right.label) or not left.label or not right.label or _is_words(left, right):
         return not _is_equation(left, right) and _same_bodies(left, right, domains)
-    return _same_equations(left, right)
+    sides = [read_or_none(f"{item.label} - ({item.body})") for item in (left, right)]
+    return sides[0] is not None and sides[1] is not None and proportional(sides[0], sides[1])
 
 
 def differ(left: Item, right: Item) -> bool:
@@ -143,20 +152,6 @@ def _same_definitions(
     )
 
 
-def _same_but_for_variable(bound: tuple[str, ...], function: Item, bare: Item) -> bool:
-    """Whether a bare expression in one variable is the definition of a function of one variable."""
-    one, other = read_or_none(function.body), read_or_none(bare.body)
-    if one is None or other is None or len(bound) != 1 or variables(one) != set(bound) or len(variables(other)) != 1:
-        return False
-    (name,) = variables(other)
-    return same(one, renamed(other, {name: bound[0]}))
-
-
-def _same_equations(left: Item, right: Item) -> bool:
-    sides = [read_or_none(f"{item.label} - ({item.body})") for item in (left, right)]
-    return sides[0] is not None and sides[1] is not None and proportional(sides[0], sides[1])
-
-
 def bare(item: Item) -> Item:
     """`item` without its name."""
     return replace(item, label="")
@@ -180,9 +175,16 @@ def same_statements(left: Statement, right: Statement) -> bool:
     def equal(one: Item, other: Item) -> bool:
         return same_items(one, other, domains)
 
-    return any(
-        _same_lists(*_balanced(one, other), equal) for one in _readings(left.items) for other in _readings(right.items)
-    )
+    for one, other in product(_readings(left.items), _readings(right.items)):
+        mine, yours = _balanced(one, other)
+        pairs = _paired(mine, yours) if len(mine) == len(yours) else []
+        if pairs is None:
+            agree = matched(mine, yours, equal)
+        else:
+            agree = len(mine) == len(yours) and all(equal(*pair) for pair in pairs)
+        if agree:
+            return True
+    return False
 
 
 def contradict(left: Statement, right: Statement) -> bool:
@@ -230,15 +232,6 @@ def _components(item: Item) -> list[str] | None:
 def _point(item: Item) -> Item:
     match = None if item.label else _POINT.fullmatch(item.body)
     return item if match is None else replace(item, label=match["name"], body=match["place"])
-
-
-def _same_lists(left: Items, right: Items, equal: Callable[[Item, Item], bool]) -> bool:
-    if len(left) != len(right):
-        return False
-    pairs = _paired(left, right)
-    if pairs is not None:
-        return all(equal(mine, yours) for mine, yours in pairs)
-    return matched(left, right, equal)
 
 
 def _paired(left: Items, right: Items) -> list[tuple[Item, Item]] | None:

@@ -70,22 +70,18 @@ def _equal_lists(left: str, right: str, parts: Sequence[str], wanted: Sequence[s
     if brackets(left) != brackets(right) or len(parts) != len(wanted):
         return Outcome.WRONG, "different brackets or numbers of elements"
     if brackets(left) in ("\\{\\}", ""):
-        return _equal_sets(parts, wanted)
+        left_over = list(wanted)
+        for part in parts:
+            found = next((other for other in left_over if _equal_element(part, other)[0] is Outcome.CORRECT), None)
+            if found is None:
+                return Outcome.WRONG, "an element without a match"
+            left_over.remove(found)
+        return Outcome.CORRECT, "equal elements in any order"
     for part, reference in zip(parts, wanted, strict=True):
         outcome, reason = _equal_element(part, reference)
         if outcome is not Outcome.CORRECT:
             return outcome, f"an element: {reason}"
     return Outcome.CORRECT, "equal elements"
-
-
-def _equal_sets(parts: Sequence[str], wanted: Sequence[str]) -> Verdict:
-    left = list(wanted)
-    for part in parts:
-        match = next((other for other in left if _equal_element(part, other)[0] is Outcome.CORRECT), None)
-        if match is None:
-            return Outcome.WRONG, "an element without a match"
-        left.remove(match)
-    return Outcome.CORRECT, "equal elements in any order"
 
 
 def _equal_element(part: str, reference: str) -> Verdict:
@@ -129,40 +125,24 @@ def _same(left: Basic, right: Basic) -> bool:
     if left == right:
         return True
     if isinstance(left, MatrixBase) or isinstance(right, MatrixBase):
-        return _same_matrices(left, right)
+        if not (isinstance(left, MatrixBase) and isinstance(right, MatrixBase)) or left.shape != right.shape:
+            return False
+        return all(_same(one, other) for one, other in zip(left, right, strict=True))
     if isinstance(left, Relational) or isinstance(right, Relational):
-        return _same_relations(left, right)
-    if left.free_symbols != right.free_symbols:
-        return False
-    try:
-        if not left.free_symbols:
-            return _same_constants(left, right)
-        return bool(simplify(left - right) == 0)
-    except (TypeError, ValueError, AttributeError, NotImplementedError):
-        return False  # sympy cannot subtract, say, a set
-
-
-def _same_matrices(left: Basic, right: Basic) -> bool:
-    if not (isinstance(left, MatrixBase) and isinstance(right, MatrixBase)) or left.shape != right.shape:
-        return False
-    return all(_same(one, other) for one, other in zip(left, right, strict=True))
-
-
-def _same_constants(left: Basic, right: Basic) -> bool:
-    if left.is_rational and right.is_rational:
-        return bool(simplify(left - right) == 0)  # exact: 30 digits cannot distinguish two huge integers
-    # By digits: `simplify` of two constants may be slow, and 30 digits distinguish different ones at once.
-    one, other = N(left, 30), N(right, 30)
-    size = max(abs(one), abs(other))
-    return bool(size.is_finite and abs(one - other) <= _RELATIVE * size)
-
-
-def _same_relations(left: Basic, right: Basic) -> bool:
-    if not (isinstance(left, Relational) and isinstance(right, Relational)):
-        return False
-    if isinstance(left, Eq) and isinstance(right, Eq):
+        if not (isinstance(left, Eq) and isinstance(right, Eq)):
+            return isinstance(left, Relational) and isinstance(right, Relational) and left.canonical == right.canonical
         if not all(isinstance(side, Expr) for side in (*left.args, *right.args)):
             return False  # an equation with a set, which has no difference
         ratio = simplify((left.lhs - left.rhs) / (right.lhs - right.rhs))
         return bool(ratio.is_number and ratio != 0)
-    return bool(left.canonical == right.canonical)
+    if left.free_symbols != right.free_symbols:
+        return False
+    try:
+        if left.free_symbols or (left.is_rational and right.is_rational):
+            return bool(simplify(left - right) == 0)  # exact: 30 digits cannot distinguish two huge integers
+        # By digits: `simplify` of two constants may be slow, and 30 digits distinguish different ones at once.
+        one, other = N(left, 30), N(right, 30)
+        size = max(abs(one), abs(other))
+        return bool(size.is_finite and abs(one - other) <= _RELATIVE * size)
+    except (TypeError, ValueError, AttributeError, NotImplementedError):
+        return False  # sympy cannot subtract, say, a set

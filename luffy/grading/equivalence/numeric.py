@@ -134,13 +134,13 @@ def points(names: Sequence[str], integers: bool) -> list[dict[str, Value]]:
         return [{}]
     if integers:
         return [{name: Fraction(start + 2 * index) for index, name in enumerate(names)} for start in _INTEGER_POINTS]
-    return [{name: _coordinate(name, index) for name in names} for index in range(_REAL_POINTS)]
-
-
-def _coordinate(name: str, index: int) -> Fraction:
-    seed = sum((position + 1) * ord(character) for position, character in enumerate(name))
-    size = Fraction(301 + (seed * 7919 + index * 104_729) % 2503, 1009)
-    return -size if (seed + index) % 3 == 2 else size
+    found: list[dict[str, Value]] = [{} for _ in range(_REAL_POINTS)]
+    for name in names:
+        seed = sum((position + 1) * ord(character) for position, character in enumerate(name))
+        for index, point in enumerate(found):
+            size = Fraction(301 + (seed * 7919 + index * 104_729) % 2503, 1009)
+            point[name] = -size if (seed + index) % 3 == 2 else size
+    return found
 
 
 def _values(expressions: Sequence[Expression], point: Mapping[str, Value]) -> tuple[Value, Value] | None:
@@ -161,7 +161,10 @@ def _value(expression: Expression, point: Mapping[str, Value]) -> Value:
     if isinstance(expression, Number):
         return expression.value
     if isinstance(expression, Variable):
-        return _named(expression.name, point)
+        name, constants = expression.name, {"\\pi": mp.pi, "e": mp.e, "i": mpc(0, 1), "\\infty": mp.inf}
+        if name not in point and name not in constants:
+            raise NoValueError(name)
+        return point[name] if name in point else +constants[name]
     if expression.operation in ANGULAR:
         point = {**point, DEGREE: mp.pi / 180}
     arguments = [_value(argument, point) for argument in expression.arguments]
@@ -169,15 +172,6 @@ def _value(expression: Expression, point: Mapping[str, Value]) -> Value:
         return _OPERATIONS[expression.operation](*arguments)
     except (ValueError, OverflowError, ZeroDivisionError, TypeError, KeyError) as error:
         raise NoValueError(str(error)) from None
-
-
-def _named(name: str, point: Mapping[str, Value]) -> Value:
-    if name in point:
-        return point[name]
-    constants = {"\\pi": mp.pi, "e": mp.e, "i": mpc(0, 1), "\\infty": mp.inf}
-    if name not in constants:
-        raise NoValueError(name)
-    return +constants[name]
 
 
 def inexact(value: Value) -> Value:
@@ -242,11 +236,6 @@ def _factorial(value: Value) -> Value:
     return mp.gamma(inexact(value) + 1)
 
 
-def _double_factorial(value: Value) -> Value:
-    number = _integer(value)
-    return Fraction(math.prod(range(number, 0, -2)))
-
-
 def _binomial(above: Value, below: Value) -> Value:
     if isinstance(above, mpc) or isinstance(below, mpc) or abs(above) > 5000 or abs(below) > 5000:
         raise NoValueError("a binomial coefficient too large")
@@ -255,14 +244,14 @@ def _binomial(above: Value, below: Value) -> Value:
     return mp.binomial(inexact(above), inexact(below))
 
 
-def _integer(value: Value) -> int:
-    if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= 5000:
-        raise NoValueError("no integer")
-    return int(value)
-
-
 def _common(function: Callable[..., int]) -> Callable[..., Value]:
-    return lambda *values: Fraction(function(*map(_integer, values)))
+    def apply(*values: Value) -> Value:
+        for value in values:
+            if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= 5000:
+                raise NoValueError("no integer")
+        return Fraction(function(*map(int, values)))
+
+    return apply
 
 
 def _rounded(exactly: Callable[[Fraction], int], function: Callable[[Value], Value]) -> Callable[[Value], Value]:
@@ -325,7 +314,7 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "root": _root,
     "abs": abs,
     "factorial": _factorial,
-    "double factorial": _double_factorial,
+    "double factorial": _common(lambda number: math.prod(range(number, 0, -2))),
     "binomial": _binomial,
     "gcd": _common(math.gcd),
     "lcm": _common(math.lcm),

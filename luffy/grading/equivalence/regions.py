@@ -88,19 +88,16 @@ def same_regions(left: str, right: str) -> bool | None:
     one, other = strict_text(left), strict_text(right)
     with mp.workdps(60):
         try:
-            return _same(_named(one), _named(other))
+            mine, yours = _named(one), _named(other)
+            if mine.name and yours.name and mine.name != yours.name:
+                return False
+            if mine.integers is not None and yours.integers is not None:
+                return mine.integers == yours.integers
+            if mine.integers is not None or yours.integers is not None:
+                return _finite(mine) is not None and _finite(mine) == _finite(yours)
+            return _combined(mine.region, yours.region, lambda one, other: one != other).inside == (False,)
         except NoRegionError:
             return _same_symbolically(one, other)
-
-
-def _same(left: NamedRegion, right: NamedRegion) -> bool:
-    if left.name and right.name and left.name != right.name:
-        return False
-    if (left.integers is None) != (right.integers is None):
-        return _finite(left) is not None and _finite(left) == _finite(right)
-    if left.integers is not None:
-        return left.integers == right.integers
-    return _combined(left.region, right.region, lambda one, other: one != other).inside == (False,)
 
 
 def _finite(found: NamedRegion) -> frozenset[int] | None:
@@ -203,31 +200,24 @@ def _condition(text: str) -> tuple[str, Region]:
 
 
 def _inequality(left: str, sign: str, right: str) -> tuple[str, Region]:
+    below, at, above = "<" in sign or sign == "!=", "=" in sign and sign != "!=", ">" in sign or sign == "!="
     absolute = _ABSOLUTE.fullmatch(left)
     if absolute is not None and _NAME.fullmatch(absolute["inside"].strip()):
-        return absolute["inside"].strip(), _absolute(sign, _point(right))
+        bound = _point(right)
+        if (isinstance(bound, Fraction) and bound <= 0) or not inexact(bound) > 0 or mp.isinf(inexact(bound)):
+            raise NoRegionError("an absolute value below zero")
+        return absolute["inside"].strip(), Region((-bound, bound), (above, at, below, at, above))
     if _NAME.fullmatch(left) is None:
         if _NAME.fullmatch(right) is None:
             raise NoRegionError(left)
-        left, sign, right = right, _MIRRORED[sign], left
+        left, right = right, left
+        below, above = above, below
     if left in ("e", "i"):
         raise NoRegionError(left)
-    return left, _ray(sign, _point(right))
-
-
-def _ray(sign: str, point: Value) -> Region:
-    below, at = "<" in sign or sign == "!=", "=" in sign and sign != "!="
-    above = ">" in sign or sign == "!="
+    point = _point(right)
     if mp.isinf(inexact(point)):
         raise NoRegionError("an inequality with infinity")
-    return Region((point,), (below, at, above))
-
-
-def _absolute(sign: str, bound: Value) -> Region:
-    if (isinstance(bound, Fraction) and bound <= 0) or not inexact(bound) > 0 or mp.isinf(inexact(bound)):
-        raise NoRegionError("an absolute value below zero")
-    within, at, beyond = "<" in sign or sign == "!=", "=" in sign and sign != "!=", ">" in sign or sign == "!="
-    return Region((-bound, bound), (beyond, at, within, at, beyond))
+    return left, Region((point,), (below, at, above))
 
 
 def _set(text: str) -> Region:
@@ -265,10 +255,7 @@ def _piece(text: str) -> Region:
         return _set(ends[0])
     if len(ends) != 2:
         raise NoRegionError(text)
-    return _interval(kind, _point(ends[0]), _point(ends[1]))
-
-
-def _interval(kind: str, low: Value, high: Value) -> Region:
+    low, high = _point(ends[0]), _point(ends[1])
     if not inexact(low) < inexact(high):
         raise NoRegionError("ends out of order")
     if mp.isinf(inexact(low)):

@@ -6,7 +6,7 @@ its meaning ("more than 7") is not a statement.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -56,6 +56,9 @@ _FOR_ALL = re.compile(
 _COUNTED = re.compile(
     r"(?:where|for|with)?\s*(?P<names>[a-z])\s*=\s*0\s*,\s*\\pm\s*1\s*,\s*\\pm\s*2\s*,?\s*(?:\\[lc]?dots|\.\.\.)\s*$"
 )
+_CONDITION_START = re.compile(
+    r"[,;:(]|(?<=[\s)}])\s*(?=(?:where|with|for|attained|achieved|reached)\b)|\s+(?=[A-Za-z]\s*\\in)"
+)
 _ORDER = re.compile(r"[<>]|\\(?:ge|le|ne)(?![a-z])")
 _BOUNDED = re.compile(
     r"(?:where|with|for)?\s*(?:all\s+)?(?:(?P<kind>integers?)\s+)?(?P<names>[A-Za-z])\s*"
@@ -78,7 +81,10 @@ def statement(text: str) -> Statement | None:
     plain = strict_text(text)
     if "mod" not in plain:
         plain = plain.replace("\\equiv", "=")
-    plain, domains = _without_conditions(plain)
+    domains: dict[str, str] = {}
+    while (cut := _last_condition(plain)) is not None:
+        plain, said = cut
+        domains.update(said)
     parts = split_items(plain)
     if not parts or len(parts) > MAX_ITEMS:
         return None
@@ -105,7 +111,7 @@ def top_level(text: str, separator: str) -> list[str]:
         elif character in ")]}":
             depth -= 1
         elif character == "\\":
-            depth += _opened(text, index)
+            depth += text.startswith(("\\langle", "\\begin"), index) - text.startswith(("\\rangle", "\\end"), index)
         elif character == separator and depth <= 0:
             parts.append(text[start:index].strip())
             start = index + 1
@@ -121,18 +127,13 @@ def brackets(text: str) -> str:
     """The pair of brackets that encloses all of `text`; empty if there is none."""
     if text.startswith("\\{") and text.endswith("\\}"):
         return "\\{\\}"
-    if len(text) > 1 and text[0] in "([" and text[-1] in ")]" and _closes_at_end(text):
-        return text[0] + text[-1]
+    if len(text) > 1 and text[0] in "([" and text[-1] in ")]":
+        depth = 0
+        for index, character in enumerate(text):
+            depth += (character in "([{") - (character in ")]}")
+            if depth == 0:
+                return text[0] + text[-1] if index == len(text) - 1 else ""
     return ""
-
-
-def _closes_at_end(text: str) -> bool:
-    depth = 0
-    for index, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return index == len(text) - 1
-    return False
 
 
 def elements(text: str) -> list[str]:
@@ -149,54 +150,22 @@ def elements(text: str) -> list[str]:
     return [*parts, inner[start:].strip()]
 
 
-def _opened(text: str, index: int) -> int:
-    if text.startswith(("\\langle", "\\begin"), index):
-        return 1
-    return -1 if text.startswith(("\\rangle", "\\end"), index) else 0
-
-
-def _without_conditions(text: str) -> tuple[str, dict[str, str]]:
-    """`text` without the conditions on parameters at its end, and what they say."""
-    domains: dict[str, str] = {}
-    while (cut := _last_condition(text)) is not None:
-        text, found = cut
-        domains.update(found)
-    return text, domains
-
-
 def _last_condition(text: str) -> tuple[str, dict[str, str]] | None:
-    for start in _starts(text):
+    """`text` without the condition on parameters at its end, and what that says."""
+    tail_at = max(0, len(text) - 90)
+    for start in reversed([tail_at + found.start() for found in _CONDITION_START.finditer(text[tail_at:])]):
         tail = text[start:].strip(" ,;:()[].")
         for pattern in (_MEMBER, _COUNTED, _FOR_ALL, _DESCRIBED, _BOUNDED, _ATTAINED):
             match = pattern.fullmatch(tail)
             rest = text[:start].rstrip(" ,;:([").strip()
-            if match is not None and rest and (pattern is not _BOUNDED or _bounds(match, rest)):
-                return rest, _domains(match)
+            if match is None or not rest:
+                continue
+            # An inequality limits a parameter of `rest`, which does not begin with an inequality itself.
+            letters = re.sub(r"\\[A-Za-z]+", " ", rest)
+            if pattern is _BOUNDED and (match["names"] not in letters or _ORDER.search(rest.partition(",")[0])):
+                continue
+            return rest, _domains(match)
     return None
-
-
-def _bounds(match: re.Match[str], rest: str) -> bool:
-    """Whether an inequality at the end limits a parameter of `rest`, which does not begin with an inequality itself."""
-    return match["names"] in _letters(rest) and _ORDER.search(rest.partition(",")[0]) is None
-
-
-def _starts(text: str) -> Iterator[int]:
-    """Where a condition may begin: after a comma, a bracket, a space, from the end."""
-    tail = max(0, len(text) - 90)
-    for match in reversed(
-        list(
-            re.finditer(
-                r"[,;:(]|(?<=[\s)}])\s*(?=(?:where|with|for|attained|achieved|reached)\b)|\s+(?=[A-Za-z]\s*\\in)",
-                text[tail:],
-            )
-        )
-    ):
-        yield tail + match.start()
-
-
-def _letters(text: str) -> str:
-    """The letters of `text` that are no part of a command."""
-    return re.sub(r"\\[A-Za-z]+", " ", text)
 
 
 def _domains(match: re.Match[str]) -> dict[str, str]:
@@ -207,16 +176,14 @@ def _domains(match: re.Match[str]) -> dict[str, str]:
     elif "bound" in groups:
         domain = compact(groups["bound"])
     else:
-        domain = _described(groups.get("kind") or ("integer" if match.re is _COUNTED else ""))
+        kind = groups.get("kind") or ("integer" if match.re is _COUNTED else "")
+        if "integer" in kind or "natural" in kind or "whole" in kind:
+            domain = "N0" if "negative" in kind else "N" if "positive" in kind or "natural" in kind else "Z"
+        elif "constant" in kind or "parameter" in kind or not kind:
+            domain = "const"
+        else:
+            domain = "R+" if "positive" in kind else "C" if "complex" in kind else "Q" if "rational" in kind else "R"
     return {name: {"Z+": "N", "N+": "N", "N*": "N", "Z>0": "N"}.get(domain, domain) for name in names}
-
-
-def _described(kind: str) -> str:
-    if "integer" in kind or "natural" in kind or "whole" in kind:
-        return "N0" if "negative" in kind else "N" if "positive" in kind or "natural" in kind else "Z"
-    if "constant" in kind or "parameter" in kind or not kind:
-        return "const"
-    return "R+" if "positive" in kind else "C" if "complex" in kind else "Q" if "rational" in kind else "R"
 
 
 def _item(part: str) -> Item | None:
@@ -239,7 +206,10 @@ def _labelled(part: str) -> tuple[str, str]:
         words_for_it = _EQUALS.split(part, maxsplit=1)
         sides = words_for_it if len(words_for_it) == 2 else sides
     if len(sides) > 2:
-        return (sides[0], sides[-1]) if _agree(sides[1:]) else ("", part)
+        # A chain that contradicts itself states nothing.
+        first, *others = [read_or_none(_APPROXIMATELY.split(side)[0]) for side in sides[1:]]
+        agree = first is not None and all(other is not None and same(first, other) for other in others)
+        return (sides[0], sides[-1]) if agree else ("", part)
     if len(sides) == 2:
         label, body = sides[0].strip(), sides[1].strip()
         if number(label) is not None and number(body) is None:
@@ -249,10 +219,3 @@ def _labelled(part: str) -> tuple[str, str]:
     if leading is not None:
         return leading[1].strip(" :"), part[leading.end() :]
     return "", part
-
-
-def _agree(sides: Sequence[str]) -> bool:
-    """Whether all sides of a chain but its first are equal: one that contradicts itself states nothing."""
-    read = [read_or_none(_APPROXIMATELY.split(side)[0]) for side in sides]
-    first = read[0]
-    return first is not None and all(other is not None and same(first, other) for other in read[1:])

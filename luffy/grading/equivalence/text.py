@@ -23,12 +23,13 @@ _COMMANDS = {
 }
 
 
-def _broken(control: str) -> str:
-    tails = sorted((name[1:] for name in _COMMANDS[control].split() if name[0] == _LETTERS[control]), key=len)
-    return f"{re.escape(control)}(?:{'|'.join(reversed(tails))})(?![a-z])"
-
-
-_BROKEN = re.compile("|".join(map(_broken, _COMMANDS)))
+_TAILS = {
+    control: sorted((name[1:] for name in names.split() if name[0] == _LETTERS[control]), key=len, reverse=True)
+    for control, names in _COMMANDS.items()
+}
+_BROKEN = re.compile(
+    "|".join(f"{re.escape(control)}(?:{'|'.join(tails)})(?![a-z])" for control, tails in _TAILS.items())
+)
 _CONTROL = re.compile(r"[\t\n\r\f\v\x07\x08]")
 _LOST = re.compile(r"(?<![A-Za-z\\])(?:(extcirc)(?![a-z])|(rac)(?=\s*\{[^{}]*\}\s*\{)|(ext)(?=\{)|(inom)(?=\{))")
 _LOST_LETTER = {"extcirc": "t", "rac": "f", "ext": "t", "inom": "b"}
@@ -81,7 +82,7 @@ def readable(text: str) -> str:
     text = _EMPHASIS.sub(lambda match: match[1] or match[2] or "", repaired(text))
     text = _POWER.sub(lambda match: f"^{{{match[1] or match[2]}}}", text)
     text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
-    text = _VULGAR.sub(lambda match: _fraction(match.group()), text)
+    text = _VULGAR.sub(lambda match: rf"\frac{{{unicodedata.normalize('NFKC', match[0]).replace('⁄', '}{')}}}", text)
     if not (text.isascii() and text.isprintable()):
         text = "".join(map(_plain, unicodedata.normalize("NFKC", text.replace("√", "\ue000")))).replace("\ue000", "√")
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text.translate(_SYMBOLS))
@@ -89,11 +90,6 @@ def readable(text: str) -> str:
     text = _BOLD.sub(r"\1", text)
     text = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", _THOUSANDS.sub("", text))
     return _PI.sub(r"\\pi", text).strip()
-
-
-def _fraction(character: str) -> str:
-    above, below = unicodedata.normalize("NFKC", character).split("\u2044")
-    return rf"\frac{{{above}}}{{{below}}}"
 
 
 def _plain(character: str) -> str:
@@ -127,7 +123,14 @@ def unadorned(answer: str, gold: str) -> str:
         if not shorter or shorter == text:
             break
         text = shorter
-    return text if _LABEL.search(gold) else _without_label(text)
+    label = None if _LABEL.search(gold) else _LABEL.match(text)
+    if label is None:
+        return text
+    # The value of `\textbf{(C)}\ 12` or `\textbf{(C) 12}`; a label alone, and several options, stay.
+    value = text[label.end() :]
+    if not value.strip("{} ") or _VALUE.match(value) is None or re.search(r"\([A-E]\)", value):
+        return text
+    return value if label["alone"] else label["command"] + value
 
 
 def _peeled(text: str) -> str:
@@ -151,17 +154,6 @@ def _closes_at_the_end(text: str, start: int) -> bool:
         if depth == 0:
             return brace.end() == len(text)
     return False
-
-
-def _without_label(text: str) -> str:
-    r"""The value of `\textbf{(C)}\ 12` or `\textbf{(C) 12}`; a label alone, and several options, stay."""
-    label = _LABEL.match(text)
-    if label is None:
-        return text
-    value = text[label.end() :]
-    if not value.strip("{} ") or _VALUE.match(value) is None or re.search(r"\([A-E]\)", value):
-        return text
-    return value if label["alone"] else label["command"] + value
 
 
 _REPLACED = (

@@ -81,8 +81,12 @@ def canonical_unit(noun: str) -> tuple[tuple[int | str, int], ...]:
     factors: list[tuple[int | str, int]] = []
     for position, part in enumerate(noun.split("/")):
         for word, power in _PART.findall(part):
-            if word.lower() not in _IDLE:
-                factors.append((_factor(word), int(power or 1) * (-1 if position else 1)))
+            if word.lower() in _IDLE:
+                continue
+            factor: int | str = UNITS.get(word, word)
+            if word not in UNITS and len(word) > 2:
+                factor = UNITS.get(word.lower(), word.lower().removesuffix("s"))
+            factors.append((factor, int(power or 1) * (-1 if position else 1)))
     return tuple(sorted(factors, key=str))
 
 
@@ -95,9 +99,3 @@ def units_differ(left: str, right: str) -> bool:
 def is_measured(unit: tuple[tuple[int | str, int], ...]) -> bool:
     """Whether all factors are known units."""
     return bool(unit) and all(isinstance(name, int) for name, _ in unit)
-
-
-def _factor(word: str) -> int | str:
-    if word in UNITS:
-        return UNITS[word]
-    return UNITS.get(word.lower(), word.lower().removesuffix("s")) if len(word) > 2 else word

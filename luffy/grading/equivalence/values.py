@@ -66,7 +66,13 @@ def value(text: str) -> Value:
     text = text.strip()
     matrix = _MATRIX.fullmatch(text)
     if matrix is not None:
-        return _matrix(matrix["rows"])
+        lines = re.split(r"\\\\", matrix["rows"])
+        rows = [Compound("row", tuple(map(value, line.split("&")))) for line in lines if line.strip()]
+        if len(rows) == 1:
+            return rows[0]
+        if all(len(row.parts) == 1 for row in rows):
+            return Compound("column", tuple(row.parts[0] for row in rows))
+        return Compound("matrix", tuple(rows))
     for opening, closing in (("\\langle", "\\rangle"), ("\\{", "\\}")):
         if text.startswith(opening) and text.endswith(closing) and _is_whole(text, opening, closing):
             return _compound("()" if opening == "\\langle" else "\\{\\}", text[len(opening) : -len(closing)])
@@ -105,8 +111,21 @@ def expansions(text: str) -> list[list[str]]:
 def same_values(left: Value, right: Value, same_expressions: Same = same) -> bool:
     """Whether two values are equal."""
     if isinstance(left, Scalar) and isinstance(right, Scalar):
-        return _same_scalars(left, right, same_expressions)
-    if isinstance(left, Scalar) or isinstance(right, Scalar) or not _fit(left, right):
+        if units_differ(left.noun, right.noun):
+            return False
+        if compact(left.text) == compact(right.text):
+            return bool(left.text)
+        mine, yours = left.expression, right.expression
+        if mine is None or yours is None or bases(left.text) != bases(right.text):
+            return False
+        mine, yours = _in_one_unit(mine, yours)
+        return same_expressions(mine, yours) or _rounds_to(right.text, mine)
+    if isinstance(left, Scalar) or isinstance(right, Scalar) or len(left.parts) != len(right.parts):
+        return False
+    kinds = {left.kind, right.kind}
+    # Two numbers in square brackets are an interval.
+    is_tuple = kinds in ({"column", "()"}, {"row", "()"}) or (kinds == {"()", "[]"} and len(left.parts) > 2)
+    if len(kinds) > 1 and not is_tuple:
         return False
     if left.kind == "\\{\\}":
         return matched(left.parts, right.parts, lambda one, other: same_values(one, other, same_expressions))
@@ -155,25 +174,6 @@ def _compound(kind: str, inside: str) -> Compound:
     return Compound(kind, tuple(map(value, texts)))
 
 
-def _matrix(text: str) -> Value:
-    rows = [[value(cell) for cell in row.split("&")] for row in re.split(r"\\\\", text) if row.strip()]
-    if len(rows) == 1:
-        return Compound("row", tuple(rows[0]))
-    if all(len(row) == 1 for row in rows):
-        return Compound("column", tuple(row[0] for row in rows))
-    return Compound("matrix", tuple(Compound("row", tuple(row)) for row in rows))
-
-
-def _fit(left: Compound, right: Compound) -> bool:
-    """Whether two kinds of bracket with as many parts may hold the same."""
-    if len(left.parts) != len(right.parts):
-        return False
-    kinds = {left.kind, right.kind}
-    if len(kinds) == 1 or kinds == {"column", "()"} or kinds == {"row", "()"}:
-        return True
-    return kinds == {"()", "[]"} and len(left.parts) > 2  # two numbers in square brackets are an interval
-
-
 def _expression(text: str) -> Expression | None:
     minutes = _MINUTES.fullmatch(text)
     if minutes is not None:
@@ -185,18 +185,6 @@ def _expression(text: str) -> Expression | None:
     if exact is not None and "%" not in text:
         return Number(exact)
     return read_or_none(text)
-
-
-def _same_scalars(left: Scalar, right: Scalar, same_expressions: Same) -> bool:
-    if units_differ(left.noun, right.noun):
-        return False
-    if compact(left.text) == compact(right.text):
-        return bool(left.text)
-    one, other = left.expression, right.expression
-    if one is None or other is None or bases(left.text) != bases(right.text):
-        return False
-    one, other = _in_one_unit(one, other)
-    return same_expressions(one, other) or _rounds_to(right.text, one)
 
 
 def _in_one_unit(left: Expression, right: Expression) -> tuple[Expression, Expression]:

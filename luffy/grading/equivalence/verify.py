@@ -112,19 +112,39 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
     if conflicting(answer, ground_truth):
         return True
     left, right = strict_text(answer), strict_text(last_box(ground_truth) or ground_truth)
-    if (
-        {_bracket(left), _bracket(right)} == {"\\{\\}", "()"}
-        or (bases(left) and bases(right) and bases(left) != bases(right))
-        or len(_PRIME.findall(left)) != len(_PRIME.findall(right))
-        or _repetitions_differ(left, right)
-        or _measures_differ(left, right)
-        or _symbols_differ(left, right)
-        or _units_differ(left, right)
-    ):
+    if {_bracket(left), _bracket(right)} == {"\\{\\}", "()"}:
+        return True
+    if bases(left) and bases(right) and bases(left) != bases(right):
+        return True
+    if len(_PRIME.findall(left)) != len(_PRIME.findall(right)):
+        return True
+    if not (brackets(left) or brackets(right)):  # a list of numbers, which may repeat one otherwise
+        found, wanted = ([number(part) for part in elements(text)] for text in (left, right))
+        if None not in found + wanted and len(set(wanted)) < len(wanted) and Counter(found) != Counter(wanted):
+            return True
+    # Of several units: math-verify reads 5 feet 3 inches as 5.
+    followed = _FOLLOWED_UNIT.findall(left) + _FOLLOWED_UNIT.findall(right)
+    if sorted(_NUMBER.findall(left)) != sorted(_NUMBER.findall(right)) and not UNITS.keys().isdisjoint(followed):
+        return True
+    if _symbols_differ(left, right):
+        return True
+    one, other = (UNITS.get(without_unit(text)[1].partition("^")[0].strip()) for text in (left, right))
+    if None not in (one, other) and one != other:  # known units, whatever their powers
         return True
     if _PROSE.search(answer) and _PROSE.search(ground_truth):
         return _NUMBER.findall(answer) != _NUMBER.findall(ground_truth)
-    return _are_distinct(left, right) or _differ_relatively(_constant(gold), _constant(target))
+    mine, yours = read_or_none(left), read_or_none(right)
+    if mine is not None and yours is not None and "." not in left + right:  # there is nothing that could be rounded
+        values = constant_value(mine), constant_value(yours)
+        if None not in values and distinct(*values):
+            return True
+    # Small constants may differ in more than their last digits: six decimals see no difference there.
+    constants = _constant(gold), _constant(target)
+    if constants[0] is None or constants[1] is None:
+        return False
+    small = [N(each, 30) for each in constants]
+    size = max(map(abs, small))
+    return bool(size < _TINY and abs(small[0] - small[1]) > _RELATIVE * size)
 
 
 def _bracket(text: str) -> str:
@@ -133,67 +153,25 @@ def _bracket(text: str) -> str:
     return "()" if text.startswith("(") and text.endswith(")") and "," in text else ""
 
 
-def _repetitions_differ(answer: str, reference: str) -> bool:
-    """Whether a list of numbers without brackets repeats one, and the answer repeats it otherwise."""
-    if brackets(answer) or brackets(reference):
-        return False
-    found, wanted = ([number(part) for part in elements(text)] for text in (answer, reference))
-    return None not in found + wanted and len(set(wanted)) < len(wanted) and Counter(found) != Counter(wanted)
-
-
-def _measures_differ(left: str, right: str) -> bool:
-    """Whether the numbers differ where one side has several units: math-verify reads 5 feet 3 inches as 5."""
-    numbers = [sorted(_NUMBER.findall(text)) for text in (left, right)]
-    units = _FOLLOWED_UNIT.findall(left) + _FOLLOWED_UNIT.findall(right)
-    return numbers[0] != numbers[1] and not UNITS.keys().isdisjoint(units)
-
-
 def _symbols_differ(left: str, right: str) -> bool:
     """Whether two sides have other variables, or differ once capitals and small letters are told apart."""
     if (_LABEL.fullmatch(left) and _LABEL.fullmatch(right)) or halves_of_day(left):
         return False  # the case of an option's label does not matter, nor does that of "AM"
-    return _have_other_variables(left, right) or (
-        _mixes_cases(left, right) and strictly_equal(left, right)[0] is not Outcome.CORRECT
-    )
-
-
-def _have_other_variables(left: str, right: str) -> bool:
-    """Whether two expressions have different variables, as `2ab` and 2; letters that are a unit are none."""
+    # Other variables, as in `2ab` and 2; letters that are a unit are none.
     units = [_UNIT_LETTER.fullmatch(text) for text in (left, right)]
     if units[0] and units[1]:
-        return units[0]["unit"] != units[1]["unit"]
-    values = [split_noun(unit["value"] if unit else text)[0] for unit, text in zip(units, (left, right), strict=True)]
-    one, other = map(read_or_none, values)
-    return one is not None and other is not None and variables(one) - {DEGREE} != variables(other) - {DEGREE}
-
-
-def _mixes_cases(left: str, right: str) -> bool:
-    """Whether a variable is there as a capital and as a small letter, apart from a name before an equals sign."""
+        if units[0]["unit"] != units[1]["unit"]:
+            return True
+    else:
+        texts = zip(units, (left, right), strict=True)
+        one, other = (read_or_none(split_noun(unit["value"] if unit else text)[0]) for unit, text in texts)
+        if one is not None and other is not None and variables(one) - {DEGREE} != variables(other) - {DEGREE}:
+            return True
+    # A variable is there as a capital and as a small letter, apart from a name before an equals sign.
     runs = [run for text in (left, right) for run in _RUN.findall(without_unit(without_variable(text))[0])]
     symbols = {symbol for run in runs for symbol in ([run] if run.startswith("\\") else run)}
-    return len({symbol.lower() for symbol in symbols}) < len(symbols)
-
-
-def _units_differ(left: str, right: str) -> bool:
-    """Whether two known units differ, whatever their powers."""
-    one, other = (UNITS.get(without_unit(text)[1].partition("^")[0].strip()) for text in (left, right))
-    return None not in (one, other) and one != other
-
-
-def _are_distinct(left: str, right: str) -> bool:
-    """Whether two constants without a decimal point differ: there is nothing that could have been rounded."""
-    one, other = read_or_none(left), read_or_none(right)
-    values = None if one is None or other is None else (constant_value(one), constant_value(other))
-    return values is not None and None not in values and "." not in left + right and distinct(*values)
-
-
-def _differ_relatively(left: Expr | None, right: Expr | None) -> bool:
-    """Whether two small constants differ in more than their last digits: six decimals see no difference there."""
-    if left is None or right is None:
-        return False
-    one, other = N(left, 30), N(right, 30)
-    size = max(abs(one), abs(other))
-    return bool(size < _TINY and abs(one - other) > _RELATIVE * size)
+    mixes_cases = len({symbol.lower() for symbol in symbols}) < len(symbols)
+    return mixes_cases and strictly_equal(left, right)[0] is not Outcome.CORRECT
 
 
 def _constant(parsed: Parsed) -> Expr | None:

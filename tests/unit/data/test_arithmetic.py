@@ -1,4 +1,4 @@
-"""The generated task and its teacher."""
+"""The generated task and its teacher, which may leave prompts out, err, or write in other styles."""
 
 import re
 from collections import Counter
@@ -6,12 +6,14 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from luffy.config.data import ArithmeticSource
-from luffy.data.sources import load_source
-from luffy.data.sources.arithmetic import OPERATIONS, render_question, render_solution, solve
+from luffy.config.strict import FOR_IDENTITY
+from luffy.data.sources.arithmetic import OPERATIONS, follow, render_question, render_solution
 from luffy.errors import DataError
-from luffy.types import Prompt
+from luffy.types import Prompt, Trace
+from tests.synthetic.loaded_source import load_source
 
 _chains = st.tuples(
     st.integers(0, 99), st.lists(st.sampled_from([operation for _, operation in OPERATIONS]), min_size=1, max_size=26)
@@ -46,15 +48,14 @@ def test_the_format() -> None:
     plus_8, minus_3, reverse = OPERATIONS[7][1], OPERATIONS[11][1], OPERATIONS[18][1]
     chain = (47, [plus_8, reverse, minus_3])
     assert render_question(*chain) == "47 a:+8 b:r c:-3 ="
-    assert render_solution(*chain, stepwise=True) == "<think>47\n a:+8 =55\n b:r =55\n c:-3 =52\n</think>\\boxed{52}"
-    assert render_solution(*chain, stepwise=False) == "\\boxed{52}"
+    solution = render_solution(*chain, follow(*chain), "labelled")
+    assert solution == "<think>47\n a:+8 =55\n b:r =55\n c:-3 =52\n</think>\\boxed{52}"
 
 
 @given(_chains)
 def test_the_teacher_is_right(chain: tuple[int, list]) -> None:
     expected = answer_of(render_question(*chain))
-    assert solve(*chain) == expected
-    assert render_solution(*chain, stepwise=True).endswith(f"</think>\\boxed{{{expected}}}")
+    assert render_solution(*chain, follow(*chain), "labelled").endswith(f"</think>\\boxed{{{expected}}}")
 
 
 def test_lengths_and_styles_have_their_shares() -> None:
@@ -63,6 +64,8 @@ def test_lengths_and_styles_have_their_shares() -> None:
     styles = Counter((prompt.extra_info["num_operations"], prompt.extra_info["style"]) for prompt in prompts)
     assert lengths == {2: 46, 3: 45}
     assert styles == {(2, "stepwise"): 23, (2, "direct"): 23, (3, "direct"): 45}
+    direct = [p for p in prompts if p.extra_info["style"] == "direct"]
+    assert all(p.traces[0].text == f"\\boxed{{{answer_of(p.messages[0].content)}}}" for p in direct)
     assert all(("<think>" in p.traces[0].text) == (p.extra_info["style"] == "stepwise") for p in prompts)
 
 
@@ -99,3 +102,58 @@ def test_an_exhausted_space_reports_its_size() -> None:
     with pytest.raises(DataError, match=r"data\.train: 5000 distinct prompts with 1 operations requested, 1900 exist"):
         load(source(num_prompts=5000, num_operations=(1,)))
     assert len(load(source(num_prompts=5000, num_operations=(1,), unique=False))) == 5000
+
+
+def taught(**settings: object) -> list[Prompt]:
+    return load(source(num_prompts=64, **settings), seed=7)
+
+
+def is_right(prompt: Prompt, trace: Trace) -> bool:
+    return trace.text.endswith(f"\\boxed{{{prompt.ground_truth}}}")
+
+
+def test_the_knobs_leave_prompts_and_an_older_dump_as_they_are() -> None:
+    plain = taught()
+    changed = taught(traced_share=0.25, wrong_share=0.5, styles=("equations", "checked"))
+    assert [each.uid for each in changed] == [each.uid for each in plain]
+    dumped = source(num_prompts=64)
+    for context in (None, FOR_IDENTITY):
+        assert not {"traced_share", "wrong_share", "styles"} & dumped.model_dump(context=context).keys()
+
+
+def test_a_share_of_the_prompts_has_traces_and_a_smaller_share_is_part_of_a_larger_one() -> None:
+    few, more = ({p.uid for p in taught(traced_share=share) if p.traces} for share in (1 / 16, 0.25))
+    assert (len(few), len(more)) == (4, 16)
+    assert few < more
+    assert {p.traces for p in taught(traced_share=0.25) if p.traces} <= {p.traces for p in taught()}
+
+
+def test_a_share_of_the_traces_is_wrong_from_one_step_on() -> None:
+    found = [p for p in taught(traced_share=0.5, wrong_share=0.25) if p.traces]
+    right = [is_right(prompt, *prompt.traces) for prompt in found]
+    assert (len(found), right.count(False)) == (32, 8)
+    unchanged = {p.uid: p.traces for p in taught()}
+    assert all((p.traces == unchanged[p.uid]) == ok for p, ok in zip(found, right, strict=True))
+    assert taught(wrong_share=0.25) == taught(wrong_share=0.25)
+
+
+def test_a_mistake_that_would_cancel_out_is_made_in_the_last_step() -> None:
+    multiplying = taught(wrong_share=1.0, operations={"multiply": 1.0})
+    assert not any(is_right(prompt, *prompt.traces) for prompt in multiplying)
+
+
+def test_every_prompt_has_a_trace_in_each_style_with_the_same_answer() -> None:
+    (plain, *_), (styled, *_) = taught(), taught(styles=("equations", "checked", "labelled"))
+    equations, checked, labelled = (trace.text for trace in styled.traces)
+    assert labelled == plain.traces[0].text
+    steps = equations.removeprefix("<think>").partition("\n</think>")[0].split("\n")
+    assert len(steps) == styled.extra_info["num_operations"]
+    assert [step[-2:] for step in steps] == [line[-2:] for line in labelled.partition("\n</think>")[0].split("\n")[1:]]
+    assert checked.count("=") == 2 * labelled.count("=")
+    assert all(is_right(styled, trace) for trace in styled.traces)
+
+
+def test_a_direct_trace_is_wrong_too_and_a_calculator_makes_no_mistakes() -> None:
+    assert not any(is_right(p, *p.traces) for p in taught(wrong_share=1.0, stepwise_share=0.0))
+    with pytest.raises(ValidationError, match="makes no mistakes"):
+        taught(wrong_share=0.2, by_calculator=("add",))

@@ -15,9 +15,10 @@ from luffy.config.data import FileSource, SourceConfig
 from luffy.config.grading import ChoiceGrader, GradingConfig, MathGrader, StrictMathGrader
 from luffy.config.recipes import resolve_recipes
 from luffy.data.card import check_golds
-from luffy.data.sources import load_source
-from luffy.grading import GradeRequest, GraderPool, problem_of
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, problem_of
 from luffy.types import Outcome, Prompt
+from tests.synthetic.loaded_source import load_source
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")

@@ -19,7 +19,7 @@ from luffy.data.templates import (
     trace_lengths,
     with_opened_thinking,
 )
-from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer
+from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer
 from luffy.training.batching import collate
 from luffy.training.supervised import demonstration
 from luffy.types import Message
@@ -36,7 +36,7 @@ def templated(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, PreTrainedTokenizerBase]:
     folder = tmp_path_factory.mktemp("model")
-    save_tokenizer(BASE, folder)
+    BASE.save_pretrained(folder)
     if request.param == "own":
         (folder / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     return request.param, adapt_tokenizer(str(folder), request.param if request.param in SHIPPED else None)

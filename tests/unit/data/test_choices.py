@@ -14,7 +14,8 @@ from luffy.data.choices import fixed_order, without_options
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.schema import RowError
 from luffy.data.sources.column_mapping import columns_of, prompt_from_fields
-from luffy.grading import GradeRequest, GraderPool, problem_of
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, problem_of
 from luffy.types import Message, Outcome, Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))

@@ -16,13 +16,13 @@ from pydantic import TypeAdapter
 from luffy.config.data import FieldsConfig, FileSource, SourceConfig
 from luffy.config.recipes import resolve_recipes
 from luffy.config.shipped import recipe_names
+from luffy.data.row_filters import grade_traces
 from luffy.data.schema import RowError
-from luffy.data.sources import LoadedSource, load_source
 from luffy.data.sources.column_mapping import prompt_from_fields
-from luffy.data.verify_traces import grade_traces
 from luffy.errors import ConfigError, DataError
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.types import Outcome, Prompt
+from tests.synthetic.loaded_source import LoadedSource, load_source
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
@@ -134,14 +134,6 @@ def test_a_missing_column_is_refused_with_a_list_of_the_present_ones(tmp_path: P
     for name, missing in (("d.csv", "q missing"), ("d.parquet", "q, t missing")):
         with pytest.raises(DataError, match=f"{name}: column {missing}; found question, a"):
             load(tmp_path / name, fields=QA)
-
-
-def test_a_truncated_parquet_is_refused_by_name(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"q": ["1" * 9999], "a": ["2"], "t": ["3"]}), tmp_path / "d.parquet")
-    content = (tmp_path / "d.parquet").read_bytes()
-    (tmp_path / "d.parquet").write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"d\.parquet: is no readable parquet file"):
-        load(tmp_path / "d.parquet", fields=QA)
 
 
 def test_a_damaged_parquet_names_the_last_readable_row(tmp_path: Path) -> None:

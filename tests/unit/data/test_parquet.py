@@ -101,12 +101,6 @@ def test_an_unreadable_file_is_a_data_error(tmp_path: Path, content: bytes | Non
         read_prompts(tmp_path / "p.parquet")
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "p.parquet")
-    with pytest.raises(DataError, match="column data_source, reward_model missing"):
-        read_prompts(tmp_path / "p.parquet")
-
-
 @needs_luffy_eval
 @pytest.mark.parametrize(("name", "rows"), [("valid.all", 6023), ("valid.arc_c", 1172), ("valid.gpqa", 198)])
 def test_the_files_of_luffy_are_read(name: str, rows: int) -> None:

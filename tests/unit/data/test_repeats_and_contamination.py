@@ -9,9 +9,9 @@ import pytest
 
 from luffy.config.data import FieldsConfig, FileSource
 from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Hit, near_duplicate_clusters, signature, similarity, words
-from luffy.data.prompt_identity import problem_text
-from luffy.data.sources import load_source
+from luffy.data.schema import problem_text
 from luffy.types import Message, Prompt
+from tests.synthetic.loaded_source import load_source
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")

@@ -12,12 +12,11 @@ from patience import PATIENCE_S
 
 from luffy.config.grading import GradingConfig, JudgeGrader
 from luffy.data.overlap import BenchmarkIndex
-from luffy.data.prompt_identity import prompt_uid
-from luffy.data.row_filters import FilteredRow, Rejection, RowFilter, Rules, with_system_prompt
+from luffy.data.row_filters import FilteredRow, Rejection, RowFilter, Rules, grade_traces, with_system_prompt
+from luffy.data.schema import prompt_uid
 from luffy.data.tokenizer import build_tokenizer, texts_of
-from luffy.data.verify_traces import grade_traces
 from luffy.errors import LostError
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.types import Message, Outcome, Prompt, Trace
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))

@@ -6,10 +6,10 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.config.data import FileSource
-from luffy.data.sources import load_source
-from luffy.data.verify_traces import grade_traces
+from luffy.data.row_filters import grade_traces
 from luffy.grading.pool import GraderPool
 from luffy.types import Outcome
+from tests.synthetic.loaded_source import load_source
 
 SAMPLES = Path(__file__).resolve().parents[3] / "data/samples"
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from luffy.data.prompt_identity import prompt_uid
-from luffy.data.schema import RowError, prompt_from_row, record_batch
+from luffy.data.schema import RowError, prompt_from_row, prompt_uid, record_batch
 from luffy.types import Message
 
 ROW: dict[str, object] = {
@@ -22,12 +21,8 @@ def test_a_row_of_luffy_becomes_a_prompt_with_one_trace() -> None:
     assert [trace.author for trace in prompt.traces] == ["deepseek-r1"]
     assert prompt.extra_info == {"split": "default", "index": 0}
     assert prompt.uid == prompt_uid("math", prompt.messages)
-
-
-def test_plain_text_stands_for_a_message() -> None:
-    prompt = prompt_from_row({**ROW, "prompt": "1+1", "target": "\\boxed{2}"})
-    assert prompt.messages == (Message("user", "1+1"),)
-    assert prompt.traces[0].text == "\\boxed{2}"
+    plain = prompt_from_row({**ROW, "prompt": "1+1", "target": "\\boxed{2}"})
+    assert plain.messages == prompt.messages and plain.traces[0].text == "\\boxed{2}"
 
 
 @pytest.mark.parametrize(("name", "meant"), [("targte", "target"), ("trace", "traces")])
@@ -49,7 +44,7 @@ def test_several_traces_keep_their_authors() -> None:
     ]
 
 
-@pytest.mark.parametrize(("style", "grader"), [("rule", None), ("choice", "choice"), ("my_judge", "my_judge")])
+@pytest.mark.parametrize(("style", "grader"), [("rule", None), ("choice", "choice"), ("rule_2", "rule_2")])
 def test_the_style_names_the_grader_and_is_written_back(style: str, grader: str | None) -> None:
     prompt = prompt_from_row({**ROW, "reward_model": {"style": style, "ground_truth": "2"}})
     assert prompt.grader == grader
@@ -69,10 +64,6 @@ def test_verls_files_are_read_as_they_are(style: str | None) -> None:
 def test_a_uid_may_be_a_number_or_missing(uid: object, read: str | None) -> None:
     prompt = prompt_from_row({**ROW, "uid": uid})
     assert prompt.uid == (read or prompt_uid("math", prompt.messages))
-
-
-def test_a_grader_may_have_a_name_that_begins_with_rule() -> None:
-    assert prompt_from_row({**ROW, "reward_model": {"style": "rule_2", "ground_truth": "2"}}).grader == "rule_2"
 
 
 @pytest.mark.parametrize(

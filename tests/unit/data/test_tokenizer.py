@@ -17,7 +17,7 @@ from luffy.data.templates import (
     stop_token_ids,
     trace_lengths,
 )
-from luffy.data.tokenizer import WHOLE_TOKENS, adapt_tokenizer, build_tokenizer, save_tokenizer
+from luffy.data.tokenizer import WHOLE_TOKENS, adapt_tokenizer, build_tokenizer
 from luffy.errors import DataError
 from luffy.types import Message
 
@@ -30,7 +30,7 @@ THINKING_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endf
 @pytest.fixture
 def thinking(tmp_path: Path) -> PreTrainedTokenizerBase:
     """The same vocabulary with a template that opens the reasoning, adapted as a model's own tokenizer would be."""
-    save_tokenizer(build_tokenizer([ALPHABET + "[]usera"]), tmp_path / "model")
+    build_tokenizer([ALPHABET + "[]usera"]).save_pretrained(tmp_path / "model")
     (tmp_path / "template.jinja").write_text(THINKING_TEMPLATE)
     return adapt_tokenizer(str(tmp_path / "model"), str(tmp_path / "template.jinja"))
 
@@ -73,7 +73,7 @@ def test_the_tokenizer_is_the_same_in_the_folder_of_a_qwen2_model(tmp_path: Path
     """transformers 5 picks a folder's tokenizer class by the model's type, and rebuilds it."""
     texts = ["12 a:+3 b:r =", "<think>12\n a:+3 =15\n b:r =51\n</think>\\boxed{51}"]
     built = build_tokenizer(texts * 3)
-    save_tokenizer(built, tmp_path)
+    built.save_pretrained(tmp_path)
     Qwen2Config(vocab_size=len(built)).save_pretrained(tmp_path)
     beside_model = AutoTokenizer.from_pretrained(tmp_path)
     for text in texts:
@@ -82,7 +82,7 @@ def test_the_tokenizer_is_the_same_in_the_folder_of_a_qwen2_model(tmp_path: Path
 
 
 def test_a_saved_tokenizer_loads_as_it_was(tmp_path: Path) -> None:
-    save_tokenizer(TOKENIZER, tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
     messages = [Message("user", "1 +1 =")]
     assert render_prompts(loaded, [messages])[0] == render_prompts(TOKENIZER, [messages])[0]
@@ -118,10 +118,6 @@ def test_a_trace_continues_after_a_think_tag_opened_by_the_prompt(thinking: PreT
     assert [decode(thinking, ids) for ids in traces] == [TRACE.removeprefix("<think>\n"), "55</think>"]
 
 
-def test_a_plain_prompt_leaves_the_trace_whole() -> None:
-    assert decode(TOKENIZER, encode_traces(TOKENIZER, [TRACE])[0]) == TRACE
-
-
 @pytest.mark.parametrize(
     ("model", "template", "reason"),
     [("missing-folder/model", None, "no tokenizer at"), ("model", "missing.jinja", "no such file")],
@@ -131,7 +127,7 @@ def test_a_missing_model_or_template_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    save_tokenizer(TOKENIZER, Path("model"))
+    TOKENIZER.save_pretrained(Path("model"))
     with pytest.raises(DataError, match=reason) as caught:
         adapt_tokenizer(str(tmp_path / model), template)
     assert "\n" not in str(caught.value)
@@ -140,7 +136,7 @@ def test_a_missing_model_or_template_is_refused(
 def test_a_tokenizer_without_chat_template_needs_one(tmp_path: Path) -> None:
     bare = build_tokenizer([ALPHABET])
     bare.chat_template = None
-    save_tokenizer(bare, tmp_path)
+    bare.save_pretrained(tmp_path)
     with pytest.raises(DataError, match=r"give model\.chat_template"):
         adapt_tokenizer(str(tmp_path), None)
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from luffy.config.data import WordProblemSource
-from luffy.data.sources import load_source
 from luffy.types import Prompt
+from tests.synthetic.loaded_source import load_source
 
 CHANGES = (
     (r"(?:finds|buys|gets) (\d+) (?!bags)", lambda count, n: count + n),

@@ -22,7 +22,7 @@ from luffy.environments.registry import (
     open_scored,
 )
 from luffy.errors import ConfigError, DataError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message, Prompt
 
 MODULE = """

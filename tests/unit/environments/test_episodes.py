@@ -25,7 +25,7 @@ from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
 from luffy.errors import DataError, EnvironmentFault, LostError, LuffyError
-from luffy.grading import Grade, Problem
+from luffy.grading.request import Grade, Problem
 from luffy.rl.rows import Row
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
 from luffy.rollout.vllm_limits import check_lengths

@@ -7,7 +7,7 @@ import pytest
 from luffy.config.environment import GuessNumberEnvironment
 from luffy.environments.registry import instructions_of, open_environment
 from luffy.errors import DataError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 CONFIG = GuessNumberEnvironment(kind="guess_number")

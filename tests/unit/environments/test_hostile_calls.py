@@ -8,7 +8,7 @@ from patience import PATIENCE_S
 
 from luffy.config.environment import ToolsEnvironment
 from luffy.environments.registry import open_environment
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 COUNT = 10_000

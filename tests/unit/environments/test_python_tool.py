@@ -15,7 +15,7 @@ from luffy.environments.registry import instructions_of, open_environment
 from luffy.environments.tool_functions import tool_of
 from luffy.environments.tools import ToolEpisode, ToolRunner, python_tool
 from luffy.errors import LuffyError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.sandbox import ExecutionStatus
 from luffy.types import Message
 

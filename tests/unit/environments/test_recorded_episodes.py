@@ -9,10 +9,10 @@ import pytest
 from luffy.config import load_experiment
 from luffy.config.data import ArithmeticSource, GuessNumberSource
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.sources import load_source
 from luffy.environments.registry import open_environment
-from luffy.grading import problem_of
+from luffy.grading.request import problem_of
 from luffy.types import Message, Prompt
+from tests.synthetic.loaded_source import load_source
 
 ROOT = Path(__file__).parents[3]
 

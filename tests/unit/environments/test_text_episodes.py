@@ -14,8 +14,8 @@ from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.registry import open_text_player
 from luffy.environments.text_episodes import TextEpisode
 from luffy.errors import ClusterError
-from luffy.grading import Problem
 from luffy.grading.judge import Judges
+from luffy.grading.request import Problem
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint

@@ -15,7 +15,7 @@ from luffy.environments.limits import MOST_HANGING
 from luffy.environments.registry import open_environment
 from luffy.environments.tools import ToolRunner
 from luffy.errors import LuffyError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.types import Message
 
 SHORT_S = 0.05

@@ -15,8 +15,7 @@ from luffy.config.sandbox import SandboxConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.cut_messages import cut
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.sources import load_source
-from luffy.data.verify_traces import Replayed
+from luffy.data.row_filters import Replayed
 from luffy.environments.call_formats import HermesCalls, ToolCall
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import LostError
@@ -24,6 +23,7 @@ from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext
 from luffy.types import Message, Prompt, Trace
+from tests.synthetic.loaded_source import load_source
 
 GAME = GuessNumberEnvironment(kind="guess_number")
 UNCONFINED = SandboxConfig(kind="unsafe_local", unsafe_local=True)

@@ -21,8 +21,8 @@ from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.registry import instructions_of, open_environment, open_scored
 from luffy.environments.verifiers_episode import hosted_tools
 from luffy.errors import ConfigError, DataError, EnvironmentFault
-from luffy.grading import GradeRequest, Problem, problem_of
 from luffy.grading.kinds import steps
+from luffy.grading.request import GradeRequest, Problem, problem_of
 from luffy.hosted.verifiers_process import HostedDescription, shared_process
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import FinishReason, Message, Outcome, Prompt

@@ -21,7 +21,8 @@ from luffy.evaluation.requests import Response, SampleRequest, Suite
 from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.evaluation.suite_checks import check_suite
-from luffy.grading import Grade, GradeRequest, GraderPool
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grade, GradeRequest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import FinishReason, Prompt
 

@@ -20,7 +20,7 @@ from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.report.evaluation_page import write_summaries
 
 STRICT, LENIENT = StrictMathGrader(), MathGrader(boxed="preferred")

@@ -14,8 +14,9 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.config.grading import ChoiceGrader, ExactGrader, GraderKind, MathGrader, StrictMathGrader
-from luffy.grading import GradeRequest, GraderPool, Problem
 from luffy.grading.choice import grade_choice
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, Problem
 from luffy.types import Outcome
 
 _DATASETS = os.environ.get("LUFFY_DATASETS")

@@ -10,10 +10,11 @@ from patience import PATIENCE_S
 from synthetic.answer_pairs import BUILT_FOR, HELD_OUT, AnswerPair, answer_pairs
 
 from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
-from luffy.grading import GradeRequest, GraderPool
 from luffy.grading.equivalence.alike import alike, conflicting
 from luffy.grading.equivalence.statement import statement
 from luffy.grading.equivalence.text import repaired
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest
 from luffy.types import Outcome
 
 PAIRS = answer_pairs(BUILT_FOR)

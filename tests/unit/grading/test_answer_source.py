@@ -18,7 +18,8 @@ from luffy.config.grading import (
     WeightedGrader,
     WeightedPart,
 )
-from luffy.grading import Grade, GradeRequest, GraderPool, Problem, problem_of
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grade, GradeRequest, Problem, problem_of
 from luffy.types import Message, Outcome, Prompt
 
 KINDS: list[GraderKind] = [

@@ -11,7 +11,8 @@ from patience import PATIENCE_S, wait_until
 
 from luffy.config.grading import CustomGrader, GradingConfig
 from luffy.errors import ConfigError, LuffyError
-from luffy.grading import Grade, GradeRequest, GraderPool, Problem
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grade, GradeRequest, Problem
 from luffy.types import Outcome
 
 MODULE = textwrap.dedent(

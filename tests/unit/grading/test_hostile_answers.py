@@ -19,7 +19,8 @@ from luffy.config.grading import (
     WeightedGrader,
     WeightedPart,
 )
-from luffy.grading import GradeRequest, GraderPool
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest
 from luffy.grading.worker import MEMORY_LIMIT_BYTES
 from luffy.types import Outcome
 

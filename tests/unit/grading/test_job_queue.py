@@ -38,28 +38,14 @@ def aside(queue: JobQueue, job: Job, most: int = 8) -> bool:
     return queue.put_aside(job, cast("WorkerProcess", Paused()), most)
 
 
-def test_jobs_are_taken_in_the_order_of_their_submission(queue: JobQueue) -> None:
-    queue.submit([job("a"), job("b")])
-    queue.submit([job("c")])
-    assert names(queue, 3) == ["a", "b", "c"]
-
-
-def test_a_job_put_aside_comes_after_the_others(queue: JobQueue) -> None:
-    queue.submit([job("b"), job("c", OVERTAKING_S - 1)])
-    assert aside(queue, job("a"))
-    assert names(queue, 3) == ["b", "c", "a"]
-
-
-def test_work_that_comes_much_later_does_not_overtake(queue: JobQueue) -> None:
-    queue.submit([job("b"), job("late", OVERTAKING_S + 1)])
-    assert aside(queue, job("a"))
-    assert names(queue, 3) == ["b", "a", "late"]
-
-
-def test_a_job_with_nothing_queued_after_it_continues(queue: JobQueue) -> None:
-    assert not aside(queue, job("a"))
+def test_a_job_is_put_aside_for_earlier_work_and_goes_on_before_much_later_work(queue: JobQueue) -> None:
+    assert not aside(queue, job("a"))  # nothing is queued
     queue.submit([job("late", OVERTAKING_S + 1)])
     assert not aside(queue, job("a"))
+    queue.submit([job("b"), job("c")])
+    queue.submit([job("d"), job("e", OVERTAKING_S - 1)])
+    assert aside(queue, job("a"))
+    assert names(queue, 6) == ["b", "c", "d", "e", "a", "late"]
 
 
 def test_jobs_that_were_put_aside_do_not_overtake_each_other_again(queue: JobQueue) -> None:

@@ -22,8 +22,9 @@ from luffy.config.grading import (
     WeightedPart,
 )
 from luffy.errors import ConfigError, LostError, LuffyError
-from luffy.grading import Grade, GradeRequest, GraderPool, Problem, require_verdicts
 from luffy.grading.kinds import conclude, leaves
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grade, GradeRequest, Problem, require_verdicts
 from luffy.types import Outcome
 
 Answer = Callable[["Endpoint", BaseHTTPRequestHandler, str], None]

@@ -19,7 +19,8 @@ from luffy.config.grading import (
     WeightedPart,
 )
 from luffy.errors import DataError
-from luffy.grading import Grader, GradeRequest, GraderPool, Problem
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grader, GradeRequest, Problem
 from luffy.types import Outcome
 
 MATH, STRICT = MathGrader(), StrictMathGrader()

@@ -15,7 +15,8 @@ import pytest
 from patience import PATIENCE_S, wait_until, wait_until_ended
 
 from luffy.errors import EXIT_TEMPORARY, LostError, LuffyError
-from luffy.grading import Grade, GradeRequest, GraderPool
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grade, GradeRequest
 from luffy.types import Outcome
 
 LIMIT_S = 5.0
@@ -317,7 +318,8 @@ def test_a_worker_inherits_no_lock(pool: GraderPool, tmp_path: Path) -> None:
 
 def test_workers_die_with_a_killed_parent() -> None:
     program = (
-        "from luffy.grading import GraderPool, GradeRequest\n"
+        "from luffy.grading.pool import GraderPool\n"
+        "from luffy.grading.request import GradeRequest\n"
         "pool = GraderPool(1, 600.0)\n"
         "pool.grade([GradeRequest(r'\\boxed{x+1}', '1+x')])\n"
         "print(*pool.worker_pids(), flush=True)\n"

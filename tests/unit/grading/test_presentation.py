@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from patience import PATIENCE_S
 
-from luffy.grading import GraderPool
 from luffy.grading.equivalence.text import unadorned
+from luffy.grading.pool import GraderPool
 from luffy.types import Outcome
 
 SAME = [

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from luffy.config.grading import MathGrader, StrictMathGrader
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.types import Outcome
 
 WRONG = [

@@ -11,8 +11,7 @@ from synthetic.result_rows import result_row, sample_record
 
 import luffy
 from luffy.confidential import is_confidential, may_show_prompt
-from luffy.data.confidential_prompts import confidential_uids
-from luffy.data.parquet import write_prompts
+from luffy.data.parquet import confidential_uids, write_prompts
 from luffy.evaluation.changes import find_changes
 from luffy.evaluation.finished import read_evaluation
 from luffy.evaluation.results import EvaluationResults, write_results

@@ -23,8 +23,8 @@ from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.rubric import EpisodeScorer
 from luffy.errors import EnvironmentFault, LostError
-from luffy.grading import Grade, Problem
 from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grade, Problem
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, with_group_measures
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
@@ -32,7 +32,7 @@ from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.batching import one_shard
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Trajectory
 
-SCORER = EpisodeScorer(EpisodeScoring(), ("calls",))
+SCORER, LIMITS = EpisodeScorer(EpisodeScoring(), ("calls",)), EpisodeLimits()
 RIGHT, WRONG = 1, 2
 """Tokens that the decoder below reads as the answer 7 and as another."""
 
@@ -252,17 +252,21 @@ class Asking:
 
 
 def _episodes(
-    task: RolloutTask, tokenizer: PreTrainedTokenizerBase, scorer: EpisodeScorer = SCORER, **group: object
+    task: RolloutTask,
+    tokenizer: PreTrainedTokenizerBase,
+    scorer: EpisodeScorer = SCORER,
+    environment: type[Asking] = Asking,
+    limits: EpisodeLimits = LIMITS,
+    says: str = r"\boxed{7}",
+    **group: object,
 ) -> Group:
-    """The group of a task whose responses are episodes of two turns, each `right` and the stop token."""
-    (right,) = encode_traces(tokenizer, [r"\boxed{7}"])
-    engine = SayingInFull(tuple(right))
+    """The group of a task whose responses are episodes in `environment`, each turn `says` and the stop token."""
     config = GroupConfig.model_validate({"size": 4, "off_policy": 1} | group)
-    player = EpisodePlayer(Asking, ConversationEncoder(tokenizer), EpisodeLimits(), scorer)
+    player = EpisodePlayer(environment, ConversationEncoder(tokenizer), limits, scorer)
     with GraderPool(1, PATIENCE_S) as grader:
-        params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
+        params = SamplingParams(1.0, 200, stop_token_ids(tokenizer))
         collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
-        return collector.collect(engine, [task], 1)[0]
+        return collector.collect(SayingInFull(tuple(encode_traces(tokenizer, [says])[0])), [task], 1)[0]
 
 
 class SayingInFull(Parrot):
@@ -322,19 +326,13 @@ def test_a_prefix_never_ends_within_an_observation(tokenizer: PreTrainedTokenize
 
 def test_a_failed_episode_is_a_crash_and_not_a_wrong_answer(tokenizer: PreTrainedTokenizerBase) -> None:
     task, _ = _conversation_task(tokenizer)
-    encoder = ConversationEncoder(tokenizer)
 
     class Broken(Asking):
         async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
             raise RuntimeError("a bug")
 
-    player = EpisodePlayer(Broken, encoder, EpisodeLimits(max_failed_share=1.0), SCORER)
-    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"\boxed{7}"])[0]))
-    with GraderPool(1, PATIENCE_S) as grader:
-        params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
-        config = GroupConfig(size=2, off_policy=0)
-        collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
-        (group,) = collector.collect(engine, [task], 1)
+    limits = EpisodeLimits(max_failed_share=1.0)
+    group = _episodes(task, tokenizer, environment=Broken, limits=limits, size=2, off_policy=0)
     assert [(row.outcome, row.finish_reason) for row in group.failed] == [
         (Outcome.CRASHED, FinishReason.ENVIRONMENT_ERROR)
     ] * 2
@@ -362,14 +360,7 @@ def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(
     task, _ = _conversation_task(tokenizer)
     OneCrashes.episodes = itertools.count()
     scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "calls": -0.5}), ("calls",))
-    player = EpisodePlayer(OneCrashes, ConversationEncoder(tokenizer), EpisodeLimits(max_failed_share=0.25), scorer)
-    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"\boxed{8}"])[0]))
-    with GraderPool(1, PATIENCE_S) as grader:
-        params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
-        collector = GroupCollector(
-            grader, partial(decode, tokenizer), params, GroupConfig(size=4, off_policy=1), 0, 10, player
-        )
-        (group,) = collector.collect(engine, [task], 1)
+    group = _episodes(task, tokenizer, scorer, OneCrashes, EpisodeLimits(max_failed_share=0.25), r"\boxed{8}")
     assert [row.reward for row in group.trajectories] == [-0.5, -0.5, 0.5]
     assert [row.outcome for row in group.failed] == [Outcome.CRASHED]
     config = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
@@ -385,20 +376,15 @@ def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(
     """The fallback plays a single trace, whose failure is one of nine and not one of one."""
     task, _ = _conversation_task(tokenizer)
     scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
-    config = GroupConfig.model_validate({"size": 8} | group)
-    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"3 + 4 = \boxed{8}"])[0]))
-    params = SamplingParams(1.0, 99, stop_token_ids(tokenizer))
+    says = r"3 + 4 = \boxed{8}"
     for allowed, raises in ((0.12, len(group) == 1), (0.13, False)):
         limits = EpisodeLimits(max_failed_share=allowed)
-        player = EpisodePlayer(CrashesOnTheTrace, ConversationEncoder(tokenizer), limits, scorer)
-        with GraderPool(1, PATIENCE_S) as grader:
-            collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
-            if raises:
-                with pytest.raises(EnvironmentFault, match="failed in 1 of 8 episodes"):
-                    collector.collect(engine, [task], 1)
-            else:
-                (found,) = collector.collect(engine, [task], 1)
-                assert len(found.failed) == 1
+        if raises:
+            with pytest.raises(EnvironmentFault, match="failed in 1 of 8 episodes"):
+                _episodes(task, tokenizer, scorer, CrashesOnTheTrace, limits, says, size=8, **group)
+        else:
+            found = _episodes(task, tokenizer, scorer, CrashesOnTheTrace, limits, says, size=8, **group)
+            assert len(found.failed) == 1
 
 
 class CrashesOnTheTrace(Asking):
@@ -413,16 +399,7 @@ def test_a_demonstration_whose_replay_fails_has_no_reward_and_leaves_its_group(
 ) -> None:
     task, trace = _conversation_task(tokenizer)
     scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
-    player = EpisodePlayer(
-        CrashesOnTheTrace, ConversationEncoder(tokenizer), EpisodeLimits(max_failed_share=0.25), scorer
-    )
-    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"\boxed{7}"])[0]))
-    with GraderPool(1, PATIENCE_S) as grader:
-        params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
-        collector = GroupCollector(
-            grader, partial(decode, tokenizer), params, GroupConfig(size=4, off_policy=1), 0, 10, player
-        )
-        (group,) = collector.collect(engine, [task], 1)
+    group = _episodes(task, tokenizer, scorer, CrashesOnTheTrace, EpisodeLimits(max_failed_share=0.25))
     assert len(group.trajectories) == len(group.rollouts) == 3
     assert [row.response_ids for row in group.failed] == [trace.token_ids]
     assert not group.failed_rollouts and group.is_learnable

@@ -25,7 +25,7 @@ from reference.taught_presets import teacher_overrides
 from luffy.config import available_presets, load_experiment
 from luffy.config.objective import DynamicSampling
 from luffy.config.settings import RLSettings
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.objectives.losses import token_loss
 from luffy.pipeline.graph import build_graph
 from luffy.rl.groups import GroupCollector

@@ -6,7 +6,7 @@ import pytest
 
 from luffy.config.model import DType
 from luffy.errors import NumericalError
-from luffy.rl.logp_gap import LogpGapCheck, suspicious_gap
+from luffy.rl.loop import LogpGapCheck, suspicious_gap
 
 GAP = "rollout/logp_gap_mean"
 

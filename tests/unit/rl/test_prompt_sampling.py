@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from luffy.config import load_experiment
 from luffy.config.settings import RLSettings
-from luffy.data.sources.mixture import MIXTURE
+from luffy.data.sources import MIXTURE
 from luffy.errors import DataError
-from luffy.grading import Problem
+from luffy.grading.request import Problem
 from luffy.pipeline.graph import build_graph
 from luffy.rl.prompts import PromptSampler, available_quotas, open_sampler, quotas, step_offset
 from luffy.rl.rows import Demonstration, RolloutTask

@@ -18,7 +18,7 @@ from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.sample_files import SAMPLES_FILE
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.pipeline.events import EventReader, EventWriter
 from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from luffy.rollout.transformers_engine import TransformersEngine

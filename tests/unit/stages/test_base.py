@@ -17,9 +17,9 @@ from luffy.data.conversations import ConversationEncoder
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.row_filters import Rejection, RowFilter, Rules
 from luffy.data.templates import decode, encode_traces, load_tokenizer, stop_texts, stop_token_ids
-from luffy.data.tokenizer import adapt_tokenizer, is_same_tokenizer, save_tokenizer
+from luffy.data.tokenizer import adapt_tokenizer, is_same_tokenizer
 from luffy.errors import DataError
-from luffy.grading import GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.base import run
@@ -56,7 +56,7 @@ def make(tmp_path: Path) -> Callable[..., Path]:
 def prepared(folder: Path, template: str | None = None) -> tuple[Path, list[str]]:
     """The model of `base`, and what the stage says."""
     here = folder.parent
-    save_tokenizer(adapt_tokenizer(str(folder), template), here / "data/tokenizer")
+    adapt_tokenizer(str(folder), template).save_pretrained(here / "data/tokenizer")
     settings = BaseSettings(seed=0, model=ModelConfig(path=str(folder)), base=None)
     run(settings, stage_context("base", here / "base", {"data": here / "data"}))
     events = map(json.loads, (here / "base/events.jsonl").read_text().splitlines())

@@ -13,7 +13,7 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
-from luffy.data.tokenizer import build_tokenizer, save_tokenizer
+from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
 from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
@@ -164,7 +164,7 @@ def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path: Path) 
 
 
 def test_the_tokenizer_of_a_given_model_is_kept(tmp_path: Path) -> None:
-    save_tokenizer(build_tokenizer(["0123456789 +-=r<>/think\\boxed{}Q"]), tmp_path / "model")
+    build_tokenizer(["0123456789 +-=r<>/think\\boxed{}Q"]).save_pretrained(tmp_path / "model")
     prepare(tmp_path / "out", model_path=str(tmp_path / "model"), corpus=None)
     assert "Q" in load_tokenizer(tmp_path / "out" / "tokenizer").get_vocab()
 

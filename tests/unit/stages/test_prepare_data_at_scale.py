@@ -20,7 +20,7 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data import shards
 from luffy.data.parquet import read_prompts
-from luffy.data.prompt_identity import problem_key
+from luffy.data.schema import problem_key
 from luffy.data.shards import ShardWorker
 from luffy.data.splits import LUFFY_SCHEMA
 from luffy.errors import DataError, LostError
@@ -313,7 +313,7 @@ def test_no_problem_of_another_split_comes_back_by_a_row_that_lost_its_trace(tmp
 
 
 CHANGING = """
-from luffy.data.prompt_identity import prompt_uid
+from luffy.data.schema import prompt_uid
 from luffy.types import Message, Prompt, Trace
 
 class Riddles:

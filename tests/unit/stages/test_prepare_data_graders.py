@@ -15,7 +15,7 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.errors import DataError
-from luffy.grading import JUDGE_CACHE
+from luffy.grading.pool import JUDGE_CACHE
 from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext

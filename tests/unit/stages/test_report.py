@@ -16,8 +16,7 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.expert_iteration import SampleConfig
 from luffy.config.settings import ReportSettings
-from luffy.data.pass_rates import PassRate, card_json, difficulty_card, fit_of, summarise_rates
-from luffy.data.sample_card import KeptCount, sample_card, sample_card_json
+from luffy.data.pass_rates import KeptCount, PassRate, card_json, difficulty_card, fit_of, sample_card, summarise_rates
 from luffy.errors import LuffyError
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.manifest import finished_manifest, write_manifest
@@ -318,7 +317,7 @@ def test_rounds_of_expert_iteration_have_their_numbers_and_what_they_sampled(cha
             shutil.copytree(origin, folders[node])
             manifest = finished_manifest(origin).model_copy(update={"node": node, "stage": node.partition("_")[0]})
             write_manifest(folders[node], manifest)
-        (folders[f"sample_{number}"] / "card.json").write_text(sample_card_json(card))
+        (folders[f"sample_{number}"] / "card.json").write_text(card_json(card))
         results = folders[f"evaluate_sft_{number}"] / "results.json"
         results.write_text(results.read_text().replace(f'"{trained}"', f'"sft_{number}"'))
     html, markdown = report((config, folders), tmp_path / "out")

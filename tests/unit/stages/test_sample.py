@@ -16,8 +16,7 @@ from luffy.config.expert_iteration import SampleConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SampleSettings
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.pass_rates import PassRate
-from luffy.data.sample_card import read_sample_card
+from luffy.data.pass_rates import PassRate, read_sample_card
 from luffy.data.templates import decode
 from luffy.errors import DataError
 from luffy.pipeline.events import EventReader

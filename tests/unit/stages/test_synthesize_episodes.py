@@ -27,10 +27,9 @@ from luffy.config.settings import SynthesizeSettings
 from luffy.config.synthesis import SynthesizeConfig
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.sources import load_source
+from luffy.data.row_filters import Replayed
 from luffy.data.templates import load_tokenizer
 from luffy.data.tokenizer import build_tokenizer
-from luffy.data.verify_traces import Replayed
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import EnvironmentFault, LostError
@@ -40,6 +39,7 @@ from luffy.stages.program import StageContext
 from luffy.stages.synthesize import run
 from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.types import Message
+from tests.synthetic.loaded_source import load_source
 
 GAME = GuessNumberEnvironment.model_validate({"kind": "guess_number", "limits": {"max_turns": 3, "max_turn_tokens": 8}})
 SOURCE = GuessNumberSource(kind="guess_number", num_prompts=12, high=7)

@@ -1,0 +1,71 @@
+"""What the rows of a step get from a teacher on servers, and what a policy is shown as its own teacher."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from luffy.config.rl_teacher import SelfTeacher
+from luffy.data.templates import render_prompts
+from luffy.data.tokenizer import build_tokenizer
+from luffy.errors import DataError
+from luffy.rl.teaching import ServedTeaching, TeacherPrompts
+from luffy.rollout.served_scores import ScoreRequest
+from luffy.types import FinishReason, Group, Message, Outcome, Prompt, Source, Trace, Trajectory
+
+OWN, TOOL = Source.ON_POLICY, Source.ENVIRONMENT
+
+
+@dataclass
+class Scorer:
+    """Gives every token its own number as its score."""
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        return [tuple(map(float, request.token_ids[request.first :])) for request in requests]
+
+    def close(self) -> None:
+        pass
+
+
+def row(prompt: tuple[int, ...], response: tuple[int, ...], source: tuple[Source, ...]) -> Trajectory:
+    known = (-1.0,) * len(response)
+    versions = (0,) * len(response)
+    return Trajectory(prompt, response, source, known, versions, 0.0, Outcome.WRONG, FinishReason.STOP)
+
+
+def test_rows_get_the_scores_of_what_is_learned_and_none_of_what_an_environment_wrote() -> None:
+    groups = [
+        Group("a", (row((1, 2), (3, 4, 5), (OWN, TOOL, OWN)), row((1, 2), (6,), (OWN,)))),
+        Group("b", (row((7,), (8, 9), (OWN, OWN)),)),
+    ]
+    taught = ServedTeaching(Scorer()).taught(groups)  # type: ignore[arg-type]
+    found = [[each.teacher_logprobs for each in group.trajectories] for group in taught]
+    assert found == [[(3.0, 5.0), (6.0,)], [(8.0, 9.0)]]
+    assert [group.uid for group in taught] == ["a", "b"]
+
+
+CONFIG = SelfTeacher(kind="self", prompt="{problem} {trace}")
+
+
+def _prompt(uid: str, *traces: str) -> Prompt:
+    messages = (Message("system", "Add."), Message("user", f"{uid} {{trace}}"))
+    return Prompt(uid, "test", messages, "4", tuple(Trace(text, "somebody") for text in traces))
+
+
+def _group(uid: str) -> Group:
+    return Group(uid, (row((1,), (2, 3), (OWN, OWN)),) * 2)
+
+
+def test_the_teacher_sees_the_first_trace_in_the_last_message_and_the_policy_keeps_its_prompt() -> None:
+    tokenizer = build_tokenizer(["Add. 2+2 first second"])
+    prompts = TeacherPrompts(tokenizer, [_prompt("2+2", "first", "second")], CONFIG)
+    shown = prompts.taught([_group("2+2")])[0].trajectories
+    (expected,) = render_prompts(tokenizer, [(Message("system", "Add."), Message("user", "2+2 {trace} first"))])
+    assert [row.teacher_prompt_ids for row in shown] == [tuple(expected)] * 2
+    assert [row.prompt_ids for row in shown] == [(1,)] * 2
+    assert prompts.longest == len(expected)
+
+
+def test_a_prompt_without_a_trace_is_refused_in_one_line() -> None:
+    with pytest.raises(DataError, match=r"^rl.teacher.kind: self .* 1 of 2 training prompts have none"):
+        TeacherPrompts(build_tokenizer(["2+2"]), [_prompt("2+2", "4"), _prompt("3+3")], CONFIG)
