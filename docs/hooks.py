@@ -23,6 +23,8 @@ ELSEWHERE: Mapping[str, str] = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "data/README.md": "data_sources.md",
+    "deploy/README.md": "deployment.md",
+    "deploy/offline/README.md": "offline.md",
     "exp_configs/README.md": "presets.md",
 }
 """Files outside of docs/ and their pages."""
@@ -35,7 +37,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference/commands.md", content=commands_page()))
     for source, page in ELSEWHERE.items():
         text = (Path(config.docs_dir).parent / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=text.replace("](docs/", "](").replace("](../docs/", "](")))
+        for prefix in ("", "../", "../../"):
+            text = text.replace(f"]({prefix}docs/", "](")
+        files.append(File.generated(config, page, content=text.replace("](offline/README.md", "](offline.md")))
     return files
 
 

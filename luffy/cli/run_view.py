@@ -15,10 +15,9 @@ from luffy.config.strict import StrictModel
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.json_text import parse_json
-from luffy.pipeline.identity import Json
 from luffy.pipeline.disk import measure
 from luffy.pipeline.graph import nodes_showing
-from luffy.pipeline.identity import IdentityRecord, read_identity
+from luffy.pipeline.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.records import RunRecord, list_records

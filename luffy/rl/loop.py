@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from luffy.cluster.open import Cluster
 from luffy.config.model import DType
-from luffy.config.objective import GroupFilter, ReplayConfig
+from luffy.config.objective import GroupFilter
 from luffy.config.settings import RLSettings
 from luffy.errors import NumericalError
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more

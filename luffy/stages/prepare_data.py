@@ -58,7 +58,7 @@ from luffy.data.shards import FilterJob, ShardStatistics, filter_source, finishe
 from luffy.data.sources import Row, TraceSource, open_source
 from luffy.data.sources.stored_rows import sha256_of
 from luffy.data.splits import EMPTY_COMPLEMENT, write_complement, write_correct, write_luffy, write_merged, write_rows
-from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
+from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, texts_of
 from luffy.environments.registry import check_template, instructions_by_source, open_scored
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import DataError

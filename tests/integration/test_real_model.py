@@ -12,7 +12,7 @@ from luffy.config import load_experiment
 from luffy.config.model import ModelConfig
 from luffy.config.settings import RLSettings
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts, stop_token_ids
-from luffy.data.tokenizer import adapt_tokenizer, save_tokenizer
+from luffy.data.tokenizer import adapt_tokenizer
 from luffy.pipeline.graph import build_graph
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.training.learner import TrainerSpec

@@ -13,6 +13,7 @@ from luffy.data.sources import mixed_in
 from luffy.errors import ConfigError
 from luffy.pipeline.graph import build_graph
 from luffy.pipeline.outside import outside_files
+from tests.synthetic.loaded_source import load_source
 
 SMOKE = Path(__file__).resolve().parents[3] / "exp_configs/smoke.yaml"
 PARTS = (
