@@ -354,7 +354,13 @@ def _of_stage(
     manifest = read_manifest(directory)
     if directory not in needs.stages:
         if needs.are_known:
-            yield Garbage("result", directory, _why_unused(directory, manifest, former), _age_of(directory), directory)
+            reason = f"only {former[directory]} used it" if directory in former else "no run uses it"
+            if manifest is None:
+                newest = max(complete_checkpoints(directory), default=None)
+                reason = f"not finished{f' (step {newest})' if newest is not None else ''}, {reason}"
+            times = (directory / name for name in (MANIFEST_FILE, IDENTITY_FILE))
+            when = _modified(next((file for file in times if file.exists()), directory))  # finished, or last begun
+            yield Garbage("result", directory, reason, when, directory)
         return
     if directory in needs.live:
         return
@@ -365,14 +371,6 @@ def _of_stage(
                 yield Garbage("part", folder, "needed only until the stage was finished", _modified(folder), directory)
         yield from _superseded(directory, manifest, needs, retention)
         yield from _old_log(directory / LOG_FILE, directory)
-
-
-def _why_unused(directory: Path, manifest: Manifest | None, former: Mapping[Path, str]) -> str:
-    unused = f"only {former[directory]} used it" if directory in former else "no run uses it"
-    if manifest is not None:
-        return unused
-    newest = max(complete_checkpoints(directory), default=None)
-    return f"not finished{f' (step {newest})' if newest is not None else ''}, {unused}"
 
 
 def _superseded(directory: Path, manifest: Manifest, needs: Needs, retention: Retention) -> Iterator[Garbage]:
@@ -455,12 +453,6 @@ def _own(directory: Path, notes: list[str]) -> bool:
 
 def _title(directory: Path) -> str:
     return f"{directory.parent.name}/{directory.name}"
-
-
-def _age_of(directory: Path) -> float:
-    """When it was finished, or last begun."""
-    files = (directory / name for name in (MANIFEST_FILE, IDENTITY_FILE))
-    return _modified(next((file for file in files if file.exists()), directory))
 
 
 def _modified(path: Path) -> float:

@@ -131,7 +131,9 @@ def own_gpus(
             "execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
         )
     with turn(wanted, waiting, stopped) if turn else nullcontext(), ExitStack() as held:
-        yield _environment(_lock(gpus, wanted, held, waiting, stopped))
+        names = {_VISIBLE: ",".join(gpu.name for gpu in _lock(gpus, wanted, held, waiting, stopped))}
+        # By default CUDA numbers GPUs by speed; nvidia-smi numbers them by bus.
+        yield names if _VISIBLE in os.environ else {**names, _ORDER: "PCI_BUS_ID"}
 
 
 def _present_gpus(waiting: Waiting, stopped: Stopped) -> tuple[Gpu, ...]:
@@ -191,9 +193,3 @@ def _try_lock(gpu: Gpu, held: ExitStack) -> bool:
         return False
     held.callback(os.close, descriptor)
     return True
-
-
-def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
-    names = {_VISIBLE: ",".join(gpu.name for gpu in gpus)}
-    # By default CUDA numbers GPUs by speed; nvidia-smi numbers them by bus.
-    return names if _VISIBLE in os.environ else {**names, _ORDER: "PCI_BUS_ID"}

@@ -197,7 +197,11 @@ class FlockManager:
 def check_locks(folder: Path, mounts: Path = _MOUNTS) -> None:
     """Raise WorkspaceError where `flock` does not keep a second process out, here or on another machine."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
-        fault = _fault(probe.name) or _local_option(folder.resolve(), mounts)
+        fault = _fault(probe.name)
+    kind, options = _mount_of(folder.resolve(), mounts)
+    local = [option for option in _SHARED.get(kind, ()) if option in options]
+    if fault is None and local:
+        fault = f"other machines do not see those of {kind} with {local[0]}"
     if fault is not None:
         raise WorkspaceError(
             f"workspace {folder}: its file system has no working file locks (flock: {fault}), so two runs could write "
@@ -208,12 +212,6 @@ def check_locks(folder: Path, mounts: Path = _MOUNTS) -> None:
 def is_shared(folder: Path, mounts: Path = _MOUNTS) -> bool:
     """Whether other machines may write there, by the kind of its file system."""
     return _mount_of(folder.resolve(), mounts)[0] in _SHARED
-
-
-def _local_option(folder: Path, mounts: Path) -> str | None:
-    kind, options = _mount_of(folder, mounts)
-    found = [option for option in _SHARED.get(kind, ()) if option in options]
-    return f"other machines do not see those of {kind} with {found[0]}" if found else None
 
 
 def _fault(path: str) -> str | None:

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -99,8 +99,14 @@ def list_records(workspace: Workspace) -> list[RunRecord]:
 
 def read_run(directory: Path) -> RunRecord:
     """The record in `directory`; if it cannot be read, only the stages linked beside it."""
+    links, stages = directory / _STAGES_FOLDER, dict[str, StageEntry]()
     try:
         values = parse_json((directory / RUN_FILE).read_text(encoding="utf-8"))
+        for node, stage in values.get("stages", {}).items():
+            # The link is relative, and survives a workspace that was moved.
+            link = links / node
+            where = link.resolve() if link.exists() else Path(stage.get("directory", link))
+            stages[node] = StageEntry(stage["key"], where, stage.get("action", ""), stage.get("reason", ""))
         return RunRecord(
             directory,
             values["state"],
@@ -109,12 +115,14 @@ def read_run(directory: Path) -> RunRecord:
             values.get("host", ""),
             values.get("started", ""),
             values.get("updated", ""),
-            {node: _entry(directory, node, stage) for node, stage in values.get("stages", {}).items()},
+            stages,
             values.get("config", {}),
             values.get("working_directory", ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return RunRecord(directory, "unreadable", stages=dict(_linked(directory)))
+        targets = {link.name: link.resolve() for link in (sorted(links.iterdir()) if links.is_dir() else ())}
+        linked = {node: StageEntry(target.name, target, "", "") for node, target in targets.items()}
+        return RunRecord(directory, "unreadable", stages=linked)
 
 
 def find_run(workspace: Workspace, text: str) -> RunRecord:
@@ -135,20 +143,6 @@ def find_run(workspace: Workspace, text: str) -> RunRecord:
     near = difflib.get_close_matches(text, names, n=_SUGGESTED, cutoff=0.5) or names[:_SUGGESTED]
     there = f"there are {', '.join(near)}" if near else "it has no runs"
     raise DataError(f"{text}: no such run in workspace {workspace.root}; {there} (luffy show)")
-
-
-def _entry(directory: Path, node: str, values: Mapping[str, str]) -> StageEntry:
-    # The link is relative, and survives a workspace that was moved.
-    link = directory / _STAGES_FOLDER / node
-    where = link.resolve() if link.exists() else Path(values.get("directory", link))
-    return StageEntry(values["key"], where, values.get("action", ""), values.get("reason", ""))
-
-
-def _linked(directory: Path) -> Iterator[tuple[str, StageEntry]]:
-    folder = directory / _STAGES_FOLDER
-    for link in sorted(folder.iterdir()) if folder.is_dir() else ():
-        target = link.resolve()
-        yield link.name, StageEntry(target.name, target, "", "")
 
 
 def _modified(file: Path) -> float:

@@ -1,7 +1,6 @@
 """The check before a stage starts that its disk has room for what it will write."""
 
 from math import ceil
-from pathlib import Path
 
 from luffy.config.execution import CheckpointConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings
@@ -16,7 +15,6 @@ from luffy.pipeline.workspace import MIN_FREE_BYTES
 _STATE_BYTES = 12
 """Bytes for each parameter in a checkpoint: float32 weight and Adam's two moments."""
 _MODEL_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_WEIGHTS = "*.safetensors"
 
 
 def check_space(plan: StagePlan, checkpoint: CheckpointConfig) -> None:
@@ -56,19 +54,16 @@ def _parameters(plan: StagePlan) -> int | None:
     if isinstance(settings, BaseSettings):
         known = architecture_of(settings.model)
         return known.num_parameters if known is not None else None
-    if isinstance(settings, SFTSettings | RLSettings):
-        return _parameters_in(plan.inputs["model"] / "model")
-    return None
-
-
-def _parameters_in(folder: Path) -> int | None:
+    if not isinstance(settings, SFTSettings | RLSettings):
+        return None
+    folder = plan.inputs["model"] / "model"
     try:
         known = from_model_config(parse_json((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None  # the stage itself reports the error
     if known is not None:
         return known.num_parameters
-    return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) // max(_MODEL_BYTES.values())
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) // max(_MODEL_BYTES.values())
 
 
 def _saves(settings: StageSettings, checkpoint: CheckpointConfig) -> int:

@@ -64,6 +64,7 @@ def test_the_environment_wins_over_the_project_over_the_profile(project, monkeyp
 def test_a_run_finds_the_server_of_its_workspace_while_it_is_served_on_this_machine(
     project, listener, monkeypatch, holder
 ):
+    monkeypatch.setenv("PREFECT_API_URL", "")  # restored at the end
     home, url = project / "home", listener(200, b"true")
     (home / "serving").mkdir()
     (home / "server.url").write_text(url)  # stays after a kill
@@ -73,7 +74,6 @@ def test_a_run_finds_the_server_of_its_workspace_while_it_is_served_on_this_mach
             (home / "serving" / ".lock").write_text("pid 17 on another-host")
         assert (prefect_api(home) is None) is (holder == "this machine")
     assert os.environ["PREFECT_API_URL"] == (url if holder == "this machine" else "embedded")
-    monkeypatch.delenv("PREFECT_API_URL")
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@ import shutil
 
 import pytest
 
-from luffy.pipeline import identity
-from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.identity import PACKAGE, code_identity
 from luffy.pipeline.plan import differences
 
 
@@ -85,46 +82,6 @@ def test_changed_code_is_named(opened, finish_all):
     finish_all(opened(code={"luffy.data.row_filters": "1", "luffy.types": "1"}))
     found = reasons(opened(code={"luffy.data.row_filters": "2", "luffy.types": "1"}))
     assert found["prepare_data"].startswith("code changed (luffy.data.row_filters) (against ")
-
-
-@pytest.fixture
-def own_code(tmp_path, opened):
-    """The package itself as a copy to edit, and the experiment under its identity as a new process finds it."""
-    copy = tmp_path / "luffy"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    known = opened()
-
-    def experiment():
-        code_identity_of_a_new_process()
-        return open_experiment(known.config, known.workspace, code=lambda rooms: code_identity(rooms, copy))
-
-    return copy, experiment
-
-
-def code_identity_of_a_new_process():
-    identity._hash_of.cache_clear()
-
-
-def edit(file, old, new):
-    text = file.read_text()
-    assert old in text
-    file.write_text(text.replace(old, new, 1))
-
-
-def test_a_docstring_keeps_the_cache_and_the_loss_loses_it(own_code, finish_all):
-    package, experiment = own_code
-    finish_all(experiment())
-    edit(package / "grading" / "extract.py", '"""', '"""Another opening. ')
-    edit(package / "objectives" / "losses.py", '"""', '"""Another opening. ')
-    (package / "cli" / "console.py").write_text("")
-    assert set(decisions(experiment()).values()) == {"reused"}
-    losses = package / "objectives" / "losses.py"
-    losses.write_text(losses.read_text() + "\n_SCALE = 2.0\n")
-    found = reasons(experiment())
-    assert decisions(experiment())["prepare_data"] == "reused"
-    for name in ("base", "sft", "rl"):
-        assert "code changed (objectives)" in found[name]
-    assert found["evaluate_rl"].startswith("different result of rl (")
 
 
 def test_a_file_with_other_content_is_named_with_both_hashes(opened, finish_all, tmp_path):
