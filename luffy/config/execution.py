@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from luffy.config.stage_names import StageName
+from luffy.config.stage_kinds import StageName
 from luffy.config.strict import StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
@@ -209,8 +209,7 @@ class ExecutionConfig(StrictModel):
                 f"offload_parameters has no effect with zero_stage: {self.zero_stage}, which keeps whole weights on "
                 "each rank; use 3"
             )
-        if self.attention == "flex" and not self.packing:
-            raise ValueError("attention: flex has no advantage on padded rows; set packing: true or use sdpa")
+
         if self.compile and (clashing := self._not_compiled()):
             raise ValueError(f"compile: true does not support {clashing}; use compile: false or another setting")
         if self.ray.trainer_ranks % self.sequence_parallel:

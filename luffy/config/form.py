@@ -15,8 +15,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.load import experiment_of_values, load_experiment, read_overridden
-from luffy.config.recipes import RECIPE_KEYS
+from luffy.config.load import RECIPE_KEYS, experiment_of_values, load_experiment, read_overridden
 from luffy.config.shipped import PresetKind, available_presets, experiment_file, recipe_names
 from luffy.errors import ConfigError
 

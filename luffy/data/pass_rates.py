@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from luffy.config.difficulty import DifficultyConfig
+from luffy.config.answers import DifficultyConfig
 from luffy.files import replacing
 from luffy.markdown_text import markdown_cell
 from luffy.types import Outcome

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from luffy.config.expert_iteration import SampleConfig
+from luffy.config.answers import SampleConfig
 from luffy.data.pass_rates import RateSummary
 from luffy.types import Prompt
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.environments.episode_state import EpisodeState
 from luffy.environments.tool_runner import ToolError
 from luffy.sandbox import ExecutionStatus, PythonSession, Sandbox, open_sandbox

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from luffy.cluster.protocol import Cluster
-from luffy.config.objective import GroupFilter, ReplayConfig
+from luffy.config.group import GroupFilter, ReplayConfig
 from luffy.config.settings import RLSettings
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.prompts import NEVER_DRAWN, PromptHistory, fresh_uids, open_sampler

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from luffy.cluster.protocol import Cluster
 from luffy.cluster.rl_cluster import open_cluster
-from luffy.config.rl_teacher import SelfTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
+from luffy.config.training import SelfTeacher, ServedTeacher
 from luffy.data.confidential_prompts import confidential_uids
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids

@@ -18,7 +18,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.sandbox import ExecutionStatus, PythonSession, Sandbox, open_sandbox
 
 CONFIG = SandboxConfig()

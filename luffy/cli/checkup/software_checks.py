@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from luffy.cli.checkup.finding import Finding, broken, note, ok
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.config.shipped import SHIPPED
 from luffy.errors import UserError
 from luffy.pipeline.machine.gpus import Gpu

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
-from luffy.config.chain_layout import visits_of
-from luffy.config.settings import SampleSettings, StageSettings, SweepSettings
-from luffy.config.stage_kinds import Role, StageKind, ViewName, evaluate_settings
+from luffy.config.experiment import visits_of
+from luffy.config.settings import CONFIGURE, SampleSettings, StageSettings, SweepSettings, evaluate_settings
+from luffy.config.stage_kinds import Role, StageKind, ViewName
 from luffy.errors import UserError
 
 
@@ -37,8 +37,7 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
     nodes: list[StageNode] = []
     for visit in visits_of(config):
         kind = STAGE_KINDS[visit.stage]
-        assert kind.configure is not None, f"{visit.stage} belongs to no chain"
-        settings, before = kind.configure(config), tuple(nodes)
+        settings, before = CONFIGURE[visit.stage](config), tuple(nodes)
         if isinstance(settings, SampleSettings):
             settings = settings.model_copy(update={"round": visit.round or 1})
         made = _nodes(visit.name, kind, settings, before)
@@ -107,7 +106,7 @@ def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence
 
 
 def _inputs(kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> dict[str, str]:
-    roles = {**kind.inputs, **kind.further_inputs(settings)}
+    roles = kind.inputs_of(settings)
     named = {entry: _newest(role, before) for entry, role in roles.items()}
     others = {node.name: node.name for node in before if node.name not in named.values()}
     return {**named, **others} if kind.reads_all else named

@@ -26,8 +26,8 @@ from luffy.cli.checkup.software_checks import (
 from luffy.cli.checkup.trial_run import trial_run
 from luffy.cli.main import main
 from luffy.config import load_experiment
+from luffy.config.environment import SandboxConfig
 from luffy.config.execution import ServerConfig
-from luffy.config.sandbox import SandboxConfig
 from luffy.pipeline.machine.gpus import Gpu
 from luffy.pipeline.workspace import Workspace
 

@@ -6,9 +6,8 @@ import sys
 from luffy.config.data import DataConfig
 from luffy.config.execution import VLLMConfig
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.field_docs import field_docs
 from luffy.config.fields import all_fields
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, field_docs
 
 
 class Base(StrictModel):
@@ -60,6 +59,6 @@ def test_the_list_of_fields_describes_them_on_one_line() -> None:
 
 
 def test_the_command_line_reads_no_source() -> None:
-    code = "import luffy.cli.main, sys; from luffy.config import field_docs; print(field_docs._docs_in.cache_info())"
+    code = "import luffy.cli.main, sys; from luffy.config import strict; print(strict._docs_in.cache_info())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "misses=0" in said

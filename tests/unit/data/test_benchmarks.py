@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from luffy.config.data import FileSource, SourceConfig
 from luffy.config.grading import ChoiceGrader, GradingConfig, MathGrader, StrictMathGrader
-from luffy.config.recipes import resolve_recipes
+from luffy.config.load import resolve_recipes
 from luffy.data.card import check_golds
 from luffy.data.sources import load_source
 from luffy.grading import GradeRequest, GraderPool, problem_of

@@ -5,27 +5,31 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.objective.advantage import (
+from luffy.config.group import (
     AdvantageConfig,
     GeneralizedAdvantage,
     GlobalBatchAdvantage,
     GroupAdvantage,
+    GroupConfig,
     NoAdvantage,
     PassAtKAdvantage,
     RawAdvantage,
+    ReplayConfig,
 )
-from luffy.config.objective.group import GroupConfig, ReplayConfig
-from luffy.config.objective.losses import (
+from luffy.config.strict import StrictModel
+from luffy.config.terms import (
+    AdaptiveValue,
     DistillationLoss,
     EntropyLoss,
+    ImportanceCorrection,
     KLLoss,
     NegativeLogLikelihoodLoss,
     PolicyGradientLoss,
     ShapedSurrogateLoss,
+    TermConfig,
+    check_terms,
+    depends_on_length,
 )
-from luffy.config.objective.schedule import AdaptiveValue, depends_on_length
-from luffy.config.objective.terms import ImportanceCorrection, TermConfig, check_terms
-from luffy.config.strict import StrictModel
 
 
 class SupervisedObjectiveConfig(StrictModel):
