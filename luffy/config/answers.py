@@ -1,15 +1,8 @@
-"""Which of a model's correct answers to a prompt become its traces."""
+"""Answers to training prompts: of the policy, for its pass rates and its own traces, and of teachers."""
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.evaluation import StopText
 from luffy.config.group import check_slots

@@ -2,40 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    JsonValue,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.strict import NOT_IDENTITY, StrictModel
-
-
-class VerifiersPackage(StrictModel):
-    """An environment of the package verifiers (0.1.9 to 0.3.1, or 0.4.0), which a separate Python interpreter has."""
-
-    environment: str = Field(min_length=1)
-    """Its id, as `vf-eval` takes it: `vf-wordle` is the module `vf_wordle`."""
-    arguments: dict[str, JsonValue] = Field(default={})
-    """Given to its `load_environment`. With 0.4.0: the configuration of the environment (`taskset`, its agent by name,
-    ...), `select` for its tasks, and `eval: {taskset, select}` for those of the split `eval`."""
-    version: int = Field(default=0, ge=0)
-    """Its code is not part of a stage's identity: increase this when it changes."""
-    python: Annotated[str, NOT_IDENTITY]
-    """The interpreter that has verifiers and the environment, e.g. `/opt/verifiers/bin/python`. Like `call_timeout_s`
-    it is not part of a stage's identity."""
-    call_timeout_s: Annotated[PositiveFloat, NOT_IDENTITY] = 120.0
-    """Limit of one answer or one score of the environment; starting it may take ten times as long."""
-
-    def is_same_as(self, other: "VerifiersPackage") -> bool:
-        """Whether both load the same environment in the same way."""
-        named = ("environment", "arguments", "version", "python")
-        return all(getattr(self, name) == getattr(other, name) for name in named)
-
 
 Operation = Literal["add", "subtract", "reverse", "multiply"]
 StepStyle = Literal["labelled", "equations", "checked"]
@@ -311,6 +280,28 @@ class ReasoningGymSource(StrictModel):
         return self
 
 
+class VerifiersPackage(StrictModel):
+    """An environment of the package verifiers (0.1.9 to 0.3.1, or 0.4.0), which a separate Python interpreter has."""
+
+    environment: str = Field(min_length=1)
+    """Its id, as `vf-eval` takes it: `vf-wordle` is the module `vf_wordle`."""
+    arguments: dict[str, JsonValue] = Field(default={})
+    """Given to its `load_environment`. With 0.4.0: the configuration of the environment (`taskset`, its agent by name,
+    ...), `select` for its tasks, and `eval: {taskset, select}` for those of the split `eval`."""
+    version: int = Field(default=0, ge=0)
+    """Its code is not part of a stage's identity: increase this when it changes."""
+    python: Annotated[str, NOT_IDENTITY]
+    """The interpreter that has verifiers and the environment, e.g. `/opt/verifiers/bin/python`. Like `call_timeout_s`
+    it is not part of a stage's identity."""
+    call_timeout_s: Annotated[PositiveFloat, NOT_IDENTITY] = 120.0
+    """Limit of one answer or one score of the environment; starting it may take ten times as long."""
+
+    def is_same_as(self, other: "VerifiersPackage") -> bool:
+        """Whether both load the same environment in the same way."""
+        named = ("environment", "arguments", "version", "python")
+        return all(getattr(self, name) == getattr(other, name) for name in named)
+
+
 class VerifiersSource(VerifiersPackage):
     """Tasks of an environment of the package verifiers (`luffy.data.sources.packages`); they carry no trace."""
 
@@ -377,18 +368,7 @@ class MixtureSource(StrictModel):
         return self
 
 
-TrainingSource = Annotated[
-    ArithmeticSource
-    | WordProblemSource
-    | GuessNumberSource
-    | FileSource
-    | HubSource
-    | ReasoningGymSource
-    | VerifiersSource
-    | CustomSource
-    | MixtureSource,
-    Field(discriminator="kind"),
-]
+TrainingSource = Annotated[SourceConfig | MixtureSource, Field(discriminator="kind")]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 SuiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 

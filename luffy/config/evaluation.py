@@ -1,4 +1,4 @@
-"""How checkpoints are evaluated."""
+"""How checkpoints are evaluated, and held-out accuracy is measured while a stage trains (`sft.validation`)."""
 
 import difflib
 import hashlib

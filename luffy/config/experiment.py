@@ -1,4 +1,4 @@
-"""The configuration of a whole experiment: one YAML file in `exp_configs/`."""
+"""The configuration of a whole experiment, one YAML file in `exp_configs/`, and the stages of its chain."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

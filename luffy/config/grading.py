@@ -5,14 +5,7 @@ A kind is written as a mapping with its settings, or by its name alone where it 
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.strict import NOT_IDENTITY, StrictModel
 

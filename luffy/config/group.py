@@ -1,4 +1,8 @@
-"""Prompt templates with named slots, such as `{trace}`, each of which occurs exactly once."""
+"""The rows of one prompt (rollouts, traces, prefix-conditioned and replayed rows), which groups are kept, and the
+advantage of each row.
+
+R_i is the reward of row i, |o_i| its number of response tokens, n the size of the population.
+"""
 
 import itertools
 import re
@@ -9,19 +13,6 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from luffy.config.strict import StrictModel
 from luffy.config.terms import ScheduledValue, bounds, depends_on_length
-
-
-def check_slots(template: str, *names: str) -> None:
-    """Raise ValueError unless every slot, such as `{trace}`, occurs in the template exactly once."""
-    for name in names:
-        if template.count(f"{{{name}}}") != 1:
-            raise ValueError(f"template must have {{{name}}} once; it is {template!r}")
-
-
-def fill_slots(template: str, texts: Mapping[str, str]) -> str:
-    """The template with its slots filled. The texts themselves may hold braces or the name of a slot."""
-    slots = "|".join(re.escape(f"{{{name}}}") for name in texts)
-    return re.sub(slots, lambda slot: texts[slot[0][1:-1]], template)
 
 
 class _Advantage(StrictModel):
@@ -155,16 +146,8 @@ GroupAdvantage = (
     | NoAdvantage
 )
 """Estimators that give each row one number."""
-
-
 _Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
 _HintShare = Annotated[float, Field(gt=0.0, lt=1.0)]
-
-
-def _check_share(name: str, value: ScheduledValue) -> None:
-    low, high = bounds(value)
-    if low < 0 or high > 1:
-        raise ValueError(f"{name} runs from {low:g} to {high:g}; it is a share of the trace, between 0 and 1")
 
 
 class UniformLength(StrictModel):
@@ -434,3 +417,22 @@ class ReplayConfig(StrictModel):
     """Which stored success of a prompt is replayed: lowest mean entropy under the present policy, or the latest."""
     retire_solved: bool = True
     """A prompt whose rollouts are all right leaves the buffer for good."""
+
+
+def _check_share(name: str, value: ScheduledValue) -> None:
+    low, high = bounds(value)
+    if low < 0 or high > 1:
+        raise ValueError(f"{name} runs from {low:g} to {high:g}; it is a share of the trace, between 0 and 1")
+
+
+def check_slots(template: str, *names: str) -> None:
+    """Raise ValueError unless every slot, such as `{trace}`, occurs in the template exactly once."""
+    for name in names:
+        if template.count(f"{{{name}}}") != 1:
+            raise ValueError(f"template must have {{{name}}} once; it is {template!r}")
+
+
+def fill_slots(template: str, texts: Mapping[str, str]) -> str:
+    """The template with its slots filled. The texts themselves may hold braces or the name of a slot."""
+    slots = "|".join(re.escape(f"{{{name}}}") for name in texts)
+    return re.sub(slots, lambda slot: texts[slot[0][1:-1]], template)

@@ -1,4 +1,8 @@
-"""The policy: a model folder or GGUF file, an embedded architecture, or a model that others serve."""
+"""The policy: a model folder or GGUF file, an embedded architecture, or a model that others serve.
+
+Model folders are made by strangers: `model_files` and `refuse_code` see to it that they hold numbers and JSON, never
+code that runs when opened, and that nothing of them leads out of the folder.
+"""
 
 import importlib.util
 import os

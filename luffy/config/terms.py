@@ -1,7 +1,11 @@
-"""Numbers that change over a stage: coefficients of terms, lengths of prefixes.
+"""The terms of an objective: their losses, shapings, coefficients and denominators.
 
-A plain number in YAML is a constant. Shares are of the stage's steps, so that a preset means the same for a run of
-100 steps and one of 500.
+Coefficients, and other numbers that change over a stage, are schedules. A plain number in YAML is a constant; shares
+are of the stage's steps, so that a preset means the same for a run of 100 steps and one of 500.
+
+Each loss names its formula; `luffy.objectives.losses` has a function of each kind. Symbols: A advantage, p = pi_theta,
+r = pi_theta / pi_old, mu the policy that sampled the token, rho = pi_theta / pi_phi with pi_phi the demonstration's
+author (1 where unknown), sg(x) = x without gradient, H entropy.
 """
 
 from collections.abc import Sequence

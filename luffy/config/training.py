@@ -1,16 +1,9 @@
-"""Optimisation settings of the stages that train: `base`, `sft` and `rl`."""
+"""The stages that train (`base`, `sft` and `rl`): optimisation, the prompts of a step, RL's reference and teacher."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.evaluation import StopText, ValidationConfig
 from luffy.config.model import DType
@@ -27,16 +20,119 @@ from luffy.config.terms import (
     depends_on_length,
 )
 
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class ScheduleConfig(StrictModel):
+    """Learning-rate multiplier over the optimizer steps of a stage."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_share: Share = 0.0
+    """Share of all steps over which the rate climbs linearly from 0."""
+    final_share: Share = 0.0
+    """Share of the peak rate that is left at the last step."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "ScheduleConfig":
+        if self.kind == "constant" and self.final_share:
+            raise ValueError("final_share has no effect with kind: constant; remove it")
+        return self
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the rate at a step changes when the stage is made longer."""
+        return self.kind != "constant" or self.warmup_share > 0
+
+
+class OptimizerConfig(StrictModel):
+    """AdamW."""
+
+    lr: PositiveFloat
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.01
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients of a larger norm are scaled down to it."""
+    skip_grad_norm: PositiveFloat | None = None
+    """Gradients whose norm is above this before clipping make no update; None: every gradient does."""
+    schedule: ScheduleConfig = ScheduleConfig()
+
+    @model_validator(mode="after")
+    def _effective(self) -> "OptimizerConfig":
+        if self.skip_grad_norm is not None and self.skip_grad_norm <= self.max_grad_norm:
+            raise ValueError(
+                f"skip_grad_norm {self.skip_grad_norm:g} must be above max_grad_norm {self.max_grad_norm:g}: "
+                "nothing would ever be clipped"
+            )
+        return self
+
+
+class BaseConfig(StrictModel):
+    """Supervised training of the embedded base policy on `data.corpus`."""
+
+    steps: PositiveInt
+    batch_size: PositiveInt
+    """Examples per optimizer step."""
+    optimizer: OptimizerConfig
+
+
+class SFTConfig(StrictModel):
+    """Supervised fine-tuning on traces."""
+
+    seed: NonNegativeInt | None = None
+    """Seed of this stage alone (which traces, their order); None: the experiment's. Lets seeds share data and base."""
+    num_traces: PositiveInt | None = None
+    """Learn from the traces of this many training prompts (chosen by seed); None: all."""
+    epochs: PositiveInt | None = None
+    """Passes over the traces."""
+    steps: PositiveInt | None = None
+    """Optimizer steps, in place of `epochs`."""
+    max_tokens: PositiveInt | None = None
+    """End before `epochs` or `steps`, after the step at which the response tokens learned from reach this number; None:
+    no such limit."""
+    batch_size: PositiveInt
+    """Traces per optimizer step."""
+    optimizer: OptimizerConfig
+    validation: ValidationConfig | None = None
+    """Held-out accuracy while this stage trains; None: it is not measured."""
+    objective: SupervisedObjectiveConfig = SupervisedObjectiveConfig(
+        terms=(
+            TermConfig(
+                name="sft",
+                select="off_policy",
+                loss=NegativeLogLikelihoodLoss(kind="nll"),
+                normaliser=NormaliserConfig(mode="token", population="own"),
+            ),
+        )
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "SFTConfig":
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give exactly one of epochs and steps; the other one is null")
+        return self
+
+    @model_validator(mode="after")
+    def _untempered(self) -> "SFTConfig":
+        for term in self.objective.terms:
+            if isinstance(term.loss, NegativeLogLikelihoodLoss) and term.loss.temperature == "rollout":
+                raise ValueError(f"term {term.name!r}: temperature: rollout has no effect without rollouts; remove it")
+        return self
+
+    def num_steps(self, num_traces: int) -> int:
+        """Optimizer steps on that many traces."""
+        if self.epochs is not None:
+            return math.ceil(self.epochs * num_traces / self.batch_size)
+        assert self.steps is not None
+        return self.steps
+
 
 class UniformSampling(StrictModel):
     """Epochs of all prompts, each shuffled anew."""
 
     kind: Literal["uniform"]
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the prompts of a step change when the stage is made longer."""
-        return False
+    depends_on_length: ClassVar[bool] = False
 
 
 class CurriculumSampling(StrictModel):
@@ -47,11 +143,7 @@ class CurriculumSampling(StrictModel):
     """`difficulty`: the pass rate that the stage `difficulty` measured. `trace_length`: the number of tokens of the
     shortest trace."""
     direction: Literal["easy_first", "hard_first"] = "easy_first"
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the prompts of a step change when the stage is made longer."""
-        return False
+    depends_on_length: ClassVar[bool] = False
 
 
 class PoolShares(StrictModel):
@@ -176,136 +268,6 @@ class ServedTeacher(StrictModel):
 
 
 RLTeacher = Annotated[ModelTeacher | SelfTeacher | ServedTeacher, Field(discriminator="kind")]
-
-
-def complaint_about_teacher(
-    teacher: RLTeacher | None, *, is_needed: bool, has_environment: bool, without_traces: bool, temperature: float
-) -> str | None:
-    """What is wrong with `rl.teacher` in an experiment with RL; None: nothing.
-
-    `is_needed`: the objective has a term with `kind: distillation`. `without_traces`: RL's prompts have none.
-    `temperature`: that of the rollouts.
-    """
-    if teacher is None:
-        wanted = "rl.teacher={kind: model, path: FOLDER}, {kind: served, name: MODEL}, or {kind: self}"
-        return f"rl.teacher: missing; a distillation term needs it: {wanted}" if is_needed else None
-    if not is_needed:
-        return "rl.teacher has no effect: objective.terms has none with loss.kind: distillation; add one or remove it"
-    if isinstance(teacher, ServedTeacher) and temperature != 1.0:
-        return f"rl.teacher.kind: served scores at temperature 1, not at rl.temperature {temperature:g}; set that to 1"
-    if isinstance(teacher, SelfTeacher) and has_environment:
-        return "rl.teacher.kind: self shows a trace of a single turn; remove environment, or use kind: model"
-    if isinstance(teacher, SelfTeacher) and without_traces:
-        return "rl.teacher.kind: self needs traces, and data.rl: complement has prompts without any; use data.rl: train"
-    return None
-
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class ScheduleConfig(StrictModel):
-    """Learning-rate multiplier over the optimizer steps of a stage."""
-
-    kind: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_share: Share = 0.0
-    """Share of all steps over which the rate climbs linearly from 0."""
-    final_share: Share = 0.0
-    """Share of the peak rate that is left at the last step."""
-
-    @model_validator(mode="after")
-    def _effective(self) -> "ScheduleConfig":
-        if self.kind == "constant" and self.final_share:
-            raise ValueError("final_share has no effect with kind: constant; remove it")
-        return self
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the rate at a step changes when the stage is made longer."""
-        return self.kind != "constant" or self.warmup_share > 0
-
-
-class OptimizerConfig(StrictModel):
-    """AdamW."""
-
-    lr: PositiveFloat
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.01
-    max_grad_norm: PositiveFloat = 1.0
-    """Gradients of a larger norm are scaled down to it."""
-    skip_grad_norm: PositiveFloat | None = None
-    """Gradients whose norm is above this before clipping make no update; None: every gradient does."""
-    schedule: ScheduleConfig = ScheduleConfig()
-
-    @model_validator(mode="after")
-    def _effective(self) -> "OptimizerConfig":
-        if self.skip_grad_norm is not None and self.skip_grad_norm <= self.max_grad_norm:
-            raise ValueError(
-                f"skip_grad_norm {self.skip_grad_norm:g} must be above max_grad_norm {self.max_grad_norm:g}: "
-                "nothing would ever be clipped"
-            )
-        return self
-
-
-class BaseConfig(StrictModel):
-    """Supervised training of the embedded base policy on `data.corpus`."""
-
-    steps: PositiveInt
-    batch_size: PositiveInt
-    """Examples per optimizer step."""
-    optimizer: OptimizerConfig
-
-
-class SFTConfig(StrictModel):
-    """Supervised fine-tuning on traces."""
-
-    seed: NonNegativeInt | None = None
-    """Seed of this stage alone (which traces, their order); None: the experiment's. Lets seeds share data and base."""
-    num_traces: PositiveInt | None = None
-    """Learn from the traces of this many training prompts (chosen by seed); None: all."""
-    epochs: PositiveInt | None = None
-    """Passes over the traces."""
-    steps: PositiveInt | None = None
-    """Optimizer steps, in place of `epochs`."""
-    max_tokens: PositiveInt | None = None
-    """End before `epochs` or `steps`, after the step at which the response tokens learned from reach this number; None:
-    no such limit."""
-    batch_size: PositiveInt
-    """Traces per optimizer step."""
-    optimizer: OptimizerConfig
-    validation: ValidationConfig | None = None
-    """Held-out accuracy while this stage trains; None: it is not measured."""
-    objective: SupervisedObjectiveConfig = SupervisedObjectiveConfig(
-        terms=(
-            TermConfig(
-                name="sft",
-                select="off_policy",
-                loss=NegativeLogLikelihoodLoss(kind="nll"),
-                normaliser=NormaliserConfig(mode="token", population="own"),
-            ),
-        )
-    )
-
-    @model_validator(mode="after")
-    def _one_length(self) -> "SFTConfig":
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give exactly one of epochs and steps; the other one is null")
-        return self
-
-    @model_validator(mode="after")
-    def _untempered(self) -> "SFTConfig":
-        for term in self.objective.terms:
-            if isinstance(term.loss, NegativeLogLikelihoodLoss) and term.loss.temperature == "rollout":
-                raise ValueError(f"term {term.name!r}: temperature: rollout has no effect without rollouts; remove it")
-        return self
-
-    def num_steps(self, num_traces: int) -> int:
-        """Optimizer steps on that many traces."""
-        if self.epochs is not None:
-            return math.ceil(self.epochs * num_traces / self.batch_size)
-        assert self.steps is not None
-        return self.steps
 
 
 class CriticConfig(StrictModel):

@@ -1,4 +1,8 @@
-"""Strict reading of a YAML file (no duplicate keys, `1e-4` is a number, the line of every key is kept), and writing."""
+"""Strict reading of a YAML file (no duplicate keys, `1e-4` is a number, the line of every key is kept), and writing.
+
+Paths of keys, such as `("objective", "terms", "1")`, are written `objective.terms.off_policy`: an element of a list of
+mappings goes by its `name`; one without a name goes by its index.
+"""
 
 import difflib
 import re
