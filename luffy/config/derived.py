@@ -151,7 +151,6 @@ def _evaluation(
     config: ExperimentConfig, model: ModelConfig, evaluation: EvaluationConfig | None, execution: ExecutionConfig
 ) -> ExperimentConfig:
     data = config.data
-
     return ExperimentConfig(
         name=config.name,
         stages=("prepare_data", "base", "evaluate", "report"),

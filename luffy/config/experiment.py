@@ -82,27 +82,19 @@ class ExperimentConfig(StrictModel):
             return None
         return self.sample.spelled_out(self.data.max_trace_tokens, self.cluster)
 
-    # Reads `difficulty`, so that field is declared before `stages`.
+    # Reads `difficulty` and `synthesize`, so those fields are declared before `stages`.
     @field_validator("stages", mode="after")
     @classmethod
-    def _difficulty_by_its_section(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
-
+    def _stages_of_sections(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
         difficulty = info.data.get("difficulty")
-        if difficulty is None or stages.count("difficulty") > 1 or not {"base", "rl"} <= set(stages):
-            return stages
-        added = stages if "difficulty" in stages else place_difficulty((*stages, "difficulty"), "base")
-        return place_difficulty(added, difficulty.policy)
-
-    # Reads `synthesize`, so that field is declared before `stages`, too.
-    @field_validator("stages", mode="after")
-    @classmethod
-    def _synthesis_by_its_section(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
-        if info.data.get("synthesize") is None or "synthesize" in stages or not {"sft", "rl"} & {*stages}:
-            return stages
-        if "base" not in stages:
-            return stages  # refused with the chain
-        place = stages.index("base") + 1
-        return (*stages[:place], "synthesize", *stages[place:])
+        if difficulty is not None and stages.count("difficulty") <= 1 and {"base", "rl"} <= set(stages):
+            added = stages if "difficulty" in stages else place_difficulty((*stages, "difficulty"), "base")
+            stages = place_difficulty(added, difficulty.policy)
+        is_taught = info.data.get("synthesize") is not None and {"sft", "rl"} & {*stages}
+        if is_taught and "synthesize" not in stages and "base" in stages:  # without base the chain is refused later
+            place = stages.index("base") + 1
+            stages = (*stages[:place], "synthesize", *stages[place:])
+        return stages
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "ExperimentConfig":
