@@ -238,7 +238,6 @@ class SynthesizeConfig(StrictModel):
 
     @model_validator(mode="after")
     def _options_have_their_effect(self) -> "SynthesizeConfig":
-
         if self.rewrite is not None:
             self._check_rewrite(self.rewrite)
         unpriced = [name for name, teacher in self.teachers.items() if teacher.price is None]

@@ -176,7 +176,6 @@ class SandboxConfig(StrictModel):
                 "kind: unsafe_local runs the model's code with all rights of this user; "
                 "use bubblewrap, or accept that with unsafe_local: true"
             )
-
         return self
 
 

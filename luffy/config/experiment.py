@@ -98,7 +98,6 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "ExperimentConfig":
-
         check_sections(self)
         return self
 

@@ -165,7 +165,6 @@ class UniformLength(StrictModel):
     def _shares(self) -> "UniformLength":
         _check_share("low", self.low)
         _check_share("high", self.high)
-
         return self
 
 
@@ -180,7 +179,6 @@ class BinomialLength(StrictModel):
     @model_validator(mode="after")
     def _shares(self) -> "BinomialLength":
         _check_share("probability", self.probability)
-
         return self
 
 
@@ -350,7 +348,6 @@ class GroupConfig(StrictModel):
             raise ValueError(f"off_policy {self.off_policy} must not be above size {self.size}")
         if self.off_policy == 0 and self.prefix is not None:
             raise ValueError("prefix has no effect with off_policy: 0; set the number of off-policy rows")
-
         if self.guidance is not None and self.off_policy == 0:
             raise ValueError("guidance has no effect with off_policy: 0; set the number of off-policy rows")
         if self.guidance is not None and self.off_policy == self.size:

@@ -151,7 +151,6 @@ class ModelConfig(StrictModel):
         inert = [name for name in overrides if getattr(self, name) is not None]
         if self.path is None and self.package is None and inert:
             raise ValueError(f"{inert[0]} has no effect without path or package, whose model it adapts; remove it")
-
         return self
 
     @property

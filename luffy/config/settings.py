@@ -304,16 +304,10 @@ def evaluate_settings(config: ExperimentConfig) -> EvaluateSettings:
     )
 
 
-def _gpus_of_rl(config: ExperimentConfig) -> int:
+def _gpus_of_training(config: ExperimentConfig, on_ray: int) -> int:
     if config.cluster == "local":
         return 1
-    return cluster_gpus(config) if config.execution.ray.address is None else 0  # a remote cluster assigns its own
-
-
-def _gpus_of_sft(config: ExperimentConfig) -> int:
-    if config.cluster == "local":
-        return 1
-    return config.execution.ray.trainer_ranks if config.execution.ray.address is None else 0
+    return on_ray if config.execution.ray.address is None else 0  # a remote cluster assigns its own
 
 
 def _gpus_of_generation(
@@ -358,8 +352,8 @@ GPUS: dict[str, Callable[[ExperimentConfig], int]] = {
     "synthesize": _gpus_of_teachers,
     "difficulty": lambda config: _gpus_of_generation(config.measured_difficulty, config),
     "sample": lambda config: _gpus_of_generation(config.sampled_traces, config),
-    "sft": _gpus_of_sft,
-    "rl": _gpus_of_rl,
+    "sft": lambda config: _gpus_of_training(config, config.execution.ray.trainer_ranks),
+    "rl": lambda config: _gpus_of_training(config, cluster_gpus(config)),
     "evaluate": lambda config: _gpus_of_generation(config.evaluation, config),
     "sweep": lambda config: _gpus_of_generation(config.evaluation, config),
 }

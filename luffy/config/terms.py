@@ -328,7 +328,6 @@ class ShapedSurrogateLoss(StrictModel):
             self.max_weight is not None and self.max_weight <= low
         ):
             raise ValueError(f"f lies between {low:g} and {high:g}: with these clamps no token has a gradient")
-
         return self
 
     def formula(self) -> str:
@@ -485,7 +484,6 @@ class GateConfig(StrictModel):
     @model_validator(mode="after")
     def _effective(self) -> "GateConfig":
         above, at_most = self.group_accuracy_above, self.group_accuracy_at_most
-
         if above is not None and at_most is not None and above >= at_most:
             raise ValueError(f"no accuracy is above {above} and at most {at_most}")
         return self
