@@ -52,11 +52,14 @@ def test_each_stage_has_its_settings() -> None:
     [
         ("prepare_data", ["data.rl=complement", "method=on_policy"]),
         ("sft", ["cluster=ray"]),
-        ("evaluate_base", ["grading.kind.parallel=2", "grading.kind.api_key_variable=KEY"]),
+        (
+            "evaluate_base",
+            ["grading.kind={kind: judge, url: 'http://h', model: m, parallel: 2, api_key_variable: KEY}"],
+        ),
     ],
 )
 def test_what_changes_no_result_is_in_no_key(stage: str, overrides: list[str]) -> None:
-    judge = "grading.kind={kind: judge, url: 'http://h/v1', model: m}"
+    judge = "grading.kind={kind: judge, url: 'http://h', model: m}"
     assert settings(stage, judge, *overrides) != settings(stage, judge)
     assert identifying(settings(stage, judge, *overrides)) == identifying(settings(stage, judge))
 
