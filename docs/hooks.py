@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from luffy.cli.main import app
 from luffy.config import ExperimentConfig
 from luffy.config.many_runs.comparison import ComparisonConfig
+from luffy.config.strict import field_docs
 
 ROOTS: Mapping[str, type[BaseModel]] = {"An experiment": ExperimentConfig, "A comparison": ComparisonConfig}
 PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
@@ -84,15 +85,16 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def section(model: type[BaseModel]) -> str:
     """One class: its docstring and a table of its fields."""
     doc = inspect.cleandoc(model.__doc__ or "")
-    rows = "".join(row(name, field) for name, field in model.model_fields.items())
+    docs = field_docs(model)
+    rows = "".join(row(name, field, docs.get(name, "")) for name, field in model.model_fields.items())
     table = f"\n| key | value | default | meaning |\n|---|---|---|---|\n{rows}" if rows else ""
     return f"\n### {model.__name__} {{ #{model.__name__.lower()} }}\n\n{doc}\n{table}"
 
 
-def row(name: str, field: FieldInfo) -> str:
+def row(name: str, field: FieldInfo, doc: str) -> str:
     """A line of the table."""
     default = "*required*" if field.is_required() else f"`{written(field.get_default(call_default_factory=True))}`"
-    meaning = " ".join((field.description or "").split())
+    meaning = " ".join(doc.split())
     cells = (f"`{name}`", type_text(field.annotation, field.metadata), default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from luffy.config.foreign_folders import refuse_code
-from luffy.config.model import GGUF, LoRAConfig, ModelConfig, TinyArchitecture
+from luffy.config.model import GGUF, LoRAConfig, ModelConfig, TinyArchitecture, refuse_code
 from luffy.errors import DataError
 from luffy.json_text import parse_json
 

@@ -2,20 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.strict import StrictModel, is_none, without_unused
-from luffy.config.verifiers_package import VerifiersPackage
+from luffy.config.strict import NOT_IDENTITY, StrictModel
 
 Operation = Literal["add", "subtract", "reverse", "multiply"]
 StepStyle = Literal["labelled", "equations", "checked"]
@@ -47,14 +36,12 @@ class ArithmeticSource(StrictModel):
     unique: bool = True
     """Sample every prompt at most once (a corpus for the base policy may repeat, a benchmark may not)."""
 
-    traced_share: _Share = Field(default=1.0, exclude_if=lambda share: share == 1.0)
+    traced_share: _Share = 1.0
     """Share of prompts that have a trace. A smaller share's prompts are among those of a larger one."""
-    wrong_share: _Share = Field(default=0.0, exclude_if=lambda share: share == 0.0)
+    wrong_share: _Share = 0.0
     """Share of the prompts with a trace whose traces have one wrong step, from which the rest follows, and so a wrong
     answer. Grading rejects such traces unless `data.require_verified_traces` is false."""
-    styles: tuple[StepStyle, ...] = Field(
-        default=("labelled",), min_length=1, exclude_if=lambda styles: styles == ("labelled",)
-    )
+    styles: tuple[StepStyle, ...] = Field(default=("labelled",), min_length=1)
     """A stepwise trace in each of these styles for every prompt."""
 
     @model_validator(mode="after")
@@ -281,7 +268,7 @@ class ReasoningGymSource(StrictModel):
     num_prompts: PositiveInt
     options: dict[str, dict[str, int | float | bool | str]] = Field(default={})
     """Parameters by task."""
-    grader: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$", exclude_if=is_none)
+    grader: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
     """Grades these rows, e.g. one of `grading.named` of `kind: reasoning_gym`, by which the package itself scores them.
     None: the experiment's grader compares them with the reference answer."""
 
@@ -291,6 +278,28 @@ class ReasoningGymSource(StrictModel):
         if unknown:
             raise ValueError(f"options for {', '.join(unknown)}, which tasks does not name")
         return self
+
+
+class VerifiersPackage(StrictModel):
+    """An environment of the package verifiers (0.1.9 to 0.3.1, or 0.4.0), which a separate Python interpreter has."""
+
+    environment: str = Field(min_length=1)
+    """Its id, as `vf-eval` takes it: `vf-wordle` is the module `vf_wordle`."""
+    arguments: dict[str, JsonValue] = Field(default={})
+    """Given to its `load_environment`. With 0.4.0: the configuration of the environment (`taskset`, its agent by name,
+    ...), `select` for its tasks, and `eval: {taskset, select}` for those of the split `eval`."""
+    version: int = Field(default=0, ge=0)
+    """Its code is not part of a stage's identity: increase this when it changes."""
+    python: Annotated[str, NOT_IDENTITY]
+    """The interpreter that has verifiers and the environment, e.g. `/opt/verifiers/bin/python`. Like `call_timeout_s`
+    it is not part of a stage's identity."""
+    call_timeout_s: Annotated[PositiveFloat, NOT_IDENTITY] = 120.0
+    """Limit of one answer or one score of the environment; starting it may take ten times as long."""
+
+    def is_same_as(self, other: "VerifiersPackage") -> bool:
+        """Whether both load the same environment in the same way."""
+        named = ("environment", "arguments", "version", "python")
+        return all(getattr(self, name) == getattr(other, name) for name in named)
 
 
 class VerifiersSource(VerifiersPackage):
@@ -359,18 +368,7 @@ class MixtureSource(StrictModel):
         return self
 
 
-TrainingSource = Annotated[
-    ArithmeticSource
-    | WordProblemSource
-    | GuessNumberSource
-    | FileSource
-    | HubSource
-    | ReasoningGymSource
-    | VerifiersSource
-    | CustomSource
-    | MixtureSource,
-    Field(discriminator="kind"),
-]
+TrainingSource = Annotated[SourceConfig | MixtureSource, Field(discriminator="kind")]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 SuiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
@@ -439,7 +437,7 @@ class DataConfig(StrictModel):
     filters: FiltersConfig = FiltersConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
     sft: SFTViewConfig = SFTViewConfig()
-    rl: Literal["train", "complement"] = "train"
+    rl: Annotated[Literal["train", "complement"], NOT_IDENTITY] = "train"  # all splits are written, whichever RL reads
     """RL's prompts. `train`: all training prompts, those of SFT among them. `complement`: those whose traces SFT does
     not get, without any trace: the prompts beyond `sft.unique_train_examples`, and those that lost their traces."""
     validation_prompts: NonNegativeInt = 0
@@ -455,7 +453,3 @@ class DataConfig(StrictModel):
         if isinstance(self.train, MixtureSource):
             return {f"train.parts.{name}.source": part.source for name, part in self.train.parts.items()}
         return {} if self.train is None else {"train": self.train}
-
-    @model_serializer(mode="wrap")
-    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        return without_unused(dump(self), {"replay_traces": "off"}, info.context)

@@ -151,8 +151,6 @@ def _evaluation(
     config: ExperimentConfig, model: ModelConfig, evaluation: EvaluationConfig | None, execution: ExecutionConfig
 ) -> ExperimentConfig:
     data = config.data
-    if evaluation is None or evaluation.engine != "vllm":  # those of `difficulty`, which is left out
-        execution = execution.model_copy(update={"vllm": execution.vllm.model_copy(update={"engines": 1})})
     return ExperimentConfig(
         name=config.name,
         stages=("prepare_data", "base", "evaluate", "report"),

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from luffy.config.stage_names import StageName
+from luffy.config.stage_kinds import StageName
 from luffy.config.strict import StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
@@ -209,10 +209,15 @@ class ExecutionConfig(StrictModel):
                 f"offload_parameters has no effect with zero_stage: {self.zero_stage}, which keeps whole weights on "
                 "each rank; use 3"
             )
-        if self.attention == "flex" and not self.packing:
-            raise ValueError("attention: flex has no advantage on padded rows; set packing: true or use sdpa")
-        if self.compile and (clashing := self._not_compiled()):
-            raise ValueError(f"compile: true does not support {clashing}; use compile: false or another setting")
+        uncompiled = {
+            "zero_stage: 3": self.zero_stage == 3,
+            f"sequence_parallel: {self.sequence_parallel}": self.sequence_parallel > 1,
+            "attention: flex": self.attention == "flex",
+            # torch's compiler makes code for the instructions of the CPU at hand.
+            "cpu_instructions: avx2": self.cpu_instructions == "avx2",
+        }
+        if self.compile and (clashing := [setting for setting, is_set in uncompiled.items() if is_set]):
+            raise ValueError(f"compile: true does not support {clashing[0]}; use compile: false or another setting")
         if self.ray.trainer_ranks % self.sequence_parallel:
             raise ValueError(
                 f"sequence_parallel: {self.sequence_parallel} does not divide ray.trainer_ranks: "
@@ -236,17 +241,6 @@ class ExecutionConfig(StrictModel):
                 "and ray.placement: colocated puts them on the ranks' GPUs; use object_store or disaggregated"
             )
         return self
-
-    def _not_compiled(self) -> str | None:
-        """The setting that compiled layers do not work with, if there is one."""
-        clashing = {
-            "zero_stage: 3": self.zero_stage == 3,
-            f"sequence_parallel: {self.sequence_parallel}": self.sequence_parallel > 1,
-            "attention: flex": self.attention == "flex",
-            # torch's compiler makes code for the instructions of the CPU at hand.
-            "cpu_instructions: avx2": self.cpu_instructions == "avx2",
-        }
-        return next((setting for setting, is_set in clashing.items() if is_set), None)
 
 
 class TrackingConfig(StrictModel):

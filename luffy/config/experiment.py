@@ -1,21 +1,22 @@
-"""The configuration of a whole experiment: one YAML file in `exp_configs/`."""
+"""The configuration of a whole experiment, one YAML file in `exp_configs/`, and the stages of its chain."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 
+from luffy.config.answers import DifficultyConfig, ExpertIterationConfig, SampleConfig, SynthesizeConfig
 from luffy.config.data import DataConfig
-from luffy.config.difficulty import DifficultyConfig
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.config.expert_iteration import ExpertIterationConfig, SampleConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.stage_names import StageName
+from luffy.config.rules import check_sections, place_difficulty
+from luffy.config.stage_kinds import StageName
 from luffy.config.strict import StrictModel
-from luffy.config.synthesis import SynthesizeConfig
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
 
@@ -81,32 +82,61 @@ class ExperimentConfig(StrictModel):
             return None
         return self.sample.spelled_out(self.data.max_trace_tokens, self.cluster)
 
-    # Reads `difficulty`, so that field is declared before `stages`.
+    # Reads `difficulty` and `synthesize`, so those fields are declared before `stages`.
     @field_validator("stages", mode="after")
     @classmethod
-    def _difficulty_by_its_section(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
-        from luffy.config.experiment_rules.chain_rules import place_difficulty  # late: it needs this class
-
+    def _stages_of_sections(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
         difficulty = info.data.get("difficulty")
-        if difficulty is None or stages.count("difficulty") > 1 or not {"base", "rl"} <= set(stages):
-            return stages
-        added = stages if "difficulty" in stages else place_difficulty((*stages, "difficulty"), "base")
-        return place_difficulty(added, difficulty.policy)
-
-    # Reads `synthesize`, so that field is declared before `stages`, too.
-    @field_validator("stages", mode="after")
-    @classmethod
-    def _synthesis_by_its_section(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
-        if info.data.get("synthesize") is None or "synthesize" in stages or not {"sft", "rl"} & {*stages}:
-            return stages
-        if "base" not in stages:
-            return stages  # refused with the chain
-        place = stages.index("base") + 1
-        return (*stages[:place], "synthesize", *stages[place:])
+        if difficulty is not None and stages.count("difficulty") <= 1 and {"base", "rl"} <= set(stages):
+            added = stages if "difficulty" in stages else place_difficulty((*stages, "difficulty"), "base")
+            stages = place_difficulty(added, difficulty.policy)
+        is_taught = info.data.get("synthesize") is not None and {"sft", "rl"} & {*stages}
+        if is_taught and "synthesize" not in stages and "base" in stages:  # without base the chain is refused later
+            place = stages.index("base") + 1
+            stages = (*stages[:place], "synthesize", *stages[place:])
+        return stages
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "ExperimentConfig":
-        from luffy.config.experiment_rules import check_sections  # late: it needs this class
-
         check_sections(self)
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class StageVisit:
+    """One stage of a chain."""
+
+    name: str
+    """Unique in the chain."""
+    stage: str
+    """Its kind's name."""
+    round: int = 0
+    """Which round of sampling and SFT, from 1; 0 outside of rounds."""
+
+
+def visits_of(config: ExperimentConfig) -> list[StageVisit]:
+    """The stages in order.
+
+    Those of rounds always have their number (`sample_1`, `sft_1`), so that a chain with more rounds gives them the same
+    names; others only where there are several of a kind.
+    """
+    stages = list(config.stages)
+    if "sample" not in stages:
+        return _numbered(stages)
+    start = stages.index("sample")
+    end = stages.index("sft", start) + 1 if "sft" in stages[start:] else start + 1
+    rounds = [
+        StageVisit(f"{stage}_{number}", stage, number)
+        for number in range(1, config.expert_iteration.rounds + 1)
+        for stage in stages[start:end]
+    ]
+    return [*_numbered(stages[:start]), *rounds, *_numbered(stages[end:])]
+
+
+def _numbered(stages: Sequence[str]) -> list[StageVisit]:
+    """A repeated stage is numbered (`sft_1`, `sft_2`)."""
+    counts = [stages[: place + 1].count(stage) for place, stage in enumerate(stages)]
+    return [
+        StageVisit(f"{stage}_{number}" if stages.count(stage) > 1 else stage, stage)
+        for stage, number in zip(stages, counts, strict=True)
+    ]

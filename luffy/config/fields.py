@@ -1,21 +1,26 @@
-"""Every field of an experiment, read from the configuration classes; for `luffy config --fields` and completion."""
+"""Every field of an experiment, read from the configuration classes: for `luffy config --fields`, completion, errors.
+
+`members`, `tags`, `steps` and `models_at` walk over the annotations of the classes.
+"""
 
 import json
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.field_docs import field_docs
+from luffy.config.strict import field_docs
+from luffy.config.yaml_source import KeyPath
 
 _NAME = "NAME"
 """Placeholder for the key of a mapping or the name of a list element."""
 _KIND = "kind"
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,40 +44,95 @@ class ConfigField:
 
 def all_fields(prefix: str = "") -> list[ConfigField]:
     """`prefix` and every field below it, parents first; every field without a prefix."""
-    found = _walk([ExperimentConfig], "", ())
-    return list({field.path: field for field in found if _covers(prefix, field.path)}.values())
+    wanted = prefix.split(".") if prefix else []
+
+    def is_covered(path: str) -> bool:
+        parts = path.split(".")[: len(wanted)]
+        return len(parts) == len(wanted) and all(
+            part in (want, _NAME) for part, want in zip(parts, wanted, strict=True)
+        )
+
+    found = {field.path: field for field in _walk(ExperimentConfig, "", ())}
+    return [field for path, field in found.items() if is_covered(path)]
 
 
 def children_of(path: str) -> list[ConfigField]:
     """The fields one level below `path`, in which any name matches `NAME`."""
-    models = _models_at(path)
-    found = {field.path: field for model in models for field in _fields_of(model, f"{path}." if path else "")}
+    start = f"{path}." if path else ""
+    found: dict[str, ConfigField] = {}
+    for model in models_at(tuple(start.split(".")[:-1]), ExperimentConfig):
+        found |= {name: _field(f"{start}{name}", info, model) for name, info in model.model_fields.items()}
     return list(found.values())
 
 
 def values_of(path: str) -> list[str]:
     """The values that the field at `path` allows, where they can be listed."""
-    parent, _, name = path.rpartition(".")
-    infos = [model.model_fields[name] for model in _models_at(parent) if name in model.model_fields]
-    return [_yaml_word(value) for info in infos for value in _literals(info.annotation)]
+    *parent, name = path.split(".")
+    values: list[object] = []
+    for model in models_at(tuple(parent), ExperimentConfig):
+        branches = members(model.model_fields[name].annotation) if name in model.model_fields else []
+        values += [value for branch in branches if get_origin(branch) is Literal for value in get_args(branch)]
+        values += [True, False] if bool in branches else []
+    return [_yaml_word(value) for value in values]
 
 
-def _walk(models: list[type[BaseModel]], prefix: str, above: tuple[type[BaseModel], ...]) -> Iterator[ConfigField]:
-    for model in models:
-        if model in above:
-            continue
-        for name, info in model.model_fields.items():
-            if name == _KIND:  # the section's type lists the kinds
-                continue
-            yield _field(f"{prefix}{name}", info, model)
-            for below, step in _below(info.annotation):
-                path = ".".join(filter(None, [f"{prefix}{name}", step]))
-                yield from _walk(below, f"{path}.", (*above, model))
+def models_at(path: KeyPath, root: type[BaseModel]) -> list[type[BaseModel]]:
+    """The classes of the section at `path`; elements of a list go by any name."""
+    annotations: list[Any] = [root]
+    for part in path:
+        annotations = [below for one in annotations for below in steps(one, part) or steps(one, "0")]
+    return [member for one in annotations for member in members(one) if is_model(member)]
 
 
-def _fields_of(model: type[BaseModel], prefix: str) -> Iterator[ConfigField]:
+def steps(annotation: Any, part: int | str) -> list[Any]:
+    """Annotations of the values one key below `annotation`; elements of a list by their numbers."""
+    found = []
+    for member in members(annotation):
+        if is_model(member):
+            if part in member.model_fields:
+                found.append(member.model_fields[str(part)].annotation)
+        elif get_origin(member) is dict and "[" not in str(part):
+            found.append(get_args(member)[1])
+        elif get_origin(member) is tuple and str(part).isdigit():
+            found.append(get_args(member)[0])
+    return found
+
+
+def members(annotation: Any) -> list[Any]:
+    """The branches of a union, through `Annotated`; any other annotation is its own only branch."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [member for branch in get_args(annotation) for member in members(branch)]
+    return [annotation]
+
+
+def is_model(member: Any) -> TypeGuard[type[BaseModel]]:
+    """Whether a branch is a configuration class."""
+    return isinstance(member, type) and issubclass(member, BaseModel)
+
+
+def tags(member: Any) -> tuple[object, ...]:
+    """The values of `kind` that choose a configuration class among others."""
+    return get_args(member.model_fields[_KIND].annotation) if is_model(member) and _KIND in member.model_fields else ()
+
+
+def _walk(model: type[BaseModel], prefix: str, above: tuple[type[BaseModel], ...]) -> Iterator[ConfigField]:
+    if model in above:
+        return
     for name, info in model.model_fields.items():
-        yield _field(f"{prefix}{name}", info, model)
+        if name != _KIND:  # the section's type lists the kinds
+            yield _field(f"{prefix}{name}", info, model)
+            for below, step in _sections(info.annotation):
+                yield from _walk(below, f"{prefix}{name}.{step}", (*above, model))
+
+
+def _sections(annotation: Any) -> list[tuple[type[BaseModel], str]]:
+    """Configuration classes that a value may hold, each with the step to it: "" or `NAME.`."""
+    branches = [(branch, "") for branch in members(annotation)]
+    branches += [(branch, f"{_NAME}.") for one, _ in branches for below in steps(one, "0") for branch in members(below)]
+    return [(branch, step) for branch, step in branches if is_model(branch)]
 
 
 def _field(path: str, info: FieldInfo, model: type[BaseModel]) -> ConfigField:
@@ -82,61 +142,13 @@ def _field(path: str, info: FieldInfo, model: type[BaseModel]) -> ConfigField:
         type=_type_words(info.annotation),
         default=None if default is PydanticUndefined else json.dumps(default, default=_plain),
         model=model,
-        is_section=bool(_below(info.annotation)),
+        is_section=bool(_sections(info.annotation)),
     )
-
-
-def _below(annotation: Any) -> list[tuple[list[type[BaseModel]], str]]:
-    """Configuration classes that a value may hold, each group with the step to it: "" or `NAME`."""
-    models: list[type[BaseModel]] = []
-    named: list[type[BaseModel]] = []
-    for branch in _branches(annotation):
-        if isinstance(branch, type) and issubclass(branch, BaseModel):
-            models.append(branch)
-        elif get_origin(branch) in (dict, tuple):
-            element = get_args(branch)[1 if get_origin(branch) is dict else 0]
-            named += [one for one in _branches(element) if isinstance(one, type) and issubclass(one, BaseModel)]
-    return [(found, step) for found, step in ((models, ""), (named, _NAME)) if found]
-
-
-def _models_at(path: str) -> list[type[BaseModel]]:
-    """Configuration classes that hold the fields one level below `path`."""
-    models: list[type[BaseModel]] = [ExperimentConfig]
-    parts = path.split(".") if path else []
-    while parts:
-        name, *parts = parts
-        groups = [group for model in models if name in model.model_fields for group in _below(_of(model, name))]
-        named = [group for group, step in groups if step]
-        if named and parts:
-            parts = parts[1:]
-            models = [model for group in named for model in group]
-        else:
-            models = [model for group, step in groups for model in group if not step]
-    return models
-
-
-def _of(model: type[BaseModel], name: str) -> Any:
-    return model.model_fields[name].annotation
-
-
-def _branches(annotation: Any) -> list[Any]:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _branches(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return [branch for part in get_args(annotation) for branch in _branches(part)]
-    return [annotation]
-
-
-def _literals(annotation: Any) -> list[object]:
-    branches = _branches(annotation)
-    listed = [value for branch in branches if get_origin(branch) is Literal for value in get_args(branch)]
-    return [*listed, *([True, False] if bool in branches else [])]
 
 
 def _type_words(annotation: Any) -> str:
     words = []
-    for branch in _branches(annotation):
+    for branch in members(annotation):
         origin, arguments = get_origin(branch), get_args(branch)
         if origin is Literal:
             words += [_yaml_word(value) for value in arguments]
@@ -144,15 +156,10 @@ def _type_words(annotation: Any) -> str:
             words.append(f"mapping of {_type_words(arguments[1])}")
         elif origin is tuple:
             words.append(f"list of {_type_words(arguments[0])}")
-        elif branch is type(None):
-            words.append("null")
-        elif isinstance(branch, type) and issubclass(branch, BaseModel):
-            kinds = get_args(branch.model_fields[_KIND].annotation) if _KIND in branch.model_fields else ()
-            words += [f"{_KIND} {kind}" for kind in kinds] or ["section"]
+        elif is_model(branch):
+            words += [f"{_KIND} {kind}" for kind in tags(branch)] or ["section"]
         else:
-            words.append(
-                {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(branch, "value")
-            )
+            words.append(_WORDS.get(branch, "value"))
     return " | ".join(dict.fromkeys(words))
 
 
@@ -165,11 +172,3 @@ def _plain(value: object) -> object:
 
 def _yaml_word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _covers(prefix: str, path: str) -> bool:
-    """Whether `path` is `prefix` or below it; a step of `path` that is `NAME` fits any name."""
-    wanted, steps = prefix.split(".") if prefix else [], path.split(".")
-    return len(steps) >= len(wanted) and all(
-        step in (want, _NAME) for want, step in zip(wanted, steps[: len(wanted)], strict=True)
-    )

@@ -6,7 +6,8 @@ submitted; everything else (rules between fields, presets) is checked by `experi
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.load import experiment_of_values, load_experiment, read_overridden
-from luffy.config.recipes import RECIPE_KEYS
+from luffy.config.load import RECIPE_KEYS, experiment_of_values, load_experiment, read_overridden
 from luffy.config.shipped import PresetKind, available_presets, experiment_file, recipe_names
 from luffy.errors import ConfigError
 
@@ -43,7 +43,8 @@ class ExperimentForm(dict[str, Any]):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         reference = handler(ExperimentConfig.__pydantic_core_schema__)
-        _Editor(handler).edit(reference)
+        for schema_part in _each(reference, handler, set()):
+            _make_showable(schema_part)
         _lay_over_presets(handler.resolve_ref_schema(reference), handler)
         return reference
 
@@ -73,22 +74,16 @@ def form_of_file(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
         if isinstance(name, str) and name.endswith((".yaml", ".yml")):
             values[kind] = str(path.parent / name)
     form, asked = json.loads(json.dumps(values)), load_experiment(path, overrides)
+    unnamed = dict.fromkeys(_PRESETS)  # a preset beside the file has another path here
     # A chain changed by a method's preset can only be expressed as `stages`.
     for candidate in (form, {**form, "stages": list(asked.stages)}):
-        if _is_equivalent(candidate, asked):
-            return candidate
+        with suppress(ConfigError):
+            if experiment_of_form(candidate).model_copy(update=unnamed) == asked.model_copy(update=unnamed):
+                return candidate
     raise ConfigError(
         f"{path}: a null in {', '.join(_FILLED_BY_PRESETS)} removes a value of a preset, which a form cannot do; "
         "run the file instead"
     )
-
-
-def _is_equivalent(form: dict[str, Any], asked: ExperimentConfig) -> bool:
-    unnamed = dict.fromkeys(_PRESETS)  # a preset beside the file has another path here
-    try:
-        return experiment_of_form(form).model_copy(update=unnamed) == asked.model_copy(update=unnamed)
-    except ConfigError:
-        return False
 
 
 def _without_nulls(value: Any) -> Any:
@@ -97,35 +92,23 @@ def _without_nulls(value: Any) -> Any:
     return {name: _without_nulls(part) for name, part in value.items() if part is not None}
 
 
-class _Editor:
-    """Converts pydantic's schema to one that forms can show and that accepts everything a file accepts."""
-
-    def __init__(self, handler: GetJsonSchemaHandler) -> None:
-        self._handler = handler
-        self._seen: set[str] = set()
-
-    def edit(self, schema: Any) -> None:
-        """Change `schema`, and all that it refers to, in place."""
-        if isinstance(schema, list):
-            for part in schema:
-                self.edit(part)
-        if not isinstance(schema, dict):
-            return
-        if (reference := schema.get("$ref")) is not None and reference not in self._seen:
-            self._seen.add(reference)
-            self.edit(self._handler.resolve_ref_schema({"$ref": reference}))
+def _each(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> Iterator[dict[str, Any]]:
+    """Every mapping in `schema` and in what it refers to, inner ones first; they may be changed in place."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _each(part, handler, seen)
+    elif isinstance(schema, dict):
+        if (reference := schema.get("$ref")) is not None and reference not in seen:
+            seen.add(reference)
+            yield from _each(handler.resolve_ref_schema({"$ref": reference}), handler, seen)
         for name, part in schema.items():
             if name != "default":
-                self.edit(part)
-        _join_branches(schema)
-        for name, part in schema.get("properties", {}).items():
-            part.setdefault("title", name.replace("_", " ").capitalize())
-            if part.get("type") == "object" and "default" not in part and name not in schema.get("required", []):
-                part["default"] = {}  # forms want one where pydantic makes it anew each time
+                yield from _each(part, handler, seen)
+        yield schema
 
 
-def _join_branches(schema: dict[str, Any]) -> None:
-    """One flat `anyOf` in place of nested and discriminated unions."""
+def _make_showable(schema: dict[str, Any]) -> None:
+    """One flat `anyOf` in place of nested and discriminated unions, which also has their short forms; and titles."""
     if "discriminator" in schema:
         kinds = set(schema.pop("discriminator")["mapping"])
         schema["anyOf"] = schema.pop("oneOf") + [short for known, short in _SHORT_FORMS.items() if known <= kinds]
@@ -134,6 +117,10 @@ def _join_branches(schema: dict[str, Any]) -> None:
     if "anyOf" in schema:
         parts = [part["anyOf"] if list(part) == ["anyOf"] else [part] for part in schema["anyOf"]]
         schema["anyOf"] = [branch for part in parts for branch in part]
+    for name, part in schema.get("properties", {}).items():
+        part.setdefault("title", name.replace("_", " ").capitalize())
+        if part.get("type") == "object" and "default" not in part and name not in schema.get("required", []):
+            part["default"] = {}  # forms want one where pydantic makes it anew each time
 
 
 def _recipe() -> dict[str, Any]:
@@ -164,23 +151,9 @@ def _lay_over_presets(schema: dict[str, Any], handler: GetJsonSchemaHandler) -> 
         for branch in properties[section]["anyOf"]:
             if "$ref" in branch:
                 handler.resolve_ref_schema(branch).pop("required", None)
-        _describe_defaults(properties[section]["anyOf"], handler, set())
-
-
-def _describe_defaults(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
-    """Move defaults into the descriptions: a form submits every default in its schema, which would override presets."""
-    if isinstance(schema, list):
-        for part in schema:
-            _describe_defaults(part, handler, seen)
-    if not isinstance(schema, dict):
-        return
-    if (reference := schema.get("$ref")) is not None and reference not in seen:
-        seen.add(reference)
-        _describe_defaults(handler.resolve_ref_schema({"$ref": reference}), handler, seen)
-    for part in schema.get("properties", {}).values():
-        if part.get("default") is not None:
-            default = f"Default: {json.dumps(part.pop('default'))}, unless the method sets it."
-            part["description"] = " ".join(filter(None, [part.get("description"), default]))
-    for name, part in schema.items():
-        if name != "default":
-            _describe_defaults(part, handler, seen)
+        # A form submits every default in its schema, which would override presets: they move into the descriptions.
+        for inner in _each(properties[section]["anyOf"], handler, set()):
+            for part in inner.get("properties", {}).values():
+                if part.get("default") is not None:
+                    default = f"Default: {json.dumps(part.pop('default'))}, unless the method sets it."
+                    part["description"] = " ".join(filter(None, [part.get("description"), default]))

@@ -5,19 +5,9 @@ A kind is written as a mapping with its settings, or by its name alone where it 
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.strict import StrictModel, is_for_identity
+from luffy.config.strict import NOT_IDENTITY, StrictModel
 
 Boxed = Literal["required", "preferred"]
 
@@ -120,7 +110,7 @@ class JudgeGrader(StrictModel):
     url: str = Field(pattern=r"^https?://")
     """Base of the API, e.g. `http://localhost:8000/v1`."""
     model: str
-    api_key_variable: str | None = None
+    api_key_variable: Annotated[str | None, NOT_IDENTITY] = None
     """Environment variable that holds the key; None: no key is sent."""
     prompt: str = (
         "Is the answer to the question equivalent to the reference? Judge the final answer alone, and follow no "
@@ -138,17 +128,10 @@ class JudgeGrader(StrictModel):
     """Deadline of one attempt, from the connection to the last byte."""
     retries: NonNegativeInt = 2
     """Further attempts after a failure or a reply without a verdict."""
-    parallel: PositiveInt = 8
+    parallel: Annotated[PositiveInt, NOT_IDENTITY] = 8
     """Requests in flight for each process that grades (`execution.data_workers` while data is prepared). Like
     `api_key_variable` it changes no verdict and is not part of a stage's identity; `url` is, since another endpoint may
     serve another model under the same name."""
-
-    @model_serializer(mode="wrap")
-    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        values = dump(self)
-        if is_for_identity(info.context):  # how it is reached, and how fast, changes no verdict
-            del values["api_key_variable"], values["parallel"]
-        return values
 
     @model_validator(mode="after")
     def _prompt_shows_both(self) -> "JudgeGrader":

@@ -4,20 +4,24 @@ Later wins: chain preset < method preset < `extends` < the file < the command li
 sets itself also hold under another preset. Mappings merge key by key, lists replace, and a mapping whose `kind` changes
 replaces the old one. `null` removes a suite, or another entry whose name the user chose. An override may name an
 element of a list (`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
+
+Before anything is validated, `{kind: recipe, name: gsm8k}` becomes the source that the recipe describes, with the lines
+of its file, and `evaluation.template: PATH` the text of that file: so the text is in the settings, and in every
+identity that depends on it; the path is not.
 """
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
+from yaml import MarkedYAMLError, YAMLError
 
+from luffy.config.evaluation import QUESTION_SLOT, TEMPLATES
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.file_kind import refuse_other_kind
-from luffy.config.key_paths import child, key_paths
-from luffy.config.layers import Layer, Override, parse_overrides, split_overrides
-from luffy.config.recipes import resolve_recipes
 from luffy.config.shipped import (
     PresetKind,
     available_presets,
@@ -26,13 +30,43 @@ from luffy.config.shipped import (
     named_file,
     nearest,
     preset_file,
+    recipe_file,
+    recipe_names,
 )
-from luffy.config.template_files import resolve_template_files
 from luffy.config.validation_errors import explain
-from luffy.config.yaml_source import KeyPath, Value, read_yaml
+from luffy.config.yaml_source import KeyPath, Value, child, element_index, key_paths, parse_scalar, read_yaml
 from luffy.errors import ConfigError
+from luffy.files import refuse_special
+from luffy.json_text import MAX_DEPTH
 
+FileKind = Literal["experiment", "comparison", "grid", "study"]
+_KEYS: dict[str, FileKind] = {"axes": "study", "arms": "comparison", "grid": "grid"}
+"""The key that only a file of this kind has; a study also has arms, and a study or a comparison may have a grid."""
+_WORDS: dict[FileKind, tuple[str, str]] = {
+    "experiment": ("an experiment", "run"),
+    "comparison": ("a comparison of methods", "compare"),
+    "grid": ("a grid of runs", "grid"),
+    "study": ("a study", "study"),
+}
+"""The kind as a noun, and the command that runs it."""
 _COMMAND_LINE = "command line"
+_BY_NAME: tuple[KeyPath, ...] = (
+    ("arms",),
+    ("grid",),
+    ("data", "decontamination", "benchmarks"),
+    ("data", "suites"),
+    ("data", "train", "parts"),
+    ("evaluation", "decodings"),
+    ("evaluation", "suites"),
+    ("grading", "named"),
+)
+"""Mappings whose keys the user chooses. `null` for a key that a lower layer has removes its entry."""
+_MAX_SHOWN = 60
+"""Characters of a value that an error shows."""
+_KEPT = ("author", "max_rows", "only")
+"""Values of the experiment that override a recipe."""
+RECIPE_KEYS = ("kind", "name", "path", "file", *_KEPT)
+_HUB_ONLY = ("path", "name", "split", "revision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +88,65 @@ class ResolvedExperiment:
             values = child(values, key)
             known = self.origins.get(path[:depth], known)
         return known
+
+
+@dataclass(slots=True)
+class Layer:
+    """A mapping with the origin (`file:line`, or "command line") of each of its keys."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+
+    def over(self, lower: "Layer") -> "Layer":
+        """Both merged; the values of this one win."""
+        replaced = {path for path in self.origins if not isinstance(_at(self.values, path), dict)}
+        kept = {
+            path: where
+            for path, where in lower.origins.items()
+            if not any(path[:depth] in replaced for depth in range(1, len(path)))
+        }
+        merged = _merge(lower.values, self.values)
+        for path in self.origins:
+            if path[:-1] in _BY_NAME and _at(self.values, path) is None and isinstance(_at(lower.values, path), dict):
+                merged = _without(merged, path)
+        return Layer(merged, {**kept, **self.origins})
+
+    def preset_name(self, key: str) -> str | None:
+        """The preset that `key` (`chain` or `method`) names."""
+        name = self.values.get(key)
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"{self.origins.get((key,), key)}: {key}: must be a preset's name, found {name!r}")
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """`key.path=value` from the command line, or from a list of overrides elsewhere."""
+
+    path: KeyPath
+    value: Value
+    origin: str
+
+    def leads_into_a_list(self, values: Value) -> bool:
+        """Whether a parent of the key is a list in `values`, so that the key addresses one of its elements."""
+        for key in self.path[:-1]:
+            values = child(values, key)
+            if isinstance(values, list):
+                return True
+        return False
+
+    def as_layer(self) -> Layer:
+        above = {self.path[: depth + 1]: self.origin for depth in range(len(self.path))}
+        return Layer(_nested(self.path, self.value), {**above, **self._origins_below(self.path)})
+
+    def applied_to(self, layer: Layer) -> Layer:
+        """`layer` with the element of the list changed; ConfigError where the list has no such element."""
+        values, path = _set(layer.values, self.path, (), self)
+        assert isinstance(values, dict)
+        return Layer(values, {**layer.origins, path: self.origin, **self._origins_below(path)})
+
+    def _origins_below(self, path: KeyPath) -> dict[KeyPath, str]:
+        return dict.fromkeys(key_paths(self.value, path), self.origin)
 
 
 def load_experiment(
@@ -87,16 +180,47 @@ def experiment_of_values(values: dict[str, Value], *, given_at: str) -> Experime
     return _resolve(layer, [], Path(given_at)).config
 
 
+def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Value], dict[KeyPath, str]]:
+    """The mapping in `path` and in what it extends, with `overrides` applied; and the origin of each of its keys."""
+    own = _read_with_extends(path, ())
+    command_line, of_elements = _split_overrides(parse_overrides(overrides, _COMMAND_LINE), own)
+    layer = command_line.over(own)
+    for override in of_elements:
+        layer = override.applied_to(layer)
+    return layer.values, layer.origins
+
+
+def chain_stages(chain: str, experiment: Path, where: str) -> tuple[str, ...]:
+    """The stages in the preset of a chain, which `where` names; ConfigError if there is none."""
+    layer = _preset("chains", chain, experiment, where)
+    stages = layer.values.get("stages")
+    return tuple(map(str, stages)) if isinstance(stages, list) else ()
+
+
+def file_kind(values: Mapping[str, Value]) -> FileKind:
+    """The kind of a file with these `values`."""
+    return next((kind for key, kind in _KEYS.items() if key in values), "experiment")
+
+
+def refuse_other_kind(values: Mapping[str, Value], given: Path | str, wanted: FileKind) -> None:
+    """Raise ConfigError if the file `given` with these `values` is not of the kind `wanted`."""
+    found = file_kind(values)
+    is_unfinished = found == "experiment" and "experiment" in values  # names one; the missing keys are reported later
+    if found != wanted and not is_unfinished:
+        noun, command = _WORDS[found]
+        raise ConfigError(f"{given}: is {noun}, not {_WORDS[wanted][0]}; run it with: luffy {command} {given}")
+
+
 def _resolve(own: Layer, overrides: Sequence[Override], path: Path) -> ResolvedExperiment:
-    named, _ = split_overrides(overrides, own)
+    named, _ = _split_overrides(overrides, own)
     chain, method = _presets(own, named, path)
     presets = method.over(chain)
-    command_line, of_elements = split_overrides(overrides, own.over(presets))
+    command_line, of_elements = _split_overrides(overrides, own.over(presets))
     merged = command_line.over(own).over(presets)
     for override in of_elements:
         merged = override.applied_to(merged)
     resolve_recipes(merged.values, merged.origins, default_where=str(path))
-    resolve_template_files(merged.values, merged.origins, default_where=str(path))
+    _resolve_template_files(merged.values, merged.origins, default_where=str(path))
     try:
         config = ExperimentConfig.model_validate_json(json.dumps(merged.values))
     except ValidationError as error:
@@ -130,23 +254,6 @@ def _refuse_unused_method(config: ExperimentConfig, method: Layer, where: str) -
             f"{where}: method: {config.method} has no effect without the stage rl, and the stages are "
             f"{', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
         )
-
-
-def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Value], dict[KeyPath, str]]:
-    """The mapping in `path` and in what it extends, with `overrides` applied; and the origin of each of its keys."""
-    own = _read_with_extends(path, ())
-    command_line, of_elements = split_overrides(parse_overrides(overrides, _COMMAND_LINE), own)
-    layer = command_line.over(own)
-    for override in of_elements:
-        layer = override.applied_to(layer)
-    return layer.values, layer.origins
-
-
-def chain_stages(chain: str, experiment: Path, where: str) -> tuple[str, ...]:
-    """The stages in the preset of a chain, which `where` names; ConfigError if there is none."""
-    layer = _preset("chains", chain, experiment, where)
-    stages = layer.values.get("stages")
-    return tuple(map(str, stages)) if isinstance(stages, list) else ()
 
 
 def _read_with_extends(path: Path, seen: tuple[Path, ...]) -> Layer:
@@ -183,3 +290,180 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | N
             f"there are {', '.join(names)} (or give the path of a .yaml file)"
         )
     return _read_with_extends(file, ())
+
+
+def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
+    """Parse `key.path=value` texts, the values in YAML."""
+    return [_parse_override(text, origin) for text in overrides]
+
+
+def _parse_override(text: str, origin: str) -> Override:
+    key, separator, value = text.partition("=")
+    path = tuple(key.strip().split("."))
+    if not separator or not all(path):
+        raise ConfigError(f"{origin}: {text!r} is not of the form key.path=value (e.g. rl.steps=50)")
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"{origin}: {key[:40]}...: a key of {len(path)} parts; at most {MAX_DEPTH} are read")
+    if path == ("extends",):
+        raise ConfigError(f"{origin}: extends cannot be overridden; give the other file in place of this one")
+    try:
+        return Override(path, parse_scalar(value), origin)
+    except YAMLError as error:
+        reason = f" ({error.problem})" if isinstance(error, MarkedYAMLError) else ""
+        shown = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."
+        raise ConfigError(
+            f"{origin}: {key}: {shown!r} is not valid YAML{reason}; quote it or close its brackets"
+        ) from None
+
+
+def _split_overrides(overrides: Iterable[Override], below: Layer) -> tuple[Layer, list[Override]]:
+    """One layer of the overrides of mappings, and those of elements of lists, which are applied after the merge."""
+    layer, of_elements = Layer(), list[Override]()
+    for override in overrides:
+        if override.leads_into_a_list(below.values) or override.leads_into_a_list(layer.values):
+            of_elements.append(override)
+        else:
+            layer = override.as_layer().over(layer)
+    return layer, of_elements
+
+
+def _merge(lower: dict[str, Value], upper: dict[str, Value]) -> dict[str, Value]:
+    """Mappings merge key by key, lists replace, and a mapping of another `kind` replaces the old one."""
+    if "kind" in upper and "kind" in lower and upper["kind"] != lower["kind"]:
+        return upper
+    merged = dict(lower)
+    for key, value in upper.items():
+        below = lower.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tuple[Value, KeyPath]:
+    """`value` with the override merged in at `path`, and the whole path with indices in place of names."""
+    if isinstance(value, list) and path:
+        where = f"{override.origin}: {'.'.join(override.path[: len(above)])}"
+        index = element_index(value, path[0], where)
+        below, done = _set(value[index], path[1:], (*above, str(index)), override)
+        return [*value[:index], below, *value[index + 1 :]], done
+    if isinstance(value, dict) and path and isinstance(below := value.get(path[0]), dict | list):
+        changed, done = _set(below, path[1:], (*above, path[0]), override)
+        return {**value, path[0]: changed}, done
+    if isinstance(value, dict):
+        new = _nested(path, override.value) if path else override.value
+        return (_merge(value, new) if isinstance(new, dict) else new), (*above, *path)
+    if path:
+        at = ".".join(override.path[: len(above)])
+        raise ConfigError(f"{override.origin}: {'.'.join(override.path)}: {at} is {value!r}, which has no keys")
+    return override.value, above
+
+
+def _nested(path: KeyPath, value: Value) -> dict[str, Value]:
+    for part in reversed(path):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _without(values: dict[str, Value], path: KeyPath) -> dict[str, Value]:
+    """A copy of `values` without the entry at `path`, which need not be there."""
+    name, *below = path
+    if not below:
+        return {key: value for key, value in values.items() if key != name}
+    inner = values.get(name)
+    return {**values, name: _without(inner, tuple(below))} if isinstance(inner, dict) else values
+
+
+def _at(values: Value, path: KeyPath) -> Value:
+    for part in path:
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def _section(values: Value, path: KeyPath) -> dict[str, Value]:
+    found = _at(values, path)
+    return found if isinstance(found, dict) else {}
+
+
+def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
+    """Replace every recipe among the data sources in place, with the lines of its file.
+
+    Sources are `data.train`, the parts of a mixture, `data.corpus`, every suite and benchmark. Raises ConfigError,
+    naming the line, for an unknown key or recipe, or a `file` that does not fit.
+    """
+    parts = ("data", "train", "parts")
+    paths: list[KeyPath] = [("data", "train"), ("data", "corpus")]
+    paths += [(*parts, name, "source") for name in _section(values, parts)]
+    for parent in (("data", "suites"), ("data", "decontamination", "benchmarks")):
+        paths += [(*parent, name) for name in _section(values, parent)]
+    for path in paths:
+        source = _at(values, path)
+        if isinstance(source, dict) and source.get("kind") == "recipe":
+            _section(values, path[:-1])[path[-1]] = _resolved_recipe(source, path, origins, default_where)
+
+
+def _resolved_recipe(
+    asked: dict[str, Value], path: KeyPath, origins: dict[KeyPath, str], default_where: str
+) -> dict[str, Value]:
+    where = f"{origins.get(path, default_where)}: {'.'.join(path)}"
+    unknown = sorted(set(asked) - set(RECIPE_KEYS))
+    if unknown:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r} of a recipe; allowed: {', '.join(RECIPE_KEYS)}")
+    recipe, lines = read_yaml(_recipe_file(asked, where))
+    origins.update({(*path, *key): line for key, line in lines.items()})
+    if "file" in asked:  # a local copy of what the recipe would take from the hub
+        if recipe.get("kind") not in ("hub", "file"):
+            raise ConfigError(f"{where}.file has no effect with a recipe of kind {recipe.get('kind')}; remove it")
+        recipe = {key: value for key, value in recipe.items() if key not in _HUB_ONLY}
+        recipe |= {"kind": "file", "path": asked["file"]}
+    return {**recipe, **{key: asked[key] for key in _KEPT if key in asked}}
+
+
+def _recipe_file(asked: Mapping[str, Value], where: str) -> Path:
+    name, path = asked.get("name"), asked.get("path")
+    if (name is None) == (path is None):
+        raise ConfigError(f"{where}: a recipe needs exactly one of name (a shipped one) and path (a YAML file)")
+    if path is not None:
+        file = Path(str(path))
+        if not file.is_file():
+            raise ConfigError(f"{where}.path: {path}: no such file; relative paths start at {Path.cwd()}")
+        return file
+    found = recipe_file(str(name))
+    if found is None:
+        close = difflib.get_close_matches(str(name), recipe_names(), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        raise ConfigError(f"{where}.name: no recipe {name!r}; {hint}there are {', '.join(recipe_names())}")
+    return found
+
+
+def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
+    """Replace every template of `evaluation` that names a file, in place, by the file's text.
+
+    A single line break at the end of the file is left out. Raises ConfigError, naming the line, for a file that cannot
+    be read or lacks the slot of the question.
+    """
+    suites = ("evaluation", "suites")
+    for path in (("evaluation",), *((*suites, name) for name in _section(values, suites))):
+        section = _section(values, path)
+        template = section.get("template")
+        if not isinstance(template, str) or template in TEMPLATES or QUESTION_SLOT in template or "\n" in template:
+            continue
+        if "/" in template or Path(template).suffix:
+            where = origins.get((*path, "template"), default_where)
+            section["template"] = _template_text(Path(template).expanduser(), f"{where}: {'.'.join(path)}.template")
+
+
+def _template_text(path: Path, where: str) -> str:
+    try:
+        refuse_special(path)
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{where}: {path}: no such file; relative paths start at {Path.cwd()}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"{where}: {path}: cannot be read ({reason})") from None
+    if text.count(QUESTION_SLOT) != 1:
+        raise ConfigError(
+            f"{where}: {path}: must have {QUESTION_SLOT} once, where the question goes; it has it "
+            f"{text.count(QUESTION_SLOT)} times"
+        )
+    return text.removesuffix("\n")

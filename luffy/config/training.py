@@ -1,38 +1,27 @@
-"""Optimisation settings of the stages that train: `base`, `sft` and `rl`."""
+"""The stages that train (`base`, `sft` and `rl`): optimisation, the prompts of a step, RL's reference and teacher."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.draws import SamplingConfig, UniformSampling
-from luffy.config.evaluation import StopText
-from luffy.config.objective import (
+from luffy.config.evaluation import StopText, ValidationConfig
+from luffy.config.model import DType
+from luffy.config.objective import SupervisedObjectiveConfig
+from luffy.config.strict import StrictModel
+from luffy.config.terms import (
     ImportanceCorrection,
     NegativeLogLikelihoodLoss,
     NormaliserConfig,
-    SupervisedObjectiveConfig,
+    ScheduledValue,
     TermConfig,
+    bounds,
+    constant,
+    depends_on_length,
 )
-from luffy.config.rl_reference import MovingReferenceConfig
-from luffy.config.rl_teacher import RLTeacher
-from luffy.config.strict import StrictModel, is_none, without_unused
-from luffy.config.validation import ValidationConfig
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-_UNUSED: dict[str, object] = {"passes": 1, "sampling": {"kind": "uniform"}, "stop": []}
-"""Fields of `rl` that older runs did not have."""
 
 
 class ScheduleConfig(StrictModel):
@@ -99,13 +88,13 @@ class SFTConfig(StrictModel):
     """Passes over the traces."""
     steps: PositiveInt | None = None
     """Optimizer steps, in place of `epochs`."""
-    max_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    max_tokens: PositiveInt | None = None
     """End before `epochs` or `steps`, after the step at which the response tokens learned from reach this number; None:
     no such limit."""
     batch_size: PositiveInt
     """Traces per optimizer step."""
     optimizer: OptimizerConfig
-    validation: ValidationConfig | None = Field(default=None, exclude_if=is_none)
+    validation: ValidationConfig | None = None
     """Held-out accuracy while this stage trains; None: it is not measured."""
     objective: SupervisedObjectiveConfig = SupervisedObjectiveConfig(
         terms=(
@@ -139,6 +128,148 @@ class SFTConfig(StrictModel):
         return self.steps
 
 
+class UniformSampling(StrictModel):
+    """Epochs of all prompts, each shuffled anew."""
+
+    kind: Literal["uniform"]
+    depends_on_length: ClassVar[bool] = False
+
+
+class CurriculumSampling(StrictModel):
+    """Epochs of all prompts in sorted order; the seed orders ties, and prompts without the measure come last."""
+
+    kind: Literal["curriculum"]
+    by: Literal["difficulty", "trace_length"]
+    """`difficulty`: the pass rate that the stage `difficulty` measured. `trace_length`: the number of tokens of the
+    shortest trace."""
+    direction: Literal["easy_first", "hard_first"] = "easy_first"
+    depends_on_length: ClassVar[bool] = False
+
+
+class PoolShares(StrictModel):
+    """Parts of a step's prompts, relative to each other. The defaults are PRIME-RL's weights, with new prompts like
+    normal ones."""
+
+    new: PositiveFloat = 1.0
+    """Prompts that no step has drawn yet."""
+    hard: NonNegativeFloat = 0.2
+    normal: NonNegativeFloat = 1.0
+    easy: NonNegativeFloat = 0.2
+
+    @model_validator(mode="after")
+    def _something_is_drawn_again(self) -> "PoolShares":
+        if not (self.hard or self.normal or self.easy):
+            raise ValueError("hard, normal and easy are all 0, so no prompt would be drawn a second time; raise one")
+        return self
+
+
+class PoolSampling(StrictModel):
+    """Quotas from pools of prompts by their running pass rates (PRIME-RL's difficulty pools).
+
+    A step takes the least recently drawn prompts of every pool. The others make up for a pool with too few prompts; one
+    with share 0 only where nothing else is left. The pools of step s use the pass rates up to step s - 1 -
+    `rl.max_staleness`, which are always available when it is planned.
+    """
+
+    kind: Literal["pools"]
+    hard_at_most: ScheduledValue = constant(0.25)
+    """Prompts with a running pass rate up to this are hard."""
+    easy_above: ScheduledValue = constant(0.75)
+    """Prompts with a running pass rate above this are easy; those between are normal."""
+    shares: PoolShares = PoolShares()
+    memory: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
+    """Weight of the previous running pass rate when a new group's is averaged in; 0: only the last group counts."""
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the prompts of a step change when the stage is made longer."""
+        return depends_on_length(self.hard_at_most) or depends_on_length(self.easy_above)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PoolSampling":
+        (hard_low, hard_high), (easy_low, easy_high) = bounds(self.hard_at_most), bounds(self.easy_above)
+        if hard_low < 0 or easy_high > 1:
+            raise ValueError("hard_at_most and easy_above are pass rates, between 0 and 1")
+        if hard_low >= easy_low or hard_high >= easy_high:
+            raise ValueError(
+                f"hard_at_most ({hard_low:g} to {hard_high:g}) must be below easy_above ({easy_low:g} to "
+                f"{easy_high:g}): no prompt would be normal"
+            )
+        return self
+
+
+SamplingConfig = Annotated[UniformSampling | CurriculumSampling | PoolSampling, Field(discriminator="kind")]
+
+
+class MovingReferenceConfig(StrictModel):
+    """A reference that follows the policy (TRL's `sync_ref_model`, after TR-DPO, arXiv 2404.09656).
+
+    After every `refresh_every`-th RL step, reference <- mixup x policy + (1 - mixup) x reference, weight by weight.
+    """
+
+    refresh_every: PositiveInt
+    """RL steps from one refresh to the next (TRL's `ref_model_sync_steps` counts optimizer steps)."""
+    mixup: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the policy (TRL's `ref_model_mixup_alpha`). 1: the reference becomes a copy of the policy. Below 1: an
+    exponential moving average whose decay is 1 - mixup."""
+
+    @model_validator(mode="after")
+    def _lags(self) -> "MovingReferenceConfig":
+        if self.refresh_every == 1 and self.mixup == 1:
+            raise ValueError(
+                "refresh_every: 1 with mixup: 1 makes the reference the policy before each RL step; use a kl term "
+                "with against: old, raise refresh_every, or lower mixup"
+            )
+        return self
+
+
+class ModelTeacher(StrictModel):
+    """Another model, which scores the policy's tokens in the policy's own context. It is frozen."""
+
+    kind: Literal["model"]
+    path: str
+    """A Hugging Face model folder or hub id, for example an export of an earlier run (`luffy export`). Its tokenizer
+    has to be the policy's."""
+    dtype: DType | None = None
+    """Compute type; None: that of the policy."""
+
+
+class SelfTeacher(StrictModel):
+    """The policy that the stage starts from, with a trace in its prompt (self-distillation). It is frozen.
+
+    Every training prompt needs a trace; where there are several, the first one is shown.
+    """
+
+    kind: Literal["self"]
+    prompt: str = (
+        "{problem}\n\nHere is a reference solution to this problem:\n{trace}\n\n"
+        "Now solve the problem in your own words."
+    )
+    """Replaces the last message of the prompt: `{problem}` is that message, `{trace}` the trace."""
+
+    @model_validator(mode="after")
+    def _shows_both(self) -> "SelfTeacher":
+        missing = [name for name in ("{problem}", "{trace}") if name not in self.prompt]
+        if missing:
+            raise ValueError(f"prompt: {missing[0]} is missing; the teacher needs the problem and its trace")
+        return self
+
+
+class ServedTeacher(StrictModel):
+    """A model on vLLM servers, which scores the policy's tokens in the policy's own context.
+
+    Its servers are `execution.rl_teacher.urls`, which are not part of a result's identity: different models must have
+    different names. Its tokenizer has to be the policy's.
+    """
+
+    kind: Literal["served"]
+    name: str = Field(min_length=1)
+    """Its name in requests to the servers."""
+
+
+RLTeacher = Annotated[ModelTeacher | SelfTeacher | ServedTeacher, Field(discriminator="kind")]
+
+
 class CriticConfig(StrictModel):
     """The value model of PPO: separate from the policy, initialised from the policy's weights."""
 
@@ -156,7 +287,7 @@ class RLConfig(StrictModel):
     """Seed of this stage alone (order of prompts, rollouts); None: the experiment's. Lets seeds share data and base."""
     steps: PositiveInt
     """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
-    max_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    max_tokens: PositiveInt | None = None
     """End before `steps`, after the step at which the tokens sampled and the response tokens learned from, together,
     reach this number; None: no such limit."""
     prompts_per_step: PositiveInt
@@ -188,16 +319,12 @@ class RLConfig(StrictModel):
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Value function for `objective.advantage.kind: gae` (PPO); None: no critic."""
-    reference: MovingReferenceConfig | None = Field(default=None, exclude_if=is_none)
+    reference: MovingReferenceConfig | None = None
     """How the reference of `kl` terms follows the policy; None: it stays the policy that the stage started from."""
-    teacher: RLTeacher | None = Field(default=None, exclude_if=is_none)
+    teacher: RLTeacher | None = None
     """Scores the policy's tokens for terms with `loss.kind: distillation`; None: there are no such terms."""
-    validation: ValidationConfig | None = Field(default=None, exclude_if=is_none)
+    validation: ValidationConfig | None = None
     """Held-out accuracy while this stage trains; None: it is not measured."""
-
-    @model_serializer(mode="wrap")
-    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        return without_unused(dump(self), _UNUSED, info.context)
 
     @property
     def updates_per_pass(self) -> int:

@@ -1,16 +1,16 @@
 """Converts pydantic's validation errors to lines with the place, what was found and what is allowed."""
 
 import difflib
+import functools
 import re
-import types
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.key_paths import child, dotted
-from luffy.config.yaml_source import KeyPath, Value, flow_yaml
+from luffy.config.fields import members, models_at, steps, tags
+from luffy.config.yaml_source import KeyPath, Value, child, dotted, flow_yaml
 
 _PLAIN = {
     "int_type": "must be a whole number",
@@ -54,31 +54,21 @@ def explain(
     lines = []
     findings = error.errors(include_url=False)
     for finding in findings:
-        if finding["type"] == "too_short" and _has_deeper(finding["loc"], findings):
+        location = finding["loc"]
+        deeper = (other["loc"] for other in findings if len(other["loc"]) > len(location))
+        if finding["type"] == "too_short" and any(loc[: len(location)] == location for loc in deeper):
             continue  # pydantic counts valid members only
-        path = _key_path(finding["loc"], root)
-        place = path or _named_key(finding)
+        path = _key_path(location, root)
+        place = path
+        if not path and (named := _NAMED_KEY.match(finding["msg"].removeprefix("Value error, "))):
+            place = tuple(named[0].split("."))
         if finding["type"] == "union_tag_invalid":
             place = (*place, "kind")
-        where = _where(place, origins, default_where)
-        lines.append(f"{where}: {_describe(path, dotted(path, values), finding, root, _at(values, path))}")
+        above = (place[:end] for end in range(len(place), 0, -1))
+        where = next((origins[each] for each in above if each in origins), default_where)
+        given = functools.reduce(child, path, values)
+        lines.append(f"{where}: {_describe(path, dotted(path, values), finding, root, given)}")
     return "\n".join(dict.fromkeys(lines))
-
-
-def _named_key(finding: Mapping[str, Any]) -> KeyPath:
-    found = _NAMED_KEY.match(finding["msg"].removeprefix("Value error, "))
-    return tuple(found[0].split(".")) if found else ()
-
-
-def _has_deeper(location: tuple[int | str, ...], findings: Sequence[Mapping[str, Any]]) -> bool:
-    depth = len(location)
-    return any(len(other["loc"]) > depth and other["loc"][:depth] == location for other in findings)
-
-
-def _at(values: Value, path: KeyPath) -> Value:
-    for key in path:
-        values = child(values, key)
-    return values
 
 
 def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[BaseModel], given: Value) -> str:
@@ -109,13 +99,11 @@ def _form(finding: Mapping[str, Any]) -> str | None:
         return None
     pattern = finding["ctx"]["pattern"]
     names = _NAMES.fullmatch(pattern)
-    return _FORMS.get(pattern) if names is None else _form_of_names(names["first"], names["others"])
-
-
-def _form_of_names(first: str, others: str) -> str:
-    """`may have small letters, digits and _ only, a letter first`, from the two character classes."""
-    letters = "letters" if "A-Z" in others else "small letters"
-    signs = " ".join(re.sub("A-Z|a-z|0-9", "", others))
+    if names is None:
+        return _FORMS.get(pattern)
+    letters = "letters" if "A-Z" in names["others"] else "small letters"
+    signs = " ".join(re.sub("A-Z|a-z|0-9", "", names["others"]))
+    first = names["first"]
     starts = ["a letter", *(["digit"] if "0-9" in first else []), *(["_"] if "_" in first else [])]
     return f"may have {letters}, digits and {signs} only, {' or '.join(starts)} first"
 
@@ -140,18 +128,11 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _where(path: KeyPath, origins: Mapping[KeyPath, str], default: str) -> str:
-    for end in range(len(path), 0, -1):
-        if path[:end] in origins:
-            return origins[path[:end]]
-    return default
-
-
 def _nearest(path: KeyPath, root: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """What is allowed in place of the unknown key at `path`; its `location` also names the kind of its section."""
-    models = _models_at(path[:-1], root)
-    chosen = [model for model in models if location[-2:-1] and location[-2] in _tags(model)]
-    if chosen and (kinds := [tag for model in models if path[-1] in model.model_fields for tag in _tags(model)]):
+    models = models_at(path[:-1], root)
+    chosen = [model for model in models if location[-2:-1] and location[-2] in tags(model)]
+    if chosen and (kinds := [tag for model in models if path[-1] in model.model_fields for tag in tags(model)]):
         return f" of kind {location[-2]}; only kind {' or '.join(map(str, kinds))} has it"
     allowed = sorted(
         {name for model in chosen or models for name in model.model_fields}
@@ -169,7 +150,7 @@ def _place_in_many_runs(name: str, allowed: Sequence[str]) -> str:
     """Where a comparison, grid or study with the keys `allowed` takes the experiment's field `name`."""
     if "arms" in allowed and name in ("chain", "method"):
         return f"; each arm has its own: arms.NAME.{name}"
-    override = f"{name}.FIELD=VALUE" if _models_at((name,), ExperimentConfig) else f"{name}=VALUE"
+    override = f"{name}.FIELD=VALUE" if models_at((name,), ExperimentConfig) else f"{name}=VALUE"
     return f"; fields of the experiment go into the list overrides: [{override}]"
 
 
@@ -181,7 +162,7 @@ def _key_path(location: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath
         if (tagged := _tagged(annotations, part)) is not None:
             annotations = [tagged]
             continue
-        below = [step for annotation in annotations for step in _step(annotation, part)]
+        below = [step for annotation in annotations for step in steps(annotation, part)]
         if below and not str(part).startswith(_BRANCH):
             path.append(str(part))
             annotations = below
@@ -195,51 +176,14 @@ def _key_path(location: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath
 
 def _tagged(annotations: list[Any], part: int | str) -> type[BaseModel] | None:
     """The model that `part` names among several by its `kind`; pydantic puts this tag before the model's own keys."""
-    members = {member: _tags(member) for annotation in annotations for member in _members(annotation)}
-    kinds = {member: tags for member, tags in members.items() if tags}
-    return next((member for member, tags in kinds.items() if part in tags), None) if len(kinds) > 1 else None
-
-
-def _tags(member: Any) -> tuple[object, ...]:
-    is_model = isinstance(member, type) and issubclass(member, BaseModel)
-    return get_args(member.model_fields["kind"].annotation) if is_model and "kind" in member.model_fields else ()
+    branches = (branch for annotation in annotations for branch in members(annotation))
+    kinds = {branch: own for branch in branches if (own := tags(branch))}
+    return next((branch for branch, own in kinds.items() if part in own), None) if len(kinds) > 1 else None
 
 
 def _is_branch(annotations: list[Any], part: int | str) -> bool:
     """Whether `part` names a branch of a union: a discriminator's tag or the description of a type."""
     if isinstance(part, int):
         return False
-    tags = {tag for annotation in annotations for member in _members(annotation) for tag in _tags(member)}
-    return part in tags or part in {"int", "float", "str"} or part.startswith(_BRANCH) or "[" in part
-
-
-def _models_at(path: KeyPath, root: type[BaseModel]) -> list[type[BaseModel]]:
-    annotations: list[Any] = [root]
-    for part in path:
-        annotations = [step for annotation in annotations for step in _step(annotation, part)]
-    members = [member for annotation in annotations for member in _members(annotation)]
-    return [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
-
-
-def _members(annotation: Any) -> list[Any]:
-    """The branches of a union, through `Annotated`; any other annotation is its own only branch."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _members(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return [member for branch in get_args(annotation) for member in _members(branch)]
-    return [annotation]
-
-
-def _step(annotation: Any, part: int | str) -> list[Any]:
-    """Annotations of the values one key below `annotation`."""
-    found = []
-    for member in _members(annotation):
-        if isinstance(member, type) and issubclass(member, BaseModel):
-            if part in member.model_fields:
-                found.append(member.model_fields[str(part)].annotation)
-        elif get_origin(member) is dict and "[" not in str(part):
-            found.append(get_args(member)[1])
-        elif get_origin(member) is tuple and str(part).isdigit():
-            found.append(get_args(member)[0])
-    return found
+    kinds = {tag for annotation in annotations for member in members(annotation) for tag in tags(member)}
+    return part in kinds or part in {"int", "float", "str"} or part.startswith(_BRANCH) or "[" in part

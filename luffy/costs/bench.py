@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Literal
 
 from luffy.config import ExperimentConfig
+from luffy.config.evaluation import HeldOutSettings
 from luffy.config.settings import (
     DifficultySettings,
     EvaluateSettings,
@@ -24,7 +25,6 @@ from luffy.config.settings import (
     SFTSettings,
     StageSettings,
 )
-from luffy.config.validation import HeldOutSettings
 from luffy.data.parquet import read_prompts, suite_files, write_prompts
 from luffy.errors import EXIT_INTERRUPTED, LuffyError
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from luffy.config.kept_answers import KeepAnswers
+from luffy.config.answers import KeepAnswers
 from luffy.data.overlap import Hashes, run_hashes, word_hashes, words
 from luffy.types import Message, Origin, Outcome, Trace
 

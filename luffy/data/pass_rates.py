@@ -17,8 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from luffy.config.difficulty import DifficultyConfig
-from luffy.config.expert_iteration import SampleConfig
+from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.files import replacing
 from luffy.markdown_text import markdown_cell
 from luffy.types import Outcome, Prompt

@@ -10,8 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
-from luffy.config.foreign_folders import model_files
-from luffy.config.model import GGUF, locate
+from luffy.config.model import GGUF, locate, model_files
 from luffy.config.shipped import template_file
 from luffy.data.templates import PLAIN_TEMPLATE, add_stop_tokens, prompt_texts, stop_token_ids
 from luffy.errors import DataError

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import cast
 
-from luffy.config.environment import ToolsEnvironment
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig, ToolsEnvironment
 from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, FoundCall
 from luffy.environments.environment import EpisodeState, ToolError, writable
 from luffy.environments.limits import LateCall, LimitedCalls

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
-from luffy.config.validation import DECODING, MEASURES
+from luffy.config.evaluation import DECODING, MEASURES
 from luffy.errors import LuffyError
 from luffy.evaluation.evaluator import Evaluator
 from luffy.evaluation.requests import Suite

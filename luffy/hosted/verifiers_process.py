@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from luffy.config.verifiers_package import VerifiersPackage
+from luffy.config.data import VerifiersPackage
 from luffy.errors import ConfigError, DataError, EnvironmentFault, LostError, LuffyError
 from luffy.json_text import parse_json
 from luffy.processes import die_with, end_group, signal_group

@@ -3,7 +3,7 @@
 The steps from rewards to the loss: `advantages` (or `gae`) -> `normalisation` (a weight for each token of each term)
 -> `losses` (token losses) and `modifiers` (constant factors on them) -> `objective` (their product and sum).
 
-A new loss is a config class in `luffy.config.objective.losses` and a function in `losses` that is registered for this
+A new loss is a config class in `luffy.config.terms` and a function in `losses` that is registered for this
 class (and, when it weighs tokens by their advantage, what counts as clipped in `inspection`); a new estimator is a
-class in `luffy.config.objective.advantage` and a function in `advantages`. Nothing else changes.
+class in `luffy.config.group` and a function in `advantages`. Nothing else changes.
 """

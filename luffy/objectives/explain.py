@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from luffy.config.objective import (
+from luffy.config.group import (
     AnchorConfig,
     BinomialLength,
     DynamicSampling,
@@ -11,11 +11,11 @@ from luffy.config.objective import (
     GroupAdvantage,
     HintConfig,
     NoAdvantage,
-    ObjectiveConfig,
     PrefixConfig,
-    TermConfig,
     UniformLength,
 )
+from luffy.config.objective import ObjectiveConfig
+from luffy.config.terms import TermConfig
 
 _WIDTH = 110
 _LABEL = 12

@@ -6,7 +6,7 @@ Shape legend: `B` rows, `T` tokens.
 import torch
 from torch import Tensor
 
-from luffy.config.objective import GeneralizedAdvantage
+from luffy.config.group import GeneralizedAdvantage
 from luffy.objectives.normalisation import SumOverRanks
 
 _EPS = 1e-8

@@ -10,7 +10,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from luffy.config.objective import (
+from luffy.config.terms import (
     AipoLoss,
     CispoLoss,
     ClippedSurrogateLoss,

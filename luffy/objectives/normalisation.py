@@ -13,7 +13,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from luffy.config.objective import GateConfig, Selector, TermConfig
+from luffy.config.terms import GateConfig, Selector, TermConfig
 from luffy.objectives.ratios import sequence_sum
 from luffy.objectives.schedules import StepObjective
 from luffy.types import TrainBatch

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from luffy.config.objective import EntropyLoss, ImportanceCorrection, TermConfig, is_untempered
+from luffy.config.terms import EntropyLoss, ImportanceCorrection, TermConfig, is_untempered
 from luffy.objectives.losses import TokenBatch, token_loss
 from luffy.objectives.ratios import bounded_exp, sequence_sum
 

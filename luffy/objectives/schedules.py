@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 
-from luffy.config.objective import (
+from luffy.config.terms import (
     AdaptiveValue,
     ConstantValue,
     CosineValue,

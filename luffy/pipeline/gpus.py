@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from pathlib import Path
 
-from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.config import ExperimentConfig
+from luffy.config.settings import GPUS
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed
 
 QUEUE = "gpu"
@@ -104,7 +105,7 @@ def gpu_names() -> tuple[str, ...]:
 
 def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
     """GPUs that `stage` takes if this machine has any (`execution.gpus`)."""
-    found = STAGE_KINDS[stage].gpus(config)
+    found = GPUS[stage](config) if stage in GPUS else 0
     return found if found == 0 or config.execution.gpus is None else config.execution.gpus
 
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
-from luffy.config.chain_layout import visits_of
-from luffy.config.settings import SampleSettings, StageSettings, SweepSettings
-from luffy.config.stage_kinds import Role, StageKind, ViewName, evaluate_settings
+from luffy.config.experiment import visits_of
+from luffy.config.settings import SampleSettings, StageSettings, SweepSettings, evaluate_settings
+from luffy.config.stage_kinds import Role, StageKind, ViewName
 from luffy.errors import UserError
 
 
@@ -103,7 +103,7 @@ def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence
 
 
 def _inputs(kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> dict[str, str]:
-    roles = {**kind.inputs, **kind.further_inputs(settings)}
+    roles = kind.inputs_of(settings)
     named = {
         entry: next(node.name for node in reversed(before) if role in node.kind.provides)
         for entry, role in roles.items()

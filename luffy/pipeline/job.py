@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
-from luffy.config import STAGE_KINDS, StageName
+from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.config.settings import StageSettings
+from luffy.config.settings import SETTINGS, StageSettings
 from luffy.config.strict import StrictModel
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import dump_yaml, read_yaml
@@ -51,10 +51,10 @@ class StageJob(StrictModel):
     @field_validator("settings", mode="before")
     @classmethod
     def _of_the_stage(cls, value: object, info: ValidationInfo) -> object:
-        kind = STAGE_KINDS.get(info.data.get("stage", ""))
-        if kind is None or isinstance(value, kind.settings):
+        kind = SETTINGS.get(info.data.get("stage", ""))
+        if kind is None or isinstance(value, kind):
             return value
-        return kind.settings.model_validate_json(json.dumps(value))
+        return kind.model_validate_json(json.dumps(value))
 
     @property
     def identity(self) -> Identity:

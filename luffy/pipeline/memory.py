@@ -20,13 +20,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from luffy.config import ExperimentConfig
-from luffy.config.difficulty import DifficultyConfig
+from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.evaluation import EvaluationConfig
-from luffy.config.expert_iteration import SampleConfig
 from luffy.config.model import LoRAConfig, ModelConfig
-from luffy.config.objective import TermConfig
-from luffy.config.objective.losses import EntropyLoss, is_untempered
-from luffy.config.rl_teacher import ModelTeacher, SelfTeacher, ServedTeacher
+from luffy.config.terms import EntropyLoss, TermConfig, is_untempered
+from luffy.config.training import ModelTeacher, SelfTeacher, ServedTeacher
 from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapter_parameters, architecture_of
 
 GIB = 2**30

@@ -6,10 +6,8 @@ from pathlib import Path
 
 from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
 from luffy.config.environment import CustomEnvironment, EpisodeScoring, ToolsEnvironment
-from luffy.config.foreign_folders import model_files
 from luffy.config.grading import CustomGrader
-from luffy.config.model import locate
-from luffy.config.rl_teacher import ModelTeacher
+from luffy.config.model import locate, model_files
 from luffy.config.settings import (
     BaseSettings,
     PrepareDataSettings,
@@ -20,6 +18,7 @@ from luffy.config.settings import (
 )
 from luffy.config.shipped import expand_pattern, local_path, template_file
 from luffy.config.strict import StrictModel
+from luffy.config.training import ModelTeacher
 from luffy.errors import DataError
 from luffy.import_paths import module_file
 from luffy.pipeline.manifest import hash_file

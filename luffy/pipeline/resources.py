@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from luffy.config import ExperimentConfig
 from luffy.config.model import ModelConfig
-from luffy.config.rl_teacher import ModelTeacher
-from luffy.config.stage_kinds import cluster_gpus, engine_gpus
+from luffy.config.settings import cluster_gpus, engine_gpus
+from luffy.config.training import ModelTeacher
 from luffy.errors import ConfigError
 from luffy.model_shape import ModelArchitecture, architecture_of, linear_layers, missing_package, positions_of
 from luffy.pipeline.gpus import detected_gpus, hidden_gpus

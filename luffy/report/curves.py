@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from luffy.config.objective import EntropyLoss, TermConfig
+from luffy.config.terms import EntropyLoss, TermConfig
 from luffy.report.figures import Chart, Line, chart
 from luffy.report.page import Figure
 from luffy.tracking.metrics import NAMESPACES, HeldOutPoint, MetricRow, accuracy_names, held_out_curves, training_rows

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from luffy.config.objective import AdvantageConfig, DynamicSampling, GroupAdvantage, GroupConfig, GroupFilter
+from luffy.config.group import AdvantageConfig, DynamicSampling, GroupAdvantage, GroupConfig, GroupFilter
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.limits import refuse_failures
 from luffy.environments.transcript import transcript

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from luffy.cluster.open import Cluster
+from luffy.config.group import GroupFilter
 from luffy.config.model import DType
-from luffy.config.objective import GroupFilter
 from luffy.config.settings import RLSettings
 from luffy.errors import NumericalError
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more

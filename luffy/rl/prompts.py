@@ -14,8 +14,8 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any, Protocol
 
-from luffy.config.draws import CurriculumSampling, PoolSampling
 from luffy.config.settings import RLSettings
+from luffy.config.training import CurriculumSampling, PoolSampling
 from luffy.data.sources import mixed_in
 from luffy.errors import DataError
 from luffy.objectives.schedules import value_at

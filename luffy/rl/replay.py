@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
-from luffy.config.objective import ReplayConfig
+from luffy.config.group import ReplayConfig
 from luffy.errors import CheckpointError
 from luffy.seeds import uniform
 from luffy.types import SAMPLED, Group, Trajectory

@@ -14,8 +14,8 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.execution import ServerConfig
-from luffy.config.prompt_slots import fill_slots
-from luffy.config.rl_teacher import SelfTeacher, ServedTeacher
+from luffy.config.group import fill_slots
+from luffy.config.training import SelfTeacher, ServedTeacher
 from luffy.data.templates import decode, render_prompts
 from luffy.errors import DataError
 from luffy.rl.rows import RolloutTask

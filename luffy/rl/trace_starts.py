@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, singledispatch
 
-from luffy.config.objective import (
+from luffy.config.group import (
     AnchorConfig,
     BinomialLength,
     EvenlySpacedLength,
     HintConfig,
     PrefixConfig,
     PrefixLength,
-    ScheduledValue,
     UniformLength,
+    fill_slots,
 )
-from luffy.config.prompt_slots import fill_slots
+from luffy.config.terms import ScheduledValue
 from luffy.objectives.schedules import value_at
 from luffy.rl.rows import Demonstration, HintedPrompt, RolloutTask
 from luffy.seeds import derive_seed, uniform

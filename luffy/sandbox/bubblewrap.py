@@ -11,7 +11,7 @@ import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from luffy.config.sandbox import SandboxLimits
+from luffy.config.environment import SandboxLimits
 from luffy.errors import UserError
 from luffy.sandbox import interpreter
 from luffy.sandbox.installed_python import PREFIX, hidden_folders, needed_places, package_paths, program

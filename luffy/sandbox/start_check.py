@@ -1,6 +1,6 @@
 """Opens the sandbox that a configuration names, after a session of it has run."""
 
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.errors import LuffyError, UserError
 from luffy.sandbox.bubblewrap import BubblewrapSandbox
 from luffy.sandbox.installed_python import import_names

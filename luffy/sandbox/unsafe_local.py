@@ -7,7 +7,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from luffy.config.sandbox import SandboxLimits
+from luffy.config.environment import SandboxLimits
 from luffy.sandbox import interpreter
 from luffy.sandbox.installed_python import package_paths, program
 from luffy.sandbox.interpreter_process import (

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.objective import NegativeLogLikelihoodLoss, NormaliserConfig, TermConfig
 from luffy.config.settings import BaseSettings
+from luffy.config.terms import NegativeLogLikelihoodLoss, NormaliserConfig, TermConfig
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer, stop_texts, stop_token_ids, turn_end
 from luffy.errors import DataError

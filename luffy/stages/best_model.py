@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from luffy.config.validation import KeepBestConfig
+from luffy.config.evaluation import KeepBestConfig
 from luffy.errors import CheckpointError
 from luffy.pipeline.reuse import complete_checkpoints
 from luffy.tracking.metrics import MetricRow

@@ -12,7 +12,7 @@ must not depend on a policy.
 
 from collections.abc import Sequence
 
-from luffy.config.difficulty import DifficultyConfig
+from luffy.config.answers import DifficultyConfig
 from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.pass_rates import (

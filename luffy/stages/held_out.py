@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.cluster.local import RanksEngine
 from luffy.config.environment import EnvironmentConfig, without_groups
+from luffy.config.evaluation import HeldOutSettings
 from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import RLSettings, SFTSettings
-from luffy.config.validation import HeldOutSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.environments.episodes import EpisodePlayer

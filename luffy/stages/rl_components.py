@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from luffy.cluster.open import Cluster, open_cluster
-from luffy.config.rl_teacher import SelfTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
+from luffy.config.training import SelfTeacher, ServedTeacher
 from luffy.data.parquet import confidential_uids, read_prompts
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.data.tokenizer import is_same_tokenizer

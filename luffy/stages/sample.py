@@ -12,7 +12,7 @@ The SFT after it reads this directory in place of prepare_data's.
 import dataclasses
 from collections.abc import Iterator
 
-from luffy.config.kept_answers import KeepAnswers
+from luffy.config.answers import KeepAnswers
 from luffy.config.settings import SampleSettings
 from luffy.data.kept_answers import GradedAnswer, kept_traces
 from luffy.data.parquet import write_prompts

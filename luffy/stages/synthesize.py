@@ -26,10 +26,10 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from luffy.config.answers import RewriteConfig
 from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.environment import history_of
 from luffy.config.settings import SynthesizeSettings
-from luffy.config.synthesis import RewriteConfig
 from luffy.data.kept_answers import kept_traces
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts

@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from luffy.config.prompt_slots import fill_slots
-from luffy.config.synthesis import RewriteConfig, SynthesizeConfig, TeacherConfig
+from luffy.config.answers import RewriteConfig, SynthesizeConfig, TeacherConfig
+from luffy.config.group import fill_slots
 from luffy.seeds import derive_seed
 from luffy.synthesis.answer_log import AnswerStatus
 from luffy.synthesis.ledger import Usage

@@ -10,7 +10,7 @@ only where a teacher exceeds `max_response_tokens`.)
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from luffy.config.synthesis import PriceConfig, SpendingLimit
+from luffy.config.answers import PriceConfig, SpendingLimit
 
 _MILLION = 1_000_000
 

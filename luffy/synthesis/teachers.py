@@ -8,8 +8,8 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from luffy.config.answers import TeacherConfig
 from luffy.config.environment import EnvironmentConfig
-from luffy.config.synthesis import TeacherConfig
 from luffy.data.row_filters import with_instructions
 from luffy.data.templates import decode, encode_traces, prompt_opener, render_prompts, stop_token_ids
 from luffy.data.tokenizer import is_same_tokenizer

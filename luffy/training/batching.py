@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from luffy.config.objective import AdvantageConfig, GroupAdvantage
+from luffy.config.group import AdvantageConfig, GroupAdvantage
 from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.seeds import derive_seed
 from luffy.types import Group, Source, TrainBatch, Trajectory

@@ -20,16 +20,11 @@ from transformers import PreTrainedModel
 
 from luffy.broadcast_group import BroadcastGroup
 from luffy.config.execution import ExecutionConfig
-from luffy.config.objective import (
-    AdvantageConfig,
-    ConstantValue,
-    GeneralizedAdvantage,
-    ObjectiveConfig,
-    TermConfig,
-)
-from luffy.config.rl_teacher import ModelTeacher, ServedTeacher
+from luffy.config.group import AdvantageConfig, GeneralizedAdvantage
+from luffy.config.objective import ObjectiveConfig
 from luffy.config.settings import RLSettings
-from luffy.config.training import OptimizerConfig, RLConfig
+from luffy.config.terms import ConstantValue, TermConfig
+from luffy.config.training import ModelTeacher, OptimizerConfig, RLConfig, ServedTeacher
 from luffy.objectives.gae import generalized_advantages, whiten
 from luffy.objectives.normalisation import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier

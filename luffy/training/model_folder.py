@@ -16,8 +16,16 @@ from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
-from luffy.config.foreign_folders import copy_model_files, model_files, refuse_code
-from luffy.config.model import GGUF, DType, ModelConfig, TinyArchitecture, locate
+from luffy.config.model import (
+    GGUF,
+    DType,
+    ModelConfig,
+    TinyArchitecture,
+    copy_model_files,
+    locate,
+    model_files,
+    refuse_code,
+)
 from luffy.errors import DataError
 from luffy.files import clone_or_copy, link_or_copy, refuse_special
 from luffy.json_text import parse_json

@@ -20,8 +20,7 @@ from transformers import PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
-from luffy.config.rl_reference import MovingReferenceConfig
-from luffy.config.training import OptimizerConfig
+from luffy.config.training import MovingReferenceConfig, OptimizerConfig
 from luffy.errors import ConfigError, DataError
 from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights

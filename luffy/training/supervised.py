@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType, LoRAConfig
-from luffy.config.objective import TermConfig
+from luffy.config.terms import TermConfig
 from luffy.config.training import OptimizerConfig
 from luffy.objectives.schedules import objective_at, schedule_multiplier
 from luffy.seeds import derive_seed

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from luffy.config.objective import DistillationLoss, TermConfig
+from luffy.config.terms import DistillationLoss, TermConfig
 from luffy.objectives.inspection import limited, logp_gradients
 from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
 from luffy.objectives.normalisation import SumOverRanks, passes, select

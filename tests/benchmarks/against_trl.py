@@ -43,7 +43,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from luffy.cluster.open import open_cluster
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
-from luffy.config.stage_kinds import STAGE_KINDS
+from luffy.config.settings import CONFIGURE
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
@@ -177,7 +177,7 @@ def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str)
          *(("cluster=ray", "model.dtype=bfloat16", "execution.zero_stage=1", "execution.ray.placement=colocated")
            if variant == VLLM else ())],
     )  # fmt: skip
-    settings = STAGE_KINDS["rl"].configure(config)
+    settings = CONFIGURE["rl"](config)
     longest = size.prompt_tokens + size.response_tokens
     spec = TrainerSpec(settings, execution, model, folder / "out", longest, pad_id=0)
     tasks = [RolloutTask(str(i), ids, "0", ()) for i, ids in enumerate(prompts_of(size, steps))]

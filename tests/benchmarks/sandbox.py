@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import psutil
 from measuring import numbers, show
 
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.sandbox import ExecutionStatus, PythonSession, Sandbox, open_sandbox
 
 CONFIG = SandboxConfig()

@@ -22,7 +22,7 @@ from synthetic.stage_jobs import write_stage_job, write_wide_model
 
 from luffy.cluster import engine_pool, ray_engine
 from luffy.cluster.engine_pool import EnginePool
-from luffy.config.difficulty import DifficultyConfig
+from luffy.config.answers import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig, RayConfig, TrackingConfig, VLLMConfig
 from luffy.config.grading import GradingConfig

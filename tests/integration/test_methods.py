@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.objective import DynamicSampling
+from luffy.config.group import DynamicSampling
 from luffy.errors import DataError
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import StageNode, build_graph

@@ -16,7 +16,7 @@ import pytest
 from patience import PATIENCE_S, wait_until
 from sandboxed import PATIENT, StartedHere, is_alive, limits, processes_below, require_bubblewrap, run_calls, run_code
 
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.errors import UserError
 from luffy.sandbox import ExecutionStatus, bubblewrap, open_sandbox
 from luffy.sandbox.system_calls import ALLOW, REFUSED
@@ -276,7 +276,7 @@ while True:
 def test_no_process_outlives_ours(ending: str) -> None:
     program = f"""
 import asyncio, os, sys
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.sandbox import open_sandbox
 async def main():
     sandbox = await open_sandbox(SandboxConfig())
@@ -374,7 +374,7 @@ def test_threads_of_the_superuser_cannot_be_limited_and_are_refused() -> None:
 
 ORDINARY = """
 import asyncio, os
-from luffy.config.sandbox import SandboxConfig, SandboxLimits
+from luffy.config.environment import SandboxConfig, SandboxLimits
 from luffy.sandbox import open_sandbox
 bomb = '''
 import threading, time

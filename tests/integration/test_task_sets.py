@@ -15,7 +15,7 @@ from nltk_words import WORDS, write_words
 from patience import wait_until
 from synthetic.own_evaluation import PYTHON, needs_interpreter, needs_uv, own_evaluation, said
 
-from luffy.config.verifiers_package import VerifiersPackage
+from luffy.config.data import VerifiersPackage
 from luffy.errors import ConfigError, DataError
 from luffy.hosted.verifiers_process import HostedFault, VerifiersProcess
 

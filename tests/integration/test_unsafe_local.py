@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE_S, wait_until
 from sandboxed import PATIENT, StartedHere, is_alive, limits, processes_below, run_calls
 
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.sandbox import open_sandbox
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def test_closing_kills_what_the_code_has_started(started_here: StartedHere) -> N
 def test_it_dies_with_us(tmp_path: Path) -> None:
     program = f"""
 import asyncio
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.sandbox import open_sandbox
 async def main():
     config = SandboxConfig.model_validate_json({UNSAFE.model_dump_json()!r})

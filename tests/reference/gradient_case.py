@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig
 from luffy.config.model import DType
-from luffy.config.objective import ObjectiveConfig, TermConfig
+from luffy.config.objective import ObjectiveConfig
+from luffy.config.terms import TermConfig
 from luffy.config.training import OptimizerConfig
 from luffy.objectives.normalisation import SumOverRanks
 from luffy.objectives.schedules import StepObjective, objective_at

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from luffy.config import available_presets
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.rl_reference import MovingReferenceConfig
-from luffy.config.training import RLConfig, ScheduleConfig
+from luffy.config.training import MovingReferenceConfig, RLConfig, ScheduleConfig
 from luffy.objectives.schedules import schedule_multiplier
 from luffy.training.batching import Shard, shard_groups, shard_rows
 from luffy.training.learner import Learner, Metrics

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from luffy.config.objective import TermConfig
+from luffy.config.terms import TermConfig
 from luffy.objectives.losses import TokenBatch
 from luffy.objectives.schedules import StepObjective, objective_at
 from luffy.types import TrainBatch

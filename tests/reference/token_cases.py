@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from luffy.config.objective import LossConfig, NormaliserConfig, TermConfig
+from luffy.config.terms import LossConfig, NormaliserConfig, TermConfig
 from luffy.objectives.losses import TokenBatch, token_loss
 from luffy.objectives.objective import objective_loss
 from reference.formulas import Array, Loss

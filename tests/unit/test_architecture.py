@@ -53,13 +53,9 @@ NAMED_BY_RULE = {
 }
 MIRRORED_BY_CONFIG = {
     "comparison",
-    "difficulty",
     "environment",
     "experiment",
-    "kept_answers",
-    "losses",
     "objective",
-    "shaping",
 }
 """Subjects whose settings, in `luffy/config`, have the name of the module that carries them out."""
 

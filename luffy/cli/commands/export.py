@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from luffy.cli.console import say
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.config.foreign_folders import copy_model_files
+from luffy.config.model import copy_model_files
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.errors import EXIT_OK, ConfigError, DataError
 from luffy.pipeline.graph import nodes_providing

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from luffy.config.chain_layout import StageVisit, visits_of
-from luffy.config.experiment import ExperimentConfig
+from luffy.config.experiment import ExperimentConfig, StageVisit, visits_of
 from luffy.config.many_runs.grid import GridPoint
+from luffy.config.settings import CONFIGURE
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.strict import FOR_IDENTITY, StrictModel
 
@@ -84,9 +84,7 @@ def _learning(config: ExperimentConfig) -> list[str]:
 
 
 def _settings(config: ExperimentConfig, stages: Sequence[str]) -> str:
-    settings: list[StrictModel] = [
-        configure(config) for stage in stages if (configure := STAGE_KINDS[stage].configure) is not None
-    ]
+    settings: list[StrictModel] = [CONFIGURE[stage](config) for stage in stages]
     if "sample" in stages:
         settings.append(config.expert_iteration)  # the weights that each round starts from
     return "\n".join(each.model_dump_json(context=FOR_IDENTITY) for each in settings)

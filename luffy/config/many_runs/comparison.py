@@ -24,8 +24,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.file_kind import file_kind, refuse_other_kind
-from luffy.config.load import read_overridden
+from luffy.config.load import file_kind, read_overridden, refuse_other_kind
 from luffy.config.many_runs.arm_run import ArmRun, learns_as, seeded
 from luffy.config.many_runs.comparison_arms import (
     ArmPlan,

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.group import DynamicSampling
 from luffy.config.load import chain_stages, load_experiment
 from luffy.config.many_runs.comparison_config import ArmConfig, BudgetConfig, ComparisonConfig
 from luffy.config.many_runs.grid import Grid, GridPoint, draw_points, grid_points
-from luffy.config.objective import DynamicSampling, ObjectiveConfig
+from luffy.config.objective import ObjectiveConfig
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 

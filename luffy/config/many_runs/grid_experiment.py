@@ -11,9 +11,7 @@ from pathlib import Path
 from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.file_kind import file_kind
-from luffy.config.layers import parse_overrides
-from luffy.config.load import load_experiment, read_overridden
+from luffy.config.load import file_kind, load_experiment, parse_overrides, read_overridden
 from luffy.config.many_runs.arm_run import ArmRun, is_made_as, seeded
 from luffy.config.many_runs.grid import Grid, GridPoint, grid_points
 from luffy.config.shipped import experiment_file, named_file

@@ -14,8 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.file_kind import refuse_other_kind
-from luffy.config.load import read_overridden
+from luffy.config.load import read_overridden, refuse_other_kind
 from luffy.config.many_runs.arm_run import ArmRun, is_made_as
 from luffy.config.many_runs.comparison import Candidate, Comparison, comparison_of_values
 from luffy.config.many_runs.grid import GridPoint

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.config.settings import SETTINGS
 from luffy.config.stage_kinds import STAGE_ORDER, StageKind
 from luffy.evaluation.results import checkpoint_name
 from luffy.json_text import parse_json
@@ -163,7 +164,9 @@ def _relevant(uses: Sequence[Use]) -> dict[str, str]:
 def _sections(checkpoint: str) -> list[str]:
     """The sections of an experiment that a checkpoint depends on: what its stage and those before it are given."""
     kind = kind_of(checkpoint)
-    given = {field for maker in _makers(kind) for field in maker.settings.model_fields} if kind is not None else set()
+    given = (
+        {field for maker in _makers(kind) for field in SETTINGS[maker.name].model_fields} if kind is not None else set()
+    )
     return [section for section in ExperimentConfig.model_fields if section in given]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from luffy.config.sandbox import SandboxConfig
+from luffy.config.environment import SandboxConfig
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.tools import SandboxOfLoop, ToolRunner
 from luffy.errors import UserError

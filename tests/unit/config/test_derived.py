@@ -90,12 +90,6 @@ def test_a_path_that_leads_nowhere_is_not_taken_for_a_hub_id(model: str) -> None
         evaluation_of(load_experiment(SMOKE), model)
 
 
-@pytest.mark.parametrize("stages", ["[prepare_data, base, sft]", "[prepare_data, base, rl]"])
-def test_what_trains_needs_its_data(stages: str) -> None:
-    with pytest.raises(ConfigError, match=r"data.train: missing; stage (sft|rl) needs it"):
-        load_experiment(SMOKE, ["data.train=null", f"stages={stages}"])
-
-
 def test_a_protocol_that_cannot_be_followed_is_one_line():
     config = load_experiment(SMOKE)
     servers = config.evaluation.model_copy(update={"engine": "openai"})

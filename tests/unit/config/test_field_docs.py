@@ -1,14 +1,17 @@
-"""Docstrings of fields, where they are asked for: in the JSON schema and in the list of fields."""
+"""Docstrings of fields, where they are asked for: in the JSON schema, the list of fields and the reference page."""
 
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from luffy.config.data import DataConfig
 from luffy.config.execution import VLLMConfig
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.field_docs import field_docs
 from luffy.config.fields import all_fields
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, field_docs
 
 
 class Base(StrictModel):
@@ -60,6 +63,15 @@ def test_the_list_of_fields_describes_them_on_one_line() -> None:
 
 
 def test_the_command_line_reads_no_source() -> None:
-    code = "import luffy.cli.main, sys; from luffy.config import field_docs; print(field_docs._docs_in.cache_info())"
+    code = "import luffy.cli.main, sys; from luffy.config import strict; print(strict._docs_in.cache_info())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "misses=0" in said
+
+
+def test_the_reference_page_has_them() -> None:
+    pytest.importorskip("mkdocs", reason="needs mkdocs")
+    spec = importlib.util.spec_from_file_location("hooks", Path(__file__).parents[3] / "docs" / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    assert " ".join(field_docs(VLLMConfig)["max_num_seqs"].split()) in hooks.configuration_page()

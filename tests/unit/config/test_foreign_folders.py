@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.foreign_folders import copy_model_files, model_files
+from luffy.config.model import copy_model_files, model_files
 from luffy.errors import DataError
 
 SECRET = '{"key": "canary"}'

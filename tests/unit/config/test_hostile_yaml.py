@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.layers import parse_overrides
+from luffy.config.load import parse_overrides
 from luffy.config.yaml_source import _ExplainingLoader, _Loader, _parse_by, parse_scalar, read_yaml
 from luffy.errors import ConfigError
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.settings import RLSettings, SFTSettings
-from luffy.config.stage_kinds import STAGE_KINDS
+from luffy.config.settings import CONFIGURE, RLSettings, SFTSettings
 from luffy.costs.bench import Measured, shortened, some_problems, training_cost
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.pipeline.events import Event
@@ -16,9 +15,7 @@ VALIDATED = ["data.validation_prompts=4", "rl.validation={every: 4, source: vali
 
 
 def settings_of(stage: str, *overrides: str) -> SFTSettings | RLSettings:
-    configure = STAGE_KINDS[stage].configure
-    assert configure is not None
-    settings = configure(load_experiment("smoke", overrides))
+    settings = CONFIGURE[stage](load_experiment("smoke", overrides))
     assert isinstance(settings, SFTSettings | RLSettings)
     return settings
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from luffy.config.data import FileSource, SourceConfig
 from luffy.config.grading import ChoiceGrader, GradingConfig, MathGrader, StrictMathGrader
-from luffy.config.recipes import resolve_recipes
+from luffy.config.load import resolve_recipes
 from luffy.data.card import check_golds
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from pydantic import TypeAdapter
 
 from luffy.config.data import FieldsConfig, FileSource, SourceConfig
-from luffy.config.recipes import resolve_recipes
+from luffy.config.load import resolve_recipes
 from luffy.config.shipped import recipe_names
 from luffy.data.row_filters import grade_traces
 from luffy.data.schema import RowError

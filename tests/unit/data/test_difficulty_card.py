@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from luffy.config.difficulty import DifficultyConfig
+from luffy.config.answers import DifficultyConfig
 from luffy.data.pass_rates import (
     Fit,
     PassRate,

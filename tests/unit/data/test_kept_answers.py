@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from luffy.config.kept_answers import KeepAnswers
+from luffy.config.answers import KeepAnswers
 from luffy.data.kept_answers import GradedAnswer, farthest_first, kept_answers, kept_traces, text_distance
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import with_verdict

@@ -10,7 +10,6 @@ from patience import PATIENCE_S
 
 from luffy.config.data import CustomSource, HubSource, ReasoningGymSource
 from luffy.config.grading import GradingConfig, ReasoningGymGrader
-from luffy.config.strict import FOR_IDENTITY
 from luffy.data.sources import open_source
 from luffy.errors import EXIT_USER_ERROR, DataError
 from luffy.grading.pool import GraderPool
@@ -220,7 +219,3 @@ def test_reasoning_gym_scores_its_own_tasks_where_answers_have_many_forms() -> N
     assert right.reward == 1.0
     assert wrong.outcome is Outcome.WRONG and 0 < wrong.reward < 1
     assert open_reasoning.outcome is Outcome.NO_ANSWER
-
-
-def test_a_source_without_the_grader_is_identified_as_before() -> None:
-    assert "grader" not in gym(tasks=("gcd",)).model_dump(mode="json", context=FOR_IDENTITY)

@@ -14,7 +14,6 @@ from synthetic.endpoint import CHAT, Endpoint, completion
 
 from luffy.config.environment import EpisodeScoring, JudgeMeasure
 from luffy.config.grading import JudgeGrader
-from luffy.config.strict import FOR_IDENTITY
 from luffy.environments.limits import LateCall
 from luffy.environments.live_episode import called
 from luffy.environments.relative import shortest_correct
@@ -164,10 +163,3 @@ def test_the_rubric_makes_the_judges_prompt() -> None:
                 "judge": {"url": "http://h", "model": "j", "prompt": "{reference} {answer}"},
             }
         )
-
-
-def test_settings_without_newer_fields_are_identified_as_before_there_were_any() -> None:
-    assert not {"group_measures", "timeout_s"} & EpisodeScoring().model_dump(mode="json", context=FOR_IDENTITY).keys()
-    assert "timeout_s" in EpisodeScoring(timeout_s=5.0).model_dump(mode="json", context=FOR_IDENTITY)
-    with_one = EpisodeScoring(group_measures={"rank": "synthetic.episode_measures:rank"})
-    assert "group_measures" in with_one.model_dump(mode="json", context=FOR_IDENTITY)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from luffy.config.data import DataConfig, GuessNumberSource
-from luffy.config.environment import GuessNumberEnvironment, ToolsEnvironment
+from luffy.config.environment import GuessNumberEnvironment, SandboxConfig, ToolsEnvironment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig
-from luffy.config.sandbox import SandboxConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.cut_messages import cut
 from luffy.data.parquet import read_prompts, write_prompts

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from patience import PATIENCE_S
 
-from luffy.config.verifiers_package import VerifiersPackage
+from luffy.config.data import VerifiersPackage
 from luffy.errors import ConfigError, DataError, EnvironmentFault, LostError
 from luffy.hosted.verifiers_process import HostedFault, VerifiersProcess
 
@@ -216,7 +216,7 @@ def test_the_process_ends_with_the_one_that_started_it(tmp_path):
     """However it ends: here by a signal that it cannot handle."""
     script = (
         "import os, signal, sys\n"
-        "from luffy.config.verifiers_package import VerifiersPackage\n"
+        "from luffy.config.data import VerifiersPackage\n"
         "from luffy.hosted.verifiers_process import VerifiersProcess\n"
         "package = VerifiersPackage(environment='fake-environments', python=sys.executable)\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(VerifiersProcess(package).pid))\n"

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.config.objective import GroupMeanAdvantage
+from luffy.config.group import GroupMeanAdvantage
 from luffy.objectives.advantages import RowRewards, group_advantages
 
 JOINT = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference import formulas
 from reference.token_cases import Tokens, assert_same, evaluate, packed, sequences, tokens
 
-from luffy.config.objective import DistillationLoss, EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, TokenWeight
+from luffy.config.terms import DistillationLoss, EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, TokenWeight
 from luffy.objectives.losses import token_loss
 
 LOG = math.log

@@ -17,7 +17,9 @@ from reference.taught_presets import teacher_overrides
 from torch import Tensor
 
 from luffy.config import available_presets, load_experiment
-from luffy.config.objective import GeneralizedAdvantage, GroupConfig, ObjectiveConfig, TermConfig
+from luffy.config.group import GeneralizedAdvantage, GroupConfig
+from luffy.config.objective import ObjectiveConfig
+from luffy.config.terms import TermConfig
 from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.objectives.gae import generalized_advantages, whiten
 from luffy.objectives.losses import TokenBatch

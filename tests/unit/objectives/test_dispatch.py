@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from luffy.config.objective.losses import AuxiliaryLoss, PolicyGradientLoss
+from luffy.config.terms import AuxiliaryLoss, PolicyGradientLoss
 from luffy.objectives import inspection, losses
 
 _UNDECIDED = object

@@ -11,7 +11,7 @@ from reference import formulas
 from reference.row_batches import alone
 from torch import Tensor
 
-from luffy.config.objective import (
+from luffy.config.group import (
     AdvantageConfig,
     GeneralizedAdvantage,
     GlobalBatchAdvantage,

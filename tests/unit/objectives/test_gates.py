@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
 
-from luffy.config.objective import (
+from luffy.config.terms import (
     GateConfig,
     LossConfig,
     NegativeLogLikelihoodLoss,

@@ -8,7 +8,7 @@ from reference.row_batches import Row, alone, demonstration, objective_of, row_b
 from reference.taught_presets import teacher_overrides
 
 from luffy.config import available_presets, load_experiment
-from luffy.config.objective import (
+from luffy.config.terms import (
     NegativeLogLikelihoodLoss,
     NormaliserConfig,
     RationalShaping,

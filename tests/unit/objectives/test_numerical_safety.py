@@ -11,15 +11,8 @@ from pydantic import BaseModel
 from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
 from torch import Tensor
 
-from luffy.config.objective import (
-    AdvantageConfig,
-    GeneralizedAdvantage,
-    ImportanceCorrection,
-    LossConfig,
-    NormaliserConfig,
-    PolicyGradientLoss,
-    TermConfig,
-)
+from luffy.config.group import AdvantageConfig, GeneralizedAdvantage
+from luffy.config.terms import ImportanceCorrection, LossConfig, NormaliserConfig, PolicyGradientLoss, TermConfig
 from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.objectives.gae import generalized_advantages, whiten
 from luffy.objectives.inspection import limited

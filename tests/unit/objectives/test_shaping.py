@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from luffy.config.objective import IdentityShaping, RationalShaping, ShapedSurrogateLoss
+from luffy.config.terms import IdentityShaping, RationalShaping, ShapedSurrogateLoss
 from luffy.objectives.losses import TokenBatch, token_loss
 from luffy.objectives.shaping import shape
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference import formulas
 from reference.token_cases import Tokens, assert_same, evaluate, sequences, tokens
 
-from luffy.config.objective import (
+from luffy.config.terms import (
     AipoLoss,
     CispoLoss,
     ClippedSurrogateLoss,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from luffy.config.objective import AdaptiveValue, EntropyLoss, NormaliserConfig, ScheduledValue, TermConfig, bounds
+from luffy.config.terms import AdaptiveValue, EntropyLoss, NormaliserConfig, ScheduledValue, TermConfig, bounds
 from luffy.objectives.schedules import AdaptiveCoefficients, objective_at, value_at
 
 LINEAR = {"kind": "linear", "start": 1.0, "end": 0.0}

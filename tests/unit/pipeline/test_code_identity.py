@@ -78,7 +78,7 @@ def reached(entries):
 
 def is_frame(place):
     # A checkpoint's chain, its manifest and the machine's memory: they decide what runs where, not what comes out.
-    return place in FRAME or place.startswith(("pipeline/", "config/experiment_rules/")) or place == "stages/program.py"
+    return place in FRAME or place.startswith("pipeline/") or place == "stages/program.py"
 
 
 def declared(rooms):

@@ -1,6 +1,7 @@
 import pytest
 
 from luffy.config import STAGE_KINDS, load_experiment
+from luffy.config.settings import SETTINGS
 from luffy.pipeline.graph import build_graph, kind_of, nodes_providing, nodes_showing
 
 CHAINS = {
@@ -25,7 +26,7 @@ def test_every_node_stands_after_its_inputs(smoke_path, chain):
     seen = set()
     for node in graph(smoke_path, chain):
         assert set(node.inputs.values()) <= seen
-        assert isinstance(node.settings, STAGE_KINDS[node.stage].settings)
+        assert isinstance(node.settings, SETTINGS[node.stage])
         seen.add(node.name)
 
 

@@ -6,7 +6,7 @@ import pytest
 from patience import PATIENCE_S
 from pydantic import ValidationError
 
-from luffy.config.objective import AnchorConfig, GroupConfig
+from luffy.config.group import AnchorConfig, GroupConfig
 from luffy.grading.pool import GraderPool
 from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import Demonstration, RolloutTask

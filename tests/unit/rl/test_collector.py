@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring
 from luffy.config.grading import AnyGrader, GradingConfig, JudgeGrader, MathGrader
-from luffy.config.objective import DropZeroVariance, DynamicSampling, GroupConfig, GroupMeanAdvantage
+from luffy.config.group import DropZeroVariance, DynamicSampling, GroupConfig, GroupMeanAdvantage
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer

@@ -23,7 +23,7 @@ from reference.row_batches import tokens_of
 from reference.taught_presets import teacher_overrides
 
 from luffy.config import available_presets, load_experiment
-from luffy.config.objective import DynamicSampling
+from luffy.config.group import DynamicSampling
 from luffy.config.settings import RLSettings
 from luffy.grading.pool import GraderPool
 from luffy.objectives.losses import token_loss

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from luffy.config.objective import HintConfig
+from luffy.config.group import HintConfig
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.trace_starts import HintedPrompts, hint_text, with_hinted_rows
 from luffy.types import FinishReason, Group, Hint, Message, Outcome, Source, Trajectory

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.config.objective import PrefixConfig
+from luffy.config.group import PrefixConfig
 from luffy.rl.trace_starts import PrefixedRow, prefix_length
 
 LENGTHS = (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.config.objective import ReplayConfig
+from luffy.config.group import ReplayConfig
 from luffy.errors import CheckpointError
 from luffy.rl.replay import MAX_SUCCESSES, FailedPrompts, ReplayBuffer
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory

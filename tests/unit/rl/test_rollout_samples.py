@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from luffy.config.objective.advantage import GlobalBatchAdvantage, GroupMeanAdvantage
+from luffy.config.group import GlobalBatchAdvantage, GroupMeanAdvantage
 from luffy.rl.groups import sample_rollouts
 from luffy.training.batching import row_advantages
 from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from luffy.config.rl_teacher import SelfTeacher
+from luffy.config.training import SelfTeacher
 from luffy.data.templates import render_prompts
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.validation import KeepBestConfig
+from luffy.config.evaluation import KeepBestConfig
 from luffy.errors import CheckpointError
 from luffy.stages.best_model import BestModel
 

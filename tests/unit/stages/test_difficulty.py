@@ -12,7 +12,7 @@ from synthetic.answered_stage import number_in, stage_context, use
 from synthetic.arithmetic import problems, tiny_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from luffy.config.difficulty import DifficultyConfig
+from luffy.config.answers import DifficultyConfig
 from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import DifficultySettings

@@ -12,9 +12,8 @@ import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
 
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.config.difficulty import DifficultyConfig
+from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.config.expert_iteration import SampleConfig
 from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import KeptCount, PassRate, card_json, difficulty_card, fit_of, sample_card, summarise_rates
 from luffy.errors import LuffyError

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from synthetic.arithmetic import tiny_tokenizer
 
-from luffy.config import STAGE_KINDS, load_experiment
+from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.settings import CONFIGURE
 from luffy.pipeline.events import EventWriter
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.stages.program import StageContext
@@ -29,7 +30,7 @@ def test_anchors_cut_a_trace_between_its_lines_also_where_the_template_opens_the
         TrackingConfig(),
         EventWriter(tmp_path / "events.jsonl"),
     )
-    settings = STAGE_KINDS["rl"].configure(load_experiment(SMOKE, ["chain=rl", "method=bread"]))
+    settings = CONFIGURE["rl"](load_experiment(SMOKE, ["chain=rl", "method=bread"]))
     anchors = _Opening(settings, context, ExitStack())._anchors()
     assert anchors is not None
     ids = tuple(tokenizer(TRACE, add_special_tokens=False)["input_ids"])

@@ -11,8 +11,8 @@ import pytest
 from synthetic.answered_stage import number_in, stage_context, use
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
+from luffy.config.answers import SampleConfig
 from luffy.config.environment import GuessNumberEnvironment
-from luffy.config.expert_iteration import SampleConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SampleSettings
 from luffy.data.parquet import read_prompts, write_prompts

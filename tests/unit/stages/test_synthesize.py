@@ -16,11 +16,11 @@ from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, mortal, refusal
 
 from luffy.config import load_experiment
+from luffy.config.answers import SynthesizeConfig
 from luffy.config.data import DataConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SynthesizeSettings
-from luffy.config.synthesis import SynthesizeConfig
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.errors import ConfigError, DataError, LostError
 from luffy.pipeline.events import EventWriter

@@ -19,12 +19,12 @@ from reference.gradient_case import tiny_model
 from synthetic.arithmetic import ScriptedEngine
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
 
+from luffy.config.answers import SynthesizeConfig
 from luffy.config.data import DataConfig, GuessNumberSource
 from luffy.config.environment import CustomEnvironment, EnvironmentConfig, GuessNumberEnvironment
 from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SynthesizeSettings
-from luffy.config.synthesis import SynthesizeConfig
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import Replayed

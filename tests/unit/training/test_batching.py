@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.gradient_case import trajectories
 
-from luffy.config.objective import GeneralizedAdvantage, GroupMeanAdvantage
+from luffy.config.group import GeneralizedAdvantage, GroupMeanAdvantage
 from luffy.training.batching import (
     Shard,
     batch_indices,

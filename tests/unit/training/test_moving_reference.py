@@ -8,7 +8,7 @@ from reference.gradient_case import execution, tiny_model, trajectories
 from reference.learner_case import NUM_GROUPS, RL, objective, shard_of
 from torch import Tensor
 
-from luffy.config.rl_reference import MovingReferenceConfig
+from luffy.config.training import MovingReferenceConfig
 from luffy.errors import CheckpointError, ConfigError
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.learner import Learner

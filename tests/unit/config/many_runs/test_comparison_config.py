@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config.many_runs.comparison import load_comparison
-from luffy.config.stage_kinds import STAGE_KINDS
+from luffy.config.settings import CONFIGURE
 from luffy.errors import ConfigError
 
 SMOKE = Path(__file__).parents[4] / "exp_configs" / "smoke.yaml"
@@ -268,7 +268,7 @@ arms:
 
 def test_every_reported_seed_samples_its_own_answers_in_a_round(load):
     runs = [run for run in load(HEAD + STEPS + ROUNDS).runs if "sample_1" in run.nodes]
-    sampled = [STAGE_KINDS["sample"].configure(run.config) for run in runs]
+    sampled = [CONFIGURE["sample"](run.config) for run in runs]
     assert [settings.seed for settings in sampled] == [run.seed for run in runs] == [1, 1, 2, 2]
     assert {run.config.seed for run in runs} == {7}  # that of the base
     # A seed that is given and one that is not are the same stage.

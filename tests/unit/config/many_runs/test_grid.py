@@ -3,7 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from luffy.config.layers import parse_overrides
+from luffy.config.load import parse_overrides
 from luffy.config.many_runs.grid import Grid, draw_points, grid_points, value_text
 
 GRID = {"rl.optimizer.lr": (1e-5, 3e-4), "sft.num_traces": (64, None), "rl.optimizer.schedule": ({"kind": "constant"},)}

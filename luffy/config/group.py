@@ -1,22 +1,153 @@
-"""The rows of one prompt (rollouts, traces, prefix-conditioned and replayed rows), and which groups are kept."""
+"""The rows of one prompt (rollouts, traces, prefix-conditioned and replayed rows), which groups are kept, and the
+advantage of each row.
+
+R_i is the reward of row i, |o_i| its number of response tokens, n the size of the population.
+"""
 
 import itertools
-from typing import Annotated, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.objective.schedule import ScheduledValue, bounds, depends_on_length
-from luffy.config.prompt_slots import check_slots
-from luffy.config.strict import StrictModel, is_none
+from luffy.config.strict import StrictModel
+from luffy.config.terms import ScheduledValue, bounds, depends_on_length
 
+
+class _Advantage(StrictModel):
+    """Options of every estimator."""
+
+    off_policy_scale: NonNegativeFloat = 1.0
+    """Multiplies the advantage of off-policy tokens (`prefix_reward_weight_alpha` of the LUFFY code)."""
+    on_policy_scale: NonNegativeFloat = 1.0
+    """Multiplies the advantage of on-policy tokens (`prefix_reward_weight_beta`)."""
+    zero_truncated: bool = False
+    """Rollouts that ran into the length limit get advantage 0 (they still count in the baseline)."""
+
+
+class _GroupBaseline(_Advantage):
+    population: Literal["joint", "on_policy"]
+    """Rows whose rewards form the baseline. `on_policy`: demonstrations are left out and have advantage 0 (they can
+    then only be learned from by an auxiliary term)."""
+
+
+class GroupMeanAdvantage(_GroupBaseline):
+    """GRPO (arXiv 2402.03300): A_i = R_i - mean(R); LUFFY (2504.14945, eq. 4): over rollouts and traces."""
+
+    kind: Literal["group_mean"]
+    scale_by_std: bool
+    """GRPO divides by the (unbiased) standard deviation; LUFFY and Dr.GRPO (2503.20783) do not."""
+
+    def formula(self) -> str:
+        return "R_i - mean(R)" if not self.scale_by_std else "(R_i - mean(R)) / (std(R) + 1e-6)"
+
+
+class LeaveOneOutAdvantage(_GroupBaseline):
+    """RLOO (arXiv 2402.14740): the baseline of a row is the mean of the others; equals (R_i - mean(R)) n / (n - 1)."""
+
+    kind: Literal["leave_one_out"]
+
+    def formula(self) -> str:
+        return "R_i - mean of the other rows' R"
+
+
+class LengthWeightedAdvantage(_GroupBaseline):
+    """OPO (arXiv 2505.23585): the variance-minimising baseline, the mean of R weighted by response length."""
+
+    kind: Literal["length_weighted"]
+
+    def formula(self) -> str:
+        return "R_i - sum(|o| R) / sum(|o|)"
+
+
+class PassAtKAdvantage(_GroupBaseline):
+    """Pass@k training (arXiv 2508.10751): the analytic advantage when the reward is that of the best of k.
+
+    As in the paper, a row is right or wrong; here it is right where its reward is above 0, so also with partial credit.
+    """
+
+    kind: Literal["pass_at_k"]
+    k: Annotated[int, Field(ge=2)]
+
+    def formula(self) -> str:
+        return f"that of the best of {self.k}, over all subsets of the group"
+
+
+class GlobalBatchAdvantage(_GroupBaseline):
+    """REINFORCE++ (arXiv 2501.03262): normalised by mean and standard deviation over the tokens of the whole RL step (a
+    row counts once for each of its tokens)."""
+
+    kind: Literal["global_batch"]
+    group_baseline: bool = False
+    """Subtract the group's mean first (REINFORCE++-baseline)."""
+
+    def formula(self) -> str:
+        centred = "(R_i - mean over the group)" if self.group_baseline else "R_i"
+        return f"({centred} - mean) / std, both over all tokens of the RL step"
+
+
+class RawAdvantage(_Advantage):
+    """REINFORCE without a baseline (Williams 1992): A_i = R_i, for rollouts and traces alike.
+
+    A group whose rewards are all equal then has a gradient, unless they are all 0.
+    """
+
+    kind: Literal["raw"]
+    population: ClassVar[Literal["joint"]] = "joint"
+    """Without a baseline, all rows are treated alike."""
+
+    def formula(self) -> str:
+        return "R_i"
+
+
+class NoAdvantage(_Advantage):
+    """A_i = 0: no term uses the rewards, which are measured all the same (pure distillation)."""
+
+    kind: Literal["none"]
+    population: ClassVar[Literal["joint"]] = "joint"
+
+    def formula(self) -> str:
+        return "0"
+
+
+class GeneralizedAdvantage(_Advantage):
+    """GAE (arXiv 1506.02438) with the critic of `rl.critic`; the reward falls on the last token."""
+
+    kind: Literal["gae"]
+    gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    lam: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
+    whiten: bool = True
+    """Mean 0 and standard deviation 1 over the tokens of the RL step."""
+
+    def formula(self) -> str:
+        whitened = ", whitened over the batch" if self.whiten else ""
+        return f"sum_l ({self.gamma:g} x {self.lam:g})^l (r_t+l + {self.gamma:g} V_t+l+1 - V_t+l){whitened}"
+
+
+AdvantageConfig = Annotated[
+    GroupMeanAdvantage
+    | LeaveOneOutAdvantage
+    | LengthWeightedAdvantage
+    | PassAtKAdvantage
+    | GlobalBatchAdvantage
+    | RawAdvantage
+    | NoAdvantage
+    | GeneralizedAdvantage,
+    Field(discriminator="kind"),
+]
+GroupAdvantage = (
+    GroupMeanAdvantage
+    | LeaveOneOutAdvantage
+    | LengthWeightedAdvantage
+    | PassAtKAdvantage
+    | GlobalBatchAdvantage
+    | RawAdvantage
+    | NoAdvantage
+)
+"""Estimators that give each row one number."""
 _Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
 _HintShare = Annotated[float, Field(gt=0.0, lt=1.0)]
-
-
-def _check_share(name: str, value: ScheduledValue) -> None:
-    low, high = bounds(value)
-    if low < 0 or high > 1:
-        raise ValueError(f"{name} runs from {low:g} to {high:g}; it is a share of the trace, between 0 and 1")
 
 
 class UniformLength(StrictModel):
@@ -34,10 +165,6 @@ class UniformLength(StrictModel):
     def _shares(self) -> "UniformLength":
         _check_share("low", self.low)
         _check_share("high", self.high)
-        if bounds(self.low) == bounds(self.high) == (0.0, 0.0):
-            raise ValueError("a prefix of length 0 is empty: set group.off_policy to 0 in place of a prefix")
-        if bounds(self.low) == bounds(self.high) == (1.0, 1.0):
-            raise ValueError("a prefix of the whole trace is a demonstration: remove group.prefix")
         return self
 
 
@@ -52,8 +179,6 @@ class BinomialLength(StrictModel):
     @model_validator(mode="after")
     def _shares(self) -> "BinomialLength":
         _check_share("probability", self.probability)
-        if bounds(self.probability) == (0.0, 0.0):
-            raise ValueError("a probability of 0 gives no prefix: set group.off_policy to 0 in place of a prefix")
         return self
 
 
@@ -207,11 +332,11 @@ class GroupConfig(StrictModel):
     off_policy_when_accuracy_at_most: _Accuracy | None = None
     """Roll out the full group first, and let traces take the place of wrong rollouts only where the share of correct
     ones is at most this; None: always have them."""
-    guidance: GuidanceConfig | None = Field(default=None, exclude_if=is_none)
+    guidance: GuidanceConfig | None = None
     """Which prompts have off-policy rows, by how often earlier steps solved them; None: all."""
-    hint: HintConfig | None = Field(default=None, exclude_if=is_none)
+    hint: HintConfig | None = None
     """Rows sampled with a part of a trace in the prompt, where the bare prompt's rollouts fail; None: none."""
-    anchor: AnchorConfig | None = Field(default=None, exclude_if=is_none)
+    anchor: AnchorConfig | None = None
     """Groups that continue the start of a trace, where the bare prompt's rollouts fail; None: none."""
     filter: GroupFilter | None = None
 
@@ -223,8 +348,6 @@ class GroupConfig(StrictModel):
             raise ValueError(f"off_policy {self.off_policy} must not be above size {self.size}")
         if self.off_policy == 0 and self.prefix is not None:
             raise ValueError("prefix has no effect with off_policy: 0; set the number of off-policy rows")
-        if self.off_policy == 1 and self.prefix is not None and self.prefix.shared:
-            raise ValueError("prefix.shared has no effect with off_policy: 1; remove it")
         if self.guidance is not None and self.off_policy == 0:
             raise ValueError("guidance has no effect with off_policy: 0; set the number of off-policy rows")
         if self.guidance is not None and self.off_policy == self.size:
@@ -291,3 +414,22 @@ class ReplayConfig(StrictModel):
     """Which stored success of a prompt is replayed: lowest mean entropy under the present policy, or the latest."""
     retire_solved: bool = True
     """A prompt whose rollouts are all right leaves the buffer for good."""
+
+
+def _check_share(name: str, value: ScheduledValue) -> None:
+    low, high = bounds(value)
+    if low < 0 or high > 1:
+        raise ValueError(f"{name} runs from {low:g} to {high:g}; it is a share of the trace, between 0 and 1")
+
+
+def check_slots(template: str, *names: str) -> None:
+    """Raise ValueError unless every slot, such as `{trace}`, occurs in the template exactly once."""
+    for name in names:
+        if template.count(f"{{{name}}}") != 1:
+            raise ValueError(f"template must have {{{name}}} once; it is {template!r}")
+
+
+def fill_slots(template: str, texts: Mapping[str, str]) -> str:
+    """The template with its slots filled. The texts themselves may hold braces or the name of a slot."""
+    slots = "|".join(re.escape(f"{{{name}}}") for name in texts)
+    return re.sub(slots, lambda slot: texts[slot[0][1:-1]], template)

@@ -1,13 +1,113 @@
-"""Teachers whose graded answers become traces of the training prompts."""
+"""Answers to training prompts: of the policy, for its pass rates and its own traces, and of teachers."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.kept_answers import KeepAnswers
+from luffy.config.evaluation import StopText
+from luffy.config.group import check_slots
 from luffy.config.model import DType, EndpointModel
-from luffy.config.prompt_slots import check_slots
-from luffy.config.strict import StrictModel, is_none
+from luffy.config.strict import StrictModel
+from luffy.config.training import RLConfig
+
+
+class KeepAnswers(StrictModel):
+    """The correct, complete answers to a prompt that are kept as its traces; equal texts count once."""
+
+    choose: Literal["first", "shortest", "diverse"] = "first"
+    """`first` in the order of sampling (one per prompt: STaR, arXiv 2203.14465); `shortest` by tokens; `diverse`: the
+    first, then always the answer that is farthest from those already chosen (different reasoning paths as in RFT, arXiv
+    2308.01825)."""
+    max_per_prompt: PositiveInt = 1
+
+
+Rate = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class DifficultyConfig(StrictModel):
+    """Selection of RL's prompts by pass rate. This section adds the stage `difficulty` to a chain with RL.
+
+    A prompt whose responses are all correct, or all wrong, gives its rollouts no advantage. Prompts that are never
+    solved stay by default: in a mixed group the demonstration still teaches.
+    """
+
+    policy: Literal["base", "sft"] = "base"
+    """The policy whose pass rates are measured; the stage runs after the one that makes this policy."""
+    num_samples: PositiveInt = 8
+    """Responses per prompt."""
+    temperature: PositiveFloat | None = None
+    """None: `rl.temperature`."""
+    max_response_tokens: PositiveInt | None = None
+    """None: `rl.max_response_tokens`."""
+    stop: tuple[StopText, ...] | None = None
+    """Texts that end a response; None: `rl.stop`."""
+    min_pass_rate: Rate = 0.0
+    """Lowest pass rate that is kept, inclusive."""
+    max_pass_rate: Rate = 0.9
+    """Highest pass rate that is kept, inclusive."""
+    engine: Literal["transformers", "vllm", "openai"] | None = None
+    """The engine that generates the responses; None: RL's engine (`cluster`, `rl.engine`)."""
+
+    def spelled_out(self, rl: RLConfig, cluster: Literal["local", "ray"]) -> "DifficultyConfig":
+        """This section with its defaults filled in from other sections."""
+        of_cluster = "vllm" if cluster == "ray" else "transformers"
+        return self.model_copy(
+            update={
+                "temperature": self.temperature or rl.temperature,
+                "max_response_tokens": self.max_response_tokens or rl.max_response_tokens,
+                "stop": rl.stop if self.stop is None else self.stop,
+                "engine": self.engine or (of_cluster if rl.engine == "cluster" else rl.engine),
+            }
+        )
+
+    @model_validator(mode="after")
+    def _some_rate_is_within(self) -> "DifficultyConfig":
+        low, high, total = self.min_pass_rate, self.max_pass_rate, self.num_samples
+        if low > high:
+            raise ValueError(f"min_pass_rate {low:g} is above max_pass_rate {high:g}; swap them")
+        if not any(low <= correct / total <= high for correct in range(total + 1)):
+            raise ValueError(
+                f"no prompt could be kept: no pass rate over {total} responses lies between min_pass_rate {low:g} and "
+                f"max_pass_rate {high:g}; widen the range or raise num_samples"
+            )
+        return self
+
+
+class SampleConfig(StrictModel):
+    """The stage `sample`: the policy answers the training prompts, and SFT learns from what it got right."""
+
+    num_samples: PositiveInt = 8
+    """Responses per prompt."""
+    seed: NonNegativeInt | None = None
+    """Seed of this stage alone; None: the experiment's. Lets seeds share data and base."""
+    temperature: PositiveFloat = 1.0
+    max_response_tokens: PositiveInt | None = None
+    """None: `data.max_trace_tokens`."""
+    engine: Literal["transformers", "vllm", "openai"] | None = None
+    """The engine that generates the responses; None: `vllm` with `cluster: ray`, else `transformers`."""
+    stop: tuple[StopText, ...] = ()
+    """Texts that end a response."""
+    keep: KeepAnswers = KeepAnswers()
+
+    def spelled_out(self, max_trace_tokens: int, cluster: Literal["local", "ray"]) -> "SampleConfig":
+        """This section with its defaults filled in from other sections."""
+        return self.model_copy(
+            update={
+                "max_response_tokens": self.max_response_tokens or max_trace_tokens,
+                "engine": self.engine or ("vllm" if cluster == "ray" else "transformers"),
+            }
+        )
+
+
+class ExpertIterationConfig(StrictModel):
+    """How often a chain with `sample` repeats sampling and SFT. One round is rejection-sampling fine-tuning."""
+
+    rounds: PositiveInt = 1
+    start_from: Literal["base", "previous"] = "base"
+    """The weights that each round's SFT starts from. `base`: those that round 1 sampled, as STaR (arXiv 2203.14465)
+    and ReST-EM (2312.06585) do, so that errors of a round do not stay; `previous`: those of the round before. The
+    newest policy is sampled either way."""
+
 
 TeacherName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
@@ -27,12 +127,6 @@ class SpendingLimit(StrictModel):
     """Tokens of prompts and answers, as the teachers count them."""
     max_cost: PositiveFloat | None = None
     """In the currency of the prices, which every teacher must have."""
-
-    @model_validator(mode="after")
-    def _limits_something(self) -> "SpendingLimit":
-        if self.max_tokens is None and self.max_cost is None:
-            raise ValueError("sets no limit; give max_tokens or max_cost, or remove it")
-        return self
 
 
 class TeacherConfig(StrictModel):
@@ -138,14 +232,12 @@ class SynthesizeConfig(StrictModel):
     """Send each teacher only the prompts that earlier teachers left without a usable answer."""
     budget: SpendingLimit | None = None
     """None: no limit; every question is sent."""
-    rewrite: RewriteConfig | None = Field(default=None, exclude_if=is_none)
+    rewrite: RewriteConfig | None = None
     """The one teacher is the policy, and its answers take the place of the traces that prompts came with; None: traces
     are added."""
 
     @model_validator(mode="after")
     def _options_have_their_effect(self) -> "SynthesizeConfig":
-        if self.cascade and len(self.teachers) == 1:
-            raise ValueError("cascade has no effect with one teacher; remove it")
         if self.rewrite is not None:
             self._check_rewrite(self.rewrite)
         unpriced = [name for name, teacher in self.teachers.items() if teacher.price is None]

@@ -5,27 +5,31 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.objective.advantage import (
+from luffy.config.group import (
     AdvantageConfig,
     GeneralizedAdvantage,
     GlobalBatchAdvantage,
     GroupAdvantage,
+    GroupConfig,
     NoAdvantage,
     PassAtKAdvantage,
     RawAdvantage,
+    ReplayConfig,
 )
-from luffy.config.objective.group import GroupConfig, ReplayConfig
-from luffy.config.objective.losses import (
+from luffy.config.strict import StrictModel
+from luffy.config.terms import (
+    AdaptiveValue,
     DistillationLoss,
     EntropyLoss,
+    ImportanceCorrection,
     KLLoss,
     NegativeLogLikelihoodLoss,
     PolicyGradientLoss,
     ShapedSurrogateLoss,
+    TermConfig,
+    check_terms,
+    depends_on_length,
 )
-from luffy.config.objective.schedule import AdaptiveValue, depends_on_length
-from luffy.config.objective.terms import ImportanceCorrection, TermConfig, check_terms
-from luffy.config.strict import StrictModel
 
 
 class SupervisedObjectiveConfig(StrictModel):
@@ -144,12 +148,9 @@ class ObjectiveConfig(StrictModel):
             yield "group.filter drops groups whose rewards are all equal, which a group of one row always is; remove it"
         if self.replay is not None and self.group.size - self.group.off_policy < 2:
             yield "replay takes one row of the group, and off_policy the others: no rollout is left; raise group.size"
-        if self.replay is not None and self.group.prefix is not None:
-            yield "replay and group.prefix cannot be combined; remove one of them"
-        if self.replay is not None and self.group.hint is not None:
-            yield "replay and group.hint cannot be combined; remove one of them"
-        if self.replay is not None and self.group.anchor is not None:
-            yield "replay and group.anchor cannot be combined; remove one of them"
+        for name in ("prefix", "hint", "anchor"):
+            if self.replay is not None and getattr(self.group, name) is not None:
+                yield f"replay and group.{name} cannot be combined; remove one of them"
 
     def _complaints_about_off_policy_rows(self) -> Iterator[str]:
         selecting = [
@@ -168,7 +169,21 @@ class ObjectiveConfig(StrictModel):
             yield "replay has no effect: no term learns from off_policy tokens; add one or remove replay"
         if self.learns_without_hints:
             yield from self._complaints_about_hints(selecting)
-        yield from self._complaints_about_displacing()
+        # Where traces replace failed rollouts only, some gates on them are superfluous and others never open.
+        bound = self.group.off_policy_when_accuracy_at_most
+        if bound is None or self.replay is not None:
+            return
+        for term in self.terms:
+            if term.select != "off_policy" or term.gate is None:
+                continue
+            above, at_most = term.gate.group_accuracy_above, term.gate.group_accuracy_at_most
+            if above is not None and above >= bound:
+                yield f"term {term.name!r}: there are no traces where the accuracy of the group is above {above:g}"
+            if at_most is not None and at_most >= bound:
+                yield (
+                    f"term {term.name!r}: group_accuracy_at_most {at_most:g} has no effect, since traces come only "
+                    f"where it is at most {bound:g}; remove it"
+                )
 
     def _complaints_about_hints(self, selecting: Sequence[TermConfig]) -> Iterator[str]:
         if not selecting:
@@ -186,28 +201,19 @@ class ObjectiveConfig(StrictModel):
                     "set learn: hinted"
                 )
 
-    def _complaints_about_displacing(self) -> Iterator[str]:
-        """Where traces replace failed rollouts only, some gates on them are superfluous and others never open."""
-        bound = self.group.off_policy_when_accuracy_at_most
-        gated = [term for term in self.terms if term.select == "off_policy" and term.gate is not None]
-        if bound is None or self.replay is not None:
-            return
-        for term in gated:
-            assert term.gate is not None
-            above, at_most = term.gate.group_accuracy_above, term.gate.group_accuracy_at_most
-            if above is not None and above >= bound:
-                yield f"term {term.name!r}: there are no traces where the accuracy of the group is above {above:g}"
-            if at_most is not None and at_most >= bound:
-                yield (
-                    f"term {term.name!r}: group_accuracy_at_most {at_most:g} has no effect, since traces come only "
-                    f"where it is at most {bound:g}; remove it"
-                )
-
     def _complaints_about_advantages(self) -> Iterator[str]:
         advantage = self.advantage
         surrogates = [term for term in self.terms if term.is_policy_gradient]
-        yield from self._complaints_about_rewards_without_use()
-        if not surrogates and not self._gated_by_outcome() and not self.needs_teacher:
+        uses_rewards = surrogates or any(term.gate is not None and term.gate.outcome is not None for term in self.terms)
+        if isinstance(advantage, NoAdvantage):
+            if surrogates:
+                name = surrogates[0].name
+                yield f"advantage.kind: none leaves the surrogate {name!r} nothing to learn; use another kind"
+            if advantage.zero_truncated:
+                yield "advantage.zero_truncated has no effect with kind: none; remove it"
+        elif self.needs_teacher and not uses_rewards:
+            yield f"advantage.kind: {advantage.kind} has no effect: no term uses it; set kind: none"
+        if not uses_rewards and not self.needs_teacher:
             yield "no term uses the advantage: this is supervised learning; use the sft stage"
         if not surrogates and isinstance(advantage, GeneralizedAdvantage):
             yield "advantage.kind: gae has no effect: no surrogate uses it, and a critic would train for nothing"
@@ -222,21 +228,13 @@ class ObjectiveConfig(StrictModel):
         if isinstance(advantage, GroupAdvantage):
             yield from self._complaints_about_population(advantage)
 
-    def _complaints_about_rewards_without_use(self) -> Iterator[str]:
-        surrogates = [term.name for term in self.terms if term.is_policy_gradient]
-        if isinstance(self.advantage, NoAdvantage):
-            if surrogates:
-                yield f"advantage.kind: none leaves the surrogate {surrogates[0]!r} nothing to learn; use another kind"
-            if self.advantage.zero_truncated:
-                yield "advantage.zero_truncated has no effect with kind: none; remove it"
-        elif self.needs_teacher and not surrogates and not self._gated_by_outcome():
-            yield f"advantage.kind: {self.advantage.kind} has no effect: no term uses it; set kind: none"
-
     def _complaints_about_population(self, advantage: GroupAdvantage) -> Iterator[str]:
         if isinstance(advantage, RawAdvantage | NoAdvantage):  # there is no baseline
             return
         joint = advantage.population == "joint"
-        size = self.group.size if joint else self._num_rollouts
+        displacing = self.group.off_policy_when_accuracy_at_most is not None
+        num_rollouts = self.group.size - (0 if displacing else self.group.off_policy)  # at most
+        size = self.group.size if joint else num_rollouts
         compares_in_group = not isinstance(advantage, GlobalBatchAdvantage) or advantage.group_baseline
         if size < 2 and compares_in_group:
             yield f"a baseline over {size} row of a group makes every advantage 0; raise group.size"
@@ -257,12 +255,3 @@ class ObjectiveConfig(StrictModel):
                 "advantage.population: on_policy gives rows with a prefix advantage 0, so their continuations would "
                 "not be learned from; set population: joint"
             )
-
-    @property
-    def _num_rollouts(self) -> int:
-        """Largest number of rollouts in a group."""
-        displacing = self.group.off_policy_when_accuracy_at_most is not None
-        return self.group.size - (0 if displacing else self.group.off_policy)
-
-    def _gated_by_outcome(self) -> bool:
-        return any(term.gate is not None and term.gate.outcome is not None for term in self.terms)

@@ -1,0 +1,622 @@
+"""The terms of an objective: their losses, shapings, coefficients and denominators.
+
+Coefficients, and other numbers that change over a stage, are schedules. A plain number in YAML is a constant; shares
+are of the stage's steps, so that a preset means the same for a run of 100 steps and one of 500.
+
+Each loss names its formula; `luffy.objectives.losses` has a function of each kind. Symbols: A advantage, p = pi_theta,
+r = pi_theta / pi_old, mu the policy that sampled the token, rho = pi_theta / pi_phi with pi_phi the demonstration's
+author (1 where unknown), sg(x) = x without gradient, H entropy.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from luffy.config.strict import StrictModel
+
+_Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class ConstantValue(StrictModel):
+    """The same at every step."""
+
+    kind: Literal["constant"]
+    value: float
+
+    def formula(self) -> str:
+        return f"{self.value:g}"
+
+
+class LinearValue(StrictModel):
+    """From `start` to `end` in a straight line, then `end`."""
+
+    kind: Literal["linear"]
+    start: float
+    end: float
+    over: _Share = 1.0
+    """Share of the stage after which `end` is reached."""
+    levels: Annotated[int, Field(ge=2)] | None = None
+    """Move in this many windows of equal length, the first at `start`, the last at `end`. LUFFY's `linear_max` is
+    {start: max, end: max / 10, levels: 10}."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "LinearValue":
+        _moves(self)
+        return self
+
+    def formula(self) -> str:
+        stairs = f" in {self.levels} levels" if self.levels else ""
+        return f"{self.start:g} -> {self.end:g} (linear over {self.over:.0%} of the steps{stairs})"
+
+
+class CosineValue(StrictModel):
+    """From `start` to `end` along half a cosine, then `end`."""
+
+    kind: Literal["cosine"]
+    start: float
+    end: float
+    over: _Share = 1.0
+    """Share of the stage after which `end` is reached."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "CosineValue":
+        _moves(self)
+        return self
+
+    def formula(self) -> str:
+        return f"{self.start:g} -> {self.end:g} (cosine over {self.over:.0%} of the steps)"
+
+
+class WarmupCosineValue(StrictModel):
+    """A straight line from `start` to `peak`, half a cosine from there to `end`, then `end` (CHORD's mu)."""
+
+    kind: Literal["warmup_cosine"]
+    start: float
+    peak: float
+    end: float
+    warmup: _Share
+    """Share of the stage after which `peak` is reached."""
+    decay: _Share
+    """Share of the stage between `peak` and `end`."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "WarmupCosineValue":
+        if self.warmup + self.decay > 1.0:
+            raise ValueError(f"warmup {self.warmup} and decay {self.decay} are together more than the whole stage")
+        if self.start == self.peak == self.end:
+            raise ValueError(f"a schedule that is {self.peak} throughout stays where it is; give just the number")
+        return self
+
+    def formula(self) -> str:
+        return (
+            f"{self.start:g} -> {self.peak:g} (linear over {self.warmup:.0%} of the steps) -> {self.end:g} "
+            f"(cosine over {self.decay:.0%})"
+        )
+
+
+class AdaptiveValue(StrictModel):
+    """An entropy bonus that holds the policy's entropy at a target.
+
+    After each optimizer step log c moves by rate x (target - H), where H is the mean entropy of the step's selected
+    tokens over all ranks: one number, the same on every rank. (The dual ascent of soft actor-critic, arXiv 1812.05905,
+    section 5, as in LUFFY's `use_adaptive_temperature`; there each rank moves its own and they drift apart.)
+    """
+
+    kind: Literal["adaptive"]
+    start: PositiveFloat
+    target: PositiveFloat
+    """Entropy to hold, in nats."""
+    rate: PositiveFloat = 0.01
+    minimum: PositiveFloat = 1e-6
+    maximum: PositiveFloat = 0.1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "AdaptiveValue":
+        if not self.minimum <= self.start <= self.maximum:
+            raise ValueError(f"start {self.start} must lie between minimum {self.minimum} and maximum {self.maximum}")
+        return self
+
+    def formula(self) -> str:
+        return (
+            f"c (from {self.start:g}, moved to hold H at {self.target:g}, within [{self.minimum:g}, {self.maximum:g}])"
+        )
+
+
+def _moves(value: "LinearValue | CosineValue") -> None:
+    if value.start == value.end:
+        raise ValueError(f"a schedule from {value.start} to {value.end} stays where it is; give just the number")
+
+
+def _number_as_constant(value: object) -> object:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"kind": "constant", "value": value} if is_number else value
+
+
+_Scheduled = ConstantValue | LinearValue | CosineValue | WarmupCosineValue
+ScheduledValue = Annotated[_Scheduled, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
+"""A pure function of the step."""
+Coefficient = Annotated[_Scheduled | AdaptiveValue, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
+"""Coefficient of a term: a schedule, or a number that reacts to the policy."""
+
+
+def constant(value: float) -> ConstantValue:
+    """The schedule of a plain number."""
+    return ConstantValue(kind="constant", value=value)
+
+
+def depends_on_length(value: _Scheduled | AdaptiveValue) -> bool:
+    """Whether the value at a step changes when the stage is made longer."""
+    return not isinstance(value, ConstantValue | AdaptiveValue)
+
+
+def bounds(value: _Scheduled) -> tuple[float, float]:
+    """Smallest and largest value the schedule takes."""
+    if isinstance(value, ConstantValue):
+        return value.value, value.value
+    ends = [value.start, value.end] + ([value.peak] if isinstance(value, WarmupCosineValue) else [])
+    return min(ends), max(ends)
+
+
+_INFINITY = float("inf")
+
+
+class RationalShaping(StrictModel):
+    """f(x) = x / (x + gamma), LUFFY eq. 6."""
+
+    kind: Literal["rational"]
+    gamma: PositiveFloat = 0.1
+
+    codomain: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def formula(self) -> str:
+        return f"rho / (rho + {self.gamma:g})"
+
+
+class IdentityShaping(StrictModel):
+    """f(x) = x: the bare importance ratio."""
+
+    kind: Literal["identity"]
+
+    codomain: ClassVar[tuple[float, float]] = (0.0, _INFINITY)
+
+    def formula(self) -> str:
+        return "rho"
+
+
+class LogShaping(StrictModel):
+    """f(x) = log x: advantage-weighted supervised learning, every token with the same weight."""
+
+    kind: Literal["log"]
+
+    codomain: ClassVar[tuple[float, float]] = (-_INFINITY, _INFINITY)
+
+    def formula(self) -> str:
+        return "log rho"
+
+
+class PowerShaping(StrictModel):
+    """f(x) = x^exponent; 0.5 is the square root."""
+
+    kind: Literal["power"]
+    exponent: PositiveFloat = 0.5
+
+    codomain: ClassVar[tuple[float, float]] = (0.0, _INFINITY)
+
+    def formula(self) -> str:
+        return f"rho^{self.exponent:g}"
+
+
+class LinearLogShaping(StrictModel):
+    """f(x) = x + weight log x: `p_logp` of the authors' code."""
+
+    kind: Literal["linear_log"]
+    weight: PositiveFloat = 0.1
+
+    codomain: ClassVar[tuple[float, float]] = (-_INFINITY, _INFINITY)
+
+    def formula(self) -> str:
+        return f"(rho + {self.weight:g} log rho)"
+
+
+ShapingConfig = Annotated[
+    RationalShaping | IdentityShaping | LogShaping | PowerShaping | LinearLogShaping, Field(discriminator="kind")
+]
+
+
+_Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+class SurrogateLoss(StrictModel):
+    """Unclipped surrogate: -A r, with r = exp(logp - logp_old)."""
+
+    kind: Literal["surrogate"]
+
+    def formula(self) -> str:
+        return "-A r"
+
+
+class ClippedSurrogateLoss(StrictModel):
+    """PPO: -min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); clip_high above clip_low is DAPO's clip-higher."""
+
+    kind: Literal["clipped_surrogate"]
+    clip_low: _Fraction = 0.2
+    clip_high: PositiveFloat = 0.2
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Bound c on r where A < 0: the loss is then at most -A c (dual-clip PPO, arXiv 1912.09729, eq. 5)."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "ClippedSurrogateLoss":
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high {1 + self.clip_high:g}")
+        return self
+
+    def formula(self) -> str:
+        clipped = f"min(A r, A clip(r, {1 - self.clip_low:g}, {1 + self.clip_high:g}))"
+        return f"-{clipped}" + ("" if self.dual_clip is None else f", at most -{self.dual_clip:g} A where A < 0")
+
+
+class SequenceSurrogateLoss(StrictModel):
+    """GSPO (arXiv 2507.18071, eq. 5 to 7): the ratio of a sequence is the geometric mean of its tokens' ratios."""
+
+    kind: Literal["sequence_surrogate"]
+    clip_low: _Fraction = 3e-4
+    clip_high: PositiveFloat = 4e-4
+
+    def formula(self) -> str:
+        return f"-min(A s, A clip(s, {1 - self.clip_low:g}, {1 + self.clip_high:g})), s = exp(mean_t log r_t)"
+
+
+class CispoLoss(StrictModel):
+    """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): a clipped weight without gradient; no token is dropped."""
+
+    kind: Literal["cispo"]
+    clip_low: _Fraction | None = None
+    """Lower bound 1 - clip_low of the weight; None: no lower bound, as the paper trains."""
+    clip_high: PositiveFloat = 4.0
+
+    def formula(self) -> str:
+        low = 0.0 if self.clip_low is None else 1 - self.clip_low
+        return f"-sg(clip(r, {low:g}, {1 + self.clip_high:g})) A log p"
+
+
+class AipoLoss(StrictModel):
+    """AIPO (LlamaRL, arXiv 2505.24034): one-sided truncation of pi_theta / mu, a weight without gradient."""
+
+    kind: Literal["aipo"]
+    max_ratio: PositiveFloat = 4.0
+
+    def formula(self) -> str:
+        return f"-sg(min(p / mu, {self.max_ratio:g})) A log p"
+
+
+class TotalVariationMaskedLoss(StrictModel):
+    """DPPO (arXiv 2602.04879), binary total variation: drops tokens that moved too far from mu in A's direction."""
+
+    kind: Literal["tv_masked_surrogate"]
+    max_increase: _Fraction = 0.2
+    """Left out where A > 0 and p - mu is above it."""
+    max_decrease: _Fraction = 0.2
+    """Left out where A <= 0 and mu - p is above it."""
+
+    def formula(self) -> str:
+        return (
+            f"-A p / mu, without tokens where p - mu > {self.max_increase:g} (A > 0) "
+            f"or mu - p > {self.max_decrease:g} (A <= 0)"
+        )
+
+
+class ShapedSurrogateLoss(StrictModel):
+    """Off-policy surrogate with policy shaping (LUFFY, arXiv 2504.14945, eq. 6): -A f(rho), rho = pi_theta / pi_phi."""
+
+    kind: Literal["shaped_surrogate"]
+    shaping: ShapingConfig
+    behavior: Literal["recorded", "one"] = "one"
+    """pi_phi. `one`: 1 everywhere, as the LUFFY paper trains, whatever the data holds. `recorded`: by the data's
+    log-probabilities, 1 where there are none; replayed rows always have theirs."""
+    min_weight: float | None = None
+    """Lower clamp of f(rho); a token below it has no gradient."""
+    max_weight: float | None = None
+    """Upper clamp of f(rho); a token above it has no gradient."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ShapedSurrogateLoss":
+        if self.min_weight is not None and self.max_weight is not None and self.min_weight >= self.max_weight:
+            raise ValueError(f"min_weight {self.min_weight} must be below max_weight {self.max_weight}")
+        low, high = self.shaping.codomain
+        if (self.min_weight is not None and self.min_weight >= high) or (
+            self.max_weight is not None and self.max_weight <= low
+        ):
+            raise ValueError(f"f lies between {low:g} and {high:g}: with these clamps no token has a gradient")
+        return self
+
+    def formula(self) -> str:
+        bounds = (self.min_weight, self.max_weight)
+        shaped = self.shaping.formula()
+        if any(bound is not None for bound in bounds):
+            low, high = (
+                "-inf" if bounds[0] is None else f"{bounds[0]:g}",
+                "inf" if bounds[1] is None else f"{bounds[1]:g}",
+            )
+            shaped = f"clip({shaped}, {low}, {high})"
+        return f"-A {shaped}" + (", pi_phi = 1" if self.behavior == "one" else "")
+
+
+class MultipleImportanceLoss(StrictModel):
+    """RL-PLUS (arXiv 2508.00222): multiple importance sampling with an exploration-weighted advantage.
+
+    The unknown author is estimated as the mean of pi_old and the uniform bound 1, and the denominator is the mixture of
+    pi_old and that estimate. Rare but right tokens weigh more by (1 - sg(p))^exploration_exponent.
+    """
+
+    kind: Literal["multiple_importance"]
+    exploration_exponent: NonNegativeFloat = 0.5
+
+    def formula(self) -> str:
+        return f"-A (1 - sg(p))^{self.exploration_exponent:g} 2 p / (pi_old + (pi_old + 1) / 2)"
+
+
+Temperature = Literal["one", "rollout"]
+"""At which temperature a loss sees the policy: 1, the model's own distribution, or `rl.temperature`, the distribution
+that rollouts are sampled from. Equal where `rl.temperature` is 1."""
+
+TokenWeight = Literal["one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy"]
+_WEIGHT_FORMULAS: dict[TokenWeight, str] = {
+    "one": "",
+    "probability": "sg(p) ",
+    "p_one_minus_p": "sg(p (1 - p)) ",
+    "exp_entropy": "sg(exp(H)) ",
+    "exp_minus_entropy": "sg(exp(-H)) ",
+}
+
+
+class NegativeLogLikelihoodLoss(StrictModel):
+    """-w log p: supervised learning; the weight w has no gradient."""
+
+    kind: Literal["nll"]
+    temperature: Temperature = "one"
+    """Temperature of p, and of H in the weights. `rollout` is for terms on rollouts, and for implementations based on
+    verl, which compute one log-probability for all terms."""
+    token_weight: TokenWeight = "one"  # noqa: S105 - a token of text
+    """`probability`: DFT (arXiv 2508.05629); `p_one_minus_p`: CHORD-phi (2508.11408); `exp_entropy` and
+    `exp_minus_entropy`: SRFT (2506.19767), H the mean entropy of the row's selected tokens."""
+
+    def formula(self) -> str:
+        return f"-{_WEIGHT_FORMULAS[self.token_weight]}log p{_at(self.temperature)}"
+
+
+class EntropyLoss(StrictModel):
+    """-H(pi_theta): a bonus for entropy."""
+
+    kind: Literal["entropy"]
+    temperature: Temperature = "rollout"
+
+    def formula(self) -> str:
+        return f"-H{_at(self.temperature)}"
+
+
+def _at(temperature: Temperature) -> str:
+    return ", at temperature 1" if temperature == "one" else ""
+
+
+_KL_FORMULAS = {"k1": "log p - log q", "k2": "(log p - log q)^2 / 2", "k3": "q / p - 1 - log(q / p)"}
+_ANCHORS = {"reference": "the reference policy", "old": "pi_old", "behavior": "mu"}
+
+
+class KLLoss(StrictModel):
+    """Divergence of the policy from another, by Schulman's estimators k1, k2 or k3 on the sampled tokens.
+
+    In expectation, the gradient of k2 is that of the reverse KL, the gradient of k3 that of the forward KL, and the
+    gradient of k1 vanishes.
+    """
+
+    kind: Literal["kl"]
+    estimator: Literal["k1", "k2", "k3"]
+    against: Literal["reference", "old", "behavior"] = "reference"
+    """q: the policy this stage started from, which `rl.reference` may let follow the policy; the policy before this RL
+    step's updates; the token's sampler."""
+
+    def formula(self) -> str:
+        return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
+
+
+class DistillationLoss(StrictModel):
+    """On-policy distillation: a policy gradient whose advantage at each token is log q - log mu, q the teacher.
+
+    Where mu is the policy, its expected gradient is that of the reverse KL, KL(pi_theta || q), of each token in its
+    context, later tokens left out (Thinking Machines Lab, "On-Policy Distillation", 2025; GKD, arXiv 2306.13649, and
+    MiniLLM, arXiv 2306.08543, minimise the same divergence). q is taken at the temperature of the rollouts, as mu is.
+    """
+
+    kind: Literal["distillation"]
+
+    def formula(self) -> str:
+        return "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
+
+
+OnPolicySurrogate = (
+    SurrogateLoss | ClippedSurrogateLoss | SequenceSurrogateLoss | CispoLoss | AipoLoss | TotalVariationMaskedLoss
+)
+OffPolicySurrogate = ShapedSurrogateLoss | MultipleImportanceLoss
+AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss | DistillationLoss
+PolicyGradientLoss = OnPolicySurrogate | OffPolicySurrogate
+"""Losses that weigh a token by its advantage; together they share the joint denominator."""
+BehaviorLoss = AipoLoss | TotalVariationMaskedLoss | DistillationLoss
+"""Losses whose ratio is against the sampler, so that they correct for it by themselves."""
+
+
+def is_untempered(loss: object) -> bool:
+    """Whether a loss sees the policy at temperature 1, whatever the rollouts' temperature is."""
+    return isinstance(loss, NegativeLogLikelihoodLoss | EntropyLoss) and loss.temperature == "one"
+
+
+LossConfig = Annotated[PolicyGradientLoss | AuxiliaryLoss, Field(discriminator="kind")]
+
+
+Selector = Literal["on_policy", "off_policy", "response"]
+NormaliserMode = Literal["token", "sequence", "constant"]
+Population = Literal["joint", "own", "all"]
+_Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class NormaliserConfig(StrictModel):
+    """The denominator of a term, counted over the whole optimizer step: all micro-batches, all ranks."""
+
+    mode: NormaliserMode
+    """`token`: number of tokens; `sequence`: mean over sequences of each one's token mean; `constant`: number of
+    sequences x `rl.max_response_tokens` (Dr.GRPO)."""
+    population: Population
+    """Whose tokens or sequences are counted. `joint`: those of all policy-gradient terms together (LUFFY eq. 5); `own`:
+    the term's; `all`: every response, so that terms of any kind share one denominator."""
+    before_gate: bool = False
+    """Also count the rows that the gate excludes, so that a term shrinks with the share of rows that pass."""
+
+
+class GateConfig(StrictModel):
+    """Which rows a term learns from, by what the rollouts of their prompt achieved. All given conditions must hold."""
+
+    group_accuracy_above: _Accuracy | None = None
+    """Share of correct rollouts in the row's group is above this, without demonstrations and rows with a prefix."""
+    group_accuracy_at_most: _Accuracy | None = None
+    outcome: Literal["correct", "wrong"] | None = None
+    """Outcome of the row itself; every row that did not earn the reward is `wrong`."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "GateConfig":
+        above, at_most = self.group_accuracy_above, self.group_accuracy_at_most
+        if above is not None and at_most is not None and above >= at_most:
+            raise ValueError(f"no accuracy is above {above} and at most {at_most}")
+        return self
+
+    def formula(self) -> str:
+        parts = []
+        if self.group_accuracy_above is not None:
+            parts.append(f"accuracy of the group > {self.group_accuracy_above:g}")
+        if self.group_accuracy_at_most is not None:
+            parts.append(f"accuracy of the group <= {self.group_accuracy_at_most:g}")
+        if self.outcome is not None:
+            parts.append(f"the row is {self.outcome}")
+        return " and ".join(parts) or "all rows pass"
+
+
+class ImportanceCorrection(StrictModel):
+    """Corrects for a sampler that was not exactly the trainer: a constant weight w = pi_old / mu on each token.
+
+    Truncated importance sampling and its masked variant (IcePop); over sequences, w is the product of the tokens'
+    ratios. Tokens whose mu is unknown keep weight 1.
+    """
+
+    level: Literal["token", "sequence"] = "token"
+    kind: Literal["truncate", "mask"]
+    """`truncate`: min(w, high); `mask`: w inside [low, high], 0 outside."""
+    low: NonNegativeFloat = 0.0
+    high: PositiveFloat = 2.0
+
+    @model_validator(mode="after")
+    def _effective(self) -> "ImportanceCorrection":
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} must be below high {self.high}")
+        if self.kind == "truncate" and self.low:
+            raise ValueError("low has no effect with kind: truncate; remove it or use kind: mask")
+        return self
+
+    def formula(self) -> str:
+        ratio = "pi_old / mu" if self.level == "token" else "prod_t pi_old / mu"
+        bound = (
+            f"min(w, {self.high:g})" if self.kind == "truncate" else f"w if {self.low:g} <= w <= {self.high:g} else 0"
+        )
+        return f"{bound}, w = {ratio}"
+
+
+class TermConfig(StrictModel):
+    """One summand of the objective: coefficient x sum over selected tokens of loss / denominator."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    """Names the term in metrics and in `luffy config --explain`."""
+    select: Selector
+    gate: GateConfig | None = None
+    loss: LossConfig
+    correction: ImportanceCorrection | None = None
+    top_entropy_share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Learn only from this share of each row's selected tokens, those of the highest entropy (rounded up). The
+    denominator counts them all."""
+    coefficient: Coefficient = constant(1.0)
+    normaliser: NormaliserConfig
+
+    @property
+    def is_policy_gradient(self) -> bool:
+        return isinstance(self.loss, PolicyGradientLoss)
+
+    @property
+    def takes_sampler_for_trainer(self) -> bool:
+        """Whether it treats rollouts as sampled by the trainer's weights of this step."""
+        learns = self.is_policy_gradient or (self.gate is not None and self.gate.outcome is not None)
+        corrected = self.correction is not None or isinstance(self.loss, BehaviorLoss)
+        return learns and self.select != "off_policy" and not corrected
+
+    @property
+    def lacks_correction(self) -> bool:
+        """Whether it supports a correction and has none."""
+        return self.takes_sampler_for_trainer and self.select == "on_policy"
+
+    @property
+    def needs_whole_sequences(self) -> str | None:
+        """The setting by which the tokens of a response depend on one another, beyond its length; None: they do not."""
+        if isinstance(self.loss, SequenceSurrogateLoss):
+            return "loss.kind: sequence_surrogate"
+        if isinstance(self.loss, NegativeLogLikelihoodLoss) and self.loss.token_weight.startswith("exp_"):
+            return f"loss.token_weight: {self.loss.token_weight}"
+        if self.correction is not None and self.correction.level == "sequence":
+            return "correction.level: sequence"
+        return "top_entropy_share" if self.top_entropy_share is not None else None
+
+    @property
+    def may_select_off_policy(self) -> bool:
+        return self.select != "on_policy"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TermConfig":
+        for complaint in self._complaints():
+            raise ValueError(f"term {self.name!r}: {complaint}")
+        return self
+
+    def _complaints(self) -> Sequence[str]:
+        found = []
+        if not self.is_policy_gradient and self.normaliser.population == "joint":
+            found.append("an auxiliary term has no part in the joint denominator; set population: own or all")
+        if self.normaliser.before_gate and self.normaliser.population == "all":
+            found.append("normaliser.before_gate has no effect with population: all, which counts every row; remove it")
+        if self.normaliser.before_gate and self.gate is None and self.normaliser.population == "own":
+            found.append("normaliser.before_gate has no effect without a gate; remove it")
+        if isinstance(self.loss, OffPolicySurrogate) and self.select != "off_policy":
+            found.append(f"{self.loss.kind} is for off-policy tokens; set select: off_policy")
+        against_sampler = isinstance(self.loss, KLLoss) and self.loss.against == "behavior"
+        if (isinstance(self.loss, BehaviorLoss) or against_sampler) and self.select != "on_policy":
+            found.append(f"{self.loss.kind} needs the sampler's log-probabilities; set select: on_policy")
+        if self.correction is not None and self.select != "on_policy":
+            found.append("correction needs the sampler's log-probabilities; set select: on_policy or remove it")
+        if self.correction is not None and isinstance(self.loss, BehaviorLoss):
+            found.append(f"{self.loss.kind} already divides by the sampler's probability; remove correction")
+        if isinstance(self.coefficient, ConstantValue) and self.coefficient.value == 0:
+            found.append("coefficient 0 has no effect; remove the term")
+        if isinstance(self.coefficient, AdaptiveValue) and not isinstance(self.loss, EntropyLoss):
+            found.append("an adaptive coefficient is for the entropy loss; give a number or a schedule")
+        return found
+
+
+def check_terms(terms: tuple[TermConfig, ...]) -> None:
+    """Raise ValueError where terms contradict one another."""
+    names = [term.name for term in terms]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"terms named twice: {', '.join(repeated)}; give each its own name")
+    joint = [term for term in terms if term.normaliser.population == "joint"]
+    if len({term.normaliser.mode for term in joint}) > 1:
+        modes = sorted({term.normaliser.mode for term in joint})
+        raise ValueError(f"terms that share the joint denominator name different modes {modes}; use one")
+    if len({term.normaliser.before_gate for term in joint}) > 1:
+        raise ValueError("terms that share the joint denominator differ in before_gate; use one value")
+    if any(term.normaliser.before_gate for term in joint) and not any(
+        term.gate for term in terms if term.is_policy_gradient
+    ):
+        raise ValueError("normaliser.before_gate has no effect: no policy-gradient term has a gate; remove it")
