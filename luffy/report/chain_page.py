@@ -18,7 +18,7 @@ from luffy.data.pass_rates import DifficultyCard, Fit, read_card
 from luffy.data.sample_card import SampleCard, read_sample_card
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
-from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
+from luffy.evaluation.finished import CheckpointScores, read_scores
 from luffy.evaluation.results import Cell, ResultRow, advice_on, checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pipeline.chain.graph import build_graph, nodes_providing, nodes_showing

@@ -29,7 +29,7 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.data.tokenizer import build_tokenizer
-from luffy.evaluation.checkpoint_scores import read_scores
+from luffy.evaluation.finished import read_scores
 from luffy.pipeline.machine.events import EventWriter
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
