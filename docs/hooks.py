@@ -15,10 +15,13 @@ from typer.testing import CliRunner
 
 from luffy.cli.main import app
 from luffy.config import ExperimentConfig
-from luffy.config.many_runs.comparison import ComparisonConfig
+from luffy.config.many_runs.sweep_design import SweepDesign
 from luffy.config.strict import field_docs
 
-ROOTS: Mapping[str, type[BaseModel]] = {"An experiment": ExperimentConfig, "A comparison": ComparisonConfig}
+ROOTS: Mapping[str, type[BaseModel]] = {
+    "An experiment": ExperimentConfig,
+    "A grid, a comparison or a study": SweepDesign,
+}
 PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
 ELSEWHERE: Mapping[str, str] = {
     "CONTRIBUTING.md": "contributing.md",

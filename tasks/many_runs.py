@@ -1,4 +1,4 @@
-"""Several runs of one command under Prefect: one task each, several at a time, every stage that they share made once.
+"""The runs of a grid, a comparison or a study under Prefect: one task each, several at a time, shared stages made once.
 
 Runs are threads of the flow's process, and their stages its child processes. Each task is called in its thread, never
 submitted, so that cancelling ends the stages at once, as for a single experiment.
@@ -7,10 +7,12 @@ submitted, so that cancelling ends the stages at once, as for a single experimen
 import contextvars
 import json
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,24 +20,55 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 
-from luffy.cli.console import ChainProgress, PlainDisplay, TitledDisplay, terminal
-from luffy.config import ExperimentConfig
-from luffy.config.many_runs.arm_run import ArmRun
+from luffy.cli.console import ChainProgress, PlainDisplay, TitledDisplay, stage_title, terminal
+from luffy.config.many_runs.sweep_design import CENTRE
+from luffy.config.many_runs.sweep_runs import SHARED_NODES, Chosen, Sweep, SweepRun
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
-from luffy.evaluation.method_comparison.arms import FinishedSeed, read_seed
+from luffy.evaluation.finished import read_scores
+from luffy.evaluation.sweeps.run_results import RunOutcome, RunResult, first_line
+from luffy.evaluation.sweeps.sweep_findings import Findings, arms_of, find_on_arms, findings_json, tuning_of
+from luffy.evaluation.sweeps.sweep_progress import SweepProgress
+from luffy.files import write_atomic
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
 from luffy.pipeline.walk import stopping_on_failure
 from luffy.pipeline.workspace import Workspace, link
 from luffy.report.cells import Table, plain_table
-from luffy.tasks.artifacts import Artifact, Publisher, Slot
+from luffy.report.figures import Chart, colored, picture_url
+from luffy.report.page import html
+from luffy.report.sweep_pages import cost_table, sweep_page, tries_table
+from luffy.tasks.artifacts import Artifact, Slot
 from luffy.tasks.session import Session, artifact_key, publishing, watching_the_server
-from luffy.tasks.stages import FinishedStage, make_stage
+from luffy.tasks.stages import FinishedStage, make_chain, make_stage
 
-RunOutcome = FinishedSeed | LuffyError
+
+class SharedStages:
+    """Makes each shared stage once: other runs wait for it, and fail if it failed."""
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._failures: dict[str, LuffyError] = {}
+
+    def make(self, key: str, make: Callable[[], FinishedStage]) -> FinishedStage:
+        """The result of `make`; raises its LuffyError, also if another run raised it."""
+        with self._locks[key]:
+            if key in self._failures:
+                raise self._failures[key]
+            try:
+                return make()
+            except LuffyError as error:
+                self._failures[key] = error
+                raise
+
+
+class OutOfTime(LuffyError):
+    """The budget of hours is spent: no further run starts."""
 
 
 class ManyRuns:
-    """State that the tasks of all runs share; safe to use from several threads."""
+    """State that the tasks of all runs share; safe to use from several threads.
+
+    No dataclass, into which Prefect would look for results of other tasks.
+    """
 
     def __init__(
         self,
@@ -62,115 +95,159 @@ class ManyRuns:
         return self.session.run.directory
 
 
-class SharedStages:
-    """Makes each shared stage once: other runs wait for it, and fail if it failed."""
+@dataclass(frozen=True, slots=True)
+class StudyOutcome:
+    """What one call of `run_cells` achieved."""
 
-    def __init__(self) -> None:
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._failures: dict[str, LuffyError] = {}
-
-    def make(self, key: str, make: Callable[[], FinishedStage]) -> FinishedStage:
-        """The result of `make`; raises its LuffyError, also if another run raised it."""
-        with self._locks[key]:
-            if key in self._failures:
-                raise self._failures[key]
-            try:
-                return make()
-            except LuffyError as error:
-                self._failures[key] = error
-                raise
+    failures: list[str]
+    """A line for each failed run."""
+    num_runs: int
+    """Runs that were not finished when the call began, as far as tuning has settled them."""
+    num_left: int
+    """Runs that are not finished, failed ones included."""
+    is_out_of_time: bool
 
 
 @contextmanager
-def open_runs(
-    common: ExperimentConfig, titles: Sequence[str], workspace: Workspace, *, workers: int, verify: bool, tag: str
-) -> Iterator[ManyRuns]:
-    """Open what several runs share: display, record and Prefect publisher; the run of `common` records their outcome.
+def open_runs(sweep: Sweep, cells: Sequence[str], workspace: Workspace, *, verify: bool) -> Iterator[ManyRuns]:
+    """Open what the runs of `cells` share: display, record and Prefect publisher.
 
-    `titles` are the titles of all stages in display order; the Prefect run is tagged `tag:NAME`.
+    The run of `sweep.common` records their outcome; the Prefect run is tagged `KIND:NAME`.
     """
+    # An arm has the same stages at every point of its grid, so titles can be listed before values are chosen.
+    runs, common = [*sweep.tuning_runs(cells), *sweep.reported_runs(cells)], sweep.common()
+    shared = SHARED_NODES if sweep.design.kind == "comparison" else ()
+    titles = dict.fromkeys([*shared, *(stage_title(run.title, node) for run in runs for node in run.nodes)])
     display = PlainDisplay(ChainProgress(list(titles)), terminal())
     experiment = open_experiment(common, workspace, verify=verify)
     stopped = threading.Event()
     with (
         watching_the_server() as flow_run,
         start_run(experiment, stopped.is_set) as run,
-        publishing(flow_run, [f"{tag}:{common.name}"]) as publisher,
+        publishing(flow_run, [f"{sweep.design.kind}:{common.name}"]) as publisher,
     ):
         session = Session(run, display, publisher, stopped.set)
-        yield ManyRuns(workspace, workers, verify, display, session, stopped)
+        yield ManyRuns(workspace, sweep.design.workers, verify, display, session, stopped)
+
+
+def run_arms(running: ManyRuns, sweep: Sweep) -> Findings:
+    """Execute a grid or a comparison, whose arms with a grid are tuned first, and write its page."""
+    shared = make_chain(running.session) if sweep.design.arms else {}  # data, base policy and its evaluation
+    tuning = chosen = None
+    if sweep.design.select is not None:
+        tuning = tuning_of(sweep, CENTRE, run_all(running, sweep.tuning_runs(), shared))
+        chosen = {CENTRE: choose(tuning, strict=False)}
+    runs = sweep.reported_runs(chosen=chosen)
+    outcomes = run_all(running, runs, shared)
+    base = read_scores(shared["evaluate_base"].directory) if shared else None
+    return conclude(running, find_on_arms(sweep, arms_of(sweep, runs, outcomes), base, tuning))
+
+
+def run_cells(
+    running: ManyRuns,
+    sweep: Sweep,
+    cells: Sequence[str],
+    *,
+    chosen: Chosen | None,
+    budget_hours: float | None,
+    clock: Callable[[], float] = time.monotonic,
+) -> StudyOutcome:
+    """Execute the unfinished runs of `cells`: tuning first, unless `chosen` gives the values, then reported runs."""
+    progress = SweepProgress(sweep, running.workspace, verify=running.verify)
+    began, num_runs, out_of_time, failures = clock(), 0, False, list[str]()
+
+    def check_start() -> None:
+        if budget_hours is not None and clock() - began >= 3600 * budget_hours:
+            raise OutOfTime("not started: the budget of hours is spent")
+
+    def make(runs: Sequence[SweepRun]) -> None:
+        nonlocal num_runs, out_of_time
+        left = progress.left(runs)
+        num_runs += len(left)
+        outcomes = run_all(running, left, {}, check_start)
+        for run in left:
+            outcome = outcomes[run.folder]
+            out_of_time = out_of_time or isinstance(outcome, OutOfTime)
+            if isinstance(outcome, LuffyError) and not isinstance(outcome, OutOfTime):
+                failures.append(f"{run.title}: {first_line(outcome)}")
+        progress.forget()
+
+    tuning = sweep.tuning_runs(cells) if chosen is None else []
+    if chosen is None:
+        make(tuning)
+        chosen = progress.chosen(cells)
+    reported, expected = sweep.reported_runs(cells, chosen), sweep.reported_runs(cells)
+    make(reported)
+    # Runs of arms without a chosen value are left, too.
+    unchosen = len(distinct(expected)) - len(distinct(reported)) if len(expected) > len(reported) else 0
+    return StudyOutcome(failures, num_runs, len(progress.left([*tuning, *reported])) + unchosen, out_of_time)
 
 
 def run_all(
     running: ManyRuns,
-    runs: Sequence[ArmRun],
+    runs: Sequence[SweepRun],
     shared: Mapping[str, FinishedStage],
     check_start: Callable[[], None] = lambda: None,
 ) -> dict[str, RunOutcome]:
-    """Execute `runs`, `workers` at a time; returns the result or the failure of each by `ArmRun.folder`.
+    """Execute `runs`, `workers` at a time; returns the result or the failure of each by `SweepRun.folder`.
 
     `shared` holds finished stages by name, for the runs that contain them. `check_start` is called before each run; if
     it raises a LuffyError, the run does not start and fails with that error. An interrupt, or any error other than a
     LuffyError, ends all runs.
     """
 
-    def start(run: ArmRun) -> FinishedSeed:
+    def start(run: SweepRun) -> RunResult:
         check_start()
         return learn(running, run, shared)
+
+    def outcome(future: "Future[RunResult]") -> RunOutcome:
+        try:
+            return future.result()
+        except LuffyError as error:
+            return error
 
     workers = running.workers
     with ThreadPoolExecutor(workers, thread_name_prefix="arm") as pool, stopping_on_failure(pool, running.stopped.set):
         futures = [pool.submit(contextvars.copy_context().run, start, run) for run in runs]
-        return {run.folder: _outcome(future) for run, future in zip(runs, futures, strict=True)}
+        return {run.folder: outcome(future) for run, future in zip(runs, futures, strict=True)}
 
 
 @task(name="learn", task_run_name="{run.title}", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def learn(running: ManyRuns, run: ArmRun, shared: Mapping[str, FinishedStage]) -> FinishedSeed:
+def learn(running: ManyRuns, run: SweepRun, shared: Mapping[str, FinishedStage]) -> RunResult:
     """One arm with one seed, from the base policy to the evaluation of the last checkpoint."""
     experiment = open_experiment(run.config, running.workspace, verify=running.verify)
     with start_run(experiment, running.stopped.is_set) as started:
         link(started.directory, running.folder / "arms" / run.folder)
-        taken = {name: stage for name, stage in shared.items() if name in run.nodes}
-        for name in taken:
+        made = {name: stage for name, stage in shared.items() if name in run.nodes}
+        for name in made:
             started.execute(name, Unwatched())  # reused: only enters the stage into the run's record
         session = Session(started, TitledDisplay(run.title, running.display), running.session.publisher)
-        made = _learn(running, run, session, taken)
-        return read_seed(run, {name: made[name].directory for name in run.nodes})
+        for node in experiment.nodes:
+            if node.name in run.nodes and node.name not in made:
+                if running.stopped.is_set():
+                    raise StageFailed("interrupted; the same command resumes it", exit_code=EXIT_INTERRUPTED)
+                inputs = {name: made[source] for name, source in node.inputs.items()}
+                key = experiment.identities[node.name].key
+                made[node.name] = running.stages.make(key, partial(make_stage, session, node, inputs))
+        return read_run(run, {name: made[name].directory for name in run.nodes})
 
 
-def _outcome(future: "Future[FinishedSeed]") -> RunOutcome:
-    try:
-        return future.result()
-    except LuffyError as error:
-        return error
-
-
-def _learn(
-    running: ManyRuns, run: ArmRun, session: Session, shared: Mapping[str, FinishedStage]
-) -> dict[str, FinishedStage]:
-    """The shared stages and the run's own; a stage that several runs contain is made once."""
-    made = dict(shared)
-    for node in session.run.experiment.nodes:
-        if node.name in run.nodes and node.name not in shared:
-            if running.stopped.is_set():
-                raise StageFailed("interrupted; the same command resumes it", exit_code=EXIT_INTERRUPTED)
-            inputs = {name: made[source] for name, source in node.inputs.items()}
-            key = session.run.experiment.identities[node.name].key
-            made[node.name] = running.stages.make(key, partial(make_stage, session, node, inputs))
-    return made
-
-
-def parted(outcomes: Mapping[int, RunOutcome]) -> tuple[tuple[FinishedSeed, ...], dict[int, str]]:
-    """Split `outcomes` by seed into the finished ones and one line for each failure."""
-    return (
-        tuple(outcome for outcome in outcomes.values() if isinstance(outcome, FinishedSeed)),
-        {seed: first_line(outcome) for seed, outcome in outcomes.items() if isinstance(outcome, LuffyError)},
-    )
-
-
-def first_line(error: LuffyError) -> str:
-    """The first line of an error's message; further lines quote a log."""
-    return str(error).partition("\n")[0]
+@task(name="conclude", task_run_name="{findings.design.kind}", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def conclude(running: ManyRuns, findings: Findings) -> Findings:
+    """Write the page, the data and the artifacts; never cached, since it only reads finished results."""
+    kind = findings.design.kind
+    page = running.folder / f"{kind}.html"
+    write_atomic(page, html(sweep_page(findings)))
+    write_atomic(running.folder / f"{kind}.json", findings_json(findings))
+    context = TaskRunContext.get()
+    assert context is not None
+    artifacts = _artifacts(findings)
+    words = f"With all plots, to open in a browser: `{page}`"
+    artifacts["page"] = Artifact("markdown", words, kind.capitalize())
+    for part, artifact in artifacts.items():
+        slot = Slot(context.task_run.id, artifact_key(findings.design.name, kind, part))
+        running.session.publisher.offer(slot, partial(replace, artifact))
+    return findings
 
 
 def raise_failures(failures: Sequence[str], num_runs: int) -> None:
@@ -180,25 +257,25 @@ def raise_failures(failures: Sequence[str], num_runs: int) -> None:
         raise LuffyError("\n".join([failed, *failures]))
 
 
-def offer_artifacts(name: str, kind: str, artifacts: Mapping[str, Artifact], publisher: Publisher) -> None:
-    """Publish artifacts in Prefect as those of the calling task."""
-    context = TaskRunContext.get()
-    assert context is not None
-    for part, artifact in artifacts.items():
-        slot = Slot(context.task_run.id, artifact_key(name, kind, part))
-        publisher.offer(slot, partial(_finished, artifact))
+def _artifacts(findings: Findings) -> dict[str, Artifact]:
+    found = {
+        f"accuracy-{decoding}": _table(accuracy_table(findings, decoding), f"Accuracy in %, {decoding}")
+        for decoding in findings.decodings
+    }
+    found["costs"] = _table(cost_table(findings), "Costs of a seed, mean over seeds")
+    for decoding in findings.decodings:
+        if (differences := difference_table(findings, decoding)) is not None:
+            words = f"Percentage points minus {findings.design.reference}, {decoding}; p-values after Holm's correction"
+            found[f"differences-{decoding}"] = _table(differences, words)
+    if findings.tuning is not None:
+        found["tuning"] = _table(tries_table(findings.tuning), "What was tried for each arm, accuracy in %")
+    curves = {arm.name: [(point.steps, point.reward) for point in arm.curve] for arm in findings.arms if arm.curve}
+    if curves and findings.design.arms:
+        picture = picture_url([Chart("Reward", colored(curves), over="optimizer steps")])
+        found["curves"] = Artifact("markdown", f"![reward]({picture})", "Reward over optimizer steps, mean over seeds")
+    return found
 
 
-def table_artifact(table: Table, description: str) -> Artifact:
-    """A page's table as an artifact."""
-    header, rows = plain_table(table)
+def _table(shown: Table, description: str) -> Artifact:
+    header, rows = plain_table(shown)
     return Artifact("table", json.dumps([dict(zip(header, row, strict=True)) for row in rows]), description)
-
-
-def page_artifact(page: Path, what: str) -> Artifact:
-    """The place of `page`, the page of a `what` (comparison, grid)."""
-    return Artifact("markdown", f"With all plots, to open in a browser: `{page}`", what)
-
-
-def _finished(artifact: Artifact) -> Artifact:
-    return artifact

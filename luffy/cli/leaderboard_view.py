@@ -4,9 +4,7 @@ from pathlib import Path
 
 from luffy.cli.console import terminal, text_table, wide_terminal
 from luffy.errors import DataError
-from luffy.evaluation.leaderboard.board import Board, BoardTable, build_board
-from luffy.evaluation.leaderboard.board_json import board_json
-from luffy.evaluation.leaderboard.entries import read_entries
+from luffy.evaluation.leaderboard.board import Board, BoardTable, board_json, build_board, read_entries
 from luffy.evaluation.leaderboard.published import read_published
 from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
@@ -25,11 +23,6 @@ def write_leaderboard(workspace: Workspace) -> Board:
     if not workspace.root.is_dir():
         raise DataError(f"workspace {workspace.root}: no such folder; give another with --workspace")
     entries, left_out = read_entries(workspace)
-    if not entries:
-        reasons = "".join(f"; {item.directory.name}: {item.reason}" for item in left_out)
-        raise DataError(
-            f"workspace {workspace.root}: no finished evaluation{reasons}; run a chain that has the stage evaluate"
-        )
     board = build_board(entries, read_published(), left_out)
     write_atomic(workspace.root / HTML_FILE, html(page.leaderboard_page(board, str(workspace.root))))
     write_atomic(workspace.root / JSON_FILE, board_json(board))

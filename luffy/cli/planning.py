@@ -1,16 +1,14 @@
 """The plan of a run: what it would do with each stage, and whether it can start.
 
-One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `show_comparison_plan`, `comparison_plans`,
-`show_grid_plan`, `grid_plans`; there a stage that several runs share is listed once, with the first of them.
+One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `show_sweep_plan`, `sweep_plans`; there a
+stage that several runs share is listed once, with the first of them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from luffy.cli.console import memory_table, plan_table, say, terminal, text_table, wide_terminal
 from luffy.config import ExperimentConfig
-from luffy.config.many_runs.arm_run import ArmRun
-from luffy.config.many_runs.comparison import Comparison
-from luffy.config.many_runs.grid_experiment import GridExperiment
+from luffy.config.many_runs.sweep_runs import Sweep
 from luffy.errors import ConfigError
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.gpus import detected_gpus, gpus_of_stage
@@ -52,16 +50,17 @@ def show_plan(
         say(f"took: the time of the most similar finished result of this experiment ({sources})")
 
 
-def show_comparison_plan(comparison: Comparison, workspace: Workspace, *, verify: bool) -> None:
-    """Print the plan of all runs of a comparison, as far as they are known before tuning."""
-    _show_runs(arm_configs(comparison), _comparison_plans(comparison, workspace, verify), workspace)
-    if num_tuning := len(comparison.tuning_runs):
-        say(f"{num_tuning} runs for tuning, then {comparison.num_runs - num_tuning} with the chosen values")
-
-
-def show_grid_plan(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> None:
-    """Print the plan of all runs of a grid."""
-    _show_runs(grid.experiments, _plans_of_runs(grid.runs, workspace, verify), workspace)
+def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None:
+    """Print the plan of all runs of a comparison or a grid, as far as they are known before tuning."""
+    show_resources([each.config for each in sweep.candidates()], estimate=True)
+    say(f"workspace {workspace.root}")
+    rows = [
+        (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
+        for title, plan in _plans_of_runs(sweep, workspace, verify)
+    ]
+    wide_terminal().print(text_table(_RUNS_HEADER, rows))
+    if num_tuning := len(sweep.tuning_runs()):
+        say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs())} with the chosen values")
 
 
 def plans_of(
@@ -71,14 +70,9 @@ def plans_of(
     return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
 
 
-def comparison_plans(comparison: Comparison, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
-    """The plan of every stage of a comparison, each stage once."""
-    return [plan for _, plan in _comparison_plans(comparison, workspace, verify)]
-
-
-def grid_plans(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
-    """The plan of every stage of a grid, each stage once."""
-    return [plan for _, plan in _plans_of_runs(grid.runs, workspace, verify)]
+def sweep_plans(sweep: Sweep, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
+    """The plan of every stage of a comparison or a grid, each stage once."""
+    return [plan for _, plan in _plans_of_runs(sweep, workspace, verify)]
 
 
 def check(
@@ -93,11 +87,6 @@ def check(
     for config in configs:
         # Finds missing files. Code is not hashed here: the flow computes the keys.
         open_experiment(config, workspace, code=lambda rooms: {}, sweep_steps=sweep_steps)
-
-
-def arm_configs(comparison: Comparison) -> list[ExperimentConfig]:
-    """One experiment of each arm; its other seeds and grid points need the same files and machines."""
-    return [comparison.runs_of(name)[0].config for name in comparison.config.arms]
 
 
 def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, stages: Sequence[str] | None = None) -> None:
@@ -117,30 +106,13 @@ def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, stage
         raise ConfigError("\n".join(complaints))
 
 
-def _show_runs(
-    configs: Sequence[ExperimentConfig], plans: Iterable[tuple[str, StagePlan]], workspace: Workspace
-) -> None:
-    """Print the memory estimates of `configs`, then `plans`, each with the title of its run."""
-    show_resources(configs, estimate=True)
-    say(f"workspace {workspace.root}")
-    rows = [(title, plan.node.name, plan.identity.key, plan.headline, plan.reason) for title, plan in plans]
-    wide_terminal().print(text_table(_RUNS_HEADER, rows))
-
-
-def _comparison_plans(comparison: Comparison, workspace: Workspace, verify: bool) -> Iterator[tuple[str, StagePlan]]:
-    seen: set[str] = set()
-    for plan in plans_of(comparison.shared, workspace, verify=verify):
-        seen.add(plan.identity.key)
+def _plans_of_runs(sweep: Sweep, workspace: Workspace, verify: bool) -> Iterator[tuple[str, StagePlan]]:
+    """Each stage once, with the title of the first run that contains it; `all`: made before any run of a comparison."""
+    known = set[str]()
+    for plan in plans_of(sweep.common(), workspace, verify=verify) if sweep.design.arms else ():
+        known.add(plan.identity.key)
         yield "all", plan
-    yield from _plans_of_runs(comparison.runs, workspace, verify, seen)
-
-
-def _plans_of_runs(
-    runs: Iterable[ArmRun], workspace: Workspace, verify: bool, seen: Collection[str] = ()
-) -> Iterator[tuple[str, StagePlan]]:
-    """Each stage once, with the title of the first run that contains it; keys in `seen` are left out."""
-    known = set(seen)
-    for run in runs:
+    for run in sweep.tuning_runs() or sweep.reported_runs():
         for plan in open_experiment(run.config, workspace, verify=verify).plan():
             if plan.node.name in run.nodes and plan.identity.key not in known:
                 known.add(plan.identity.key)

@@ -1,19 +1,26 @@
-"""What `luffy study` prints and writes without starting a run: the plan, the parquet files, the page."""
+"""What `luffy study` prints and writes without starting a run: the plan, the parquet files, the page, a comparison.
 
+The comparison is of cells that were run again in a fresh workspace with the committed results.
+"""
+
+import json
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 
 from luffy.cli.console import duration, say, show_report_path, text_table, wide_terminal
-from luffy.config.many_runs.study import CellRun, Study, distinct
+from luffy.config.many_runs.sweep_runs import Sweep, SweepRun, distinct
 from luffy.errors import DataError, UserError
-from luffy.evaluation.study.study_findings import find_effects
-from luffy.evaluation.study.study_progress import StudyProgress, seconds_of
-from luffy.evaluation.study.study_results import (
+from luffy.evaluation.sweeps.sweep_findings import Effect, find
+from luffy.evaluation.sweeps.sweep_progress import SweepProgress
+from luffy.evaluation.sweeps.sweep_results import (
     BASE,
-    collect_results,
+    REPORTED,
+    SweepResults,
+    first_difference,
     joined_results,
-    read_study_results,
+    read_sweep_results,
     result_files,
     write_results,
 )
@@ -21,58 +28,57 @@ from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
 from luffy.report.sweep_pages import study_figure, study_html, study_markdown
 
+EFFECTS_HEADER = ("cell", "arm", "committed", "again")
+_MARK = "reproduction.json"
 _HEADER = ("cell", "levels", "runs", "done", "left", "estimated time")
 
 
-def show_study_plan(study: Study, cells: Sequence[str], workspace: Workspace, *, verify: bool) -> None:
+def show_study_plan(study: Sweep, cells: Sequence[str], workspace: Workspace, *, verify: bool) -> None:
     """Print the cells with their runs, what is done and left, and how long that takes; spends nothing."""
-    progress = StudyProgress(study, workspace, verify=verify)
+    progress = SweepProgress(study, workspace, verify=verify)
     tuning = distinct(study.tuning_runs(cells))
     chosen = progress.chosen(cells)
-    expected, known = ([*study.reported_runs(cells, each)] for each in (study.first_points(), chosen))
+    expected, known = ([*study.reported_runs(cells, each)] for each in (None, chosen))
     # A run whose values are not chosen yet cannot be done; it is counted as it would be at the first point.
-    places = {(run.cell, run.run.arm, run.run.seed): run for run in known}
-    reported = [places.get((run.cell, run.run.arm, run.run.seed)) or run for run in expected]
-    unchosen = {run.made_as for run in reported if (run.cell, run.run.arm, run.run.seed) not in places}
+    places = {(run.cell, run.arm, run.seed): run for run in known}
+    reported = [places.get((run.cell, run.arm, run.seed)) or run for run in expected]
+    unchosen = {run.made_as for run in reported if (run.cell, run.arm, run.seed) not in places}
     done = {
         run.made_as
         for run in [*tuning, *reported]
         if run.made_as not in unchosen and progress.finished(run) is not None
     }
-    seconds = _seconds(progress, [*tuning, *distinct(reported)], done)
+    unique = distinct(reported)
+    everything = [*tuning, *unique]
+    seconds = _seconds(progress, everything, done)
     say(f"workspace {workspace.root}")
-    rows, seen = list[tuple[str, ...]](), set[str]()
+    rows = list[tuple[str, ...]]()
     if tuning:
-        rows.append(_row("tuning", f"at {study.config.tuned_at}", tuning, done, seconds, study.config.workers))
+        rows.append(_row("tuning", f"at {study.design.tuned_at}", tuning, done, seconds, study.design.workers))
     for cell in cells:
-        runs = [run for run in distinct(reported_of(reported, cell)) if run.made_as not in seen]
-        seen |= {run.made_as for run in runs}
-        rows.append(_row(cell, _levels(study, cell), runs, done, seconds, study.config.workers))
-    everything = [*tuning, *distinct(reported)]
-    rows.append(_row("all", "", everything, done, seconds, study.config.workers))
+        runs = [run for run in unique if run.cell == cell]
+        rows.append(_row(cell, study.design.situation(cell), runs, done, seconds, study.design.workers))
+    rows.append(_row("all", "", everything, done, seconds, study.design.workers))
     wide_terminal().print(text_table(_HEADER, rows))
-    say(f"{len(study.config.planned)} planned tests; a run that several cells share is counted in the first of them")
+    say(f"{len(study.design.planned)} planned tests; a run that several cells share is counted in the first of them")
     if not seconds:
         say("times are known once a run of each arm is finished")
 
 
-def reported_of(runs: Sequence[CellRun], cell: str) -> list[CellRun]:
-    """The runs of one cell."""
-    return [run for run in runs if run.cell == cell]
-
-
-def collect(study: Study, workspace: Workspace, *, verify: bool) -> None:
+def collect(study: Sweep, workspace: Workspace, *, verify: bool) -> None:
     """Add the finished results of all cells to those beside the design.
 
     Raises UserError where no run is finished, or where the files hold another result of one of them.
     """
-    results = collect_results(study, StudyProgress(study, workspace, verify=verify), study.cells)
+    progress = SweepProgress(study, workspace, verify=verify)
+    reported = study.reported_runs(study.cells, progress.chosen(study.cells))
+    results = progress.collect([*study.tuning_runs(study.cells), *reported])
     if not results.outcomes:
-        raise UserError(f"workspace {workspace.root}: no run of {study.config.name} is finished; nothing is written")
-    files = result_files(study.path, study.config.name)
+        raise UserError(f"workspace {workspace.root}: no run of {study.design.name} is finished; nothing is written")
+    files = result_files(study.path, study.design.name)
     if any(path.exists() for path in files):
         try:
-            results = joined_results(read_study_results(files).in_design(study), results)
+            results = joined_results(read_sweep_results(files).in_design(study), results)
         except DataError as error:
             raise UserError(
                 f"{files[0]}: does not go with workspace {workspace.root} ({error}); delete "
@@ -84,41 +90,86 @@ def collect(study: Study, workspace: Workspace, *, verify: bool) -> None:
         say(f"{path}: {num_runs} runs, {path.stat().st_size:,} bytes")
 
 
-def write_pages(study: Study) -> None:
+def write_pages(study: Sweep) -> None:
     """Write the page, the figure and the tables beside the design, out of the parquet files."""
-    results = read_study_results(result_files(study.path, study.config.name))
-    findings, folder, name = find_effects(study, results), study.path.parent, study.config.name
+    results = read_sweep_results(result_files(study.path, study.design.name))
+    findings, folder, name = find(study, results), study.path.parent, study.design.name
     write_atomic(folder / f"{name}.html", study_html(findings, results))
     write_atomic(folder / f"{name}.results.md", study_markdown(findings, results))
     write_atomic(folder / f"{name}.svg", study_figure(findings))
     show_report_path(folder / f"{name}.html")
 
 
-def _seconds(progress: StudyProgress, runs: Sequence[CellRun], done: set[str]) -> dict[str, float]:
+def fresh_workspace(study: Sweep, root: Path) -> Workspace:
+    """A workspace at `root` that holds nothing but earlier attempts to reproduce this study; else UserError."""
+    mark, own = root / _MARK, json.dumps({"study": study.design.name})
+    if root.exists() and not root.is_dir():
+        raise UserError(f"{root}: is a file; give a folder by --workspace")
+    if root.exists() and any(root.iterdir()) and not (mark.is_file() and mark.read_text(encoding="utf-8") == own):
+        raise UserError(f"{root}: is not empty, so results there would be reused; give another folder by --workspace")
+    root.mkdir(parents=True, exist_ok=True)
+    write_atomic(mark, own)
+    return Workspace(root)
+
+
+def needed_results(study: Sweep, cells: Sequence[str]) -> SweepResults:
+    """The committed results; UserError where a run of one of the cells is missing."""
+    committed = read_sweep_results(result_files(study.path, study.design.name))
+    there = {(row.cell, row.arm, row.seed) for row in committed.outcomes if row.role == REPORTED}
+    for cell in cells:
+        wanted = [(cell, arm, seed) for arm in study.design.arms for seed in study.seeds(cell)]
+        if missing := [f"{arm} {seed}" for _, arm, seed in wanted if (cell, arm, seed) not in there]:
+            raise UserError(
+                f"{study.path}: the committed results of cell {cell} lack {len(missing)} of {len(wanted)} runs "
+                f"({missing[0]} is the first); finish and collect them before reproducing"
+            )
+    return committed
+
+
+def compare_again(study: Sweep, cells: Sequence[str], workspace: Workspace) -> tuple[str | None, list[tuple[str, ...]]]:
+    """Compare the runs in `workspace` with the committed ones.
+
+    Returns the first difference, in a line (None: everything is equal bit for bit), and rows under `EFFECTS_HEADER`:
+    each arm against the reference on the primary measure, as committed and again.
+    """
+    committed = needed_results(study, cells)
+    chosen = committed.chosen_for(study, cells)
+    again = SweepProgress(study, workspace).collect(study.reported_runs(cells, chosen))
+    before, after = committed.of_cells(cells), again.of_cells(cells)
+    difference = first_difference(before, after)
+    if difference is None:
+        return None, []
+    sides = find(study, before), find(study, after)
+    return difference, [
+        (cell, arm, *(effect_words(side.effect(cell, arm)) for side in sides))
+        for cell in cells
+        for arm in study.design.others
+    ]
+
+
+def effect_words(effect: Effect | None) -> str:
+    """The difference in percentage points with its interval, without a correction for many tests."""
+    if effect is None:
+        return "-"
+    found = effect.result.difference
+    return f"{100 * found.value:+.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+
+def _seconds(progress: SweepProgress, runs: Sequence[SweepRun], done: set[str]) -> dict[str, float]:
     """Mean time of a finished run by arm; under "" the mean over all arms."""
     times: dict[str, list[float]] = defaultdict(list)
     for run in runs:
-        if run.made_as in done and (finished := progress.finished(run)) is not None:
-            times[run.run.arm].append(seconds_of(finished))
+        if run.made_as in done:
+            times[run.arm].append(progress.seconds(run))
     means = {arm: fmean(values) for arm, values in times.items()}
     return means | {"": fmean(means.values())} if means else {}
 
 
 def _row(
-    name: str, levels: str, runs: Sequence[CellRun], done: set[str], seconds: dict[str, float], workers: int
+    name: str, levels: str, runs: Sequence[SweepRun], done: set[str], seconds: dict[str, float], workers: int
 ) -> tuple[str, ...]:
     left = [run for run in runs if run.made_as not in done]
     time = "-"
     if seconds and left:
-        time = duration(sum(seconds.get(run.run.arm, seconds[""]) for run in left) / workers)
+        time = duration(sum(seconds.get(run.arm, seconds[""]) for run in left) / workers)
     return name, levels, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time
-
-
-def _levels(study: Study, cell: str) -> str:
-    """The labels of the levels that leave the centre."""
-    axes = study.config.axes
-    return ", ".join(
-        f"{axes[name].title}: {axes[name].levels[level].label}"
-        for name, level in study.cells[cell].items()
-        if level != axes[name].centre
-    )

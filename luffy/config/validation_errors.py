@@ -149,7 +149,7 @@ def _nearest(path: KeyPath, root: type[BaseModel], location: tuple[int | str, ..
 def _place_in_many_runs(name: str, allowed: Sequence[str]) -> str:
     """Where a comparison, grid or study with the keys `allowed` takes the experiment's field `name`."""
     if "arms" in allowed and name in ("chain", "method"):
-        return f"; each arm has its own: arms.NAME.{name}"
+        return f"; each arm has its own: arms.NAME.{name}; a grid has it in its overrides: [{name}=VALUE]"
     override = f"{name}.FIELD=VALUE" if models_at((name,), ExperimentConfig) else f"{name}=VALUE"
     return f"; fields of the experiment go into the list overrides: [{override}]"
 

@@ -12,40 +12,26 @@ from luffy.evaluation.sample_records import SampleRecord
 from luffy.statistics.paired import BenchmarkComparison, PairedAccuracies, compare
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemAnswers:
-    """One model's answers to a problem."""
-
-    num_correct: int
-    num_samples: int
-    answers: tuple[tuple[str | None, int], ...]
-    """Each answer with how often it was given, the most frequent first; None: no answer."""
-
-    @property
-    def share(self) -> float:
-        return self.num_correct / self.num_samples
-
-
 @dataclass(slots=True)
-class _ProblemCounts:
-    """Counts of one evaluation's responses to a problem."""
+class ProblemAnswers:
+    """One evaluation's responses to a problem."""
 
     subject: str | None
     ground_truth: str
     confidential: bool = False
     num_correct: int = 0
     num_samples: int = 0
-    answers: Counter[str | None] = field(default_factory=Counter)
-
-    def add(self, record: SampleRecord) -> None:
-        self.confidential |= not record.may_be_shown
-        self.num_correct += record.correct
-        self.num_samples += 1
-        self.answers[record.answer] += 1
+    counts: Counter[str | None] = field(default_factory=Counter)
+    """How often each answer was given; None: no answer."""
 
     @property
-    def result(self) -> ProblemAnswers:
-        return ProblemAnswers(self.num_correct, self.num_samples, tuple(self.answers.most_common()))
+    def share(self) -> float:
+        return self.num_correct / self.num_samples
+
+    @property
+    def answers(self) -> tuple[tuple[str | None, int], ...]:
+        """Each answer with how often it was given, the most frequent first."""
+        return tuple(self.counts.most_common())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +82,22 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
     shared = {cell: [uid for uid in before[cell] if uid in after[cell]] for cell in before if cell in after}
     shared = {cell: uids for cell, uids in shared.items() if uids}
     if not shared:
+        had, has = ("; ".join(map(", ".join, cells)) for cells in (before, after))
         raise DataError(
-            f"{first.directory} and {second.directory} share no problem: the first has {_names(before)}, the second "
-            f"{_names(after)} (suite, decoding)"
+            f"{first.directory} and {second.directory} share no problem: the first has {had}, the second {has} (suite, "
+            "decoding)"
         )
     pairs = {
-        _title(cell): PairedAccuracies(
-            [before[cell][uid].result.share for uid in uids],
-            [after[cell][uid].result.share for uid in uids],
+        ", ".join(cell): PairedAccuracies(
+            [before[cell][uid].share for uid in uids],
+            [after[cell][uid].share for uid in uids],
             min(min(before[cell][uid].num_samples, after[cell][uid].num_samples) for uid in uids),
         )
         for cell, uids in shared.items()
     }
     comparison = compare(pairs, first.results.confidence)
     cells = tuple(
-        _changes(cell, uids, before[cell], after[cell], comparison.on(_title(cell))) for cell, uids in shared.items()
+        _changes(cell, uids, before[cell], after[cell], comparison.on(", ".join(cell))) for cell, uids in shared.items()
     )
     apart = dict.fromkeys([*before, *after])
     return Changes(cells, tuple(cell for cell in apart if cell not in shared))
@@ -119,48 +106,42 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
 def _changes(
     cell: Cell,
     uids: Sequence[str],
-    before: Mapping[str, _ProblemCounts],
-    after: Mapping[str, _ProblemCounts],
+    before: Mapping[str, ProblemAnswers],
+    after: Mapping[str, ProblemAnswers],
     comparison: BenchmarkComparison,
 ) -> CellChanges:
-    problems = [_problem(uid, before[uid], after[uid]) for uid in uids]
-    changed = [problem for problem in problems if problem.first.share != problem.second.share]
+    # Either evaluation may be the older one; only its records hold what is confidential.
+    problems = [
+        ChangedProblem(uid, first.subject, first.confidential or second.confidential, first.ground_truth, first, second)
+        for uid in uids
+        for first, second in [(before[uid], after[uid])]
+    ]
+
+    def gain(problem: ChangedProblem) -> float:
+        return problem.second.share - problem.first.share
+
+    changed = sorted(filter(gain, problems), key=lambda problem: (gain(problem) < 0, -abs(gain(problem))))
     return CellChanges(
         cell,
         (fmean(problem.first.share for problem in problems), fmean(problem.second.share for problem in problems)),
         comparison,
-        tuple(sorted(changed, key=_order)),
+        tuple(changed),
         len(before) - len(uids),
         len(after) - len(uids),
         sum(before[uid].ground_truth != after[uid].ground_truth for uid in uids),
     )
 
 
-def _problem(uid: str, before: _ProblemCounts, after: _ProblemCounts) -> ChangedProblem:
-    # Either evaluation may be the older one; only its records hold this.
-    confidential = before.confidential or after.confidential
-    return ChangedProblem(uid, before.subject, confidential, before.ground_truth, before.result, after.result)
-
-
-def _order(problem: ChangedProblem) -> tuple[bool, float]:
-    change = problem.second.share - problem.first.share
-    return change < 0, -abs(change)
-
-
-def _tally_problems(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, _ProblemCounts]]:
+def _tally_problems(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, ProblemAnswers]]:
     """Counts for each problem, by suite and decoding; the records are read once and not kept."""
-    found: dict[Cell, dict[str, _ProblemCounts]] = {}
+    found: dict[Cell, dict[str, ProblemAnswers]] = {}
     for record in records:
         problems = found.setdefault((record.suite, record.decoding), {})
         if record.uid not in problems:
-            problems[record.uid] = _ProblemCounts(record.subject, record.ground_truth)
-        problems[record.uid].add(record)
+            problems[record.uid] = ProblemAnswers(record.subject, record.ground_truth)
+        problem = problems[record.uid]
+        problem.confidential |= not record.may_be_shown
+        problem.num_correct += record.correct
+        problem.num_samples += 1
+        problem.counts[record.answer] += 1
     return found
-
-
-def _title(cell: Cell) -> str:
-    return f"{cell[0]}, {cell[1]}"
-
-
-def _names(cells: Mapping[Cell, object]) -> str:
-    return "; ".join(map(_title, cells))

@@ -1,11 +1,11 @@
-"""A finished evaluation on disk, for rescoring and comparing it."""
+"""A finished evaluation on disk: its results, its responses, and how often it solved each problem."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.errors import DataError
-from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, read_results
+from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, count_correct, read_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
 
@@ -32,3 +32,25 @@ def read_evaluation(directory: Path) -> FinishedEvaluation:
             "workspace/runs/RUN/stages/evaluate_rl or workspace/stages/evaluate/KEY"
         )
     return FinishedEvaluation(directory, read_results(directory / RESULTS_FILE))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointScores:
+    """An evaluated checkpoint: its results, and how often it solved each problem."""
+
+    results: EvaluationResults
+    correct: Mapping[Cell, Mapping[str, int]]
+    """Correct responses by problem."""
+
+    @property
+    def checkpoint(self) -> str:
+        return self.results.checkpoint
+
+    def row(self, cell: Cell) -> ResultRow | None:
+        """The result on a suite under a decoding, if it was evaluated."""
+        return next((row for row in self.results.rows if (row.suite, row.decoding) == cell), None)
+
+
+def read_scores(directory: Path) -> CheckpointScores:
+    """The scores of the finished evaluation in `directory`."""
+    return CheckpointScores(read_results(directory / RESULTS_FILE), count_correct(read_samples_of(directory)))

@@ -1,11 +1,9 @@
 """The evaluations of a workspace as DataFrames, for notebooks (`luffy.load_results`)."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from luffy.errors import DataError
-from luffy.evaluation.leaderboard.entries import BoardCell, Column, Entry, read_entries
+from luffy.evaluation.leaderboard.board import BoardCell, Column, Entry, read_entries
 from luffy.pipeline.workspace import find_workspace
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ def load_results(workspace: str | Path | None = None) -> "pd.DataFrame":
 
     rows = [
         {**_names(entry, column), **_result(entry, cell)}
-        for entry in _entries(workspace)
+        for entry in read_entries(find_workspace(workspace))[0]
         for column, cell in entry.cells.items()
     ]
     frame = pd.DataFrame(rows)
@@ -56,19 +54,10 @@ def load_problem_results(workspace: str | Path | None = None) -> "pd.DataFrame":
             "num_samples": column.num_samples,
             "evaluation": cell.evaluation,
         }
-        for entry in _entries(workspace)
+        for entry in read_entries(find_workspace(workspace))[0]
         for column, cell in entry.cells.items()
         for uid, correct in cell.correct.items()
     )
-
-
-def _entries(workspace: str | Path | None) -> Iterator[Entry]:
-    found = find_workspace(workspace)
-    entries, left_out = read_entries(found)
-    if not entries:
-        reasons = "".join(f"; {item.directory.name}: {item.reason}" for item in left_out)
-        raise DataError(f"workspace {found.root}: no finished evaluation{reasons}; run a chain with the stage evaluate")
-    return iter(entries)
 
 
 def _names(entry: Entry, column: Column) -> dict[str, object]:

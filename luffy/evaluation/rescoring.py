@@ -1,5 +1,6 @@
 """Grading the saved responses of an evaluation again, by another grader, without generating anything."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,16 +59,26 @@ def regrade(
     Calls `progress` with the size of each graded batch. A problem that is not among `problems` is graded without its
     question and options.
     """
-    batch: list[SampleRecord] = []
-    for record in evaluation.records():
-        if record.suite in suites:
-            batch.append(record)
-        if len(batch) == _BATCH:
-            yield from _regraded(batch, kind, grader, problems)
-            progress(len(batch))
-            batch = []
-    if batch:
-        yield from _regraded(batch, kind, grader, problems)
+    chosen = (record for record in evaluation.records() if record.suite in suites)
+    while batch := list(itertools.islice(chosen, _BATCH)):
+        requests = [
+            GradeRequest(
+                record.graded_text,
+                record.ground_truth,
+                problems.get((record.suite, record.uid), Problem()),
+                kind,
+                record.measures,
+                record.has_failed,
+            )
+            for record in batch
+        ]
+        verdicts = grade_responses(grader, requests)
+        require_verdicts(
+            [verdict.grade for verdict in verdicts],
+            "responses",
+            "no file is written, verdicts are kept, and the same command asks for the others",
+        )
+        yield from ((record, verdict.added_to(record)) for verdict, record in zip(verdicts, batch, strict=True))
         progress(len(batch))
 
 
@@ -106,32 +117,6 @@ def write_regraded(
     write_results(folder / RESULTS_FILE, results)
     write_pages(folder, results)
     return comparison
-
-
-def _regraded(
-    batch: Sequence[SampleRecord],
-    kind: GraderKind,
-    grader: GraderPool,
-    problems: Mapping[tuple[str, str], Problem],
-) -> Iterator[Verdicts]:
-    requests = [
-        GradeRequest(
-            record.graded_text,
-            record.ground_truth,
-            problems.get((record.suite, record.uid), Problem()),
-            kind,
-            record.measures,
-            record.has_failed,
-        )
-        for record in batch
-    ]
-    verdicts = grade_responses(grader, requests)
-    require_verdicts(
-        [verdict.grade for verdict in verdicts],
-        "responses",
-        "no file is written, verdicts are kept, and the same command asks for the others",
-    )
-    return ((record, verdict.added_to(record)) for verdict, record in zip(verdicts, batch, strict=True))
 
 
 def _without_texts(record: SampleRecord) -> SampleRecord:

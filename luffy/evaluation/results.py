@@ -204,8 +204,12 @@ class Tally:
 
     def row(self, confidence: float, protocol: SamplingProtocol | None = None) -> ResultRow:
         """The finished row; LuffyError unless every problem has the same number of responses."""
-        problems = list(self._problems.values())
-        num_samples, responses = self._samples_each(), self._outcomes.total()
+        problems, responses = list(self._problems.values()), self._outcomes.total()
+        num_samples = max((len(problem.votes) for problem in problems), default=0)
+        short = [uid for uid, problem in self._problems.items() if len(problem.votes) != num_samples]
+        if not problems or short:
+            raise LuffyError(f"{len(short)} problems have fewer than {num_samples} responses, e.g. {short[:1]}")
+        tries = sorted({*(2**i for i in range(num_samples.bit_length())), num_samples}) if num_samples > 1 else []
         correct = [problem.num_correct for problem in problems]
         estimate = accuracy(correct, num_samples, confidence)
         return ResultRow(
@@ -218,7 +222,7 @@ class Tally:
             outcomes={outcome.value: self._outcomes[outcome] for outcome in Outcome},
             mean_tokens=self._num_tokens / responses,
             truncated_share=self._num_truncated / responses,
-            pass_at_k={str(k): pass_at_k(correct, num_samples, k) for k in _numbers_of_tries(num_samples)},
+            pass_at_k={str(k): pass_at_k(correct, num_samples, k) for k in tries},
             method=estimate.method,
             maj_at_k={str(num_samples): majority_at_k([p.votes for p in problems])} if num_samples > 1 else {},
             no_answer_share=self._outcomes[Outcome.NO_ANSWER] / responses,
@@ -230,14 +234,6 @@ class Tally:
             by_level=_breakdown([problem.level for problem in problems], correct, num_samples, confidence),
             protocol=protocol,
         )
-
-    def _samples_each(self) -> int:
-        sizes = {uid: len(problem.votes) for uid, problem in self._problems.items()}
-        most = max(sizes.values(), default=0)
-        short = [uid for uid, size in sizes.items() if size != most]
-        if not sizes or short:
-            raise LuffyError(f"{len(short)} problems have fewer than {most} responses, e.g. {short[:1]}")
-        return most
 
 
 @dataclass(slots=True)
@@ -349,8 +345,3 @@ def _breakdown(
         label: Breakdown(num_problems=of.num_problems, accuracy=of.value, interval=of.interval)
         for label, of in estimates.items()
     }
-
-
-def _numbers_of_tries(num_samples: int) -> list[int]:
-    """The k of pass@k."""
-    return sorted({*(2**i for i in range(num_samples.bit_length())), num_samples}) if num_samples > 1 else []

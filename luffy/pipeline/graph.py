@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.experiment import visits_of
-from luffy.config.settings import SampleSettings, StageSettings, SweepSettings, evaluate_settings
+from luffy.config.settings import CONFIGURE, SampleSettings, StageSettings, SweepSettings, evaluate_settings
 from luffy.config.stage_kinds import Role, StageKind, ViewName
 from luffy.errors import UserError
 
@@ -37,8 +37,7 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
     nodes: list[StageNode] = []
     for visit in visits_of(config):
         kind = STAGE_KINDS[visit.stage]
-        assert kind.configure is not None, f"{visit.stage} belongs to no chain"
-        settings, before = kind.configure(config), tuple(nodes)
+        settings, before = CONFIGURE[visit.stage](config), tuple(nodes)
         if isinstance(settings, SampleSettings):
             settings = settings.model_copy(update={"round": visit.round or 1})
         made = _nodes(visit.name, kind, settings, before)

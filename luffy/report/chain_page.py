@@ -17,7 +17,7 @@ from luffy.config.yaml_source import dump_yaml
 from luffy.data.pass_rates import DifficultyCard, Fit, SampleCard, read_card, read_sample_card
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
-from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
+from luffy.evaluation.finished import CheckpointScores, read_scores
 from luffy.evaluation.results import Cell, advice_on, checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pipeline.graph import build_graph, nodes_providing, nodes_showing

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from itertools import cycle
 
-from luffy.evaluation.leaderboard.board import Board, BoardTable, Lead, Reference
-from luffy.evaluation.leaderboard.entries import Column, Entry
+from luffy.evaluation.leaderboard.board import Board, BoardTable, Column, Entry, Lead, Reference
 from luffy.evaluation.leaderboard.published import PublishedTable
 from luffy.report.cells import NONE, Table, TableCell, accuracy, counts, difference, p_value, percent
 from luffy.report.cells import table as shown_table

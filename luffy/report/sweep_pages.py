@@ -3,21 +3,15 @@
 Each is one HTML file that needs no other; the same findings give the same bytes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 
-from luffy.config.many_runs.grid import value_text
-from luffy.config.many_runs.study_config import CENTRE
-from luffy.evaluation.grid_findings import GridFindings, PointResult
-from luffy.evaluation.method_comparison.arms import Arm, CurvePoint
-from luffy.evaluation.method_comparison.findings import Findings, SignificanceTest
-from luffy.evaluation.method_comparison.held_out_arms import levels, reached, suites_of
-from luffy.evaluation.method_comparison.seed_scores import Score
-from luffy.evaluation.method_comparison.tuning import ArmTuning, Try, Tuning
+from luffy.config.many_runs.sweep_design import CENTRE, value_text
 from luffy.evaluation.results import Cell
-from luffy.evaluation.study.study_findings import Effect, StudyFindings
-from luffy.evaluation.study.study_results import REPORTED, TRIED, StudyResults
+from luffy.evaluation.sweeps.run_results import ArmResults, levels, reached
+from luffy.evaluation.sweeps.sweep_findings import ArmTuning, Effect, Findings, Score, Try, Tuning
+from luffy.evaluation.sweeps.sweep_results import REPORTED, TRIED, SweepResults
 from luffy.report.cells import (
     NONE,
     Table,
@@ -29,7 +23,6 @@ from luffy.report.cells import (
     difference,
     percent,
     table,
-    tone,
 )
 from luffy.report.curves import held_out_line
 from luffy.report.evaluation_page import DOT_NOTE
@@ -41,29 +34,21 @@ from luffy.tracking.metrics import HeldOutPoint
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
 _STUDY_COLORS = (*_COLORS, "c6", "c8")
 _BASE_COLOR = "c6"
-_REWARDS: Mapping[str, tuple[str, Callable[[CurvePoint], float], str]] = {
+_OVER = {
     "optimizer steps": (
+        "steps",
         "Over optimizer steps",
-        lambda point: point.steps,
         "Mean reward of rollouts at each RL step, mean over seeds. A cold start by SFT stands before the first point; "
         "an arm of SFT alone has no rewards.",
     ),
-    "rows learned from": (
-        "Over samples",
-        lambda point: point.samples,
-        "Rollouts and traces in the batches of updates.",
-    ),
+    "rows learned from": ("samples", "Over samples", "Rollouts and traces in the batches of updates."),
     "seconds": (
+        "seconds",
         "Over time",
-        lambda point: point.seconds,
         "Time in training steps with their rollouts, on this machine and beside the other runs of this comparison.",
     ),
 }
-_HELD_OUT: Mapping[str, tuple[str, Callable[[HeldOutPoint], float]]] = {
-    "optimizer steps": ("over optimizer steps", lambda point: point.steps),
-    "rows learned from": ("over samples", lambda point: point.samples),
-    "seconds": ("over time", lambda point: point.seconds),
-}
+"""What curves are drawn over: the field of their points, the title, and a note on rewards."""
 _HELD_OUT_NOTE = (
     "Mean over seeds. Band: Student's t over seeds; with one seed, the interval over problems. Seconds are those of "
     "training steps, without the measurements."
@@ -72,64 +57,162 @@ _FAILED, _CHOSEN = TableCell("failed", (), "worse"), TableCell("chosen", (), "be
 _TONES: dict[str, Tone] = {"ahead": "better", "behind": "worse", "not distinguishable": ""}
 
 
-def grid_page(findings: GridFindings) -> Page:
+def sweep_page(findings: Findings) -> Page:
+    """The page of a grid or a comparison; that of a study also needs its rows (`study_html`)."""
+    return _comparison_page(findings) if findings.design.arms else _grid_page(findings)
+
+
+def accuracy_table(findings: Findings, decoding: str) -> Table:
+    """Accuracy in percent: a row for each arm or point, a column for each suite; the base first."""
+    suites, is_grid = findings.suites(decoding), not findings.design.arms
+    first, missing = (_point, None) if is_grid else (_arm, _FAILED)
+    base = [findings.score("", (suite, decoding)) for suite in suites]
+    rows = [
+        *([("base", *map(_score, base))] if any(base) else []),
+        *(
+            (first(findings, arm), *(_score(findings.score(arm.name, (suite, decoding)), missing) for suite in suites))
+            for arm in findings.arms
+        ),
+    ]
+    return table(("point" if is_grid else "arm", *suites), rows, style="numbers")
+
+
+def difference_table(findings: Findings, decoding: str) -> Table | None:
+    """Differences from the reference in percentage points; None where nothing could be tested."""
+    suites, reference = findings.suites(decoding), findings.design.reference
+    effects = {
+        arm.name: [findings.effect(CENTRE, arm.name, (suite, decoding)) for suite in suites] for arm in findings.arms
+    }
+    rows = [(arm, *map(_tested, found)) for arm, found in effects.items() if any(found)]
+    title = f"Percentage points minus {reference}"
+    return table((f"minus {reference}", *suites), rows, title, style="numbers") if rows else None
+
+
+def cost_table(findings: Findings) -> Table:
+    """Mean costs of a seed of each arm or point; costs that none has get no column."""
+    return costs_by_name("arm" if findings.design.arms else "point", {arm.name: arm.costs for arm in findings.arms})
+
+
+def steps_to_reach(findings: Findings) -> list[Table]:
+    """For each suite, one row per arm and one column per tenth of accuracy: optimizer steps until it was reached."""
+    tables, measured = [], [arm for arm in findings.arms if arm.held_out]
+    for suite in dict.fromkeys(suite for arm in measured for suite in arm.held_out):
+        curves = {arm.name: arm.held_out[suite] for arm in measured if suite in arm.held_out}
+        if shown := levels([curve for of_arm in curves.values() for curve in of_arm]):
+            tables.append(
+                table(
+                    ("arm", *(f"{100 * level:.0f} %" for level in shown)),
+                    ((name, *(_reached(of_arm, level) for level in shown)) for name, of_arm in curves.items()),
+                    f"Optimizer steps to reach an accuracy on {suite}",
+                    "Until it was first measured, mean over seeds; where only some seeds measured it, how many.",
+                    "numbers",
+                )
+            )
+    return tables
+
+
+def tries_table(tuning: Tuning) -> Table:
+    """A row for each point of each arm, in the order of its grid, with its accuracy."""
+    rows = (
+        (arm.arm, each.point.text, _score(each.score, _FAILED), _CHOSEN if each is arm.chosen else "")
+        for arm in tuning.arms
+        for each in arm.tries
+    )
+    return table(("arm", "tried", f"accuracy on {tuning.on}", "decision"), rows, style="numbers")
+
+
+def tuning_costs(tuning: Tuning) -> Table:
+    """Total costs of all tries of each arm."""
+    return costs_by_name("arm", {arm.arm: arm.costs for arm in tuning.arms})
+
+
+def study_html(findings: Findings, results: SweepResults) -> str:
+    """The page of a study."""
+    return html(_study_page(findings, results))
+
+
+def study_markdown(findings: Findings, results: SweepResults) -> str:
+    """The same tables for a repository's pages, beside the figure."""
+    name = findings.design.name
+    figure = f"Effect against {findings.design.reference}", f"{name}.svg"
+    page = replace(_study_page(findings, results), title=f"Results of {name}", subtitle="", picture=figure)
+    return f"<!-- Written by `luffy study --page`; do not edit. -->\n\n{markdown(page)}\n"
+
+
+def study_figure(findings: Findings) -> str:
+    """Effect against the reference over the levels of every axis, as a self-contained SVG."""
+    return picture(_effects(findings), legend=[(color, arm) for arm, color in _colors(findings).items()])
+
+
+def decision_table(findings: Findings) -> Table:
+    """For each cell, the arms that are better than, worse than, or not distinguishable from the reference."""
+    rows = []
+    for cell in findings.design.cells:
+        known = {arm: effect for arm in findings.design.others if (effect := findings.effect(cell, arm)) is not None}
+        if known:
+            by_verdict = (
+                ", ".join(_named(arm, effect) for arm, effect in known.items() if effect.verdict == verdict)
+                for verdict in _TONES
+            )
+            rows.append((findings.design.situation(cell) or CENTRE, *(text or NONE for text in by_verdict)))
+    reference = findings.design.reference
+    return table(("situation", f"ahead of {reference}", f"behind {reference}", "not distinguishable"), rows)
+
+
+def accuracies_of_cells(findings: Findings, measured: Cell) -> Table:
+    """Accuracy in percent on one suite: a row for each cell, a column for the base and each arm."""
+    arms, scores = ("", *findings.design.arms), findings.scores
+    rows = (
+        (findings.design.situation(cell) or CENTRE, *(_score(scores.get((cell, arm, measured))) for arm in arms))
+        for cell in findings.design.cells
+        if any((cell, arm, measured) in scores for arm in arms)
+    )
+    note = "Accuracy in percent, mean over seeds and problems (each seed):"
+    return table(("situation", "base", *arms[1:]), rows, note=note, style="numbers")
+
+
+def _grid_page(findings: Findings) -> Page:
     """Lines for one key, maps for two, tables for any number."""
-    levels = [100 * seed.evaluation.results.confidence for each in findings.results for seed in each.seeds]
-    config, notes = findings.config, list[str]()
-    if levels and len(config.seeds) > 1:
+    design, confidence, notes = findings.design, f"{100 * findings.confidence:g} %", list[str]()
+    if findings.scores and len(design.seeds) > 1:
         notes.append(
-            f"Accuracy in percent, mean over seeds (in brackets) and problems; {levels[0]:g} % intervals are over "
-            "seeds and problems."
+            f"Accuracy in percent, mean over seeds (in brackets) and problems; {confidence} intervals are over seeds "
+            "and problems."
         )
-    elif levels:
+    elif findings.scores:
         notes.append(
-            f"Accuracy in percent, with one seed: {levels[0]:g} % intervals are over problems only, and say nothing "
-            "about what another seed would give."
+            f"Accuracy in percent, with one seed: {confidence} intervals are over problems only, and say nothing about "
+            "what another seed would give."
         )
     notes.append(
         "The highest of several accuracies is too high an estimate of what its values give. To choose values, let a "
         "comparison select them on problems and seeds that it does not report."
     )
-    keys = (f"{key}: {', '.join(map(value_text, values))}" for key, values in config.grid.items())
+    keys = (f"{key}: {', '.join(map(value_text, values))}" for key, values in (design.grid or {}).items())
     sections = (
         Section(
             title=decoding,
             figures=tuple(
                 drawn for suite in findings.suites(decoding) if (drawn := _grid_figure(findings, (suite, decoding)))
             ),
-            tables=(grid_table(findings, decoding),),
+            tables=(accuracy_table(findings, decoding),),
         )
         for decoding in findings.decodings
     )
-    seeds = ("seeds " if len(config.seeds) > 1 else "seed ") + ", ".join(map(str, config.seeds))
+    seeds = ("seeds " if len(design.seeds) > 1 else "seed ") + ", ".join(map(str, design.seeds))
     return Page(
-        config.name,
-        f"{len(findings.results)} points · {seeds} · {'; '.join(keys)}",
+        design.name,
+        f"{len(findings.arms)} points · {seeds} · {'; '.join(keys)}",
         (
             *_failures(findings.failures),
             Section(title="Results", notes=tuple(notes), sections=tuple(sections)),
-            Section(title="Costs", aside="of one seed, mean over seeds", tables=(grid_costs(findings),)),
+            Section(title="Costs", aside="of one seed, mean over seeds", tables=(cost_table(findings),)),
         ),
         "grid",
     )
 
 
-def grid_table(findings: GridFindings, decoding: str) -> Table:
-    """Accuracy in percent: a row for each point, a column for each suite."""
-    suites = findings.suites(decoding)
-    rows = (
-        (_point(each, len(findings.config.seeds)), *(_score(each.score((suite, decoding))) for suite in suites))
-        for each in findings.results
-    )
-    return table(("point", *suites), rows, style="numbers")
-
-
-def grid_costs(findings: GridFindings) -> Table:
-    """Mean costs of a seed of each point."""
-    return costs_by_name("point", {each.point.text: each.costs for each in findings.results})
-
-
-def comparison_page(findings: Findings) -> Page:
+def _comparison_page(findings: Findings) -> Page:
     """Arms against a reference: results, held-out accuracy, learning curves, tuning and costs."""
     colors = {arm.name: color for arm, color in zip(findings.arms, cycle(_COLORS), strict=False)}
     tuned = f" · tuned with {findings.tuning.num_tries} tries each" if findings.tuning else ""
@@ -171,114 +254,11 @@ def comparison_page(findings: Findings) -> Page:
             tables=(cost_table(findings),),
         )
     )
-    seeds = ", ".join(map(str, findings.seeds))
-    subtitle = f"{len(findings.arms)} arms · seeds {seeds} · {findings.budget.text} each{tuned}"
-    return Page(findings.name, f"{subtitle} · reference {findings.reference}", tuple(sections), "comparison")
-
-
-def accuracy_table(findings: Findings, decoding: str) -> Table:
-    """Accuracy in percent: one row per arm, one column per suite; the base first."""
-    suites, scores = findings.suites(decoding), findings.scores
-    rows = [
-        ("base", *(accuracy(findings.base[suite, decoding]) for suite in suites)),
-        *(
-            (_arm(findings, arm), *(_score(scores.get((arm.name, (suite, decoding))), _FAILED) for suite in suites))
-            for arm in findings.arms
-        ),
-    ]
-    return table(("arm", *suites), rows, style="numbers")
-
-
-def difference_table(findings: Findings, decoding: str) -> Table | None:
-    """Differences from the reference in percentage points; None where nothing could be tested."""
-    suites = findings.suites(decoding)
-    tests = {arm.name: [findings.tests.get((arm.name, (suite, decoding))) for suite in suites] for arm in findings.arms}
-    rows = [(arm, *map(_test, found)) for arm, found in tests.items() if any(found)]
-    title = f"Percentage points minus {findings.reference}"
-    return table((f"minus {findings.reference}", *suites), rows, title, style="numbers") if rows else None
-
-
-def cost_table(findings: Findings) -> Table:
-    """Mean costs of a seed of each arm; costs that no arm has get no column."""
-    return costs_by_name("arm", {arm.name: arm.costs for arm in findings.arms})
-
-
-def steps_to_reach(findings: Findings) -> list[Table]:
-    """For each suite, one row per arm and one column per tenth of accuracy: optimizer steps until it was reached."""
-    tables, measured = [], [arm for arm in findings.arms if arm.held_out]
-    for suite in suites_of([arm.held_out for arm in measured]):
-        curves = {arm.name: arm.held_out[suite] for arm in measured if suite in arm.held_out}
-        if shown := levels([curve for of_arm in curves.values() for curve in of_arm]):
-            tables.append(
-                table(
-                    ("arm", *(f"{100 * level:.0f} %" for level in shown)),
-                    ((name, *(_reached(of_arm, level) for level in shown)) for name, of_arm in curves.items()),
-                    f"Optimizer steps to reach an accuracy on {suite}",
-                    "Until it was first measured, mean over seeds; where only some seeds measured it, how many.",
-                    "numbers",
-                )
-            )
-    return tables
-
-
-def tries_table(tuning: Tuning) -> Table:
-    """A row for each point of each arm, in the order of its grid, with its accuracy."""
-    rows = (
-        (arm.arm, each.point.text, _score(each.score, _FAILED), _CHOSEN if each is arm.chosen else "")
-        for arm in tuning.arms
-        for each in arm.tries
-    )
-    return table(("arm", "tried", f"accuracy on {tuning.on}", "decision"), rows, style="numbers")
-
-
-def tuning_costs(tuning: Tuning) -> Table:
-    """Total costs of all tries of each arm."""
-    return costs_by_name("arm", {arm.arm: arm.costs for arm in tuning.arms})
-
-
-def study_html(findings: StudyFindings, results: StudyResults) -> str:
-    """The page of a study."""
-    return html(_study_page(findings, results))
-
-
-def study_markdown(findings: StudyFindings, results: StudyResults) -> str:
-    """The same tables for a repository's pages, beside the figure."""
-    name = findings.config.name
-    figure = f"Effect against {findings.config.reference}", f"{name}.svg"
-    page = replace(_study_page(findings, results), title=f"Results of {name}", subtitle="", picture=figure)
-    return f"<!-- Written by `luffy study --page`; do not edit. -->\n\n{markdown(page)}\n"
-
-
-def study_figure(findings: StudyFindings) -> str:
-    """Effect against the reference over the levels of every axis, as a self-contained SVG."""
-    return picture(_effects(findings), legend=[(color, arm) for arm, color in _colors(findings).items()])
-
-
-def decision_table(findings: StudyFindings) -> Table:
-    """For each cell, the arms that are better than, worse than, or not distinguishable from the reference."""
-    rows = []
-    for cell in findings.config.cells:
-        known = {arm: effect for arm in findings.others if (effect := findings.effect(cell, arm)) is not None}
-        if known:
-            by_verdict = (
-                ", ".join(_named(arm, effect) for arm, effect in known.items() if effect.verdict == verdict)
-                for verdict in _TONES
-            )
-            rows.append((_situation(findings, cell), *(text or NONE for text in by_verdict)))
-    reference = findings.config.reference
-    return table(("situation", f"ahead of {reference}", f"behind {reference}", "not distinguishable"), rows)
-
-
-def accuracies_of_cells(findings: StudyFindings, measured: Cell) -> Table:
-    """Accuracy in percent on one suite: a row for each cell, a column for the base and each arm."""
-    arms, scores = ("", *findings.config.arms), findings.scores
-    rows = (
-        (_situation(findings, cell), *(_score(scores.get((cell, arm, measured))) for arm in arms))
-        for cell in findings.config.cells
-        if any((cell, arm, measured) in scores for arm in arms)
-    )
-    note = "Accuracy in percent, mean over seeds and problems (each seed):"
-    return table(("situation", "base", *arms[1:]), rows, note=note, style="numbers")
+    design = findings.design
+    assert design.budget is not None
+    seeds = ", ".join(map(str, design.seeds))
+    subtitle = f"{len(findings.arms)} arms · seeds {seeds} · {design.budget.text} each{tuned}"
+    return Page(design.name, f"{subtitle} · reference {design.reference}", tuple(sections), "comparison")
 
 
 def _failures(lines: Sequence[str]) -> tuple[Section, ...]:
@@ -291,13 +271,11 @@ def _score(score: Score | None, missing: TableCell | None = None) -> TableCell:
     return accuracy(score.estimate, score.by_seed.values())
 
 
-def _grid_figure(findings: GridFindings, cell: Cell) -> Figure | None:
+def _grid_figure(findings: Findings, cell: Cell) -> Figure | None:
     """Lines for one key, a map for two; None for more, and where nothing has finished."""
-    keys = list(findings.config.grid.items())
-    found, name = (
-        [None if (score := each.score(cell)) is None else score.estimate for each in findings.results],
-        "-".join(cell),
-    )
+    keys, name = list((findings.design.grid or {}).items()), "-".join(cell)
+    scores = [findings.score(arm.name, cell) for arm in findings.arms]
+    found = [None if score is None else score.estimate for score in scores]
     if len(keys) == 1:
         ((key, values),) = keys
         places = [value_text(value) for value in values]
@@ -327,15 +305,16 @@ def _at_places(
     return Chart(title, lines, over=over, percent=True, places=places)
 
 
-def _point(each: PointResult, num_seeds: int) -> TableCell:
-    if not each.failures:
-        return TableCell(each.point.text)
-    return TableCell(each.point.text, (f"{len(each.seeds)} of {count(num_seeds, 'seed')} finished",), "worse")
+def _point(findings: Findings, arm: ArmResults) -> TableCell:
+    if not arm.failures:
+        return TableCell(arm.name)
+    done = f"{len(arm.seeds)} of {count(len(findings.design.seeds), 'seed')} finished"
+    return TableCell(arm.name, (done,), "worse")
 
 
 def _notes(findings: Findings) -> tuple[str, ...]:
-    confidence, num_tests = f"{100 * findings.confidence:g} %", len(findings.tests)
-    if len(findings.seeds) == 1:
+    confidence, num_tests = f"{100 * findings.confidence:g} %", len(findings.effects)
+    if len(findings.design.seeds) == 1:
         return (
             f"Accuracy in percent. There is one seed: {confidence} intervals and tests are over problems only, and say "
             "nothing about what another seed would give. Differences are paired by problem (Student's t); green and "
@@ -355,11 +334,9 @@ def _notes(findings: Findings) -> tuple[str, ...]:
 def _of_decoding(findings: Findings, decoding: str, colors: Mapping[str, str]) -> Section:
     bands = []
     for suite in findings.suites(decoding):
-        found = [(_BASE_COLOR, findings.base[suite, decoding])]
-        for arm in findings.arms:
-            if (score := findings.scores.get((arm.name, (suite, decoding)))) is not None:
-                found.append((colors[arm.name], score.estimate))
-        bands.append((suite, found))
+        scores = {name: findings.score(name, (suite, decoding)) for name in ("", *(arm.name for arm in findings.arms))}
+        known = [(colors.get(name, _BASE_COLOR), each.estimate) for name, each in scores.items() if each is not None]
+        bands.append((suite, known))
     legend = ((_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms if arm.seeds))
     tested = difference_table(findings, decoding)
     return Section(
@@ -369,41 +346,44 @@ def _of_decoding(findings: Findings, decoding: str, colors: Mapping[str, str]) -
     )
 
 
-def _arm(findings: Findings, arm: Arm) -> TableCell:
-    recipe = arm.chain if arm.chain == arm.method else f"{arm.chain}, {arm.method}"
+def _arm(findings: Findings, arm: ArmResults) -> TableCell:
+    own = findings.design.arms[arm.name]
+    recipe = own.chain if own.chain == own.method else f"{own.chain}, {own.method}"
     chosen = findings.tuning.chosen(arm.name) if findings.tuning is not None else None
     recipe += f", {chosen.point.text}" if chosen is not None else ""
     if not arm.failures:
         return TableCell(arm.name, (recipe,))
-    done = f"{len(arm.seeds)} of {len(findings.seeds)} seeds" if arm.seeds else "all seeds"
+    done = f"{len(arm.seeds)} of {len(findings.design.seeds)} seeds" if arm.seeds else "all seeds"
     return TableCell(arm.name, (f"{recipe};", f"{done}, the others failed" if arm.seeds else f"{done} failed"), "worse")
 
 
-def _test(test: SignificanceTest | None) -> TableCell:
-    if test is None:
+def _tested(effect: Effect | None) -> TableCell:
+    if effect is None:
         return TableCell(NONE)
-    found = test.result.difference
-    return difference(found, test.adjusted_p, tone=tone(found, test.is_significant))
+    return difference(effect.result.difference, effect.adjusted_p, tone=_TONES[effect.verdict])
 
 
 def _held_out_figures(findings: Findings, colors: Mapping[str, str]) -> tuple[Figure, ...]:
     """Three figures per suite; none where no arm was measured while it trained."""
     measured, figures = [arm for arm in findings.arms if arm.held_out], []
-    for suite in suites_of([arm.held_out for arm in measured]):
+    for suite in dict.fromkeys(suite for arm in measured for suite in arm.held_out):
         means = {arm.name: points for arm in measured if (points := arm.held_out_mean(suite, findings.confidence))}
-        for over, (title, x) in _HELD_OUT.items():
-            lines = [held_out_line(name, colors[name], list(map(x, found)), found) for name, found in means.items()]
+        legend = tuple((colors[name], name) for name in means)
+        for over, (place, title, _) in _OVER.items():
+            lines = [
+                held_out_line(name, colors[name], [getattr(point, place) for point in found], found)
+                for name, found in means.items()
+            ]
             drawn = chart(f"held-out-{suite}-{over}", Chart(suite, lines, over=over, percent=True))
-            legend = tuple((colors[name], name) for name in means)
-            figures.append(Figure(f"{suite} {title}", _HELD_OUT_NOTE, drawn, legend))
+            figures.append(Figure(f"{suite} {title.lower()}", _HELD_OUT_NOTE, drawn, legend))
     return tuple(figures)
 
 
 def _reached(curves: tuple[tuple[HeldOutPoint, ...], ...], level: float) -> str:
-    found = reached(curves, level)
-    if found.steps is not None:
-        return f"{found.steps:,.0f}"
-    return f"{found.num_seeds} of {count(len(curves), 'seed')}" if found.num_seeds else NONE
+    num_seeds, steps = reached(curves, level)
+    if steps is not None:
+        return f"{steps:,.0f}"
+    return f"{num_seeds} of {count(len(curves), 'seed')}" if num_seeds else NONE
 
 
 def _reward_figures(findings: Findings, colors: Mapping[str, str]) -> tuple[Figure, ...]:
@@ -411,9 +391,14 @@ def _reward_figures(findings: Findings, colors: Mapping[str, str]) -> tuple[Figu
     percent_of = all(0 <= point.reward <= 1 for arm in learned for point in arm.curve)
     legend = tuple((colors[arm.name], arm.name) for arm in learned)
     figures = []
-    for over, (title, x, note) in _REWARDS.items() if learned else ():
+    for over, (place, title, note) in _OVER.items() if learned else ():
         lines = [
-            Line(arm.name, colors[arm.name], [x(point) for point in arm.curve], [point.reward for point in arm.curve])
+            Line(
+                arm.name,
+                colors[arm.name],
+                [getattr(point, place) for point in arm.curve],
+                [point.reward for point in arm.curve],
+            )
             for arm in learned
         ]
         drawn = Chart(title, lines, over=over, percent=percent_of)
@@ -468,16 +453,17 @@ def _value(each: Try) -> str:
     return value_text(each.point.values[0][1])
 
 
-def _study_page(findings: StudyFindings, results: StudyResults) -> Page:
-    config, confidence = findings.config, f"{100 * findings.confidence:g} %"
-    note = f"Percentage points minus {config.reference}, with {confidence} intervals."
+def _study_page(findings: Findings, results: SweepResults) -> Page:
+    design, confidence = findings.design, f"{100 * findings.confidence:g} %"
+    note = f"Percentage points minus {design.reference}, with {confidence} intervals."
     legend = tuple((color, arm) for arm, color in _colors(findings).items())
     figures = (Figure(each.title, note, chart(each.title, each), legend) for each in _effects(findings))
-    suite, decoding = config.primary.suite, config.primary.decoding
+    suite, decoding = findings.measured[0]
+    assert design.budget is not None
     aside = f"{suite}, {decoding}"
-    differ = f"Differences from {config.reference} on {suite} ({decoding}) in percentage points"
+    differ = f"Differences from {design.reference} on {suite} ({decoding}) in percentage points"
     sections = [
-        Section(title=f"Effect against {config.reference}", aside=aside, figures=tuple(figures)),
+        Section(title=f"Effect against {design.reference}", aside=aside, figures=tuple(figures)),
         Section(
             title="What to take when",
             notes=(
@@ -487,8 +473,8 @@ def _study_page(findings: StudyFindings, results: StudyResults) -> Page:
             tables=(decision_table(findings),),
         ),
     ]
-    if config.planned:
-        missing = f"{len(findings.missing)} of {len(config.planned)} planned tests have no results yet; they count in "
+    if design.planned:
+        missing = f"{len(findings.missing)} of {len(design.planned)} planned tests have no results yet; they count in "
         notes = (f"{missing}the correction.",) if findings.missing else ()
         sections.append(Section(title="Planned tests", notes=notes, tables=(_planned(findings),)))
     sections += [
@@ -498,39 +484,39 @@ def _study_page(findings: StudyFindings, results: StudyResults) -> Page:
     if (tuned := _tried_of_cells(results)).rows:
         sections.append(Section(title="Tuning", tables=(tuned,)))
     sections.append(Section(title="Costs of a run, mean over seeds", tables=(_costs_of_cells(results),)))
-    if config.limits:
-        sections.append(Section(title="Limits", text=tuple(config.limits)))
-    seeds, elsewhere = (", ".join(map(str, each)) for each in (config.seeds, config.seeds_elsewhere))
+    if design.limits:
+        sections.append(Section(title="Limits", text=tuple(design.limits)))
+    seeds, elsewhere = (", ".join(map(str, each)) for each in (design.seeds, design.seeds_elsewhere))
     subtitle = (
-        f"{len(config.cells)} cells · {len(config.arms)} arms · {config.budget.text} · seeds {seeds} at the centre, "
+        f"{len(design.cells)} cells · {len(design.arms)} arms · {design.budget.text} · seeds {seeds} at the centre, "
         f"{elsewhere} elsewhere"
     )
-    return Page(config.name, subtitle, tuple(sections), "study")
+    return Page(design.name, subtitle, tuple(sections), "study")
 
 
-def _planned(findings: StudyFindings) -> Table:
+def _planned(findings: Findings) -> Table:
     """The planned tests, with what Holm's correction leaves of them."""
     rows: list[tuple[str | TableCell, ...]] = []
-    for cell, arm in findings.config.planned:
+    for cell, arm in findings.design.planned:
         effect = findings.effect(cell, arm)
         if effect is None:
-            rows.append((_situation(findings, cell), arm, NONE, NONE, "not run yet"))
+            rows.append((findings.design.situation(cell) or CENTRE, arm, NONE, NONE, "not run yet"))
             continue
         p = "< 0.001" if effect.p_value < 0.001 else f"{effect.p_value:.3f}"
         verdict = TableCell(effect.verdict, (), _TONES[effect.verdict])
-        rows.append((_situation(findings, cell), arm, difference(effect.result.difference), p, verdict))
+        rows.append((findings.design.situation(cell) or CENTRE, arm, difference(effect.result.difference), p, verdict))
     return table(("situation", "arm", "difference", "p, corrected", "verdict"), rows)
 
 
-def _effects_table(findings: StudyFindings, measured: Cell) -> Table:
+def _effects_table(findings: Findings, measured: Cell) -> Table:
     """Differences from the reference on one suite; exploratory except for the planned tests."""
-    effects, others = findings.effects, findings.others
+    effects, others = findings.effects, findings.design.others
     rows = (
-        (_situation(findings, cell), *(_effect(effects.get((cell, arm, measured))) for arm in others))
-        for cell in findings.config.cells
+        (findings.design.situation(cell) or CENTRE, *(_effect(effects.get((cell, arm, measured))) for arm in others))
+        for cell in findings.design.cells
         if any((cell, arm, measured) in effects for arm in others)
     )
-    header = (f"minus {findings.config.reference}", *others)
+    header = (f"minus {findings.design.reference}", *others)
     return table(header, rows, note="Differences in percentage points:", style="numbers")
 
 
@@ -542,7 +528,7 @@ def _effect(effect: Effect | None) -> TableCell:
     return difference(effect.result.difference, notes=(f"p {p}, {kind}",), tone=_TONES[effect.verdict])
 
 
-def _tried_of_cells(results: StudyResults) -> Table:
+def _tried_of_cells(results: SweepResults) -> Table:
     """What was tried for each arm and what was chosen; without rows where nothing was tuned."""
     chosen, means = results.chosen, dict[tuple[str, str, int, str], list[float]]()
     for row in results.measures:
@@ -555,7 +541,7 @@ def _tried_of_cells(results: StudyResults) -> Table:
     return table(("tuned at", "arm", "values", "accuracy on validation", "chosen"), rows)
 
 
-def _costs_of_cells(results: StudyResults) -> Table:
+def _costs_of_cells(results: SweepResults) -> Table:
     """Mean costs of a reported run over seeds."""
     names = ("optimizer_steps", "rollouts", "generated_tokens", "trained_tokens", "seconds")
     spent: dict[tuple[str, str], dict[str, list[float]]] = {}
@@ -569,13 +555,13 @@ def _costs_of_cells(results: StudyResults) -> Table:
     return table(("cell", "arm", *(name.replace("_", " ") for name in names)), rows)
 
 
-def _effects(findings: StudyFindings) -> list[Chart]:
+def _effects(findings: Findings) -> list[Chart]:
     """A chart for each axis that has results away from the centre."""
     charts = []
-    for name, axis in findings.config.axes.items():
+    for name, axis in findings.design.axes.items():
         cells = [CENTRE if level == axis.centre else f"{name}-{level}" for level in axis.levels]
-        found = {arm: [findings.effect(cell, arm) for cell in cells] for arm in findings.others}
-        if any(findings.effect(cell, arm) for arm in findings.others for cell in cells if cell != CENTRE):
+        found = {arm: [findings.effect(cell, arm) for cell in cells] for arm in findings.design.others}
+        if any(findings.effect(cell, arm) for arm in findings.design.others for cell in cells if cell != CENTRE):
             differences = {
                 arm: [None if effect is None else effect.result.difference for effect in of_arm]
                 for arm, of_arm in found.items()
@@ -585,18 +571,8 @@ def _effects(findings: StudyFindings) -> list[Chart]:
     return charts
 
 
-def _colors(findings: StudyFindings) -> dict[str, str]:
-    return dict(zip(findings.others, cycle(_STUDY_COLORS), strict=False))
-
-
-def _situation(findings: StudyFindings, cell: str) -> str:
-    config = findings.config
-    away = [
-        f"{config.axes[name].title}: {config.axes[name].levels[level].label}"
-        for name, level in config.cells[cell].items()
-        if level != config.axes[name].centre
-    ]
-    return ", ".join(away) or "centre"
+def _colors(findings: Findings) -> dict[str, str]:
+    return dict(zip(findings.design.others, cycle(_STUDY_COLORS), strict=False))
 
 
 def _named(arm: str, effect: Effect) -> str:

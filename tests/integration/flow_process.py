@@ -14,7 +14,7 @@ UNDISTURBED = ("exp_configs/smoke.yaml", "execution.checkpoint.keep=3")
 """What the fixture `undisturbed` has run. Its report shows every setting, so other settings make another report."""
 
 
-def start(workspace, *arguments, flow="compare_methods"):
+def start(workspace, *arguments, flow="run_sweep"):
     command = [sys.executable, f"flows/{flow}.py", *map(str, arguments)]
     env = without_prefect() | shared_api() | {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace)}
     return subprocess.Popen(
@@ -29,7 +29,7 @@ def start(workspace, *arguments, flow="compare_methods"):
     )
 
 
-def run(workspace, *arguments, flow="compare_methods"):
+def run(workspace, *arguments, flow="run_sweep"):
     process = start(workspace, *arguments, flow=flow)
     out, err = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

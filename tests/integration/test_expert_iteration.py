@@ -82,7 +82,7 @@ def compared(holding: Callable[[], Hold], tmp_path_factory: pytest.TempPathFacto
     """A workspace after the comparison, in which two rounds are finished, and how its stages ended."""
     folder = tmp_path_factory.mktemp("rounds")
     (folder / "rounds.yaml").write_text(COMPARISON)
-    result = run(folder / "workspace", folder / "rounds.yaml")
+    result = run(folder / "workspace", "compare", folder / "rounds.yaml")
     assert result.returncode == 0, result.stderr
     return folder / "workspace", states(result)
 

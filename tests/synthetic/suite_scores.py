@@ -1,6 +1,6 @@
 """Evaluations whose verdicts are chosen."""
 
-from luffy.evaluation.checkpoint_scores import CheckpointScores
+from luffy.evaluation.finished import CheckpointScores
 from luffy.evaluation.results import EvaluationResults
 from synthetic.result_rows import result_row, sample_record
 

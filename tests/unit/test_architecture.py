@@ -52,7 +52,6 @@ NAMED_BY_RULE = {
     "flows": "a flow has the name of the command or the stage that it serves",
 }
 MIRRORED_BY_CONFIG = {
-    "comparison",
     "environment",
     "experiment",
     "objective",

@@ -1,18 +1,19 @@
 """`luffy compare CONFIG`: methods under one budget, with several seeds."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated
 
 from typer import Argument
 
 from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, complete_config
-from luffy.cli.planning import arm_configs, check, comparison_plans, show_comparison_plan
-from luffy.config.many_runs.comparison import load_comparison
+from luffy.cli.planning import check, show_sweep_plan, sweep_plans
+from luffy.config.many_runs.sweep_runs import Sweep, load_sweep
 from luffy.errors import EXIT_OK
 from luffy.flows.launch import launch
 from luffy.pipeline.workspace import find_workspace
 
-_FLOW = "luffy.flows.compare_methods:compare_methods"
+FLOW = "luffy.flows.run_sweep:run_sweep"
 _Comparison = Annotated[
     str,
     Argument(
@@ -36,10 +37,18 @@ def compare(
 
     What all arms share is made once. A failed run does not stop the others; the same command tries it again.
     """
-    comparison, where = load_comparison(config, overrides or ()), find_workspace(workspace)
+    sweep, given = load_sweep(config, overrides or (), wanted="comparison"), {"overrides": overrides or []}
+    return run_or_plan(sweep, {"config_file": config, **given}, workspace, dry_run=dry_run, verify=verify, debug=debug)
+
+
+def run_or_plan(
+    sweep: Sweep, parameters: Mapping[str, object], workspace: str | None, *, dry_run: bool, verify: bool, debug: bool
+) -> int:
+    """Run all of a comparison or a grid, whose flow takes `parameters`; or print its plan. Returns the exit code."""
+    where = find_workspace(workspace)
     if dry_run:
-        show_comparison_plan(comparison, where, verify=verify)
+        show_sweep_plan(sweep, where, verify=verify)
         return EXIT_OK
-    check(arm_configs(comparison), where)
-    parameters = {"config_file": config, "overrides": overrides or [], "verify": verify}
-    return launch(_FLOW, parameters, where, partial(comparison_plans, comparison, where, verify=verify), debug=debug)
+    check([each.config for each in sweep.candidates()], where)
+    plans = partial(sweep_plans, sweep, where, verify=verify)
+    return launch(FLOW, {**parameters, "verify": verify}, where, plans, debug=debug)

@@ -1,18 +1,13 @@
 """`luffy grid CONFIG`: one experiment over a grid of values, with several seeds."""
 
-from functools import partial
 from typing import Annotated
 
 from typer import Argument, Option
 
+from luffy.cli.commands.compare import run_or_plan
 from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, complete_config
-from luffy.cli.planning import check, grid_plans, show_grid_plan
-from luffy.config.many_runs.grid_experiment import load_grid
-from luffy.errors import EXIT_OK
-from luffy.flows.launch import launch
-from luffy.pipeline.workspace import find_workspace
+from luffy.config.many_runs.sweep_runs import load_sweep
 
-_FLOW = "luffy.flows.run_grid:run_grid"
 _Grid = Annotated[
     str,
     Argument(
@@ -43,16 +38,6 @@ def grid(
 
     What points share is made once. A failed run does not stop the others; the same command tries it again.
     """
-    loaded, where = load_grid(config, overrides or (), over or (), seeds or ()), find_workspace(workspace)
-    if dry_run:
-        show_grid_plan(loaded, where, verify=verify)
-        return EXIT_OK
-    check(loaded.experiments, where)
-    parameters = {
-        "config_file": config,
-        "overrides": overrides or [],
-        "over": over or [],
-        "seeds": seeds or [],
-        "verify": verify,
-    }
-    return launch(_FLOW, parameters, where, partial(grid_plans, loaded, where, verify=verify), debug=debug)
+    sweep = load_sweep(config, overrides or (), over or (), seeds or (), wanted="grid")
+    given = {"overrides": overrides or [], "over": over or [], "seeds": seeds or []}
+    return run_or_plan(sweep, {"config_file": config, **given}, workspace, dry_run=dry_run, verify=verify, debug=debug)

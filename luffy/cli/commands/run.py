@@ -10,11 +10,10 @@ from yaml import YAMLError
 
 from luffy.cli.console import duration, say, stage_display, terminal, text_table
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
-from luffy.cli.planning import check, plans_of, show_comparison_plan, show_grid_plan, show_plan
+from luffy.cli.planning import check, plans_of, show_plan, show_sweep_plan
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
-from luffy.config.many_runs.comparison import is_comparison, load_comparison
-from luffy.config.many_runs.grid_experiment import is_grid, load_grid
+from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import EXIT_FAILURE, EXIT_OK
 from luffy.flows.launch import launch
@@ -81,10 +80,8 @@ def plan(
 ) -> int:
     """What a run would do with each stage, and why; also of a comparison or a grid."""
     where = find_workspace(workspace)
-    if is_comparison(config):
-        show_comparison_plan(load_comparison(config, overrides or ()), where, verify=verify)
-    elif is_grid(config):
-        show_grid_plan(load_grid(config, overrides or ()), where, verify=verify)
+    if kind_of_file(config) in ("comparison", "grid"):
+        show_sweep_plan(load_sweep(config, overrides or ()), where, verify=verify)
     else:
         show_plan(load_experiment(config, overrides or ()), where, verify=verify)
     return EXIT_OK

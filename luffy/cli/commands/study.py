@@ -5,13 +5,13 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from luffy.cli.commands.compare import FLOW
 from luffy.cli.options import Debug, Verify, WorkspaceFolder, complete_config
-from luffy.config.many_runs.study import Study, load_study
+from luffy.config.many_runs.sweep_runs import Sweep, load_sweep
 from luffy.errors import EXIT_FAILURE, EXIT_OK, UserError
 from luffy.flows.launch import launch
 from luffy.pipeline.workspace import Workspace, find_workspace
 
-_FLOW = "luffy.flows.run_study:run_study"
 _Design = Annotated[
     str,
     Argument(
@@ -54,7 +54,7 @@ def study(
         raise UserError("--cells has no effect with --reproduce, which names its cells; remove it")
     if cells is not None and (collect or page):
         raise UserError(f"--cells has no effect with {given[0]}, which is about all cells; remove it")
-    loaded = load_study(design)
+    loaded = load_sweep(design, wanted="study")
     selected = loaded.selected(_names("--cells", cells) or _names("--reproduce", reproduce))
     loaded.check(selected)
     if reproduce is not None:
@@ -75,39 +75,39 @@ def study(
 
 
 def _run(
-    study: Study, cells: tuple[str, ...], where: Workspace, budget_hours: float | None, *, verify: bool, debug: bool
+    study: Sweep, cells: tuple[str, ...], where: Workspace, budget_hours: float | None, *, verify: bool, debug: bool
 ) -> int:
     from luffy.cli.planning import check, plans_of
 
-    check([each.config for each in study.comparison(cells[0]).candidates], where)
+    check([each.config for each in study.candidates(cells[0])], where)
     parameters = {
-        "design_file": str(study.path),
+        "config_file": str(study.path),
         "cells": list(cells),
         "budget_hours": budget_hours,
         "verify": verify,
     }
-    first = study.comparison(cells[0]).shared
-    return launch(_FLOW, parameters, where, lambda: plans_of(first, where, verify=verify), debug=debug)
+    first = study.common(cells[0])
+    return launch(FLOW, parameters, where, lambda: plans_of(first, where, verify=verify), debug=debug)
 
 
-def _reproduce(study: Study, cells: tuple[str, ...], workspace: str | None, *, debug: bool) -> int:
+def _reproduce(study: Sweep, cells: tuple[str, ...], workspace: str | None, *, debug: bool) -> int:
     from luffy.cli.console import say, show_error, text_table, wide_terminal
     from luffy.cli.planning import plans_of
-    from luffy.cli.reproduction import EFFECTS_HEADER, compare_again, fresh_workspace, needed_results
+    from luffy.cli.study_view import EFFECTS_HEADER, compare_again, fresh_workspace, needed_results
 
     needed_results(study, cells)
-    where = fresh_workspace(study, Path(workspace) if workspace else Path(f"reproduced-{study.config.name}"))
-    parameters = {"design_file": str(study.path), "cells": list(cells), "as_committed": True}
-    first = study.comparison(cells[0]).shared
-    code = launch(_FLOW, parameters, where, lambda: plans_of(first, where, verify=False), debug=debug)
+    where = fresh_workspace(study, Path(workspace) if workspace else Path(f"reproduced-{study.design.name}"))
+    parameters = {"config_file": str(study.path), "cells": list(cells), "as_committed": True}
+    first = study.common(cells[0])
+    code = launch(FLOW, parameters, where, lambda: plans_of(first, where, verify=False), debug=debug)
     if code != EXIT_OK:
         return code
-    found = compare_again(study, cells, where)
-    if found.difference is not None:
-        title = f"Effects against {study.config.reference} in percentage points, with their intervals"
-        wide_terminal().print(text_table(EFFECTS_HEADER, found.effects, title=title))
+    difference, effects = compare_again(study, cells, where)
+    if difference is not None:
+        title = f"Effects against {study.design.reference} in percentage points, with their intervals"
+        wide_terminal().print(text_table(EFFECTS_HEADER, effects, title=title))
         say("another kind of CPU rounds differently, unless both use execution.cpu_instructions=avx2")
-        show_error(f"not reproduced: {found.difference}")
+        show_error(f"not reproduced: {difference}")
         return EXIT_FAILURE
     say(f"reproduced, bit for bit: {', '.join(cells)}")
     return EXIT_OK

@@ -1,14 +1,283 @@
-"""The leaderboard: one table per protocol, one row per model, one column per suite, with clear leads marked."""
+"""The leaderboard: one table per protocol, one row per model, one column per suite, with clear leads marked.
 
+A model is what its weights are: evaluations of equal weights by the same engine share a row, whichever stage or run
+made them, and of two on the same problems by the same protocol the newer one counts.
+"""
+
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import fmean
 
-from luffy.evaluation.leaderboard.entries import BoardCell, Column, Entry, EvaluationProtocol, LeftOut
+from luffy.config import STAGE_KINDS
+from luffy.config.evaluation import template_label
+from luffy.errors import DataError, LuffyError
 from luffy.evaluation.leaderboard.published import PublishedRow, PublishedTable
+from luffy.evaluation.leaderboard.row_names import RowName, Use, flatten, name_row, read_uses, tell_apart
+from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
+from luffy.evaluation.sample_files import read_samples_of
+from luffy.pipeline.graph import nodes_providing
+from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
+from luffy.pipeline.workspace import Workspace
 from luffy.statistics.accuracy import Estimate, PairedDifference
 from luffy.statistics.paired import BenchmarkComparison, compare_paired, holm
+
+_OF_SUITES = ("suites", "graders")
+"""Fields of `evaluation` that are set by suite; they distinguish columns."""
+_APART = (*_OF_SUITES, "only", "decodings", "confidence", "engine")
+"""Fields of `evaluation` that differ between suites or decodings, or do not belong to the protocol."""
+_WORDS = {"top_p": "top-p {}", "template": "{} prompt template"}
+_OTHER_VERSION = "written by another version"
+_OWN_TEMPLATE = "own"
+_SYSTEM_PROMPT = "system_prompt"
+_NOT_SET = ("null", "[]", "{}")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationProtocol:
+    """How responses were sampled and graded: only rows with equal protocols are compared."""
+
+    decoding: str
+    """Name of the decoding in the experiment; does not identify the protocol."""
+    settings: Mapping[str, str]
+    """All settings that identify the protocol."""
+    text: str
+    """The protocol in words."""
+
+    @property
+    def key(self) -> str:
+        """A key that is equal for equal protocols."""
+        return json.dumps(sorted(self.settings.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A set of problems with a number of responses to each and a way to grade them."""
+
+    suite: str
+    num_problems: int
+    num_samples: int
+    """Responses per problem."""
+    problems: str
+    """Hash of the problems with their reference answers, and of what the experiment sets for this suite alone (its
+    grader, its template)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoardCell:
+    """One model's result in a column."""
+
+    row: ResultRow
+    correct: Mapping[str, int]
+    """Correct responses by problem."""
+    evaluation: str
+    """Key of the stage that found it."""
+    ended: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model under a protocol."""
+
+    name: RowName
+    model: str
+    """Digest of its folder."""
+    protocol: EvaluationProtocol
+    cells: Mapping[Column, BoardCell]
+    runs: tuple[str, ...]
+    """Names of the runs that evaluated the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An evaluation that no row shows."""
+
+    directory: Path
+    reason: str
+
+
+_Model = tuple[str, str, str]
+"""Identity of a row: the digest of the weights, the engine and the dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One checkpoint's results on one suite under one decoding."""
+
+    model: _Model
+    checkpoint: str
+    """`base`, `sft` or `rl`."""
+    step: int | None
+    """Checkpoint of a sweep."""
+    protocol: EvaluationProtocol
+    column: Column
+    cell: BoardCell
+
+
+def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
+    """All models that the workspace has evaluated, and the evaluations that cannot be shown, with the reason.
+
+    The newest evaluations come first. Raises DataError when there is none that can be shown.
+    """
+    left_out: list[LeftOut] = []
+    stages = nodes_providing("evaluation", STAGE_KINDS)
+    directories = [directory for stage in stages for directory in workspace.siblings(stage)]
+    found = [item for directory in directories for item in _read_stage(workspace, directory, left_out)]
+    if not found:
+        reasons = "".join(f"; {item.directory.name}: {item.reason}" for item in left_out)
+        raise DataError(
+            f"workspace {workspace.root}: no finished evaluation{reasons}; run a chain that has the stage evaluate"
+        )
+    found.sort(key=lambda item: item.cell.ended, reverse=True)  # stable: the order of suites within one stays
+    return _entries(found, read_uses(workspace)), left_out
+
+
+def _read_stage(workspace: Workspace, directory: Path, left_out: list[LeftOut]) -> list[_Found]:
+    """The results of the evaluation in `directory`; none, and an entry in `left_out`, when it does not count."""
+    manifest = read_manifest(directory)
+    reason = _doubt(directory, manifest)
+    try:
+        if manifest is not None and not reason:
+            if manifest.stage == "sweep":
+                return list(_read_sweep(workspace, directory, manifest))
+            return list(_read(directory, manifest, _settings(workspace, manifest), manifest.consumed["model"]))
+    except (LuffyError, KeyError, TypeError, ValueError):  # what readers of another version's files raise
+        reason = _OTHER_VERSION
+    left_out.append(LeftOut(directory, reason))
+    return []
+
+
+def _doubt(directory: Path, manifest: Manifest | None) -> str:
+    """Why the results in a directory do not count; empty when they do."""
+    if manifest is None:
+        return _OTHER_VERSION if (directory / MANIFEST_FILE).exists() else "not finished"
+    damaged = manifest.damaged(directory)
+    return "".join(f"{path} is {complaint}" for path, complaint in list(damaged.items())[:1])
+
+
+def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> Iterator[_Found]:
+    """Each of its steps; the one whose weights are the run's model has the digest of that, so that both share a row."""
+    final = _final_step(read_manifest(workspace.stage_directory("rl", manifest.upstream["model"])))
+    settings = _settings(workspace, manifest)
+    for folder in sorted(directory.glob("step_*")):
+        step, model = int(folder.name.removeprefix("step_")), manifest.consumed["model"]
+        yield from _read(folder, manifest, settings, model if step == final else f"{model}@{step}", step)
+
+
+def _final_step(rl: Manifest | None) -> object:
+    """The step whose weights are the model of an RL stage; None where that is unknown, or the best of several."""
+    if rl is None or _mapping(_mapping(rl.settings, "validation"), "schedule").get("keep_best") is not None:
+        return None
+    return _mapping(rl.settings, "rl").get("steps")
+
+
+def _settings(workspace: Workspace, manifest: Manifest) -> Mapping[str, object]:
+    """Settings of `evaluate`, which are nested in those of a sweep, with the system prompt of the data."""
+    own = _mapping(manifest.settings, "protocol") if manifest.stage == "sweep" else manifest.settings
+    data = read_manifest(workspace.stage_directory("prepare_data", manifest.upstream.get("data", "")))
+    prompt = None if data is None else _mapping(data.settings, "data").get(_SYSTEM_PROMPT)
+    return {**own, _SYSTEM_PROMPT: prompt}
+
+
+def _read(
+    directory: Path, manifest: Manifest, settings: Mapping[str, object], model: str, step: int | None = None
+) -> Iterator[_Found]:
+    results = read_results(directory / RESULTS_FILE)
+    correct: dict[Cell, dict[str, int]] = {}
+    references: dict[Cell, dict[str, str]] = {}
+    for record in read_samples_of(directory):
+        of_cell = correct.setdefault((record.suite, record.decoding), {})
+        of_cell[record.uid] = of_cell.get(record.uid, 0) + record.correct
+        references.setdefault((record.suite, record.decoding), {})[record.uid] = record.ground_truth
+    for row in results.rows:
+        counts, golds = correct[row.suite, row.decoding], references[row.suite, row.decoding]
+        yield _Found(
+            model=(model, str(_mapping(settings, "evaluation").get("engine")), str(settings.get("dtype"))),
+            checkpoint=results.checkpoint if step is None else "rl",
+            step=step,
+            protocol=_protocol(settings, results, row.decoding),
+            column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, golds)),
+            cell=BoardCell(row, counts, manifest.key, manifest.ended),
+        )
+
+
+def _entries(found: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list[Entry]:
+    groups: dict[tuple[_Model, str], list[_Found]] = {}
+    of_models: dict[_Model, list[_Found]] = {}
+    for item in found:
+        groups.setdefault((item.model, item.protocol.key), []).append(item)
+        of_models.setdefault(item.model, []).append(item)
+
+    def uses_of(items: Iterable[_Found]) -> list[Use]:
+        keys = dict.fromkeys(item.cell.evaluation for item in items)
+        return [use for key in reversed(keys) for use in uses.get(key, ())]
+
+    def newest(items: Iterable[_Found]) -> dict[Column, BoardCell]:
+        cells: dict[Column, BoardCell] = {}
+        for item in items:  # the newest come first
+            cells.setdefault(item.column, item.cell)
+        return cells
+
+    # One name per model, independent of the protocols of its evaluations.
+    used = [uses_of(items) for items in of_models.values()]
+    names = [
+        name_row(using, items[0].checkpoint, items[0].step)
+        for using, items in zip(used, of_models.values(), strict=True)
+    ]
+    fallback = [", ".join(filter(None, (engine, dtype, digest[:8]))) for digest, engine, dtype in of_models]
+    name_of = dict(zip(of_models, tell_apart(names, used, fallback), strict=True))
+    return [
+        Entry(
+            name=name_of[model],
+            model=model[0],
+            protocol=items[0].protocol,
+            cells=newest(items),
+            runs=tuple(dict.fromkeys(use.run for use in uses_of(items))),
+        )
+        for (model, _), items in groups.items()
+    ]
+
+
+def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decoding: str) -> EvaluationProtocol:
+    evaluation = _mapping(of_stage, "evaluation")
+    sampling = _mapping(_mapping(evaluation, "decodings"), decoding)
+    shared = {name: value for name, value in evaluation.items() if name not in _APART}
+    settings = flatten(sampling) | flatten(shared)
+    grading = {f"grading.{name}": value for name, value in flatten(of_stage.get("grading")).items()}
+    if evaluation.get("template", _OWN_TEMPLATE) == _OWN_TEMPLATE:  # the other templates have their own system message
+        grading[f"data.{_SYSTEM_PROMPT}"] = json.dumps(of_stage.get(_SYSTEM_PROMPT))
+    text = _in_words(settings)
+    return EvaluationProtocol(decoding, settings | grading | {"confidence": str(results.confidence)}, text)
+
+
+def _in_words(settings: Mapping[str, str]) -> str:
+    """The protocol for a reader, without the number of responses, which columns name."""
+    left = {name: value for name, value in settings.items() if value not in _NOT_SET and name != "num_samples"}
+    temperature = float(left.pop("temperature"))
+    if float(left.get("top_p", 1)) == 1:
+        left.pop("top_p", None)
+    words = ["greedy decoding" if temperature == 0 else f"temperature {temperature:g}"]
+    if "max_response_tokens" in left:
+        words.append(f"up to {int(left.pop('max_response_tokens')):,} tokens a response")
+    if "template" in left:
+        left["template"] = template_label(left["template"])
+    words += [form.format(left.pop(name)) for name, form in _WORDS.items() if name in left]
+    return ", ".join([*words, *(f"{name} {value}" for name, value in left.items())])
+
+
+def _problems(settings: Mapping[str, object], suite: str, references: Mapping[str, str]) -> str:
+    evaluation = _mapping(settings, "evaluation")
+    own = [_mapping(evaluation, name).get(suite) for name in _OF_SUITES]
+    content = json.dumps([sorted(references.items()), [each for each in own if each is not None]], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+
+def _mapping(values: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = values.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,54 +355,61 @@ def build_board(
     return Board(tuple(_with_notes(tables)), tuple(published), tuple(left_out))
 
 
+def board_json(board: Board) -> str:
+    """All tables with every number unrounded, accuracies in [0, 1], for programs: what `leaderboard.json` holds."""
+    content = {
+        "tables": [
+            {
+                "protocol": dict(table.protocol.settings),
+                "decoding": table.protocol.decoding,
+                "confidence": table.confidence,
+                "columns": [asdict(column) for column in table.columns],
+                "rows": [_row_values(table, entry) for entry in table.rows],
+                "published": [_published_values(table, reference) for reference in table.references],
+            }
+            for table in board.tables
+        ],
+        "left_out": [{"directory": str(item.directory), "reason": item.reason} for item in board.left_out],
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
 def _table(entries: Sequence[Entry], published: Sequence[PublishedTable]) -> BoardTable:
     columns = tuple(dict.fromkeys(column for entry in entries for column in entry.cells))
-    protocol = entries[0].protocol
-    confidence = float(protocol.settings["confidence"])
+    shared = [column for column in columns if all(column in entry.cells for entry in entries)]
+    confidence = float(entries[0].protocol.settings["confidence"])
+
+    def own_mean(entry: Entry) -> float:
+        """Over the columns that all rows have; without common columns, over its own."""
+        return fmean(entry.cells[column].row.accuracy for column in shared or entry.cells)
+
     return BoardTable(
-        protocol=protocol,
+        protocol=entries[0].protocol,
         confidence=confidence,
         columns=columns,
-        rows=tuple(_ranked(entries, columns)),
+        rows=tuple(sorted(entries, key=own_mean, reverse=True)),
         leads=_leads(entries, columns, confidence),
         references=tuple(_references(columns, published)),
     )
 
 
-def _ranked(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Entry]:
-    """Sort rows by the mean over the columns that all rows have; without common columns, by the mean over their own."""
-    shared = [column for column in columns if all(column in entry.cells for entry in entries)]
-    return sorted(
-        entries, key=lambda entry: -fmean(entry.cells[column].row.accuracy for column in shared or entry.cells)
-    )
-
-
 def _leads(entries: Sequence[Entry], columns: Sequence[Column], confidence: float) -> dict[Column, Lead]:
     """The best row against the next in each column with at least two rows, at `confidence` for all columns jointly."""
-    pairs = {column: _first_two(entries, column) for column in columns}
-    shared = {column: pair for column, pair in pairs.items() if pair is not None}
-    paired = [_difference(best, following, column, confidence) for column, (best, following) in shared.items()]
-    adjusted = holm([result.p_value for result in paired])
+    found: dict[Column, tuple[Entry, Entry, PairedDifference]] = {}
+    for column in columns:
+        having = [entry for entry in entries if column in entry.cells]
+        best, *others = sorted(having, key=lambda entry: -entry.cells[column].row.accuracy)
+        if others:
+            after, before = (
+                [side.cells[column].correct[uid] / column.num_samples for uid in others[0].cells[column].correct]
+                for side in (best, others[0])
+            )
+            found[column] = best, others[0], compare_paired(before, after, column.num_samples, confidence)
+    adjusted = holm([result.p_value for *_, result in found.values()])
     return {
         column: Lead(best, following, BenchmarkComparison(column.suite, result, p, p < 1 - confidence))
-        for (column, (best, following)), result, p in zip(shared.items(), paired, adjusted, strict=True)
+        for (column, (best, following, result)), p in zip(found.items(), adjusted, strict=True)
     }
-
-
-def _first_two(entries: Sequence[Entry], column: Column) -> tuple[Entry, Entry] | None:
-    having = [entry for entry in entries if column in entry.cells]
-    ranked = sorted(having, key=lambda entry: -entry.cells[column].row.accuracy)
-    return (ranked[0], ranked[1]) if len(ranked) > 1 else None
-
-
-def _difference(best: Entry, following: Entry, column: Column, confidence: float) -> PairedDifference:
-    first, second = following.cells[column], best.cells[column]
-    problems = list(first.correct)
-    return compare_paired(_shares(first, problems), _shares(second, problems), column.num_samples, confidence)
-
-
-def _shares(cell: BoardCell, problems: Sequence[str]) -> list[float]:
-    return [cell.correct[uid] / cell.row.num_samples for uid in problems]
 
 
 def _references(columns: Sequence[Column], published: Sequence[PublishedTable]) -> list[Reference]:
@@ -159,3 +435,43 @@ def _with_notes(tables: Sequence[BoardTable]) -> list[BoardTable]:
         own = table.protocol.settings
         noted.append(replace(table, note=", ".join(f"{name}: {own.get(name, 'not set')}" for name in differing)))
     return noted
+
+
+def _row_values(table: BoardTable, entry: Entry) -> dict[str, object]:
+    mean = table.mean(entry)
+    return {
+        **asdict(entry.name),
+        "model": entry.model,
+        "runs": entry.runs,
+        "mean": None if mean is None else {"accuracy": mean.value, "interval": mean.interval},
+        "cells": [_cell_values(table, entry, column) for column in table.columns],
+    }
+
+
+def _cell_values(table: BoardTable, entry: Entry, column: Column) -> dict[str, object] | None:
+    """A cell in the order of the columns; null where the model was not evaluated."""
+    cell, lead = entry.cells.get(column), table.leads.get(column)
+    if cell is None:
+        return None
+    found = None
+    if lead is not None and lead.best is entry:
+        paired = lead.comparison.paired
+        found = {
+            "over": lead.next.name.text,
+            "difference": paired.difference.value,
+            "interval": paired.difference.interval,
+            "wins": paired.wins,
+            "ties": paired.ties,
+            "losses": paired.losses,
+            "p": paired.p_value,
+            "adjusted_p": lead.comparison.adjusted_p,
+            "is_clear": lead.is_clear,
+        }
+    own = {name: getattr(cell.row, name) for name in ("accuracy", "interval", "method")}
+    return {**own, "evaluation": cell.evaluation, "lead": found}
+
+
+def _published_values(table: BoardTable, reference: Reference) -> dict[str, object]:
+    paper = {name: getattr(reference.table, name) for name in ("title", "source", "model", "protocol")}
+    accuracies = [reference.accuracies.get(column) for column in table.columns]
+    return {"name": reference.row.name, **paper, "accuracies": accuracies}

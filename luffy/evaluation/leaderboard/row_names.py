@@ -1,7 +1,7 @@
 """Names of the rows of the leaderboard: the runs that made them, and the settings that distinguish them."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,8 +76,12 @@ def name_row(uses: Sequence[Use], checkpoint: str, step: int | None) -> RowName:
     if not uses:
         return RowName("", "", _checkpoint(checkpoint, {}, step))
     newest = uses[-1]
+    stages, method = newest.config.get("stages"), ""
+    _, *trained = nodes_providing("policy", stages if isinstance(stages, list) else ()) or [""]
+    if trained[-1:] == [newest.checkpoint]:
+        method = str(newest.config.get("method") or ("own objective" if newest.config.get("objective") else ""))
     experiments = ", ".join(dict.fromkeys(use.experiment for use in uses))
-    return RowName(experiments, _method(newest), _checkpoint(newest.checkpoint, newest.config, step))
+    return RowName(experiments, method, _checkpoint(newest.checkpoint, newest.config, step))
 
 
 def tell_apart(names: Sequence[RowName], uses: Sequence[Sequence[Use]], fallback: Sequence[str]) -> list[RowName]:
@@ -104,27 +108,14 @@ def flatten(values: object, prefix: str = "") -> dict[str, str]:
     return leaves
 
 
-def _records(workspace: Workspace) -> Iterable[tuple[dict[str, object], str]]:
+def _records(workspace: Workspace) -> Iterator[tuple[dict[str, object], str]]:
     for file in workspace.runs.glob(f"*/{RUN_FILE}"):
-        record = _read(file)
-        if record is not None and not is_discarded(file.parent):
+        try:
+            record = parse_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # half a record names nothing; the evaluation keeps its key for a name
+        if isinstance(record, dict) and not is_discarded(file.parent):
             yield record, file.parent.name
-
-
-def _read(file: Path) -> dict[str, object] | None:
-    try:
-        record = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # half a record names nothing; the evaluation keeps its key for a name
-    return record if isinstance(record, dict) else None
-
-
-def _method(use: Use) -> str:
-    stages = use.config.get("stages")
-    _, *trained = nodes_providing("policy", stages if isinstance(stages, list) else ()) or [""]
-    if trained[-1:] != [use.checkpoint]:
-        return ""
-    return str(use.config.get("method") or ("own objective" if use.config.get("objective") else ""))
 
 
 def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None) -> str:
@@ -133,15 +124,13 @@ def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None)
         path, served = model.get("path"), _section(model, "endpoint").get("name")
         if isinstance(served, str):
             return f"{served} (API)"
-        return _model(path) if isinstance(path, str) else checkpoint_name("base")
+        if not isinstance(path, str):
+            return checkpoint_name("base")
+        # The last part of a folder or hub id; of a stage's model its stage and key.
+        *before, name = Path(path).parts
+        return "/".join(before[-2:]) if name == _EXPORT_FOLDER and len(before) > 1 else name
     steps = step if step is not None else _section(config, "rl").get("steps") if checkpoint == "rl" else None
     return checkpoint_name(checkpoint) + (f" step {steps}" if steps is not None else "")
-
-
-def _model(path: str) -> str:
-    """The last part of a folder or hub id; of a stage's model its stage and key."""
-    *before, name = Path(path).parts
-    return "/".join(before[-2:]) if name == _EXPORT_FOLDER and len(before) > 1 else name
 
 
 def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:

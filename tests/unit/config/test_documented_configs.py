@@ -10,8 +10,7 @@ from installed import needs_smollm2
 
 from luffy.cli.main import main
 from luffy.config import available_presets, load_experiment
-from luffy.config.many_runs.comparison import load_comparison
-from luffy.config.many_runs.grid_experiment import load_grid
+from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import EXIT_OK
 
@@ -42,7 +41,7 @@ def test_the_tutorials_real_model_takes_the_place_of_the_embedded_one(tutorial: 
 
 
 def test_the_tutorials_comparison_gives_every_arm_its_budget(tutorial: Path) -> None:
-    runs = load_comparison(tutorial / "compare_mine.yaml").runs
+    runs = load_sweep(tutorial / "compare_mine.yaml").reported_runs()
     assert [(run.arm, run.seed) for run in runs[:3]] == [("luffy", 1), ("sft", 1), ("sft_then_rl", 1)]
     assert [run.config.rl.steps for run in runs[:3] if "rl" in run.config.stages and run.config.rl] == [24, 20]
 
@@ -50,13 +49,13 @@ def test_the_tutorials_comparison_gives_every_arm_its_budget(tutorial: Path) -> 
 def test_the_comparison_of_the_guide_loads(tmp_path: Path) -> None:
     text = next(text for text, name in _YAML.findall((DOCS / "evaluation.md").read_text()) if name == "compare_mine")
     (tmp_path / "compare_mine.yaml").write_text(text)
-    assert len(load_comparison(tmp_path / "compare_mine.yaml").runs) == 6
+    assert len(load_sweep(tmp_path / "compare_mine.yaml").reported_runs()) == 6
 
 
 def test_the_grid_of_the_guide_loads(tmp_path: Path) -> None:
     text = next(text for text, name in _YAML.findall((DOCS / "evaluation.md").read_text()) if name == "my_grid")
     (tmp_path / "my_grid.yaml").write_text(text)
-    assert len(load_grid(tmp_path / "my_grid.yaml").runs) == 9
+    assert len(load_sweep(tmp_path / "my_grid.yaml").reported_runs()) == 9
 
 
 def test_the_tuning_of_the_guide_is_that_of_a_shipped_comparison() -> None:
@@ -64,9 +63,9 @@ def test_the_tuning_of_the_guide_is_that_of_a_shipped_comparison() -> None:
     values = parse_scalar(
         next(text for text in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "select:" in text)
     )
-    shipped = load_comparison("compare_tuned")
+    shipped = load_sweep("compare_tuned")
     overrides = [f"grid={json.dumps(values['grid'])}", f"arms.sft.grid={json.dumps(values['arms']['sft']['grid'])}"]
-    assert load_comparison("compare_tuned", [*overrides, "select.random=3"]).candidates == shipped.candidates
+    assert load_sweep("compare_tuned", [*overrides, "select.random=3"]).candidates() == shipped.candidates()
 
 
 @pytest.mark.parametrize("name", available_presets("methods"))

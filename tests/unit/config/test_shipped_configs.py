@@ -6,8 +6,7 @@ import pytest
 from reference.taught_presets import teacher_overrides
 
 from luffy.config import available_presets, load_experiment
-from luffy.config.many_runs.comparison import load_comparison
-from luffy.config.many_runs.grid_experiment import load_grid
+from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.config.shipped import template_file
 from luffy.data.templates import prompt_opener
 from luffy.data.tokenizer import build_tokenizer
@@ -26,30 +25,30 @@ def test_every_experiment_loads(path):
 
 @pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
 def test_every_comparison_loads_with_all_its_runs(path):
-    comparison = load_comparison(path)
-    first = {each.arm: each for each in reversed(comparison.candidates)}
-    reported = comparison.reported_runs(first)
-    assert len(reported) == len(comparison.config.seeds) * len(comparison.config.arms)
-    assert comparison.num_runs == len({run.config.name for run in (*comparison.tuning_runs, *reported)})
-    assert comparison.config.name == path.stem
+    sweep = load_sweep(path, wanted="comparison")
+    tuning, reported = sweep.tuning_runs(), sweep.reported_runs()
+    assert len(reported) == len(sweep.design.seeds) * len(sweep.design.arms)
+    assert len(tuning) + len(reported) == len({run.config.name for run in (*tuning, *reported)})
+    assert sweep.design.name == path.stem
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_every_grid_loads_with_all_its_runs(path):
-    grid = load_grid(path)
-    assert len({run.config.name for run in grid.runs}) == len(grid.points) * len(grid.config.seeds)
-    assert grid.config.name == path.stem
+    grid = load_sweep(path, wanted="grid")
+    names = {run.config.name for run in grid.reported_runs()}
+    assert len(names) == len(grid.candidates()) * len(grid.design.seeds)
+    assert grid.design.name == path.stem
 
 
 def test_the_tuned_comparison_gives_each_of_six_arms_three_learning_rates_and_three_fresh_seeds():
-    tuned, untuned = (load_comparison(ROOT / f"compare_{name}.yaml") for name in ("tuned", "arithmetic"))
-    assert tuned.config.arms.keys() == untuned.config.arms.keys()
-    assert tuned.config.budget == untuned.config.budget
-    assert {len(tuned.candidates_of(arm)) for arm in tuned.config.arms} == {3}
-    assert {run.seed for run in tuned.tuning_runs} == {100}
-    assert set(tuned.config.seeds).isdisjoint(untuned.config.seeds) and len(tuned.config.seeds) == 3
-    assert {run.config.evaluation.only for run in tuned.tuning_runs} == {("validation",)}
-    assert tuned.shared.evaluation.only is None
+    tuned, untuned = (load_sweep(ROOT / f"compare_{name}.yaml") for name in ("tuned", "arithmetic"))
+    assert tuned.design.arms.keys() == untuned.design.arms.keys()
+    assert tuned.design.budget == untuned.design.budget
+    assert {len(tuned.candidates_of(arm)) for arm in tuned.design.arms} == {3}
+    assert {run.seed for run in tuned.tuning_runs()} == {100}
+    assert set(tuned.design.seeds).isdisjoint(untuned.design.seeds) and len(tuned.design.seeds) == 3
+    assert {run.config.evaluation.only for run in tuned.tuning_runs()} == {("validation",)}
+    assert tuned.common().evaluation.only is None
 
 
 @pytest.mark.parametrize("path", ROOT.glob("luffy_qwen2.5_math_*.yaml"), ids=lambda path: path.stem)

@@ -3,7 +3,7 @@
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.many_runs.comparison import is_comparison, load_comparison
+from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.config.shipped import expand_pattern, experiment_names
 from luffy.errors import ConfigError
 
@@ -16,8 +16,8 @@ def elsewhere(tmp_path, monkeypatch):
 
 def test_a_shipped_experiment_is_found_by_its_name():
     assert load_experiment("arithmetic", ["seed=5"]).seed == 5
-    assert load_comparison("compare_arithmetic").config.name == "compare_arithmetic"
-    assert (is_comparison("compare_arithmetic"), is_comparison("smoke")) == (True, False)
+    assert load_sweep("compare_arithmetic").design.name == "compare_arithmetic"
+    assert (kind_of_file("compare_arithmetic"), kind_of_file("smoke")) == ("comparison", "experiment")
 
 
 def test_a_file_wins_over_a_shipped_name(elsewhere):

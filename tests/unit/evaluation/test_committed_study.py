@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from luffy.cli.reproduction import effect_words
-from luffy.config.many_runs.study import load_study
-from luffy.evaluation.study.study_findings import find_effects
-from luffy.evaluation.study.study_results import read_study_results, result_files
+from luffy.cli.study_view import effect_words
+from luffy.config.many_runs.sweep_runs import load_sweep
+from luffy.evaluation.sweeps.sweep_findings import find
+from luffy.evaluation.sweeps.sweep_results import read_sweep_results, result_files
 from luffy.report.sweep_pages import study_figure, study_html, study_markdown
 
 FOLDER = Path(__file__).parents[3] / "docs" / "study"
@@ -51,19 +51,19 @@ OTHER_BASE = {
 
 @pytest.fixture(scope="module")
 def study():
-    return load_study(str(FOLDER / "design.yaml"))
+    return load_sweep(str(FOLDER / "design.yaml"))
 
 
 @pytest.fixture(scope="module")
 def results(study):
-    return read_study_results(result_files(study.path, study.config.name))
+    return read_sweep_results(result_files(study.path, study.design.name))
 
 
 @pytest.mark.parametrize("design", ["design.yaml", "styles_and_length.yaml"])
 def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(design):
-    study = load_study(str(FOLDER / design))
-    results = read_study_results(result_files(study.path, study.config.name))
-    findings, name = find_effects(study, results), study.config.name
+    study = load_sweep(str(FOLDER / design))
+    results = read_sweep_results(result_files(study.path, study.design.name))
+    findings, name = find(study, results), study.design.name
     made = {".html": study_html(findings, results), ".results.md": study_markdown(findings, results)}
     made[".svg"] = study_figure(findings)
     for suffix, text in made.items():
@@ -90,12 +90,12 @@ def test_accuracies_in_the_prose_are_the_mean_over_seeds_and_problems(results, p
 
 
 def test_the_effects_on_a_second_machine_are_those_of_its_committed_results(study, results):
-    again = find_effects(study, read_study_results(result_files(study.path, "second_machine")))
-    first = find_effects(study, results)
+    again = find(study, read_sweep_results(result_files(study.path, "second_machine")))
+    first = find(study, results)
     header, *rows = table_of("Run again on another machine")
     cells = [text.split("`")[1] for text in header[1::2]]
-    assert [row[0] for row in rows[1:]] == [f"`{arm}`" for arm in first.others]
-    for arm, row in zip(first.others, rows[1:], strict=True):
+    assert [row[0] for row in rows[1:]] == [f"`{arm}`" for arm in study.design.others]
+    for arm, row in zip(study.design.others, rows[1:], strict=True):
         expected = [effect_words(side.effect(cell, arm)) for cell in cells for side in (first, again)]
         assert row[1:] == expected, arm
 
@@ -108,7 +108,7 @@ def test_the_effects_on_a_second_machine_are_those_of_its_committed_results(stud
     ],
 )
 def test_accuracies_from_other_bases_are_those_of_their_committed_results(study, results_of, section, cells):
-    results = read_study_results(result_files(study.path, results_of))
+    results = read_sweep_results(result_files(study.path, results_of))
     header, _, *rows = table_of(section)
     arms = [text.strip("`").replace("base", "") for text in header[1:]]
     assert set(arms) >= set(ARMS)

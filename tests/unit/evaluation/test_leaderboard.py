@@ -10,8 +10,7 @@ from synthetic.evaluated_workspace import Verdict, first, write_evaluation, writ
 
 from luffy.cli.main import main
 from luffy.errors import ConfigError
-from luffy.evaluation.leaderboard.board import Board, build_board
-from luffy.evaluation.leaderboard.entries import read_entries
+from luffy.evaluation.leaderboard.board import Board, build_board, read_entries
 from luffy.evaluation.leaderboard.published import read_published
 from luffy.pipeline.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace

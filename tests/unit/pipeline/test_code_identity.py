@@ -117,6 +117,7 @@ STAGES_OF = {
     "environments": set(STAGE_KINDS) - {"base", "sft"},
     "evaluation/*": {"synthesize", "difficulty", "sample", "evaluate", "report", "sweep"},
     "evaluation/leaderboard": {"report"},
+    "evaluation/sweeps": {"report"},
     "grading": set(STAGE_KINDS) - {"base", "sft"},
     "objectives": {"base", "sft", "rl", "sweep"},
     "report": {"report"},

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.many_runs.comparison import is_comparison, load_comparison
+from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline import gpus
 from luffy.pipeline.resources import check_resources, detected_gpus_gib, find_resources
@@ -101,8 +101,8 @@ def test_sft_on_all_ranks_fits_where_a_single_rank_would_not(driver):
 
 def test_every_arm_of_the_papers_comparison_fits_a_node_of_eight(driver):
     driver(cards(*[81559] * 8))
-    comparison = load_comparison(CONFIGS / "compare_qwen2.5_math_7b.yaml")
-    found = {name: find_resources(comparison.runs_of(name)[0].config) for name in comparison.config.arms}
+    arms = load_sweep(CONFIGS / "compare_qwen2.5_math_7b.yaml").candidates()
+    found = {each.arm: find_resources(each.config) for each in arms}
     assert {name: resources.complaints for name, resources in found.items()} == dict.fromkeys(found, ())
     in_sft = {name for name, resources in found.items() if any(gpu.name == "GPU in SFT" for gpu in resources.gpus)}
     assert in_sft == {"sft", "sft_then_rl", "sft_then_luffy"}
@@ -301,8 +301,7 @@ def test_the_table_of_the_documentation_has_the_estimates(driver):
     assert set(rows) == {path.stem for path in CONFIGS.glob("*qwen*.yaml")}
     for name, (number, *cells) in rows.items():
         file = CONFIGS / f"{name}.yaml"
-        comparison = load_comparison(file) if is_comparison(file) else None
-        arms = [comparison.runs_of(arm)[0].config for arm in comparison.config.arms] if comparison else []
+        arms = [each.config for each in load_sweep(file).candidates()] if kind_of_file(file) == "comparison" else []
         kinds = [gpu for config in arms or [load_experiment(file)] for gpu in find_resources(config).gpus]
         found = {kind: {f"{gpu.total_gib:.1f}" for gpu in kinds if gpu.name == kind} or {"-"} for kind in KINDS}
         assert found == {kind: {cell} for kind, cell in zip(KINDS, cells, strict=True)}

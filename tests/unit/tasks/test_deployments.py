@@ -14,8 +14,7 @@ from prefect.utilities.templating import apply_values
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.config.form import experiment_of_form, form_of_file
-from luffy.config.many_runs.comparison import load_comparison
-from luffy.config.many_runs.grid_experiment import load_grid
+from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 
@@ -53,8 +52,8 @@ def refusals(schema, values):
 def test_a_deployment_can_be_run_as_it_is(deployment):
     name = deployment["entrypoint"].rpartition(".")[2]
     parameters = flow_of(deployment).validate_parameters(deployment["parameters"])
-    load = {"compare_methods": load_comparison, "run_grid": load_grid}.get(name, load_experiment)
-    assert load(parameters["config_file"], parameters["overrides"])
+    load = load_sweep if name == "run_sweep" else load_experiment
+    assert load(parameters["config_file"], parameters.get("overrides") or [])
     assert deployment["work_pool"]["name"] == "luffy"
 
 

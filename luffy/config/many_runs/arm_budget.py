@@ -8,8 +8,15 @@ from typing import NoReturn
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.group import DynamicSampling
 from luffy.config.load import chain_stages, load_experiment
-from luffy.config.many_runs.comparison_config import ArmConfig, BudgetConfig, ComparisonConfig
-from luffy.config.many_runs.grid import Grid, GridPoint, draw_points, grid_points
+from luffy.config.many_runs.sweep_design import (
+    ArmConfig,
+    BudgetConfig,
+    Grid,
+    GridPoint,
+    SweepDesign,
+    draw_points,
+    grid_points,
+)
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
@@ -19,11 +26,10 @@ _SEEDED = ("seed", "sample.seed", "sft.seed", "rl.seed")
 _SHARED = ("data", "model", "base", "evaluation", "grading", "synthesize", "difficulty")
 _NAMED = ("name", "chain", "method", "stages")
 _REASONS = {
-    "budget": "it would change the budget; set the budget of the comparison",
-    "seeds": "the comparison's seeds decide it",
-    "shared": "all arms share it, so that their stages run once; override it for all of them",
-    "equal": "it must be the same in all arms; override it for all of them",
-    "named": "the arm's chain and method, and the comparison's name, decide it",
+    **dict.fromkeys(_BUDGETED, "it would change the budget; set the budget of the comparison"),
+    **dict.fromkeys(_SEEDED, "the comparison's seeds decide it"),
+    **dict.fromkeys(_SHARED, "all arms share it, so that their stages run once; override it for all of them"),
+    **dict.fromkeys(_NAMED, "the arm's chain and method, and the comparison's name, decide it"),
 }
 _ANY_LENGTH = 10**6
 
@@ -42,21 +48,20 @@ class ArmPlan:
         raise ConfigError(f"{self.where}: arms.{self.name}: {text}")
 
 
-def check_shared_overrides(comparison: ComparisonConfig, where: str) -> None:
+def check_shared_overrides(design: SweepDesign, where: str) -> None:
     """Raise ConfigError for an override of all arms that the comparison itself decides."""
-    _refuse_fixed(_keys(comparison.overrides), (*_BUDGETED, *_SEEDED[1:], *_NAMED), where, "overrides")
+    _refuse_fixed(design.overrides, (*_BUDGETED, *_SEEDED[1:], *_NAMED), where, "overrides")
 
 
 def check_grid(grid: Grid | None, where: str) -> None:
     """Raise ConfigError for a key that the comparison decides, or that all arms share."""
-    equal = tuple(_EQUAL)
-    _refuse_fixed(tuple(grid or ()), (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED, *equal), where, "grid")
+    _refuse_fixed(tuple(grid or ()), (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED, *_EQUAL), where, "grid")
 
 
-def points_of_arms(comparison: ComparisonConfig, arms: Sequence[ArmPlan]) -> dict[str, tuple[GridPoint, ...]]:
+def points_of_arms(design: SweepDesign, arms: Sequence[ArmPlan]) -> dict[str, tuple[GridPoint, ...]]:
     """The points that each arm tries, equally many; ConfigError where that cannot be."""
-    select = comparison.select
-    points = {arm.name: grid_points(arm.config.grid or comparison.grid) for arm in arms}
+    select = design.select
+    points = {arm.name: grid_points(arm.config.grid or design.grid) for arm in arms}
     if select is not None and select.random is not None:
         for arm in arms:
             if len(points[arm.name]) < select.random:
@@ -73,17 +78,19 @@ def points_of_arms(comparison: ComparisonConfig, arms: Sequence[ArmPlan]) -> dic
     return points
 
 
-def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point: GridPoint) -> ExperimentConfig:
+def load_arm(arm: ArmPlan, design: SweepDesign, experiment: Path, point: GridPoint) -> ExperimentConfig:
     """An arm's experiment at `point`, sized to the budget; its seeds are still those of the file."""
     where = f"{arm.where}: arms.{arm.name}"
-    _refuse_fixed(_keys(arm.config.overrides), (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED), where, "overrides")
+    _refuse_fixed(arm.config.overrides, (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED), where, "overrides")
     stages = chain_stages(arm.config.chain, experiment, where)
-    named = [f"name={comparison.name}.{arm.name}", f"chain={arm.config.chain}", f"method={arm.config.method}"]
-    overrides = [*comparison.overrides, *arm.config.overrides, *point.overrides, *named]
+    named = [f"name={design.name}.{arm.name}", f"chain={arm.config.chain}", f"method={arm.config.method}"]
+    overrides = [*design.overrides, *arm.config.overrides, *point.overrides, *named]
     # How many steps an arm's share of the budget makes depends on the rest of its experiment.
     unmeasured = load_experiment(experiment, [*overrides, *_lengths(stages, _ANY_LENGTH, _ANY_LENGTH)], given_at=where)
-    _check_training(arm, unmeasured)
-    budget = comparison.budget
+    if not {"sft", "rl"} & {*unmeasured.stages}:
+        arm.refuse(f"chain {arm.config.chain} trains nothing: there is nothing to compare")
+    budget = design.budget
+    assert budget is not None
     lengths = (
         _lengths_by_tokens(arm, budget, unmeasured) if budget.tokens else _lengths_by_steps(arm, budget, unmeasured)
     )
@@ -93,12 +100,6 @@ def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point
 def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
     sft = ["sft.epochs=null", f"sft.steps={sft_steps}"] if "sft" in stages else []
     return [*sft, f"rl.steps={rl_steps}"] if "rl" in stages else sft
-
-
-def _check_training(arm: ArmPlan, config: ExperimentConfig) -> None:
-    """Refuse a chain that trains nothing."""
-    if not {"sft", "rl"} & {*config.stages}:
-        arm.refuse(f"chain {arm.config.chain} trains nothing: there is nothing to compare")
 
 
 def _check_share(arm: ArmPlan, config: ExperimentConfig, name: str, share: int | None) -> None:
@@ -229,61 +230,47 @@ def _steps_of_rollouts(arm: ArmPlan, rollouts: int, config: ExperimentConfig) ->
     return rollouts // a_step
 
 
-def _keys(overrides: Sequence[str]) -> list[str]:
-    return [text.partition("=")[0] for text in overrides]
-
-
-def _refuse_fixed(keys: Sequence[str], fixed: Sequence[str], where: str, what: str) -> None:
+def _refuse_fixed(overrides: Sequence[str], fixed: Sequence[str], where: str, what: str) -> None:
     """What belongs to the comparison cannot be an arm's own, in whole or in part."""
-    for key in keys:
+    for key in (text.partition("=")[0] for text in overrides):
         hit = next((name for name in fixed if f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.")), "")
         if hit and key not in ("sample", "sft", "rl"):
-            raise ConfigError(f"{where}: {what}: {key} cannot be overridden here: {_REASONS[_kind_of(hit)]}")
+            reason = _REASONS.get(hit, "it must be the same in all arms; override it for all of them")
+            raise ConfigError(f"{where}: {what}: {key} cannot be overridden here: {reason}")
         if hit:
             raise ConfigError(f"{where}: {what}: give the fields of {key} one by one ({key}.FIELD=VALUE)")
 
 
-def _kind_of(name: str) -> str:
-    kinds = {"budget": _BUDGETED, "seeds": _SEEDED, "shared": _SHARED, "named": _NAMED, "equal": _EQUAL}
-    return next(kind for kind, names in kinds.items() if name in names)
-
-
 def check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, ArmPlan]) -> None:
     """Refuse arms that differ in what must be equal, wherever the difference comes from."""
-    first = next(iter(loaded))
     for field, value_of in _EQUAL.items():
-        values = {name: value_of(config) for name, config in loaded.items()}
-        _refuse_difference(field, {name: value for name, value in values.items() if value is not None}, arms)
+        values = {
+            name: value_of(config.rl, config.objective)
+            for name, config in loaded.items()
+            if "rl" in config.stages and config.rl is not None and config.objective is not None
+        }
+        other = next((name for name, value in values.items() if value != next(iter(values.values()))), None)
+        if other is not None:
+            first, expected = next(iter(values.items()))
+            arms[other].refuse(
+                f"{field} is {values[other]}, and that of arm {first} {expected}: an RL step must take the same"
+            )
+    first = next(iter(loaded))
     for section in ("seed", "cluster", *_SHARED[:-1]):
-        other = next((name for name in loaded if getattr(loaded[name], section) != getattr(loaded[first], section)), "")
-        if other:
+        other = next(
+            (name for name in loaded if getattr(loaded[name], section) != getattr(loaded[first], section)), None
+        )
+        if other is not None:
             arms[other].refuse(f"{section} is not that of arm {first}; what all arms share cannot differ")
 
 
-def _refuse_difference(field: str, values: Mapping[str, object], arms: Mapping[str, ArmPlan]) -> None:
-    if not values:
-        return
-    first, expected = next(iter(values.items()))
-    for name, value in values.items():
-        if value != expected:
-            arms[name].refuse(f"{field} is {value}, and that of arm {first} {expected}: an RL step must take the same")
-
-
-def _of_rl(get: Callable[[RLConfig], object]) -> Callable[[ExperimentConfig], object]:
-    return lambda config: get(config.rl) if config.rl is not None and "rl" in config.stages else None
-
-
-def _of_objective(get: Callable[[ObjectiveConfig], object]) -> Callable[[ExperimentConfig], object]:
-    return lambda config: get(config.objective) if config.objective is not None and "rl" in config.stages else None
-
-
-_EQUAL: Mapping[str, Callable[[ExperimentConfig], object]] = {
-    "rl.prompts_per_step": _of_rl(lambda rl: rl.prompts_per_step),
-    "rl.prompts_per_update": _of_rl(lambda rl: rl.prompts_per_update or rl.prompts_per_step),
-    "rl.passes": _of_rl(lambda rl: rl.passes),
-    "rl.max_response_tokens": _of_rl(lambda rl: rl.max_response_tokens),
-    "rl.stop": _of_rl(lambda rl: rl.stop),
-    "rl.temperature": _of_rl(lambda rl: rl.temperature),
-    "objective.group.size": _of_objective(lambda objective: objective.group.size),
+_EQUAL: Mapping[str, Callable[[RLConfig, ObjectiveConfig], object]] = {
+    "rl.prompts_per_step": lambda rl, _: rl.prompts_per_step,
+    "rl.prompts_per_update": lambda rl, _: rl.prompts_per_update or rl.prompts_per_step,
+    "rl.passes": lambda rl, _: rl.passes,
+    "rl.max_response_tokens": lambda rl, _: rl.max_response_tokens,
+    "rl.stop": lambda rl, _: rl.stop,
+    "rl.temperature": lambda rl, _: rl.temperature,
+    "objective.group.size": lambda _, objective: objective.group.size,
 }
-"""What an RL step takes; None for an arm without RL."""
+"""What an RL step takes."""

@@ -1,4 +1,4 @@
-"""The finished results of a study as two small parquet files beside its design.
+"""The results of many runs as two tables, which a study keeps as two small parquet files beside its design.
 
 `NAME.results.parquet` has a row for each run, suite and measure (what a run has spent has no suite);
 `NAME.outcomes.parquet` a row for each run, suite and decoding, with the number of correct responses to every problem.
@@ -6,14 +6,15 @@ The page, figures and tables are made from these two files and the design alone.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from luffy.config.many_runs.study import CellRun, Study
+from luffy.config.many_runs.sweep_design import GridPoint
+from luffy.config.many_runs.sweep_runs import Sweep
 from luffy.errors import DataError
-from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
-from luffy.evaluation.study.study_progress import StudyProgress
+from luffy.evaluation.finished import CheckpointScores
+from luffy.evaluation.sweeps.run_results import RunResult
 from luffy.files import replacing
 
 REPORTED, TRIED, BASE = "reported", "tried", "base"
@@ -73,16 +74,16 @@ class OutcomeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class StudyResults:
-    """The content of both files, sorted."""
+class SweepResults:
+    """The content of both files, where they are sorted."""
 
     measures: tuple[MeasureRow, ...]
     outcomes: tuple[OutcomeRow, ...]
 
-    def of_cells(self, cells: Iterable[str]) -> "StudyResults":
+    def of_cells(self, cells: Iterable[str]) -> "SweepResults":
         """The reported runs and the base of some cells, without what differs from machine to machine."""
         wanted = set(cells)
-        return StudyResults(
+        return SweepResults(
             tuple(
                 row for row in self.measures if row.cell in wanted and row.role != TRIED and row.measure not in TIMED
             ),
@@ -95,17 +96,17 @@ class StudyResults:
         measured = (row.place for row in self.measures if row.measure not in TIMED)
         return frozenset((*measured, *(row.place for row in self.outcomes)))
 
-    def at(self, places: Collection[tuple[str, ...]]) -> "StudyResults":
+    def at(self, places: Collection[tuple[str, ...]]) -> "SweepResults":
         """The rows at some places."""
-        return StudyResults(
+        return SweepResults(
             tuple(row for row in self.measures if row.place in places),
             tuple(row for row in self.outcomes if row.place in places),
         )
 
-    def in_design(self, study: Study) -> "StudyResults":
+    def in_design(self, sweep: Sweep) -> "SweepResults":
         """The rows of cells and arms that the study has."""
-        cells, arms = study.cells, ("", *study.config.arms)
-        return StudyResults(
+        cells, arms = sweep.cells, ("", *sweep.design.arms)
+        return SweepResults(
             tuple(row for row in self.measures if row.cell in cells and row.arm in arms),
             tuple(row for row in self.outcomes if row.cell in cells and row.arm in arms),
         )
@@ -119,11 +120,11 @@ class StudyResults:
                 found.setdefault(row.cell, {})[row.arm] = row.point
         return found
 
-    def chosen_for(self, study: Study, cells: Iterable[str]) -> dict[str, dict[str, int]]:
+    def chosen_for(self, sweep: Sweep, cells: Iterable[str]) -> dict[str, dict[str, int]]:
         """The points that `cells` reported, by the cell that tuned them and arm."""
         found: dict[str, dict[str, int]] = {}
         for cell in cells:
-            found.setdefault(study.tuned_cell(cell) or cell, {}).update(self.chosen.get(cell, {}))
+            found.setdefault(sweep.tuned_cell(cell) or cell, {}).update(self.chosen.get(cell, {}))
         return found
 
 
@@ -132,38 +133,26 @@ def result_files(design: Path, name: str) -> tuple[Path, Path]:
     return design.parent / f"{name}.results.parquet", design.parent / f"{name}.outcomes.parquet"
 
 
-def collect_results(study: Study, progress: StudyProgress, cells: Iterable[str]) -> StudyResults:
-    """Everything that is finished of some cells."""
-    cells = tuple(cells)
-    runs = [*study.tuning_runs(cells), *study.reported_runs(cells, progress.chosen(cells))]
-    return collect_runs(runs, progress)
+def run_rows(cell: str, role: str, arm: str, point: GridPoint, result: RunResult) -> SweepResults:
+    """The rows of a finished run."""
+    place = MeasureRow(cell, role, arm, point.number, point.text, result.seed, "", "", "", 0.0)
+    return _rows(place, result.evaluation, result.costs.values())
 
 
-def collect_runs(runs: Iterable[CellRun], progress: StudyProgress) -> StudyResults:
-    """The results of those of `runs` that are finished."""
-    measures, outcomes, bases = list[MeasureRow](), list[OutcomeRow](), set[str]()
-    for planned in runs:
-        if (finished := progress.finished(planned)) is None:
-            continue
-        seed, run = finished.read(), planned.run
-        role = TRIED if planned.is_tuning else REPORTED
-        row = MeasureRow(
-            planned.cell, role, run.arm, planned.point.number, planned.point.text, run.seed, "", "", "", 0.0
-        )
-        measures += _measures(row, seed.evaluation, seed.costs.values())
-        outcomes += _outcomes(row, seed.evaluation)
-        if not planned.is_tuning and planned.cell not in bases:
-            bases.add(planned.cell)
-            base, scores = (
-                MeasureRow(planned.cell, BASE, "", 0, "", 0, "", "", "", 0.0),
-                read_scores(finished.stages["evaluate_base"]),
-            )
-            measures += _measures(base, scores, {})
-            outcomes += _outcomes(base, scores)
-    return StudyResults(tuple(sorted(measures)), tuple(sorted(outcomes)))
+def base_rows(cell: str, scores: CheckpointScores) -> SweepResults:
+    """The rows of the policy that all arms of a cell start from."""
+    return _rows(MeasureRow(cell, BASE, "", 0, "", 0, "", "", "", 0.0), scores, {})
 
 
-def write_results(results: StudyResults, files: tuple[Path, Path]) -> None:
+def together(parts: Iterable[SweepResults]) -> SweepResults:
+    """The rows of all parts, in their order."""
+    parts = list(parts)
+    return SweepResults(
+        tuple(row for part in parts for row in part.measures), tuple(row for part in parts for row in part.outcomes)
+    )
+
+
+def write_results(results: SweepResults, files: tuple[Path, Path]) -> None:
     """Write both files; the same results give the same bytes with the same version of pyarrow."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -175,7 +164,7 @@ def write_results(results: StudyResults, files: tuple[Path, Path]) -> None:
             pq.write_table(table, file, compression="zstd")
 
 
-def read_study_results(files: tuple[Path, Path]) -> StudyResults:
+def read_sweep_results(files: tuple[Path, Path]) -> SweepResults:
     """The content of both files; DataError where they are missing or hold something else."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -196,10 +185,10 @@ def read_study_results(files: tuple[Path, Path]) -> StudyResults:
         )
     except (TypeError, KeyError) as error:
         raise DataError(f"{files[0]}: holds no results of a study ({error})") from None
-    return StudyResults(measures, outcomes)
+    return SweepResults(measures, outcomes)
 
 
-def joined_results(before: StudyResults, found: StudyResults) -> StudyResults:
+def joined_results(before: SweepResults, found: SweepResults) -> SweepResults:
     """The runs of both, taking those that both have from `before`: machines that share a study each add their runs.
 
     Raises DataError where a run of both has different results, or an arm of a cell different tuned values.
@@ -213,10 +202,10 @@ def joined_results(before: StudyResults, found: StudyResults) -> StudyResults:
         raise DataError(difference)
     measures = {row.place: row for row in (*found.measures, *before.measures)}
     outcomes = {row.place: row for row in (*found.outcomes, *before.outcomes)}
-    return StudyResults(tuple(sorted(measures.values())), tuple(sorted(outcomes.values())))
+    return SweepResults(tuple(sorted(measures.values())), tuple(sorted(outcomes.values())))
 
 
-def first_difference(committed: StudyResults, again: StudyResults) -> str | None:
+def first_difference(committed: SweepResults, again: SweepResults) -> str | None:
     """Where two sets of results first differ, in a line; None where they are equal bit for bit."""
     pairs = (
         ({row.place: row.value for row in committed.measures}, {row.place: row.value for row in again.measures}),
@@ -242,38 +231,27 @@ def _short(value: object) -> str:
     return repr(value)
 
 
-def _measures(row: MeasureRow, scores: CheckpointScores, costs: Mapping[str, float | None]) -> Iterator[MeasureRow]:
-    own = asdict(row)
-    for name, value in costs.items():
-        if value is not None:
-            yield MeasureRow(**{**own, "measure": name, "value": float(value)})
+def _rows(place: MeasureRow, scores: CheckpointScores, costs: Mapping[str, float | None]) -> SweepResults:
+    measures = [replace(place, measure=name, value=float(cost)) for name, cost in costs.items() if cost is not None]
+    outcomes = []
     for each in scores.results.rows:
-        measured = {
-            "accuracy": each.accuracy,
-            "mean_tokens": each.mean_tokens,
-            "truncated_share": each.truncated_share,
-            "no_answer_share": each.no_answer_share,
-        }
-        for name, value in measured.items():
-            place = {"suite": each.suite, "decoding": each.decoding, "measure": name}
-            yield MeasureRow(**{**own, **place, "value": float(value)})
-
-
-def _outcomes(row: MeasureRow, scores: CheckpointScores) -> Iterator[OutcomeRow]:
-    for each in scores.results.rows:
+        on_suite = replace(place, suite=each.suite, decoding=each.decoding)
+        for name in ("accuracy", "mean_tokens", "truncated_share", "no_answer_share"):
+            measures.append(replace(on_suite, measure=name, value=float(getattr(each, name))))
         correct = scores.correct[each.suite, each.decoding]
         uids = sorted(correct)
-        digest = hashlib.sha256("\n".join(uids).encode()).hexdigest()[:16]
-        counts = tuple(correct[uid] for uid in uids)
-        yield OutcomeRow(
-            row.cell,
-            row.role,
-            row.arm,
-            row.point,
-            row.seed,
-            each.suite,
-            each.decoding,
-            digest,
-            each.num_samples,
-            counts,
+        outcomes.append(
+            OutcomeRow(
+                cell=place.cell,
+                role=place.role,
+                arm=place.arm,
+                point=place.point,
+                seed=place.seed,
+                suite=each.suite,
+                decoding=each.decoding,
+                problems=hashlib.sha256("\n".join(uids).encode()).hexdigest()[:16],
+                num_samples=each.num_samples,
+                correct=tuple(correct[uid] for uid in uids),
+            )
         )
+    return SweepResults(tuple(measures), tuple(outcomes))

@@ -1,0 +1,367 @@
+"""Contents of the YAML file of many runs: a grid, a comparison of methods, or a study of many cells.
+
+Without `arms` it is a grid, with `arms` a comparison, with `axes` too a study (`luffy.config.file_kind`).
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationInfo,
+    model_validator,
+)
+
+from luffy.config.evaluation import VALIDATION
+from luffy.config.load import FileKind
+from luffy.config.strict import StrictModel, is_none
+from luffy.config.yaml_source import flow_yaml
+from luffy.seeds import derive_seed
+
+CENTRE = "centre"
+"""Name of the cell in which every axis has its centre level, and of the only cell without axes."""
+_OF_GRIDS = {"name", "experiment", "overrides", "seeds", "workers", "grid"}
+_OF_COMPARISONS = {*_OF_GRIDS, "reference", "budget", "select", "arms"}
+_NEEDED: Mapping[FileKind, tuple[str, ...]] = {
+    "grid": ("grid",),
+    "comparison": ("reference", "budget", "arms"),
+    "study": ("reference", "budget", "arms", "axes", "seeds_elsewhere", "primary"),
+}
+
+
+def _each_once(values: tuple[JsonValue, ...]) -> tuple[JsonValue, ...]:
+    seen = set[str]()
+    for value in values:
+        if (text := json.dumps(value, sort_keys=True)) in seen:
+            raise ValueError(f"{text} is listed twice; give each value once")
+        seen.add(text)
+    return values
+
+
+def _seeds_once(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("give each seed once")
+    return seeds
+
+
+_Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
+_DashedName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+_Seeds = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_seeds_once)]
+_GridValues = Annotated[tuple[JsonValue, ...], Field(min_length=1), AfterValidator(_each_once)]
+Grid = Annotated[dict[str, _GridValues], Field(min_length=1)]
+"""Values to try by `key.path`; every combination of them is a point."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridPoint:
+    """One value for each key of a grid."""
+
+    number: int
+    """Place in the grid, from 1; the values of the last key change fastest."""
+    values: tuple[tuple[str, JsonValue], ...]
+
+    @property
+    def overrides(self) -> list[str]:
+        """The values as `key.path=value`."""
+        return [f"{key}={flow_yaml(value)}" for key, value in self.values]
+
+    @property
+    def text(self) -> str:
+        """The values for display; empty without a key."""
+        return ", ".join(f"{key}={value_text(value)}" for key, value in self.values)
+
+
+def value_text(value: JsonValue) -> str:
+    """A value as people write it: `0.0004`, `cosine`, `{kind: constant}`."""
+    return f"{value:g}" if isinstance(value, float) else flow_yaml(value)
+
+
+def grid_points(grid: Grid | None) -> tuple[GridPoint, ...]:
+    """Every combination, the values of the last key changing fastest; one empty point without a grid."""
+    combinations = itertools.product(*(grid or {}).values())
+    return tuple(
+        GridPoint(number, tuple(zip(grid or {}, values, strict=True)))
+        for number, values in enumerate(combinations, start=1)
+    )
+
+
+def draw_points(points: Sequence[GridPoint], number: int, seed: int) -> tuple[GridPoint, ...]:
+    """`number` of the points, in their order; equal grids get equal draws. Needs at least as many."""
+    drawn = sorted(points, key=lambda point: derive_seed(seed, "grid", point.text))[:number]
+    return tuple(sorted(drawn, key=lambda point: point.number))
+
+
+class BudgetConfig(StrictModel):
+    """How much every arm learns: exactly one of `optimizer_steps`, `rollouts` and `tokens`."""
+
+    optimizer_steps: PositiveInt | None = None
+    """Optimizer steps after the base policy, those of SFT (in all of its rounds) and of RL together."""
+    rollouts: PositiveInt | None = None
+    """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
+    tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    """Tokens sampled and response tokens learned from, those of SFT and of RL together, so that a cheap method makes
+    more steps. An arm ends after the step that reaches the number."""
+    max_optimizer_steps: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    """With `tokens`: an arm that has not reached them ends after this many optimizer steps of SFT, or of RL."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "BudgetConfig":
+        if [self.optimizer_steps, self.rollouts, self.tokens].count(None) != 2:
+            raise ValueError("give exactly one of optimizer_steps, rollouts and tokens")
+        if self.tokens is not None and self.max_optimizer_steps is None:
+            raise ValueError("max_optimizer_steps: missing; tokens needs it, for an arm that spends too few")
+        if self.tokens is None and self.max_optimizer_steps is not None:
+            raise ValueError("max_optimizer_steps has no effect without tokens; remove it")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The budget in words."""
+        if self.tokens is not None:
+            return f"{self.tokens:,} tokens"
+        return f"{self.rollouts} rollouts" if self.rollouts is not None else f"{self.optimizer_steps} optimizer steps"
+
+
+class SelectConfig(StrictModel):
+    """How each arm's values are chosen: by runs of every point, evaluated on nothing that is reported.
+
+    Every arm gets equally many points.
+    """
+
+    on: str = VALIDATION
+    """`validation`: the prompts that `data.validation_prompts` holds out; or a suite of the experiment, which is then
+    not reported. A study chooses on the validation split."""
+    seeds: _Seeds
+    """Seeds of the runs that are chosen from; none of them is reported."""
+    decoding: str | None = None
+    """The decoding whose accuracy, mean over seeds and problems, decides; None: the experiment's first."""
+    random: PositiveInt | None = None
+    """Number of points sampled from each arm's grid, by the first of `seeds`; None: all points."""
+
+
+class ArmConfig(StrictModel):
+    """An arm: a chain, a method and overrides."""
+
+    chain: str
+    """A preset of `exp_configs/chains/`."""
+    method: str
+    """A preset of `exp_configs/methods/`; in a chain with RL, the method of RL."""
+    sft_steps: PositiveInt | None = None
+    """Optimizer steps of SFT, in all of its rounds, where RL follows; None: the chain has no SFT before RL, or
+    `sft_tokens` sets it."""
+    sft_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    """The share of `budget.tokens` that SFT learns from where RL follows."""
+    overrides: tuple[str, ...] = ()
+    """`key.path=value`, for this arm alone."""
+    grid: Grid | None = None
+    """Values to try, by key; None: those of the file's own `grid`."""
+
+
+class LevelConfig(StrictModel):
+    """One value of an axis."""
+
+    label: str
+    """Its name in tables and figures."""
+    overrides: tuple[str, ...] = ()
+    """`key.path=value`, for all arms; empty: the level is the experiment's own value."""
+    budget: BudgetConfig | None = None
+    """None: the study's."""
+    sft_steps: PositiveInt | None = None
+    """Steps of SFT in the arms that have SFT before RL; None: each arm's own `sft_steps`."""
+
+
+class AxisConfig(StrictModel):
+    """An axis of a study: a setting that is varied while the other axes stay at the centre."""
+
+    title: str
+    centre: _Name
+    """The level at the centre."""
+    levels: dict[_Name, LevelConfig] = Field(min_length=2)
+    """The levels, in the order of figures."""
+
+    @model_validator(mode="after")
+    def _centre_exists(self) -> "AxisConfig":
+        if self.centre not in self.levels:
+            raise ValueError(f"centre: no level is called {self.centre!r}; there are {', '.join(self.levels)}")
+        return self
+
+
+class PrimaryConfig(StrictModel):
+    """The measure of the planned tests."""
+
+    suite: str
+    decoding: str
+
+
+class PlannedConfig(StrictModel):
+    """Planned tests: each of `arms` against the reference in each of `cells`, on the primary measure."""
+
+    cells: tuple[_DashedName, ...] = Field(min_length=1)
+    arms: tuple[str, ...] = Field(min_length=1)
+
+
+class SweepDesign(StrictModel):
+    """Many runs of one experiment: a grid, a comparison (`arms`), or a study (`arms` and `axes`)."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    experiment: str
+    """YAML file of the experiment that all runs start from: a path relative to this folder, or a shipped name."""
+    overrides: tuple[str, ...] = ()
+    """`key.path=value`, for all runs; a level's overrides come after them."""
+    seeds: _Seeds
+    """Seeds of everything after the base: order of prompts, choice of traces, responses. Data, base and evaluation keep
+    the experiment's seed. In a study, the reported seeds at the centre."""
+    workers: PositiveInt = 1
+    """Number of concurrent runs. Affects their time, never their results."""
+    grid: Grid | None = None
+    """A grid: values by `key.path`, every combination is a point. Else: values to try for every arm that has no grid of
+    its own."""
+    reference: str = ""
+    """The arm that all others are tested against."""
+    budget: BudgetConfig | None = None
+    """How much every arm learns."""
+    select: SelectConfig | None = None
+    """How each arm's values are chosen from its grid; None: nothing is tuned."""
+    arms: dict[_DashedName, ArmConfig] = Field(default_factory=dict, min_length=2)
+    """The methods that are compared."""
+    seeds_elsewhere: Annotated[tuple[NonNegativeInt, ...], AfterValidator(_seeds_once)] = ()
+    """Of a study: reported seeds in every cell but the centre."""
+    tuned_at: Literal["centre", "cell"] = "centre"
+    """Of a study. `centre`: values are chosen there and hold in every cell; `cell`: every cell tunes its own."""
+    axes: dict[_Name, AxisConfig] = Field(default_factory=dict, min_length=1)
+    """What a study varies."""
+    interactions: dict[_DashedName, dict[str, str]] = Field(default_factory=dict)
+    """Cells of a study in which several axes leave the centre: axis to level."""
+    primary: PrimaryConfig | None = None
+    """The measure of a study's planned tests."""
+    tests: tuple[PlannedConfig, ...] = ()
+    """A study's planned tests: Holm's correction is over these alone; every other difference is exploratory."""
+    limits: tuple[str, ...] = ()
+    """Limitations of a study's results; each is a paragraph of the page."""
+
+    @property
+    def kind(self) -> FileKind:
+        """What it describes."""
+        return "study" if self.axes else "comparison" if self.arms else "grid"
+
+    @property
+    def cells(self) -> dict[str, dict[str, str]]:
+        """The level of each axis by cell: the centre, each axis's other levels, the interactions."""
+        centre = {name: axis.centre for name, axis in self.axes.items()}
+        found = {CENTRE: centre}
+        for name, axis in self.axes.items():
+            found |= {f"{name}-{level}": {**centre, name: level} for level in axis.levels if level != axis.centre}
+        return found | {name: {**centre, **levels} for name, levels in self.interactions.items()}
+
+    def situation(self, cell: str) -> str:
+        """The labels of the levels in which a cell leaves the centre; empty at the centre."""
+        return ", ".join(
+            f"{self.axes[name].title}: {self.axes[name].levels[level].label}"
+            for name, level in self.cells[cell].items()
+            if level != self.axes[name].centre
+        )
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The arms without the reference."""
+        return tuple(name for name in self.arms if name != self.reference)
+
+    @property
+    def planned(self) -> tuple[tuple[str, str], ...]:
+        """Cell and arm of every planned test."""
+        return tuple((cell, arm) for each in self.tests for cell in each.cells for arm in each.arms)
+
+    def in_cell(self, cell: str, points: Mapping[str, GridPoint] | None = None) -> "SweepDesign":
+        """The comparison in a cell of a study: tuned there, or with its arms at the `points` chosen elsewhere.
+
+        The order of overrides is part of the design: those of the study, of the levels at the centre, of the levels
+        that leave it, of the arm, of its point.
+        """
+        at = sorted(self.cells[cell].items(), key=lambda item: item[1] != self.axes[item[0]].centre)
+        levels = [self.axes[name].levels[level] for name, level in at]
+        sft_steps = next((each.sft_steps for each in levels if each.sft_steps is not None), None)
+        arms = dict(self.arms)
+        for name, arm in arms.items():
+            own: dict[str, object] = {}
+            if sft_steps is not None and arm.sft_steps is not None:
+                own["sft_steps"] = sft_steps
+            if points is not None:
+                chosen = points[name].overrides if name in points else []
+                own |= {"grid": None, "overrides": (*arm.overrides, *chosen)}
+            arms[name] = arm.model_copy(update=own)
+        return self.model_copy(
+            update={
+                "name": f"{self.name}.{cell}",
+                "overrides": (*self.overrides, *(text for each in levels for text in each.overrides)),
+                "seeds": self.seeds if cell == CENTRE else self.seeds_elsewhere,
+                "budget": next((each.budget for each in levels if each.budget is not None), self.budget),
+                "arms": arms,
+                **({"select": None, "grid": None} if points is not None else {}),
+            }
+        )
+
+    @model_validator(mode="after")
+    def _keys_are_of_its_kind(self, info: ValidationInfo) -> "SweepDesign":
+        kind: FileKind = (info.context or {}).get("kind", self.kind)
+        allowed = {"grid": _OF_GRIDS, "comparison": _OF_COMPARISONS}.get(kind, type(self).model_fields.keys())
+        if foreign := sorted(self.model_fields_set - allowed):
+            raise ValueError(f"{foreign[0]}: has no effect in a {kind}; allowed here: {', '.join(sorted(allowed))}")
+        if missing := [key for key in _NEEDED[kind] if not getattr(self, key)]:
+            raise ValueError(f"{missing[0]}: is missing; add it")
+        if self.arms and self.reference not in self.arms:
+            raise ValueError(f"reference: no arm is called {self.reference!r}; there are {', '.join(self.arms)}")
+        return self
+
+    @model_validator(mode="after")
+    def _tuning_is_whole(self) -> "SweepDesign":
+        grids = [self.grid, *(arm.grid for arm in self.arms.values())]
+        if self.arms and self.select is None and any(grid is not None for grid in grids):
+            raise ValueError("select: missing; a grid needs it to choose its values")
+        if self.select is None:
+            return self
+        if all(grid is None for grid in grids):
+            raise ValueError("select: has no effect without a grid; give one, or remove it")
+        if self.axes and self.select.on != VALIDATION:
+            raise ValueError("select.on: a study chooses values on the validation split; remove it")
+        if both := sorted({*self.select.seeds} & {*self.seeds, *self.seeds_elsewhere}):
+            raise ValueError(f"select.seeds: {both[0]} is also reported; values are chosen on seeds of their own")
+        return self
+
+    @model_validator(mode="after")
+    def _interactions_name_levels(self) -> "SweepDesign":
+        plain = self.model_copy(update={"interactions": {}}).cells
+        for name, levels in self.interactions.items():
+            if name in plain:
+                raise ValueError(f"interactions: {name!r} is already the name of a cell; give it another")
+            for axis, level in levels.items():
+                if axis not in self.axes:
+                    raise ValueError(
+                        f"interactions.{name}: no axis is called {axis!r}; there are {', '.join(self.axes)}"
+                    )
+                if level not in (known := self.axes[axis].levels):
+                    raise ValueError(
+                        f"interactions.{name}: axis {axis} has no level {level!r}; there are {', '.join(known)}"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _tests_name_cells_and_arms(self) -> "SweepDesign":
+        cells, seen = self.cells, set[tuple[str, str]]()
+        for cell, arm in self.planned:
+            if cell not in cells:
+                raise ValueError(f"tests: no cell is called {cell!r}; there are {', '.join(cells)}")
+            if arm not in self.arms:
+                raise ValueError(f"tests: no arm is called {arm!r}; there are {', '.join(self.arms)}")
+            if arm == self.reference:
+                raise ValueError(f"tests: {arm} is the reference; it cannot be tested against itself")
+            if (cell, arm) in seen:
+                raise ValueError(f"tests: {arm} in {cell} is planned twice; give each test once")
+            seen.add((cell, arm))
+        return self

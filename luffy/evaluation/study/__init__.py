@@ -1,1 +1,0 @@
-"""Results of a study: finished runs, results as parquet, planned tests and exploratory differences."""

@@ -1,0 +1,1 @@
+"""Results of many runs: a grid, a comparison of methods, a study."""

@@ -1,0 +1,455 @@
+"""The numbers of a grid, a comparison or a study: accuracies, differences from the reference with tests, tuning; JSON.
+
+A study corrects over its planned tests, and a missing one counts with p = 1; a comparison corrects over the tests that
+it has. A study waits for every try before it chooses; a comparison leaves failed tries out.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SweepDesign, value_text
+from luffy.config.many_runs.sweep_runs import Sweep, SweepRun, decoding_of
+from luffy.errors import DataError, LuffyError
+from luffy.evaluation.finished import CheckpointScores
+from luffy.evaluation.results import Cell
+from luffy.evaluation.sweeps.run_results import ArmResults, Costs, RunOutcome, arm_results, costs_together
+from luffy.evaluation.sweeps.sweep_results import (
+    BASE,
+    REPORTED,
+    TRIED,
+    OutcomeRow,
+    SweepResults,
+    base_rows,
+    run_rows,
+    together,
+)
+from luffy.statistics.accuracy import Estimate
+from luffy.statistics.over_seeds import SeededDifference, seeded_accuracy, seeded_difference
+from luffy.statistics.paired import holm
+
+Verdict = Literal["ahead", "behind", "not distinguishable"]
+Measured = tuple[str, str, Cell]
+"""Cell of the design, arm ("": the base), and suite with decoding."""
+_UNTUNED = "no point of its grid has finished with every seed of select.seeds"
+_TOKENS_OFF = 0.05
+"""Relative deviation from a budget of tokens that is not reported: a stage ends with a whole step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Accuracy over seeds and problems."""
+
+    estimate: Estimate
+    by_seed: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """An arm minus the reference, in one cell on one suite under one decoding."""
+
+    result: SeededDifference
+    seeds: tuple[int, ...]
+    """Seeds that both have."""
+    adjusted_p: float | None
+    """After Holm's correction over the planned tests, or all tests of a comparison; None: exploratory."""
+    confidence: float
+
+    @property
+    def is_planned(self) -> bool:
+        return self.adjusted_p is not None
+
+    @property
+    def p_value(self) -> float:
+        """The corrected p-value of a planned test, else the uncorrected one."""
+        return self.result.p_value if self.adjusted_p is None else self.adjusted_p
+
+    @property
+    def is_significant(self) -> bool:
+        return self.p_value < 1 - self.confidence
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.is_significant:
+            return "not distinguishable"
+        return "ahead" if self.result.difference.value > 0 else "behind"
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One arm at one point of its grid."""
+
+    results: ArmResults
+    score: Score | None
+    """None where a seed has failed: a mean over fewer seeds would not be comparable."""
+
+    @property
+    def point(self) -> GridPoint:
+        return self.results.point
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTuning:
+    """All tries of one arm."""
+
+    arm: str
+    tries: tuple[Try, ...]
+    """In the order of the grid."""
+
+    @property
+    def chosen(self) -> Try | None:
+        """The try with the highest accuracy, of equal ones the first in the grid; None without any.
+
+        A try with a failed seed is never chosen.
+        """
+        scored = [(each.score.estimate.value, each) for each in self.tries if each.score is not None]
+        return max(scored, key=lambda pair: pair[0])[1] if scored else None
+
+    @property
+    def warnings(self) -> list[str]:
+        """A line for each choice that is not to be trusted: a value at an edge of what was tried, or equal tries.
+
+        Empty where nothing was chosen.
+        """
+        chosen = self.chosen
+        if chosen is None:
+            return []
+        accuracies = [each.score.estimate.value for each in self.tries if each.score is not None]
+        if len(accuracies) > 1 and len(set(accuracies)) == 1:
+            return [f"{self.arm}: all tried points are equally accurate; the first was chosen"]
+        return list(self._edges(chosen.point))
+
+    @property
+    def costs(self) -> Costs:
+        """What all finished tries have spent together; a stage that several of them share is counted once."""
+        return costs_together([seed for each in self.tries for seed in each.results.seeds])
+
+    def _edges(self, chosen: GridPoint) -> Iterator[str]:
+        for key, value in chosen.values:
+            there = [dict(each.point.values)[key] for each in self.tries]
+            numbers = [each for each in there if isinstance(each, int | float) and not isinstance(each, bool)]
+            if len(numbers) < len(there) or min(numbers) == max(numbers):
+                continue
+            if value in (min(numbers), max(numbers)):
+                side, more = ("smallest", "smaller") if value == min(numbers) else ("largest", "larger")
+                yield (
+                    f"{self.arm}: {key}={value_text(value)} was chosen, the {side} value tried; a {more} one may be "
+                    "better"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The tuning of every arm in one cell, each with equally many tries."""
+
+    on: str
+    """The suite, or `validation`."""
+    decoding: str
+    seeds: tuple[int, ...]
+    is_random: bool
+    """Whether the tries were sampled from larger grids."""
+    arms: tuple[ArmTuning, ...]
+
+    @property
+    def num_tries(self) -> int:
+        """Tries of each arm."""
+        return len(self.arms[0].tries)
+
+    def chosen(self, arm: str) -> Try | None:
+        """The chosen try of an arm."""
+        return next(each.chosen for each in self.arms if each.arm == arm)
+
+    @property
+    def warnings(self) -> list[str]:
+        """A line for each choice that is not to be trusted, such as a value at an edge of what was tried."""
+        return [line for arm in self.arms for line in arm.warnings]
+
+    @property
+    def failures(self) -> list[str]:
+        """A line for each run that failed."""
+        return [
+            f"{arm.arm}, {each.point.text}, seed {seed}: {reason}"
+            for arm in self.arms
+            for each in arm.tries
+            for seed, reason in each.results.failures.items()
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All numbers of a design."""
+
+    design: SweepDesign
+    confidence: float
+    measured: tuple[Cell, ...]
+    """Suites by decoding; the primary one of a study first."""
+    scores: Mapping[Measured, Score]
+    effects: Mapping[Measured, Effect]
+    arms: tuple[ArmResults, ...] = ()
+    """Of a comparison its arms, of a grid its points; a study's results hold no more than rows."""
+    tuning: Tuning | None = None
+    """None: nothing was tuned, or elsewhere."""
+
+    @property
+    def decodings(self) -> list[str]:
+        return list(dict.fromkeys(decoding for _, decoding in self.measured))
+
+    def suites(self, decoding: str) -> list[str]:
+        """The suites that were evaluated under a decoding."""
+        return [suite for suite, how in self.measured if how == decoding]
+
+    def score(self, arm: str, measured: Cell, cell: str = CENTRE) -> Score | None:
+        """Of an arm ("": the base), or of a grid's point by its text."""
+        return self.scores.get((cell, arm, measured))
+
+    def effect(self, cell: str, arm: str, measured: Cell | None = None) -> Effect | None:
+        """On the primary measure, unless another is given."""
+        return self.effects.get((cell, arm, measured or self.measured[0]))
+
+    @property
+    def missing(self) -> list[tuple[str, str]]:
+        """Planned tests that the results do not have yet."""
+        return [each for each in self.design.planned if self.effect(*each) is None]
+
+    @property
+    def failures(self) -> list[str]:
+        """One line per failed run."""
+        tuning = self.tuning.failures if self.tuning is not None else []
+        return tuning + [
+            f"{arm.name}, seed {seed}: {reason}" for arm in self.arms for seed, reason in arm.failures.items()
+        ]
+
+    @property
+    def off_budget(self) -> list[str]:
+        """One line for each arm that missed the budget.
+
+        SFT steps between those of RL add optimizer steps; a step whose groups were all filtered out takes none. The
+        number of tokens is lower where `max_optimizer_steps` came first, and higher where a single step takes many.
+        """
+        budget, spent = self.design.budget, {arm.name: arm.costs for arm in self.arms}
+        if budget is None:
+            return []
+        costs = {name: each for name, each in spent.items() if each is not None}
+        if budget.tokens is not None:
+            return [
+                f"{name}: {each.tokens:,.0f} tokens a seed where the budget is {budget.tokens:,}"
+                for name, each in costs.items()
+                if each.tokens is not None and abs(each.tokens / budget.tokens - 1) > _TOKENS_OFF
+            ]
+        wanted = budget.optimizer_steps
+        return [
+            f"{name}: {each.optimizer_steps:g} optimizer steps a seed where the budget is {wanted}"
+            for name, each in costs.items()
+            if wanted is not None and each.optimizer_steps is not None and each.optimizer_steps != wanted
+        ]
+
+
+def find(
+    sweep: Sweep, results: SweepResults, arms: Sequence[ArmResults] = (), tuning: Tuning | None = None
+) -> Findings:
+    """The findings on the reported rows of `results`; DataError where arms were evaluated on different problems."""
+    design, confidence = sweep.design, confidence_of(sweep)
+    rows: dict[Measured, dict[int, OutcomeRow]] = {}
+    for row in results.outcomes:
+        if row.role in (REPORTED, BASE):
+            rows.setdefault((row.cell, row.arm, (row.suite, row.decoding)), {})[row.seed] = row
+    primary = [] if design.primary is None else [(design.primary.suite, design.primary.decoding)]
+    measured = tuple(dict.fromkeys([*primary, *(place[2] for place in rows)]))
+    order = {name: number for number, name in enumerate(design.cells)}
+    places = sorted((place for place in rows if place[0] in order), key=lambda place: order[place[0]])
+    raw = {
+        (cell, arm, on): found
+        for cell, arm, on in places
+        if arm not in ("", design.reference)
+        and (found := _difference(rows.get((cell, design.reference, on), {}), rows[cell, arm, on], confidence))
+    }
+    # Missing runs of a study make no other test more significant.
+    family = [(*each, measured[0]) for each in design.planned] if design.axes else list(raw)
+    adjusted = holm([raw[place][0].p_value if place in raw else 1.0 for place in family])
+    p_values = dict(zip(family, adjusted, strict=True))
+    return Findings(
+        design=design,
+        confidence=confidence,
+        measured=measured,
+        scores={place: score(rows[place], confidence) for place in places},
+        effects={
+            place: Effect(result, seeds, p_values.get(place), confidence) for place, (result, seeds) in raw.items()
+        },
+        arms=tuple(arms),
+        tuning=tuning,
+    )
+
+
+def find_on_arms(
+    sweep: Sweep, arms: Sequence[ArmResults], base: CheckpointScores | None, tuning: Tuning | None = None
+) -> Findings:
+    """The findings on the arms of a comparison and the policy that all start from, or on the points of a grid."""
+    parts = [] if base is None else [base_rows(CENTRE, base)]
+    parts += [run_rows(CENTRE, REPORTED, arm.name, arm.point, seed) for arm in arms for seed in arm.seeds]
+    return find(sweep, together(parts), arms, tuning)
+
+
+def confidence_of(sweep: Sweep) -> float:
+    """Level of the intervals and tests."""
+    evaluation = sweep.candidates()[0].config.evaluation
+    assert evaluation is not None
+    return evaluation.confidence
+
+
+def score(rows: Mapping[int, OutcomeRow], confidence: float) -> Score:
+    """The score over the seeds of `rows`, at least one; DataError where they were evaluated on different problems."""
+    first = next(iter(rows.values()))
+    _check_same_problems(first, rows.values())
+    by_seed = {seed: sum(row.correct) / (row.num_samples * len(row.correct)) for seed, row in rows.items()}
+    return Score(seeded_accuracy([row.correct for row in rows.values()], first.num_samples, confidence), by_seed)
+
+
+def tuning_of(sweep: Sweep, cell: str, outcomes: Mapping[str, RunOutcome]) -> Tuning:
+    """What the tuning runs in `cell` of a design with `select` found; `outcomes` by `SweepRun.folder`."""
+    select = sweep.design.select
+    assert select is not None
+    decoding, confidence = decoding_of(sweep.candidates(cell)[0].config, select), confidence_of(sweep)
+    runs, tries = sweep.tuning_runs([cell]), dict[str, list[Try]]()
+    for arm, point in ((each.arm, each.point) for each in sweep.candidates(cell)):
+        own = {run.seed: outcomes[run.folder] for run in runs if (run.arm, run.point) == (arm, point)}
+        found = arm_results(arm, point, own)
+        rows = together(run_rows(cell, TRIED, arm, point, result) for result in found.seeds).outcomes
+        on = {row.seed: row for row in rows if (row.suite, row.decoding) == (select.on, decoding)}
+        tries.setdefault(arm, []).append(Try(found, None if found.failures else score(on, confidence)))
+    arms = tuple(ArmTuning(arm, tuple(of_arm)) for arm, of_arm in tries.items())
+    return Tuning(select.on, decoding, select.seeds, select.random is not None, arms)
+
+
+def choose(tuning: Tuning, *, strict: bool) -> dict[str, int]:
+    """Number of each arm's chosen point; an arm for which nothing can be chosen is missing.
+
+    `strict`: so is an arm with an unfinished try, for a study, which several machines share.
+    """
+    return {
+        each.arm: best.point.number
+        for each in tuning.arms
+        if (best := each.chosen) is not None and not (strict and any(one.results.failures for one in each.tries))
+    }
+
+
+def arms_of(sweep: Sweep, runs: Sequence[SweepRun], outcomes: Mapping[str, RunOutcome]) -> list[ArmResults]:
+    """Every arm with its reported seeds, all of them failed where nothing could be chosen for it."""
+    found = []
+    for name in dict.fromkeys(each.arm for each in sweep.candidates()):
+        own = {run.seed: run for run in runs if run.arm == name}
+        point = next(iter(own.values())).point if own else sweep.candidates_of(name)[0].point
+        unmade = dict.fromkeys(sweep.design.seeds, LuffyError(_UNTUNED))
+        found.append(arm_results(name, point, unmade | {seed: outcomes[run.folder] for seed, run in own.items()}))
+    return found
+
+
+def findings_json(findings: Findings) -> str:
+    """All findings of a comparison or a grid as JSON, for other programs."""
+    design = findings.design
+    content: dict[str, Any] = {"name": design.name}
+    if design.budget is None:
+        points = [{"values": dict(arm.point.values), **_arm_values(findings, arm)} for arm in findings.arms]
+        content |= {"grid": design.grid, "seeds": design.seeds, "points": points}
+    else:
+        base = [(on, findings.score("", on)) for on in findings.measured]
+        content |= {
+            "budget": design.budget.text,
+            "off_budget": findings.off_budget,
+            "reference": design.reference,
+            "seeds": design.seeds,
+            "confidence": findings.confidence,
+            "base": [{**_place(on), **asdict(found.estimate)} for on, found in base if found is not None],
+            "arms": [_compared_values(findings, arm) for arm in findings.arms],
+            "tuning": None if findings.tuning is None else _tuning_values(findings.tuning),
+        }
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _difference(
+    first: Mapping[int, OutcomeRow], second: Mapping[int, OutcomeRow], confidence: float
+) -> tuple[SeededDifference, tuple[int, ...]] | None:
+    """The difference over the seeds that both have, and these seeds; None without any."""
+    seeds = tuple(seed for seed in first if seed in second)
+    if not seeds:
+        return None
+    for seed in seeds:
+        _check_same_problems(first[seed], [second[seed]])
+    before, after = (
+        [[count / side[seed].num_samples for count in side[seed].correct] for seed in seeds] for side in (first, second)
+    )
+    return seeded_difference(before, after, first[seeds[0]].num_samples, confidence), seeds
+
+
+def _check_same_problems(first: OutcomeRow, rows: Iterable[OutcomeRow]) -> None:
+    for row in rows:
+        if row.problems != first.problems:
+            where = f"{row.cell}, {row.arm}, {row.suite}, seed {row.seed}"
+            raise DataError(f"{where}: not the problems of {first.arm}, seed {first.seed}; make its results again")
+
+
+def _place(on: Cell) -> dict[str, str]:
+    return {"suite": on[0], "decoding": on[1]}
+
+
+def _arm_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
+    scores = [(on, found) for on in findings.measured if (found := findings.score(arm.name, on)) is not None]
+    return {
+        "finished_seeds": [seed.seed for seed in arm.seeds],
+        "failures": dict(arm.failures),
+        "accuracy": [{**_place(on), **asdict(found.estimate), "by_seed": found.by_seed} for on, found in scores],
+        "cost_a_seed": arm.costs.values() if arm.costs is not None else None,
+    }
+
+
+def _compared_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
+    recipe = findings.design.arms[arm.name]
+    effects = [(on, found) for on in findings.measured if (found := findings.effect(CENTRE, arm.name, on)) is not None]
+    return {
+        "arm": arm.name,
+        "chain": recipe.chain,
+        "method": recipe.method,
+        **_arm_values(findings, arm),
+        "minus_reference": [
+            {
+                **_place(on),
+                **asdict(found.result.difference),
+                "p": found.result.p_value,
+                "p_holm": found.adjusted_p,
+                "significant": found.is_significant,
+                "by_seed": dict(zip(found.seeds, found.result.by_seed, strict=True)),
+            }
+            for on, found in effects
+        ],
+        "curve": [asdict(point) for point in arm.curve],
+        "held_out": {
+            suite: [asdict(point) for point in arm.held_out_mean(suite, findings.confidence)] for suite in arm.held_out
+        },
+    }
+
+
+def _tuning_values(tuning: Tuning) -> dict[str, Any]:
+    return {
+        "on": tuning.on,
+        "decoding": tuning.decoding,
+        "seeds": tuning.seeds,
+        "random": tuning.is_random,
+        "warnings": tuning.warnings,
+        "arms": [
+            {
+                "arm": arm.arm,
+                "tries": [_try_values(each) for each in arm.tries],
+                "chosen": dict(arm.chosen.point.values) if arm.chosen is not None else None,
+                "cost": arm.costs.values(),
+            }
+            for arm in tuning.arms
+        ],
+    }
+
+
+def _try_values(each: Try) -> dict[str, Any]:
+    accuracy = None
+    if each.score is not None:
+        found = each.score.estimate
+        accuracy = {"value": found.value, "low": found.low, "high": found.high, "by_seed": each.score.by_seed}
+    return {"values": dict(each.point.values), "accuracy": accuracy, "failures": dict(each.results.failures)}

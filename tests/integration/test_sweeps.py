@@ -1,0 +1,270 @@
+"""`luffy compare`, `grid` and `study` with real stages of smoke.yaml's size.
+
+Arms that learn side by side, one that fails, the same twice, Ctrl-C; arms tuned, killed among their tries, then a grid
+in the same workspace; a study out of time, killed, resumed, collected and reproduced. Where runs are not side by side,
+one at a time, so that each flow needs one warm server.
+"""
+
+import contextlib
+import json
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from flow_process import run, start, states
+from patience import PATIENCE_S
+
+from luffy.config.many_runs.sweep_runs import load_sweep
+from luffy.evaluation.results import read_results
+from luffy.evaluation.sweeps.sweep_results import read_sweep_results, result_files, write_results
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+COMPARISON = f"""\
+name: small
+experiment: {ROOT}/exp_configs/smoke.yaml
+overrides: [grading.kind=exact, evaluation.max_response_tokens=16, data.suites.other_mix=null,
+  data.suites.retention=null]
+seeds: [1, 2]
+reference: luffy
+budget: {{optimizer_steps: 6}}
+workers: 2
+arms:
+  luffy: {{chain: rl, method: luffy}}
+  sft_then_rl: {{chain: sft_then_rl, method: on_policy, sft_steps: 2}}
+  broken: {{chain: sft_then_luffy, method: luffy, sft_steps: 2, overrides: [sft.num_traces=9999]}}
+"""
+SHARED = {"prepare_data", "base", "evaluate_base"}
+SMALL = """\
+[grading.kind=exact, evaluation.max_response_tokens=16, base.steps=4, data.validation_prompts=6,
+  data.suites.other_mix=null, data.suites.retention=null, evaluation.decodings.sampled=null]"""
+TUNED = f"""\
+name: tuned
+experiment: {ROOT}/exp_configs/smoke.yaml
+overrides: {SMALL}
+seeds: [1]
+reference: luffy
+budget: {{optimizer_steps: 4}}
+workers: 1
+select: {{on: validation, seeds: [100]}}
+arms:
+  sft: {{chain: sft, method: sft, grid: {{sft.optimizer.lr: [1e-3, 3e-3, 1e-2]}}}}
+  luffy: {{chain: rl, method: luffy, grid: {{rl.optimizer.lr: [1e-3, 3e-3, 1e-2]}}}}
+"""
+GRID = f"""\
+name: rates
+experiment: {ROOT}/exp_configs/smoke.yaml
+overrides: {SMALL[:-1]}, chain=sft, method=sft, sft.epochs=null, sft.steps=4]
+grid: {{sft.optimizer.lr: [1e-3, 3e-3], sft.num_traces: [8, 9999]}}
+seeds: [100]
+"""
+CELLS = ("--cells", "centre")
+
+
+def processes_of(workspace):
+    """Live ones whose environment names the workspace: the flow's own and those of its stages."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+            if environment.get("LUFFY_WORKSPACE") == str(workspace):
+                found.append(process)
+    return found
+
+
+def killed_after(line, folder, command, *arguments):
+    """Start a command, and kill it when it has printed a line that matches."""
+    process = start(folder / "workspace", command, *arguments)
+    for printed in process.stdout:
+        if re.search(line, printed):
+            break
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comparison")
+    (folder / "small.yaml").write_text(COMPARISON)
+    return folder, run(folder / "workspace", "compare", folder / "small.yaml")
+
+
+def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
+    folder, result = compared
+    assert result.returncode == 1
+    found = states(result)
+    learned = {f"{arm} {seed}: rl" for arm in ("luffy", "sft_then_rl") for seed in (1, 2)}
+    assert {name for name, state in found.items() if state == "failed"} == {"broken 1: sft", "broken 2: sft"}
+    assert {name: found[name] for name in SHARED | learned} == dict.fromkeys(SHARED | learned, "finished")
+    assert "2 of 6 runs have failed" in result.stderr
+    assert re.search(r"^broken, seed 1: .*sft.num_traces is 9999", result.stderr, re.MULTILINE)
+    assert "Traceback" not in result.stderr
+    data = json.loads((folder / "workspace/runs/small-1/comparison.json").read_text())
+    luffy, then, broken = data["arms"]
+    assert (luffy["finished_seeds"], then["finished_seeds"], broken["finished_seeds"]) == ([1, 2], [1, 2], [])
+    assert luffy["cost_a_seed"]["optimizer_steps"] == then["cost_a_seed"]["optimizer_steps"] == 6
+    # 3 RL steps of 4 prompts x 7 rollouts; 2 of 4 x 8.
+    assert (luffy["cost_a_seed"]["rollouts"], then["cost_a_seed"]["rollouts"]) == (3 * 28, 2 * 32)
+    assert [point["steps"] for point in then["curve"]] == [4, 6]
+    assert luffy["cost_a_seed"]["peak_memory_gib"] > 0
+    assert len(then["minus_reference"]) == 2 * 2  # suites, decodings
+    page = (folder / "workspace/runs/small-1/comparison.html").read_text()
+    assert "Failed runs" in page and "Over optimizer steps" in page
+    assert {path.name for path in (folder / "workspace/runs/small-1/arms").iterdir()} == {
+        f"{arm}-{seed}" for arm in ("luffy", "sft_then_rl", "broken") for seed in (1, 2)
+    }
+    stages = folder / "workspace" / "stages"
+    made = {kind.name: len(list(kind.glob("*/manifest.json"))) for kind in stages.iterdir()}
+    expected = {"prepare_data": 1, "base": 1, "sft": 2, "rl": 4, "evaluate": 1 + 4}  # what runs share is made once
+    assert {kind: made[kind] for kind in expected} == expected
+
+
+def test_the_same_command_reuses_everything_except_the_failed_arm(compared):
+    folder, _ = compared
+    wrong = run(folder / "workspace", "compare", folder / "small.yaml", "arms.luffy.overrides=[rl.steps=9]")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1 and "it would change the budget" in wrong.stderr
+    again = run(folder / "workspace", "compare", folder / "small.yaml", "workers=1")  # one warm server is enough
+    assert again.returncode == 1
+    found = states(again)
+    assert {name for name, state in found.items() if state != "reused"} == {"broken 1: sft", "broken 2: sft"}
+    first, second = (json.loads((folder / f"workspace/runs/small-{n}/comparison.json").read_text()) for n in (1, 2))
+    assert first == second
+
+
+def test_ctrl_c_ends_all_runs_at_once_and_the_same_command_resumes(compared):
+    folder, _ = compared
+    workspace = folder / "workspace"
+    (folder / "good.yaml").write_text(re.sub(r"  broken.*\n", "", COMPARISON))
+    long = ("name=stopped", "budget.optimizer_steps=40000", "arms.sft_then_rl.sft_steps=20000")
+    process = start(workspace, "compare", folder / "good.yaml", *long)
+    awaited = {r" sft_then_rl 1: sft: step \d+", r" luffy 1: rl: step \d+"}
+    for line in process.stdout:
+        awaited -= {pattern for pattern in awaited if re.search(pattern, line)}
+        if not awaited:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert "interrupted; the same command resumes" in err
+    assert processes_of(workspace) == []
+    records = [json.loads((path / "run.json").read_text()) for path in (workspace / "runs").glob("stopped*")]
+    assert len(records) == 3  # its own, and those of the two runs that had begun
+    assert {record["state"] for record in records} == {"interrupted"}
+    plan = run(workspace, "compare", folder / "good.yaml", *long, "--dry-run").stdout
+    for begun in ("sft_then_rl 1 +sft", "luffy 1 +rl"):  # "resume from step 12", once it has a checkpoint
+        assert re.search(rf"^{begun} +\w{{16}} .*interrupted", plan, re.MULTILINE)
+    assert re.search(r"^all +evaluate_base +\w{16} +reused", plan, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A workspace with a comparison that was killed in the tries of its second arm, and then started again."""
+    folder = tmp_path_factory.mktemp("tuned")
+    (folder / "tuned.yaml").write_text(TUNED)
+    (folder / "rates.yaml").write_text(GRID)
+    killed_after(r"luffy 100 \(.*\): rl: finished", folder, "compare", folder / "tuned.yaml")
+    return folder, run(folder / "workspace", "compare", folder / "tuned.yaml")
+
+
+def test_a_killed_tuning_repeats_no_finished_try_and_what_it_chose_is_run(tuned):
+    folder, result = tuned
+    assert result.returncode == 0, result.stderr
+    found, page = states(result), folder / "workspace" / "runs" / "tuned-2"
+    tries = {name: state for name, state in found.items() if " 100 (" in name}
+    assert {state for name, state in tries.items() if name.startswith("sft 100")} == {"reused"}
+    assert [name for name, state in tries.items() if name.endswith(": rl") and state == "reused"]
+    assert {found[name] for name in ("sft 1: sft", "luffy 1: rl")} == {"finished"}
+    section = {"sft": "sft", "luffy": "rl"}
+    for arm in json.loads((page / "comparison.json").read_text())["tuning"]["arms"]:
+        assert (len(arm["tries"]), arm["cost"]["optimizer_steps"]) == (3, 3 * 4)
+        best = max(arm["tries"], key=lambda each: each["accuracy"]["value"])  # the first of equal ones
+        assert arm["chosen"] == best["values"]
+        record = json.loads((page / "arms" / f"{arm['arm']}-1" / "run.json").read_text())
+        assert record["config"][section[arm["arm"]]]["optimizer"]["lr"] == next(iter(arm["chosen"].values()))
+    evaluated = {
+        name: {row.suite for row in read_results(page / "arms" / name / "stages" / stage / "results.json").rows}
+        for name, stage in (("sft.1-100", "evaluate_sft"), ("sft-1", "evaluate_sft"), ("luffy-1", "evaluate_rl"))
+    }
+    reported = {"in_distribution", "longer"}
+    assert evaluated == {"sft.1-100": {"validation"}, "sft-1": reported, "luffy-1": reported}
+    text = (page / "comparison.html").read_text()
+    assert "evaluated only on validation" in text and "Every arm had 3 tries" in text
+
+
+def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):
+    folder, _ = tuned
+    result = run(folder / "workspace", "grid", folder / "rates.yaml")
+    assert result.returncode == 1
+    assert "2 of 4 runs have failed" in result.stderr and "Traceback" not in result.stderr
+    found = states(result)
+    first = "rates 100 (sft.optimizer.lr=0.001, sft.num_traces=8)"
+    assert {found[f"{first}: {stage}"] for stage in ("prepare_data", "base", "sft")} == {"reused"}
+    assert found[f"{first}: evaluate_sft"] == "finished"  # of the reported suites; tuning had evaluated another
+    directory = folder / "workspace" / "runs" / "rates-1"
+    points = json.loads((directory / "grid.json").read_text())["points"]
+    assert [point["finished_seeds"] for point in points] == [[100], [], [100], []]
+    assert {row["suite"] for row in points[0]["accuracy"]} == {"in_distribution", "longer"}
+    page = (directory / "grid.html").read_text()
+    assert "Failed runs" in page
+    assert page.count("; opacity: ") == 2 * 2  # a map for each suite, without the failed points
+
+
+def study(folder, *options, workspace="workspace"):
+    where = folder / workspace
+    result = run(where, "study", folder / "design.yaml", *options, "--workspace", where)
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory):
+    """The centre with one seed: stopped by its budget, killed after the first run, and run to its end."""
+    folder = tmp_path_factory.mktemp("study")
+    shipped = ROOT / "exp_configs"
+    text = (shipped / "study_smoke.yaml").read_text().replace("smoke.yaml", f"{shipped}/smoke.yaml")
+    for given, small in (("\nseeds: [1, 2]\n", "\nseeds: [1]\n"), ("\nworkers: 2\n", "\nworkers: 1\n")):
+        assert given in text
+        text = text.replace(given, small)
+    (folder / "design.yaml").write_text(text)
+    code, out, err = study(folder, *CELLS, "--budget-hours", "0")
+    assert code == 0, err
+    assert "the budget of 0 hours is spent; 6 runs are left" in out
+    finished = r" centre\.\w+ 100 \(.*: evaluate_\w+: finished"
+    killed_after(finished, folder, "study", folder / "design.yaml", *CELLS)
+    return folder, study(folder, *CELLS)
+
+
+def test_a_killed_study_goes_on_without_its_finished_runs(studied):
+    folder, (code, out, err) = studied
+    assert code == 0, err
+    begun = set(re.findall(r"^\d\d:\d\d:\d\d (centre\.\w+ 100 \([^)]*\))", out, re.MULTILINE))
+    assert len(begun) < 4
+    code, out, _ = study(folder, *CELLS, "--plan")
+    assert code == 0
+    rows = {row[0]: row[-4:] for line in out.splitlines() if len(row := line.split()) >= 5}
+    assert rows["all"] == ["6", "6", "0", "-"]
+
+
+def test_results_are_collected_shown_and_reproduced_and_a_changed_file_is_found(studied):
+    folder, _ = studied
+    code, out, err = study(folder, "--collect", "--page")
+    assert code == 0, err
+    written = {path.name for path in folder.glob("study_smoke.*")}
+    assert written == {
+        f"study_smoke.{name}" for name in ("results.parquet", "outcomes.parquet", "html", "results.md", "svg")
+    }
+    code, out, err = study(folder, "--reproduce", "centre", workspace="again")
+    assert (code, err) == (0, ""), err
+    assert "reproduced, bit for bit: centre" in out
+    files = result_files(folder / "design.yaml", load_sweep(folder / "design.yaml").design.name)
+    results = read_sweep_results(files)
+    first, *rest = results.outcomes  # of the base, which is reproduced too
+    wrong = replace(first, correct=(first.correct[0] + 1, *first.correct[1:]))
+    write_results(replace(results, outcomes=(wrong, *rest)), files)
+    code, out, err = study(folder, "--reproduce", "centre", workspace="again")
+    assert code == 1 and err.count("\n") == 1 and "not reproduced: centre, " in err
+    (row,) = (line for line in out.splitlines() if line.startswith("centre  "))
+    assert re.search(r"luffy +([+-]\d+\.\d \[.*\]) +\1", row), row

@@ -1,0 +1,508 @@
+"""Grids, comparisons and studies as files: the runs they list, and mistakes, each in one line that says where."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from luffy.config.load import parse_overrides
+from luffy.config.many_runs.sweep_design import draw_points, grid_points, value_text
+from luffy.config.many_runs.sweep_runs import distinct, kind_of_file, load_sweep
+from luffy.config.settings import CONFIGURE
+from luffy.errors import ConfigError
+
+ROOT = Path(__file__).parents[4]
+SMOKE = ROOT / "exp_configs" / "smoke.yaml"
+STUDY = (ROOT / "exp_configs" / "study_smoke.yaml").read_text().replace("smoke.yaml", str(SMOKE))
+DESIGN = ROOT / "docs" / "study" / "design.yaml"
+HEAD = f"""\
+name: small
+experiment: {SMOKE}
+seeds: [1, 2]
+reference: luffy
+"""
+ARMS = """\
+arms:
+  sft: {chain: sft, method: sft}
+  luffy: {chain: rl, method: luffy}
+  sft_then_rl: {chain: sft_then_rl, method: on_policy, sft_steps: 4}
+"""
+STEPS = "budget: {optimizer_steps: 12}\n"
+ROLLOUTS = "budget: {rollouts: 448}\n"
+TOKENS = """\
+overrides: ["sft.optimizer.schedule={kind: constant}"]
+budget: {tokens: 9000, max_optimizer_steps: 21}
+"""
+BY_TOKENS = ARMS.replace("sft_steps: 4", "sft_tokens: 2000")
+ROUNDS = """\
+arms:
+  luffy: {chain: rl, method: luffy}
+  rounds: {chain: expert_iteration, method: sft}
+  then_rl: {chain: expert_iteration_then_rl, method: on_policy, sft_steps: 6}
+"""
+COMPARED = HEAD + STEPS + ARMS
+TUNED = f"""\
+{HEAD}overrides: [data.validation_prompts=4]
+{STEPS}select: {{on: validation, seeds: [100, 101]}}
+grid: {{rl.optimizer.lr: [1e-4, 1e-3]}}
+{ARMS.replace("method: sft}", "method: sft, grid: {sft.optimizer.lr: [1e-4, 1e-3]}}", 1)}"""
+GRID = f"""\
+name: sizes
+experiment: {SMOKE}
+overrides: [chain=sft, method=sft]
+grid: {{sft.num_traces: [4, 8], sft.optimizer.lr: [1e-4, 1e-3]}}
+seeds: [1, 2]
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def loaded(text, *overrides, **options):
+        file = tmp_path / "many.yaml"
+        file.write_text(text)
+        return load_sweep(file, overrides, **options)
+
+    return loaded
+
+
+def changed(text, old, new):
+    assert old in text
+    return text.replace(old, new)
+
+
+def complaint(load, *arguments, **options):
+    with pytest.raises(ConfigError) as caught:
+        sweep = load(*arguments, **options)
+        sweep.check(sweep.cells)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def updates(run):
+    """Optimizer steps after the base."""
+    config = run.config
+    sft = config.sft.num_steps(10**9) if "sft" in config.stages else 0
+    return sft + (config.rl.steps * config.rl.updates_per_step if "rl" in config.stages else 0)
+
+
+# What a grid is.
+
+
+def test_every_combination_is_a_point_and_the_last_key_changes_fastest():
+    points = grid_points({"a": (1, 2), "b": (1e-5, True)})
+    assert [(point.number, point.text) for point in points] == [
+        (1, "a=1, b=1e-05"), (2, "a=1, b=true"), (3, "a=2, b=1e-05"), (4, "a=2, b=true"),
+    ]  # fmt: skip
+    values = (5e-5, 64, None, "cosine", {"kind": "constant"})
+    assert [value_text(value) for value in values] == ["5e-05", "64", "null", "cosine", "{kind: constant}"]
+    for point in grid_points({"rl.optimizer.lr": (1e-5, 3e-4), "sft.num_traces": (64, None), "c": ({"kind": "d"},)}):
+        read = {".".join(each.path): each.value for each in parse_overrides(point.overrides, "here")}
+        assert read == dict(point.values)
+
+
+def test_a_draw_is_a_function_of_the_seed_and_of_the_values_alone():
+    points = grid_points({"lr": tuple(range(20))})
+    drawn = draw_points(points, 5, seed=1)
+    assert drawn == draw_points(points, 5, seed=1) != draw_points(points, 5, seed=2)
+    assert [point.number for point in drawn] == sorted({point.number for point in drawn})
+    assert {*draw_points(points, 3, seed=1)} < {*drawn}
+
+
+def test_every_point_runs_with_every_seed(load):
+    runs = load(GRID).reported_runs()
+    assert [run.title for run in runs[:2]] == [
+        "sizes 1 (sft.num_traces=4, sft.optimizer.lr=0.0001)", "sizes 1 (sft.num_traces=4, sft.optimizer.lr=0.001)",
+    ]  # fmt: skip
+    assert [(run.seed, run.config.sft.num_traces, run.config.sft.seed) for run in runs[3:5]] == [(1, 8, 1), (2, 4, 2)]
+    assert len({run.folder for run in runs}) == len({run.config.name for run in runs}) == 8
+    assert runs[0].nodes == ("prepare_data", "base", "sft", "evaluate_sft")
+    over = ["sft.num_traces=[4, 8]", "sft.optimizer.lr=[1e-4, 1e-3]"]
+    around = load_sweep(SMOKE, ["chain=sft", "method=sft"], over, [1, 2], wanted="grid")
+    assert [run.config.sft for run in around.reported_runs()] == [run.config.sft for run in runs]
+    assert around.design.name == "smoke.grid"
+    own_seed = load_sweep(SMOKE, (), ["rl.steps=[2, 4]"], wanted="grid").reported_runs()
+    assert [run.seed for run in own_seed] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "grid", "of"),
+    [
+        (
+            "[chain=expert_iteration]",
+            "{expert_iteration.rounds: [1, 2]}",
+            {
+                lambda run: run.nodes[2:]: [
+                    ("sample_1", "sft_1", "evaluate_sft_1"),
+                    ("sample_1", "sft_1", "sample_2", "sft_2", "evaluate_sft_2"),
+                ]
+            },
+        ),
+        (
+            "[chain=sft, method=sft]",
+            "{evaluation.decodings.sampled.temperature: [0.6, 1.0]}",
+            {lambda run: run.config.evaluation.decodings["sampled"].temperature: [0.6, 1.0]},
+        ),
+        ("[chain=rl]", "{method: [luffy, dapo]}", {lambda run: run.config.method: ["luffy", "dapo"]}),
+        (
+            '["stages=[prepare_data, base, evaluate]"]',
+            "{base.steps: [4, 8]}",
+            {lambda run: run.nodes[-1]: ["evaluate_base", "evaluate_base"]},
+        ),
+    ],
+)
+def test_a_grid_may_change_stages_evaluation_or_method(load, overrides, grid, of):
+    text = re.sub("overrides: .*", f"overrides: {overrides}", re.sub("grid: .*", f"grid: {grid}", GRID))
+    runs = load(changed(text, "[1, 2]\n", "[1]\n")).reported_runs()
+    ((get, expected),) = of.items()
+    assert [get(run) for run in runs] == expected
+
+
+# What every arm of a comparison gets.
+
+
+def test_every_run_makes_the_optimizer_steps_of_the_budget(load):
+    sweep = load(COMPARED)
+    runs = sweep.reported_runs()
+    assert [run.title for run in runs] == [
+        "sft 1", "luffy 1", "sft_then_rl 1", "sft 2", "luffy 2", "sft_then_rl 2",
+    ]  # fmt: skip
+    assert [updates(run) for run in runs] == [12] * 6
+    assert [run.config.rl.steps for run in runs[1:3]] == [6, 4]  # smoke.yaml makes two updates an RL step
+    first, *_, last = runs
+    assert (first.config.sft.seed, last.config.sft.seed, last.config.rl.seed) == (1, 2, 2)
+    assert first.config.seed == last.config.seed == 7
+    assert (first.config.name, last.config.name) == ("small.sft.1", "small.sft_then_rl.2")
+    assert runs[2].nodes == ("prepare_data", "base", "evaluate_base", "sft", "rl", "evaluate_rl")
+    assert sweep.common().stages == ("prepare_data", "base", "evaluate")
+
+
+def test_a_budget_of_rollouts_counts_what_the_policy_draws(load):
+    arms = "arms:\n  luffy: {chain: rl, method: luffy}\n  on_policy: {chain: rl, method: on_policy}\n"
+    luffy, on_policy = load(changed(HEAD, "[1, 2]", "[1]") + ROLLOUTS + arms).reported_runs()
+    # 4 prompts a step; LUFFY draws 7 of 8 rows, on-policy RL all 8.
+    assert (luffy.config.rl.steps, on_policy.config.rl.steps) == (448 // 28, 448 // 32)
+
+
+def test_a_budget_of_tokens_ends_every_stage_by_its_share(load):
+    runs = load(changed(HEAD, "[1, 2]", "[1]") + TOKENS + BY_TOKENS).reported_runs()
+    sft, luffy, both = (run.config for run in runs)
+    assert (sft.sft.max_tokens, sft.sft.steps) == (9000, 21)
+    assert (luffy.rl.max_tokens, luffy.rl.steps) == (9000, 10)  # two updates an RL step
+    assert (both.sft.max_tokens, both.rl.max_tokens) == (2000, 7000)
+
+
+def test_the_steps_of_all_rounds_are_the_budget_and_every_seed_samples_its_own_answers(load):
+    runs = load(HEAD + STEPS + ROUNDS).reported_runs()
+    luffy, rounds, then_rl = runs[:3]
+    assert rounds.nodes[3:] == ("sample_1", "sft_1", "sample_2", "sft_2", "sample_3", "sft_3", "evaluate_sft_3")
+    assert then_rl.nodes[3:] == ("sample_1", "sft_1", "sample_2", "sft_2", "sample_3", "sft_3", "rl", "evaluate_rl")
+    assert (luffy.config.rl.steps, rounds.config.sft.steps) == (12 // 2, 12 // 3)
+    assert (then_rl.config.sft.steps, then_rl.config.rl.steps) == (6 // 3, (12 - 6) // 2)
+    sampling = [run for run in runs if "sample_1" in run.nodes]
+    sampled = [CONFIGURE["sample"](run.config) for run in sampling]
+    assert [settings.seed for settings in sampled] == [run.seed for run in sampling] == [1, 1, 2, 2]
+    assert {run.config.seed for run in sampling} == {7}  # that of the base
+    # A seed that is given and one that is not are the same stage.
+    assert {settings.sample.seed for settings in sampled} == {None}
+
+
+def test_overrides_are_of_all_arms_of_one_or_of_the_command_line(load):
+    everyones = 'overrides: ["evaluation.max_response_tokens=16", data.validation_prompts=2, '
+    looks = everyones + "'sft.validation={every: 4, source: validation}']\n"
+    runs = load(HEAD + looks + STEPS + ARMS, "seeds=[5]", "arms.luffy.overrides=[rl.optimizer.lr=3e-4]").reported_runs()
+    assert {run.config.evaluation.max_response_tokens for run in runs} == {16}
+    assert [(run.arm, run.seed) for run in runs] == [("sft", 5), ("luffy", 5), ("sft_then_rl", 5)]
+    assert runs[1].config.rl.optimizer.lr == 3e-4
+    assert (runs[0].config.sft.steps, runs[0].config.sft.validation.every) == (12, 4)
+
+
+def test_files_are_named_from_the_folder_of_the_file_that_names_them(load, tmp_path):
+    shipped = SMOKE.parent / "methods" / "luffy.yaml"
+    (tmp_path / "mine.yaml").write_text(f"extends: {shipped}\nobjective: {{advantage: {{on_policy_scale: 0.5}}}}\n")
+    runs = load(changed(COMPARED, "method: luffy}", "method: mine.yaml}")).reported_runs()
+    assert {run.config.objective.advantage.on_policy_scale for run in runs if run.arm == "luffy"} == {0.5}
+    assert load(changed(COMPARED, str(SMOKE), "smoke")).reported_runs() == load(COMPARED).reported_runs()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "base.yaml").write_text(f"extends: {SMOKE}\nname: base\n")
+    (tmp_path / "shared" / "all.yaml").write_text(changed(COMPARED, str(SMOKE), "base.yaml"))
+    assert load("extends: shared/all.yaml\nseeds: [7]\n").design.seeds == (7,)
+
+
+# How arms are tuned.
+
+
+def test_every_arm_tries_its_points_with_the_seeds_of_select_on_the_validation_split_alone(load):
+    runs = load(TUNED).tuning_runs()
+    assert [run.title for run in runs[:3]] == [
+        "sft 100 (sft.optimizer.lr=0.0001)", "sft 100 (sft.optimizer.lr=0.001)", "luffy 100 (rl.optimizer.lr=0.0001)",
+    ]  # fmt: skip
+    assert len(runs) == 3 * 2 * 2 and len({run.folder for run in runs}) == len({run.config.name for run in runs}) == 12
+    for run in runs:
+        assert run.config.evaluation.only == ("validation",)
+        assert list(run.config.evaluation.decodings) == ["greedy"]
+        assert "evaluate_base" not in run.nodes and run.nodes[-1] == f"evaluate_{run.last}"
+        assert {section.seed for section in (run.config.sft, run.config.rl)} == {run.seed}
+    assert runs[1].config.sft.optimizer.lr == 1e-3
+
+
+def test_what_was_chosen_runs_with_the_reported_seeds_on_the_reported_suites(load):
+    sweep = load(TUNED)
+    runs = sweep.reported_runs(chosen={"centre": dict.fromkeys(sweep.design.arms, 2)})
+    assert [run.title for run in runs[:4]] == ["sft 1", "luffy 1", "sft_then_rl 1", "sft 2"]
+    assert runs[1].config.rl.optimizer.lr == 1e-3 and runs[1].config.rl.seed == 1
+    assert {run.config.evaluation == sweep.common().evaluation for run in runs} == {True}
+    assert sweep.common().evaluation.only is None
+    assert {run.arm for run in sweep.reported_runs(chosen={"centre": {"sft": 1}})} == {"sft"}
+
+
+def test_a_suite_to_choose_on_is_not_reported(load):
+    sweep, reported = (
+        load(changed(TUNED, "on: validation", "on: longer")),
+        ("in_distribution", "other_mix", "retention"),
+    )
+    assert sweep.common().evaluation.only == reported
+    assert {run.config.evaluation.only for run in sweep.tuning_runs()} == {("longer",)}
+    assert {run.config.evaluation.only for run in sweep.reported_runs()} == {reported}
+
+
+def test_a_random_draw_gives_every_arm_equal_tries_from_grids_of_any_size(load):
+    text = changed(TUNED, "sft.optimizer.lr: [1e-4, 1e-3]", "sft.optimizer.lr: [1e-4, 2e-4, 5e-4, 1e-3]")
+    text = changed(text, "101]", "101], random: 2")
+    sweep = load(text)
+    assert {len(sweep.candidates_of(arm)) for arm in sweep.design.arms} == {2}
+    assert sweep.candidates() == load(text).candidates()
+    # Arms with the same grid get the same points.
+    drawn = [[each.point for each in sweep.candidates_of(arm)] for arm in ("luffy", "sft_then_rl")]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_grid_may_go_through_a_list_of_the_method(load):
+    own = "grid: {objective.terms.off_policy.coefficient: [0.5, 1.0]}"
+    tried = load(changed(TUNED, "method: luffy}", f"method: luffy, {own}}}")).candidates_of("luffy")
+    terms = [{term.name: term.coefficient for term in each.config.objective.terms} for each in tried]
+    assert [named["off_policy"].value for named in terms] == [0.5, 1.0]
+
+
+# The cells of a study.
+
+
+def test_cells_are_the_centre_every_other_level_and_the_interactions():
+    study = load_sweep("study_smoke")
+    assert study.cells == {
+        "centre": {"budget": "short", "heat": "warm"},
+        "budget-long": {"budget": "long", "heat": "warm"},
+        "heat-cool": {"budget": "short", "heat": "cool"},
+        "long_cool": {"budget": "long", "heat": "cool"},
+    }
+    runs = study.reported_runs(study.cells)
+    assert len(runs) == 2 * 2 + 3 * 2
+    assert len(distinct(runs)) == 8  # SFT has no rollouts, so that their temperature changes nothing
+    of = {(run.cell, run.arm, run.seed): run.config for run in runs}
+    assert {of[cell, "luffy", 1].rl.steps for cell in ("centre", "heat-cool")} == {1}
+    assert {of[cell, "luffy", 1].rl.steps for cell in ("budget-long", "long_cool")} == {2}
+    assert [of[cell, "luffy", 1].rl.temperature for cell in study.cells] == [1.0, 1.0, 0.8, 0.8]
+
+
+def test_values_chosen_at_the_centre_hold_in_every_cell_or_every_cell_tunes_its_own(load):
+    study = load(STUDY)
+    assert len(study.tuning_runs(["heat-cool"])) == 2 * 2
+    runs = study.reported_runs(study.cells, {"centre": {"luffy": 2}})
+    assert {run.arm for run in runs} == {"luffy"}  # nothing is chosen for SFT yet
+    assert {(run.point.number, run.config.rl.optimizer.lr) for run in runs} == {(2, 3e-3)}
+    study = load(changed(STUDY, "tuned_at: centre", "tuned_at: cell"))
+    assert len(study.tuning_runs(study.cells)) == 4 * 4
+    assert {run.cell for run in study.reported_runs(study.cells, {"heat-cool": {"luffy": 2}})} == {"heat-cool"}
+
+
+@pytest.mark.slow  # loads every arm in every cell
+def test_the_design_page_counts_what_the_design_has():
+    study = load_sweep(DESIGN)
+    study.check(study.cells)
+    text = " ".join(DESIGN.with_suffix(".md").read_text().split())
+    tuning = len(distinct(study.tuning_runs(study.cells)))
+    reported = len(distinct(study.reported_runs(study.cells)))
+    design = study.design
+    assert f"| cells | {len(study.cells)}: " in text
+    assert f"| runs | {tuning + reported}: {tuning} to tune, {reported} to report |" in text
+    assert f"| seeds | {len(design.seeds)} at the centre, {len(design.seeds_elsewhere)} in every other cell |" in text
+    assert f"There are {len(design.planned)} planned tests" in text
+    assert tuning + reported <= 400
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("rl.steps=9", "rl.steps cannot be overridden here: it would change the budget"),
+        ("sft.epochs=9", "sft.epochs cannot be overridden here: it would change the budget"),
+        ("sample.seed=3", "the comparison's seeds decide it"),
+        ("data.train.num_prompts=9", "all arms share it"),
+        ("data={}", "all arms share it"),
+        ("method=dapo", "chain and method"),
+        ("rl={steps: 9}", "give the fields of rl one by one (rl.FIELD=VALUE)"),
+        ("sample={num_samples: 2}", "give the fields of sample one by one"),
+        ("rl.prompts_per_step=8", "rl.prompts_per_step is 8, and that of arm luffy 4"),
+        ("rl.prompts_per_update=4", "rl.prompts_per_update is 4, and that of arm luffy 2"),
+        ("rl.passes=2", "rl.passes is 2, and that of arm luffy 1"),
+        ("rl.stop=['</answer>']", "rl.stop is ('</answer>',), and that of arm luffy ()"),
+        ("objective.group.size=4", "objective.group.size is 4, and that of arm luffy 8"),
+        ("rl.temperature=0.5", "rl.temperature is 0.5, and that of arm luffy 1.0"),
+        ("cluster=ray", "cluster is not that of arm luffy"),
+        ("rl.stepz=9", "rl.stepz: unknown key"),
+        ("rl.optimizer.lr", "is not of the form key.path=value"),
+    ],
+)
+def test_an_arm_cannot_be_unequal(load, override, says):
+    other = f'{{chain: rl, method: on_policy, overrides: ["{override}"]}}'
+    message = complaint(load, HEAD + STEPS + f"arms:\n  luffy: {{chain: rl, method: luffy}}\n  other: {other}\n")
+    assert says in message and "many.yaml:8: arms.other" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "says"),
+    [
+        # The budget.
+        (COMPARED, "{optimizer_steps: 12}", "{}", "give exactly one of optimizer_steps, rollouts and tokens"),
+        (COMPARED, "{optimizer_steps: 12}", "{optimizer_steps: 4, rollouts: 4}", "give exactly one of"),
+        (COMPARED, ", sft_steps: 4", "", "arms.sft_then_rl: sft_steps: missing"),
+        (COMPARED, "sft_steps: 4", "sft_steps: 5", "leaves 7 to RL, which is not a positive multiple"),
+        (COMPARED, "sft_steps: 4", "sft_steps: 12", "leaves 0 to RL"),
+        (COMPARED, "method: sft}", "method: sft, sft_steps: 2}", "sft_steps has no effect"),
+        (COMPARED, "seeds: ", 'overrides: ["rl.steps=9"]\nseeds: ', "many.yaml:3: overrides: rl.steps cannot be"),
+        (COMPARED, "12}", "12, max_optimizer_steps: 9}", "max_optimizer_steps has no effect without tokens"),
+        (COMPARED, "sft_steps: 4", "sft_tokens: 4", "sft_tokens has no effect without budget.tokens"),
+        (COMPARED, STEPS, ROLLOUTS, "samples no rollouts"),
+        (
+            HEAD + ROLLOUTS + "arms:\n  luffy: {chain: rl, method: luffy}\n  other: {chain: rl, method: dapo}\n",
+            "method: dapo", "method: dapo", "how many rollouts dapo samples in a step depends on their rewards",
+        ),
+        (
+            HEAD + ROLLOUTS + "arms:\n  luffy: {chain: rl, method: luffy}\n  other: {chain: rl, method: dapo}\n",
+            "dapo", "luffy_prefix", "depends on their rewards",
+        ),
+        (
+            HEAD + ROLLOUTS + "arms:\n  luffy: {chain: rl, method: luffy}\n  other: {chain: rl, method: on_policy}\n",
+            "448", "100", "samples 28 rollouts a step (4 prompts x 7), and budget.rollouts 100 is not a multiple",
+        ),
+        (HEAD + TOKENS + BY_TOKENS, ", max_optimizer_steps: 21", "", "max_optimizer_steps: missing"),
+        (HEAD + TOKENS + BY_TOKENS, "21", "1", "max_optimizer_steps 1 is less than the 2 that an RL step makes"),
+        (HEAD + TOKENS + ARMS, "name", "name", "sft_then_rl: sft_steps: budget.tokens counts tokens; give sft_tokens"),
+        (HEAD + TOKENS + ARMS, ", sft_steps: 4", "", "arms.sft_then_rl: sft_tokens: missing"),
+        (HEAD + TOKENS + BY_TOKENS, "2000", "9000", "sft_tokens 9000 leaves none of budget.tokens 9000 to RL"),
+        (HEAD + TOKENS + BY_TOKENS, "method: sft}", "method: sft, sft_tokens: 9}", "sft_tokens has no effect"),
+        (
+            HEAD + TOKENS + BY_TOKENS, "method: luffy}",
+            "method: luffy, overrides: [rl.optimizer.schedule.kind=cosine]}",
+            "arms.luffy: rl.optimizer.schedule depends on the number of steps",
+        ),
+        (
+            HEAD + TOKENS + BY_TOKENS, "method: sft}", "method: sft, overrides: [sft.max_tokens=9]}",
+            "change the budget",
+        ),
+        (HEAD + STEPS + ROUNDS, "12", "10", "arms.rounds: 10 optimizer steps of SFT are no multiple of its 3 rounds"),
+        (HEAD + STEPS + ROUNDS, "sft_steps: 6", "sft_steps: 4", "then_rl: 4 optimizer steps of SFT are no multiple"),
+        (HEAD + ROLLOUTS + ROUNDS, "448", "448", "arms.rounds: how many rollouts the stage sample of chain expert_it"),
+        (HEAD + TOKENS + ROUNDS, "name", "name", "arms.rounds: how many tokens the stage sample of chain expert_iter"),
+        # Keys, names and files.
+        (COMPARED, "reference: luffy", "reference: lufy", "reference: no arm is called 'lufy'"),
+        (COMPARED, "reference: luffy\n", "", "reference: is missing; add it"),
+        (COMPARED, "[1, 2]", "[1, 1]", "seeds: give each seed once"),
+        (COMPARED, "chain: rl,", "chain: rll,", "no preset 'rll' in exp_configs/chains/"),
+        (COMPARED, "method: luffy", "method: luffy, metod: luffy", "did you mean 'method'?"),
+        (COMPARED, "method: luffy", "method: other.yaml", "many.yaml:8: arms.luffy: method: other.yaml: no such file"),
+        (COMPARED, ARMS, "arms: {luffy: {chain: rl, method: luffy}}\n", "arms: needs at least 2, found 1"),
+        (COMPARED, "  luffy:", "  a.b:", "digits and _ - only, a letter or digit first, found 'a.b'"),
+        (COMPARED, STEPS, STEPS + "rl: {steps: 9}\n",
+         "rl: unknown key; fields of the experiment go into the list overrides: [rl.FIELD=VALUE]"),
+        (COMPARED, STEPS, STEPS + "cluster: ray\n",
+         "cluster: unknown key; fields of the experiment go into the list overrides: [cluster=VALUE]"),
+        (COMPARED, STEPS, STEPS + "method: luffy\n", "method: unknown key; each arm has its own: arms.NAME.method"),
+        (COMPARED, STEPS, STEPS + "seed: 1\n", "seed: unknown key; did you mean 'seeds'?"),
+        (COMPARED, STEPS, STEPS + "tuned_at: cell\n", "tuned_at: has no effect in a comparison; allowed here: arms, "),
+        (COMPARED, str(SMOKE), "smok.yaml",
+         "many.yaml:2: experiment: smok.yaml: no such file; did you mean 'smoke'?"),
+        # Tuning.
+        (TUNED, "rl.optimizer.lr", "rl.prompts_per_step",
+         "grid: rl.prompts_per_step cannot be overridden here: it must be the same in all arms"),
+        (TUNED, "rl.optimizer.lr", "rl.steps", "rl.steps cannot be overridden here: it would change the budget"),
+        (TUNED, "rl.optimizer.lr", "data.train.num_prompts", "all arms share it"),
+        (TUNED, "rl.optimizer.lr", "rl.seed", "the comparison's seeds decide it"),
+        (TUNED, "rl.optimizer.lr", "method", "chain and method"),
+        (TUNED, "rl.optimizer.lr", "rl.optimizer.lrr", "rl.optimizer.lrr: unknown key"),
+        (TUNED, "grid: {rl.optimizer.lr", "grid: {sft.optimizer.lr", "a key of them changes nothing in this arm"),
+        (TUNED, "rl.optimizer.lr: [1e-4, 1e-3]", "rl.optimizer.lr: []", "grid.rl.optimizer.lr"),
+        (TUNED, "rl.optimizer.lr: [1e-4, 1e-3]", "rl.optimizer.lr: [1e-3, 0.001]", "0.001 is listed twice"),
+        (TUNED, "rl.optimizer.lr: [1e-4, 1e-3]", "rl.optimizer.lr: [1e-4, 2e-4, 1e-3]",
+         "every arm needs the same number of points"),
+        (TUNED, "grid: {rl.optimizer.lr: [1e-4, 1e-3]}\n", "", "arms.luffy: grid: has 1 points, and that of arm sft 2"),
+        (TUNED, "select: {on: validation, seeds: [100, 101]}\n", "", "select: missing; a grid needs it"),
+        (COMPARED, STEPS, STEPS + "select: {seeds: [100]}\n", "select: has no effect without a grid"),
+        (TUNED, "[100, 101]", "[100, 2]", "select.seeds: 2 is also reported"),
+        (TUNED, "[100, 101]", "[100, 100]", "select.seeds: give each seed once"),
+        (TUNED, "[100, 101]", "[100, 101], halving: {min_resource: 6}", "select.halving: unknown key"),
+        (TUNED, "[100, 101]", "[100], random: 3", "arms.sft: grid: has 2 of the 3 points of select.random"),
+        (TUNED, "[100, 101]", "[100], decoding: greed", "decoding: no decoding is called 'greed'; there are greedy"),
+        (TUNED, "on: validation", "on: longr", "select.on: no suite is called 'longr'"),
+        (TUNED, "validation_prompts=4", "validation_prompts=0", "select.on: the validation split has no prompts"),
+        (
+            changed(TUNED, "on: validation", "on: longer"), "overrides: [data",
+            'overrides: ["evaluation.only=[longer, retention]", data',
+            "select.on: longer is also reported (evaluation.only)",
+        ),
+        # Grids.
+        (GRID, "sft.num_traces: [4, 8]", "sft.num_trace: [4, 8]", "sft.num_trace: unknown key"),
+        (GRID, "sft.num_traces: [4, 8]", "sft.num_traces: []", "grid.sft.num_traces"),
+        (GRID, "sft.num_traces: [4, 8]", "sft.num_traces: [4, 4]", "4 is listed twice"),
+        (GRID, "sft.num_traces: [4, 8]", "rl.steps: [4, 8]", "are the same run; a key changes nothing"),
+        (GRID, "sft.num_traces: [4, 8]", "sft.seed: [4, 8]", "every point runs with all of seeds"),
+        (GRID, "sft.num_traces: [4, 8]", "name: [a, b]", "name cannot be tried"),
+        (GRID, "sft.num_traces: [4, 8]", "sft.num_traces: [4, many]", "sft.num_traces"),
+        (GRID, "[1, 2]", "[1, 1]", "seeds: give each seed once"),
+        (GRID, "seeds", "budget: {rollouts: 4}\nseeds", "budget: has no effect in a grid; allowed here: experiment, "),
+        (
+            changed(GRID, "[chain=sft, method=sft]", '["stages=[prepare_data, base, evaluate]"]'),
+            "sft.num_traces: [4, 8], sft.optimizer.lr: [1e-4, 1e-3]", "base.steps: [4, 8]",
+            "seeds: have no effect without the stage sft or rl",
+        ),
+        # Studies.
+        (STUDY, "cells: [centre, budget-long]", "cells: [budget-huge]", "no cell is called 'budget-huge'"),
+        (STUDY, "arms: [luffy]}", "arms: [chord]}", "no arm is called 'chord'"),
+        (STUDY, "reference: sft", "reference: ppo", "no arm is called 'ppo'"),
+        (STUDY, "{budget: long, heat: cool}", "{budget: long, cold: cool}", "no axis is called 'cold'"),
+        (STUDY, "{budget: long, heat: cool}", "{budget: long, heat: hot}", "axis heat has no level 'hot'"),
+        (STUDY, "seeds: [100]}", "seeds: [1]}", "1 is also reported"),
+        (STUDY, "[rl.temperature=0.8]", "[rl.steps=9]", "it would change the budget"),
+        (STUDY, "suite: in_distribution", "suite: nowhere", "no suite is called 'nowhere'"),
+        (STUDY, "method: luffy, grid", "method: lufy, grid", "did you mean 'luffy'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_says_where(load, text, old, new, says):
+    message = complaint(load, changed(text, old, new))
+    assert says in message and "many.yaml" in message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "says"),
+    [
+        ("comparison", "smoke", "is an experiment, not a comparison of methods; run it with: luffy run smoke"),
+        ("comparison", "grid_sft_size", "is a grid of runs, not a comparison of methods; run it with: luffy grid"),
+        ("study", "smoke", "is an experiment, not a study; run it with: luffy run smoke"),
+        ("study", "compare_arithmetic", "is a comparison of methods, not a study; run it with: luffy compare"),
+        ("grid", "compare_arithmetic", "is a comparison of methods, not a grid of runs; run it with: luffy compare"),
+    ],
+)
+def test_a_file_of_another_kind_names_its_command(wanted, name, says):
+    assert f"{name}: {says}" in complaint(load_sweep, name, wanted=wanted)
+
+
+def test_options_of_the_command_line_are_those_of_an_experiment(load, tmp_path):
+    load(GRID)
+    file = tmp_path / "many.yaml"
+    assert (kind_of_file(file), kind_of_file(SMOKE)) == ("grid", "experiment")
+    assert "--over has no effect on" in complaint(load_sweep, file, over=["rl.steps=[1]"], wanted="grid")
+    assert "--seed has no effect on" in complaint(load_sweep, file, seeds=[1], wanted="grid")
+    assert "is no grid; say what to try: --over" in complaint(load_sweep, SMOKE, wanted="grid")
+    for over, says in ((["rl.steps=4"], "rl.steps must be a list"), (["rl.steps=[4]"] * 2, "rl.steps is given twice")):
+        assert f"--over: {says}" in complaint(load_sweep, SMOKE, over=over, wanted="grid")

@@ -1,0 +1,440 @@
+"""What grids, comparisons and studies find on arms whose verdicts are chosen, and how pages and data say it."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic.finished_chain import HOSTILE
+from synthetic.suite_scores import evaluation
+from synthetic.sweeps import COSTS, arm, compared, gridded, run
+
+from luffy.cli.study_view import fresh_workspace
+from luffy.config.many_runs.sweep_design import CENTRE
+from luffy.config.many_runs.sweep_runs import load_sweep
+from luffy.errors import DataError, LuffyError, UserError
+from luffy.evaluation.sweeps.run_results import ArmResults, CurvePoint
+from luffy.evaluation.sweeps.sweep_findings import arms_of, choose, find, findings_json, tuning_of
+from luffy.evaluation.sweeps.sweep_results import (
+    BASE,
+    REPORTED,
+    MeasureRow,
+    OutcomeRow,
+    SweepResults,
+    first_difference,
+    joined_results,
+    read_sweep_results,
+    result_files,
+    write_results,
+)
+from luffy.report.cells import plain_table
+from luffy.report.page import html
+from luffy.report.sweep_pages import (
+    accuracies_of_cells,
+    accuracy_table,
+    cost_table,
+    decision_table,
+    difference_table,
+    steps_to_reach,
+    study_figure,
+    study_html,
+    study_markdown,
+    sweep_page,
+    tries_table,
+    tuning_costs,
+)
+from luffy.tracking.metrics import HeldOutPoint
+
+EASY, HARD = ("easy", "greedy"), ("hard", "greedy")
+CURVE = (CurvePoint(0.25, 2.0, 8.0, 2.0), CurvePoint(0.75, 4.0, 16.0, 5.0))
+LUFFY = arm("luffy", (20, 10), (24, 10), curve=CURVE)
+OTHER = arm("other", (36, 10), (40, 12))
+SIZES = {"sft.num_traces": (64, 128, 256)}
+RATES = {"sft.optimizer.lr": (1e-4, 1e-3)}
+SHADE = r"fill: var\(--c1\); opacity: ([\d.]+)"
+
+
+# A comparison.
+
+
+def test_accuracies_are_means_over_seeds_and_differences_are_paired():
+    findings = compared(LUFFY, OTHER)
+    score = findings.score("luffy", EASY)
+    assert (score.estimate.value, score.by_seed) == (pytest.approx(0.55), {1: 0.5, 2: 0.6})
+    effect = findings.effect(CENTRE, "other", EASY)
+    assert effect.result.difference.value == pytest.approx(0.4)
+    assert effect.result.by_seed == pytest.approx((0.4, 0.4))
+    assert (effect.is_significant, findings.effect(CENTRE, "other", HARD).is_significant) == (True, False)
+    luffy, other = json.loads(findings_json(findings))["arms"]
+    assert luffy["accuracy"][0]["value"] == pytest.approx(0.55)
+    assert (luffy["accuracy"][0]["by_seed"], luffy["minus_reference"]) == ({"1": 0.5, "2": 0.6}, [])
+    assert other["minus_reference"][0]["significant"] is True
+    assert luffy["curve"][-1] == {"reward": 0.75, "steps": 4, "samples": 16.0, "seconds": 5.0}
+    assert other["cost_a_seed"]["peak_memory_gib"] is None
+
+
+def test_p_values_are_corrected_over_all_tests_that_a_comparison_has():
+    findings = compared(LUFFY, OTHER, arm("third", (22, 11), (22, 9)), arm("broken", failures={1: "no", 2: "no"}))
+    plain = {place: effect.result.p_value for place, effect in findings.effects.items()}
+    assert len(plain) == 4
+    smallest = min(plain, key=plain.get)
+    assert findings.effects[smallest].adjusted_p == pytest.approx(min(1.0, 4 * plain[smallest]))
+    assert max(effect.adjusted_p for effect in findings.effects.values()) >= max(plain.values())
+
+
+def test_failed_seeds_and_arms_are_shown_and_the_rest_is_compared():
+    half = arm("half", (36, 10), failures={2: "was ended by SIGKILL"})
+    findings = compared(LUFFY, OTHER, half, arm("broken", failures={1: HOSTILE, 2: "no"}))
+    effect = findings.effect(CENTRE, "half", EASY)
+    assert (effect.seeds, effect.result.num_seeds) == ((1,), 1)
+    assert findings.failures[0] == "half, seed 2: was ended by SIGKILL"
+    _, rows = plain_table(accuracy_table(findings, "greedy"))
+    assert "1 of 2 seeds, the others failed" in rows[3][0]
+    assert rows[-1][1:] == ["failed", "failed"]
+    assert {name for _, name, _ in findings.effects} == {"other", "half"}
+    page = html(sweep_page(findings))
+    assert "Failed runs" in page and "<script>" not in page and "&lt;script&gt;" in page
+    assert plain_table(cost_table(findings))[1][-1][1:] == ["–"] * 5
+
+
+def test_a_failed_reference_leaves_accuracies_without_tests():
+    findings = compared(arm("luffy", failures={1: "no", 2: "no"}), OTHER)
+    assert (findings.effects, difference_table(findings, "greedy")) == ({}, None)
+    assert html(sweep_page(findings)).count("minus luffy") == 0
+
+
+def test_the_page_stands_alone_and_is_the_same_twice():
+    page = html(sweep_page(compared(LUFFY, OTHER)))
+    assert page == html(sweep_page(compared(LUFFY, OTHER)))
+    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+    for words in ("Over optimizer steps", "Over samples", "Over time", "rows learned from", "Student", "Holm"):
+        assert words in page
+    assert page.count("<figure>") == 4
+
+
+@pytest.mark.parametrize(
+    "findings", [compared(arm("luffy", (20, 10)), seeds=(1,)), gridded(SIZES, (10, 20, 30), seeds=(1,))]
+)
+def test_with_one_seed_the_page_says_that_nothing_is_known_of_another(findings):
+    assert "say nothing about what another seed would give" in html(sweep_page(findings))
+
+
+def test_arms_that_were_asked_other_problems_are_not_compared():
+    asked = replace(OTHER, seeds=(replace(OTHER.seeds[0], evaluation=evaluation(problems=41, easy=20, hard=10)),))
+    with pytest.raises(DataError, match="other, easy, seed 1: not the problems of luffy"):
+        compared(LUFFY, asked)
+
+
+@pytest.mark.parametrize(
+    ("budget", "costs", "says"),
+    [
+        (
+            {"optimizer_steps": 12},
+            {"enough": COSTS, "off": replace(COSTS, optimizer_steps=15.0)},
+            "off: 15 optimizer steps a seed where the budget is 12",
+        ),
+        (
+            {"tokens": 20_000, "max_optimizer_steps": 48},
+            {
+                "enough": replace(COSTS, generated_tokens=9_500.0, trained_tokens=10_400.0),
+                "off": replace(COSTS, generated_tokens=4_000.0, trained_tokens=5_000.0),
+            },
+            "off: 9,000 tokens a seed where the budget is 20,000",
+        ),
+    ],
+)
+def test_an_arm_that_spends_another_budget_is_told(budget, costs, says):
+    arms = [replace(arm(name), seeds=(run(1, own, easy=20, hard=10),)) for name, own in costs.items()]
+    findings = compared(*arms, reference="enough", budget=budget)
+    assert findings.off_budget == [says] == json.loads(findings_json(findings))["off_budget"]
+    assert says in html(sweep_page(findings))
+
+
+def test_the_page_says_how_many_steps_an_accuracy_took():
+    def measured(name, *curves):
+        plain = arm(name, *[(20, 10)] * len(curves))
+        points = [
+            {"easy": tuple(HeldOutPoint(at, at, at, 4.0 * i, 32.0 * i, 9.0 * i) for i, at in enumerate(curve))}
+            for curve in curves
+        ]
+        seeds = (replace(seed, held_out=of) for seed, of in zip(plain.seeds, points, strict=True))
+        return replace(plain, seeds=tuple(seeds))
+
+    fast, slow = measured("luffy", (0.1, 0.4, 0.6), (0.1, 0.2, 0.5)), measured("slow", (0.1, 0.1, 0.3), (0.2, 0.2, 0.2))
+    findings = compared(fast, slow, arm("unmeasured", (20, 10)))
+    header, rows = plain_table(*steps_to_reach(findings))
+    assert header == ["arm", "20 %", "30 %", "40 %", "50 %", "60 %"]
+    assert rows == [["luffy", "4", "6", "6", "8", "1 of 2 seeds"], ["slow", "4", "1 of 2 seeds", "–", "–", "–"]]
+    page = html(sweep_page(findings))
+    assert page.count("held-out-easy-") == 3 and "Optimizer steps to reach an accuracy on easy" in page
+    assert json.loads(findings_json(findings))["arms"][0]["held_out"]["easy"][2]["steps"] == 8.0
+    assert "held-out" not in html(sweep_page(compared(LUFFY, OTHER)))
+
+
+# Tuning.
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    """`tuned(luffy=(10, 30, None))`: what the tries of `compare_tuned` found; None, and arms left out, have failed."""
+    sweep = load_sweep("compare_tuned", ["seeds=[11, 12]"])
+
+    def found(**solved):
+        outcomes = {}
+        for each in sweep.tuning_runs():
+            right = solved.get(each.arm, (None,) * 3)[each.point.number - 1]
+            finished = right is not None
+            outcomes[each.folder] = run(each.seed, validation=right) if finished else LuffyError("was ended\nits log")
+        return sweep, tuning_of(sweep, CENTRE, outcomes)
+
+    return found
+
+
+def of(tuning, arm):
+    return next(each for each in tuning.arms if each.arm == arm)
+
+
+@pytest.mark.parametrize(
+    ("solved", "number", "warning"),
+    [
+        ((10, 30, 20), 2, ""),
+        ((10, 30, 30), 2, ""),  # of equal ones the first
+        ((0, 0, 0), 1, "all tried points are equally accurate"),
+        ((30, 20, 10), 1, "the smallest value tried; a smaller one"),
+        ((10, 20, 30), 3, "the largest value tried; a larger one"),
+        ((10, 20, None), 2, ""),
+        ((None, None, None), None, ""),
+    ],
+)
+def test_the_highest_accuracy_is_chosen_and_what_is_not_to_be_trusted_is_told(tuned, solved, number, warning):
+    _, tuning = tuned(luffy=solved)
+    assert choose(tuning, strict=False).get("luffy") == number
+    has_failed = None in solved
+    assert choose(tuning, strict=True).get("luffy") == (None if has_failed else number)
+    (line,) = of(tuning, "luffy").warnings or [""]
+    assert warning in line and bool(line) == bool(warning)
+
+
+def test_only_numbers_have_edges(tuned):
+    _, tuning = tuned(luffy=(30, 20, 10))
+    tried = of(tuning, "luffy")
+    for values in (("cosine", "constant", "linear"), (True, False, True)):
+        tries = [
+            replace(each, results=replace(each.results, point=replace(each.point, values=(("key", value),))))
+            for each, value in zip(tried.tries, values, strict=True)
+        ]
+        assert replace(tried, tries=tuple(tries)).warnings == []
+
+
+def test_an_arm_runs_with_the_values_that_its_own_tries_chose(tuned):
+    sweep, tuning = tuned(luffy=(10, 30, 20), sft=(10, 20, 30))
+    runs = sweep.reported_runs(chosen={CENTRE: choose(tuning, strict=False)})
+    assert [(each.title, each.config.evaluation.only) for each in runs[:2]] == [("sft 11", None), ("luffy 11", None)]
+    assert (runs[0].config.sft.optimizer.lr, runs[1].config.rl.optimizer.lr) == (8e-4, 1e-4)
+    outcomes = {each.folder: run(each.seed, easy=4) for each in runs} | {"luffy-12": LuffyError("was ended\nits log")}
+    arms = {each.name: each for each in arms_of(sweep, runs, outcomes)}
+    assert list(arms) == list(sweep.design.arms)
+    assert ([seed.seed for seed in arms["luffy"].seeds], arms["luffy"].failures) == ([11], {12: "was ended"})
+    nothing_chosen = arms["sft_then_rl"].failures
+    assert set(nothing_chosen) == {11, 12} and "no point of its grid has finished" in nothing_chosen[11]
+
+
+def test_page_and_data_tell_what_was_tried_chosen_and_failed(tuned):
+    _, tuning = tuned(sft=(30, 20, 10), luffy=(10, 30, None))
+    tuning = replace(tuning, arms=(of(tuning, "sft"), of(tuning, "luffy")))
+    reported = [ArmResults(name, LUFFY.point, (run(1, easy=20),), {}) for name in ("sft", "luffy")]
+    found = compared(*reported, seeds=(1,), tuning=tuning, base={"easy": 4})
+    _, rows = plain_table(tries_table(found.tuning))
+    assert [row[3] for row in rows] == ["chosen", "", "", "", "chosen", ""]
+    assert rows[5][2] == "failed"
+    assert found.failures == ["luffy, rl.optimizer.lr=0.0002, seed 100: was ended"]
+    page = html(sweep_page(found))
+    for words in ("3 tries", "seed 100", "evaluated only on validation", "smallest value tried", "rl.optimizer.lr"):
+        assert words in page
+    data = json.loads(findings_json(found))["tuning"]
+    assert [each["chosen"] for each in data["arms"]] == [{"sft.optimizer.lr": 2e-4}, {"rl.optimizer.lr": 1e-4}]
+    assert data["arms"][0]["tries"][0]["accuracy"]["value"] == pytest.approx(30 / 40)
+    failed = data["arms"][1]["tries"][2]
+    assert (failed["accuracy"], failed["failures"]) == (None, {"100": "was ended"})
+    assert data["warnings"] == of(tuning, "sft").warnings
+    assert len(plain_table(tuning_costs(found.tuning))[1]) == 2
+    untuned = replace(found, tuning=None)
+    assert json.loads(findings_json(untuned))["tuning"] is None and "#tuning" not in html(sweep_page(untuned))
+
+
+# A grid.
+
+
+def test_one_key_is_a_line_with_intervals_for_each_suite():
+    findings = gridded(SIZES, (10, 20, 30))
+    page = html(sweep_page(findings))
+    assert page.count("<figure>") == 2 and page.count("<use") == 2 * 3
+    assert all(f">{value}<" in page for value in (64, 128, 256))
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    _, rows = plain_table(accuracy_table(findings, "greedy"))
+    assert [row[1].partition(" ")[0] for row in rows] == ["27.5", "52.5", "77.5"]  # mean over two seeds
+    assert rows[0][1].endswith("(25.0, 30.0)")
+    first, *_ = json.loads(findings_json(findings))["points"]
+    assert first["values"] == {"sft.num_traces": 64}
+    assert first["accuracy"][0]["by_seed"] == {"1": 0.25, "2": 0.3}
+    assert first["cost_a_seed"]["seconds"] == 61.0
+
+
+def test_two_keys_are_a_map_with_a_row_for_each_value_of_the_first_and_three_a_table():
+    page = html(sweep_page(gridded(SIZES | RATES, (10, 20, 30, 12, 22, 32))))
+    (easy, _) = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(re.findall(SHADE, page)) == 2 * 6
+    shown = re.findall(r">([\d.]+)</text>", easy)
+    assert shown == ["0.0001", "0.001", "64", "128", "256", "27.5", "52.5", "77.5", "32.5", "57.5", "82.5"]
+    assert max((float(shade), place) for place, shade in enumerate(re.findall(SHADE, easy)))[1] == 5
+    page = html(sweep_page(gridded(SIZES | RATES | {"sft.batch_size": (4,)}, (10, 20, 30, 12, 22, 32))))
+    assert "<figure>" not in page and "sft.num_traces=64, sft.optimizer.lr=0.0001, sft.batch_size=4" in page
+
+
+def test_a_failed_point_leaves_a_gap():
+    findings = gridded(SIZES | RATES, (10, 20, 30, 12, 22, 32), failed=(2,))
+    page = html(sweep_page(findings))
+    assert len(re.findall(SHADE, page)) == 2 * 5 and "Failed runs" in page
+    assert findings.failures[0] == "sft.num_traces=64, sft.optimizer.lr=0.001, seed 1: was ended"
+    assert html(sweep_page(gridded(SIZES, (10, 20, 30), failed=(2,)))).count("<use") == 2 * 2
+    assert plain_table(cost_table(findings))[1][1][1:] == ["–"] * 5
+    page = html(sweep_page(gridded(SIZES, (10, 20, 30), failed=(1, 2, 3))))
+    assert "Failed runs" in page and "<figure>" not in page
+
+
+# A study.
+
+PRIMARY = ("in_distribution", "greedy")
+SHARES = {"": 0.2, "sft": 0.3, "luffy": 0.8}
+
+
+def outcome(cell, arm, seed):
+    rng = np.random.default_rng([seed, len(cell), len(arm)])
+    share = 0.3 if (cell, arm) == ("heat-cool", "luffy") else SHARES[arm]
+    correct = tuple((rng.random(80) < share).astype(int).tolist())
+    return OutcomeRow(cell, REPORTED if arm else BASE, arm, 1, seed, *PRIMARY, "same", 1, correct)
+
+
+@pytest.fixture(scope="module")
+def study():
+    return load_sweep("study_smoke")
+
+
+@pytest.fixture(scope="module")
+def results(study):
+    rows = [outcome(cell, "", 0) for cell in study.cells]
+    rows += [
+        outcome(cell, arm, seed) for cell in study.cells for arm in study.design.arms for seed in study.seeds(cell)
+    ]
+    measures = [
+        MeasureRow(row.cell, row.role, row.arm, 1, "", row.seed, *PRIMARY, "accuracy", float(np.mean(row.correct)))
+        for row in rows
+    ]
+    return SweepResults(tuple(sorted(measures)), tuple(sorted(rows)))
+
+
+def test_holm_is_over_the_planned_tests_of_a_study_alone(study, results):
+    findings = find(study, results)
+    planned = {each: findings.effect(*each) for each in study.design.planned}
+    raw = sorted(effect.result.p_value for effect in planned.values())
+    expected = np.maximum.accumulate([p * (len(raw) - i) for i, p in enumerate(raw)])
+    assert sorted(effect.adjusted_p for effect in planned.values()) == pytest.approx(np.minimum(expected, 1.0))
+    others = [effect for (cell, arm, _), effect in findings.effects.items() if (cell, arm) not in planned]
+    assert others and all(effect.adjusted_p is None for effect in others)
+    assert findings.effect("centre", "luffy").verdict == "ahead"
+    assert findings.effect("heat-cool", "luffy").verdict == "not distinguishable"
+
+
+def test_a_planned_test_without_results_counts_in_the_correction(study, results):
+    cut = replace(results, outcomes=tuple(row for row in results.outcomes if row.cell != "budget-long"))
+    findings = find(study, cut)
+    assert findings.missing == [("budget-long", "luffy")]
+    effect = findings.effect("centre", "luffy")
+    assert effect.adjusted_p == pytest.approx(2 * effect.result.p_value)
+
+
+def test_arms_of_a_cell_need_the_same_problems(study, results):
+    rows = tuple(replace(row, problems="others") if row.arm == "luffy" else row for row in results.outcomes)
+    with pytest.raises(DataError, match="not the problems of sft"):
+        find(study, replace(results, outcomes=rows))
+
+
+def test_a_table_of_the_page_is_what_the_parquet_says(study, results, tmp_path):
+    files = result_files(tmp_path / "design.yaml", "small")
+    with pytest.raises(DataError, match="no such file; luffy study --collect"):
+        read_sweep_results(files)
+    write_results(results, files)
+    read = read_sweep_results(files)
+    assert read == results
+    table = accuracies_of_cells(find(study, read), PRIMARY)
+    assert table.header == ("situation", "base", "sft", "luffy")
+    for cell, row in zip(study.cells, table.rows, strict=True):
+        for name, shown in zip(table.header[1:], row[1:], strict=True):
+            own = [each for each in results.outcomes if (each.cell, each.arm or "base") == (cell, name)]
+            assert shown.text == f"{100 * np.mean([each.correct for each in own]):.1f}"
+    for file in files:
+        file.write_text("nothing")
+    with pytest.raises(DataError, match="is not a parquet file"):
+        read_sweep_results(files)
+
+
+def test_the_page_says_what_is_exploratory_and_what_is_not_distinguishable(study, results):
+    findings = find(study, results)
+    centre, _, cool, _ = decision_table(findings).rows
+    assert centre[1].text.startswith("luffy (+") and "exploratory" not in centre[1].text
+    assert cool[1].text == "–" and "exploratory" in cool[3].text
+    page, markdown = study_html(findings, results), study_markdown(findings, results)
+    assert page.count("<figure>") == 2 and study.design.limits[0] in page and study.design.limits[0] in markdown
+    figure = study_figure(findings)
+    assert figure.count("<svg ") == 1 and not re.search(r"var\(", figure)
+
+
+def of_seeds(results, *seeds):
+    return SweepResults(
+        *(tuple(row for row in rows if row.seed in seeds) for rows in (results.measures, results.outcomes))
+    )
+
+
+def with_one_other_answer(results):
+    first, *rest = results.outcomes
+    return replace(results, outcomes=(replace(first, correct=(1 - first.correct[0], *first.correct[1:])), *rest))
+
+
+def test_results_that_differ_in_one_answer_are_found_and_not_joined(study, results):
+    assert first_difference(results, results) is None
+    first, *rest = results.outcomes
+    found = first_difference(with_one_other_answer(results), results)
+    assert found.startswith(f"{first.cell}, ") and "committed" in found and "\n" not in found
+    assert "now nothing" in first_difference(results, replace(results, outcomes=tuple(rest)))
+    with pytest.raises(DataError, match=f"{first.cell}, .* committed .*, now "):
+        joined_results(results, with_one_other_answer(results))
+    again = tuple(replace(row, point=2) if row.arm == "luffy" else row for row in results.outcomes)
+    with pytest.raises(DataError, match=r"centre, luffy: point 1 of its grid was reported, here it is point 2"):
+        joined_results(of_seeds(results, 0, 1), of_seeds(replace(results, outcomes=again), 0, 2))
+    gone = tuple(replace(row, cell="old") for row in results.outcomes)
+    assert SweepResults((), (*results.outcomes, *gone)).in_design(study).outcomes == results.outcomes
+
+
+def test_machines_add_their_runs_to_the_same_files(results):
+    one, other = of_seeds(results, 0, 1), of_seeds(results, 0, 2)
+    assert joined_results(one, other) == joined_results(other, one) == results
+    assert joined_results(results, one) == results  # fewer runs replace nothing
+    slower = tuple(replace(row, measure="seconds", value=row.value + 1) for row in one.measures)
+    timed = tuple(replace(row, measure="seconds") for row in one.measures)
+    joined = joined_results(replace(one, measures=timed), replace(one, measures=slower))
+    assert joined.measures == timed  # a time is no difference
+
+
+def test_results_are_made_again_in_a_folder_of_their_own(study, tmp_path: Path) -> None:
+    root = tmp_path / "again"
+    for _ in range(2):  # also where an earlier attempt was interrupted
+        assert fresh_workspace(study, root).root == root
+        (root / "stages").mkdir(exist_ok=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "stages").touch()
+    with pytest.raises(UserError, match="other: is not empty, so results there would be reused"):
+        fresh_workspace(study, tmp_path / "other")
+    with pytest.raises(UserError, match="stages: is a file; give a folder"):
+        fresh_workspace(study, tmp_path / "other" / "stages")
