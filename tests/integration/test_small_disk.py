@@ -18,7 +18,7 @@ from luffy.pipeline.workspace.disposal import dispose
 from luffy.pipeline.workspace.garbage import survey
 from luffy.pipeline.workspace.retention import Retention
 from luffy.pipeline.workspace.space import lack_of_space
-from luffy.stages.continuation import adopt_shorter_run
+from luffy.stages.program import adopt_shorter_run
 
 MIB = 1 << 20
 

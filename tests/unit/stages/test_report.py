@@ -18,6 +18,7 @@ from luffy.config.expert_iteration import SampleConfig
 from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import PassRate, card_json, difficulty_card, fit_of, summarise_rates
 from luffy.data.sample_card import KeptCount, sample_card, sample_card_json
+from luffy.data.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 from luffy.errors import LuffyError
 from luffy.pipeline.chain.manifest import finished_manifest, write_manifest
 from luffy.pipeline.machine.events import EventWriter
@@ -26,7 +27,6 @@ from luffy.report.page import html
 from luffy.stages.program import StageContext
 from luffy.stages.report import run
 from luffy.statistics.paired import holm
-from luffy.synthesis.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 
 Chain = tuple[ExperimentConfig, dict[str, Path]]
 VOID = {"meta", "link", "br", "img", "hr", "input"}
