@@ -65,6 +65,10 @@ class FinishReason(StrEnum):
     """The limit of turns was reached, and the environment would have gone on."""
     ENVIRONMENT_ERROR = "environment_error"
     """The environment failed."""
+    REFUSED = "refused"
+    """The model or its content filter declined, or the endpoint rejected the request for good."""
+    FAILED = "failed"
+    """No answer after all retries, while other requests were answered."""
 
 
 PART_MEASURE = "part/"

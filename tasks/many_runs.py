@@ -22,11 +22,11 @@ from prefect.context import TaskRunContext
 
 from luffy.cli.console import ChainProgress, PlainDisplay, TitledDisplay, stage_title, terminal
 from luffy.config.many_runs.sweep_design import CENTRE
-from luffy.config.many_runs.sweep_runs import SHARED_NODES, Chosen, Sweep, SweepRun
+from luffy.config.many_runs.sweep_runs import SHARED_NODES, Chosen, Sweep, SweepRun, distinct
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
 from luffy.evaluation.finished import read_scores
-from luffy.evaluation.sweeps.run_results import RunOutcome, RunResult, first_line
-from luffy.evaluation.sweeps.sweep_findings import Findings, arms_of, find_on_arms, findings_json, tuning_of
+from luffy.evaluation.sweeps.run_results import RunOutcome, RunResult, first_line, read_run
+from luffy.evaluation.sweeps.sweep_findings import Findings, arms_of, choose, find_on_arms, findings_json, tuning_of
 from luffy.evaluation.sweeps.sweep_progress import SweepProgress
 from luffy.files import write_atomic
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
@@ -35,7 +35,7 @@ from luffy.pipeline.workspace import Workspace, link
 from luffy.report.cells import Table, plain_table
 from luffy.report.figures import Chart, colored, picture_url
 from luffy.report.page import html
-from luffy.report.sweep_pages import cost_table, sweep_page, tries_table
+from luffy.report.sweep_pages import accuracy_table, cost_table, difference_table, sweep_page, tries_table
 from luffy.tasks.artifacts import Artifact, Slot
 from luffy.tasks.session import Session, artifact_key, publishing, watching_the_server
 from luffy.tasks.stages import FinishedStage, make_chain, make_stage

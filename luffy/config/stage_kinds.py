@@ -36,28 +36,22 @@ ViewName = Literal[
 _GROUND = ("*", "config/*")
 _GRADED = ("environments", "grading", "hosted", "sandbox")
 _TRAINED = ("data", "objectives", "tracking", "training")
-_ANSWERED = (*_GRADED, "data", "evaluation/*", "rollout", "statistics", "stages/responses.py")
-_SAMPLED = (
-    *_ANSWERED,
-    "stages/answer_shards.py",
-    "stages/answered_prompts.py",
-    "stages/remembered_answers.py",
-    "tracking",
-    "training",
-)
-_VALIDATED = (*_ANSWERED, "stages/best_model.py", "stages/held_out.py")
+_ANSWERED = (*_GRADED, "data", "evaluation/*", "rollout", "statistics", "stages/answers")
+_SAMPLED = (*_ANSWERED, "stages/sample.py", "tracking", "training")
+_VALIDATED = (*_ANSWERED, "stages/held_out.py")
 """What counts beside a training stage's own rooms where it validates the policy as it learns."""
 ASKING_ROOMS = (
     "*",
     "data/prompt_templates.py",
     "data/templates.py",
-    "evaluation/model_clients.py",
-    "evaluation/requests.py",
     "rollout",
-    "stages/responses.py",
+    "stages/answers/clients.py",
+    "stages/answers/paid.py",
+    "stages/answers/requests.py",
+    "stages/answers/store.py",
 )
 """Rooms that the responses of an evaluation depend on, however they are graded."""
-PLAYING_ROOMS = (*_GRADED, "data/conversations.py", "evaluation/episode_client.py")
+PLAYING_ROOMS = (*_GRADED, "data")
 """In an environment also these."""
 
 
@@ -120,7 +114,7 @@ _KINDS = (
         "The starting policy",
         inputs={"data": "data"},
         provides=("policy",),
-        rooms=(*_TRAINED, "rollout", "stages/supervised_run.py", "stages/unmeasured.py"),
+        rooms=(*_TRAINED, "rollout", "stages/supervised_run.py"),
         views=("metrics", "training_curves"),
     ),
     StageKind(
@@ -129,7 +123,7 @@ _KINDS = (
         inputs={"data": "data"},
         provides=("traces", "prompts"),
         sections=("synthesize", "data.train"),
-        rooms=(*_ANSWERED, "synthesis", "training"),
+        rooms=(*_ANSWERED, "stages/synthesis", "training"),
         views=("synthesis_card",),
     ),
     StageKind(
@@ -156,7 +150,7 @@ _KINDS = (
         inputs={"data": "traces", "model": "policy"},
         provides=("policy",),
         sections=("sft", "data.train"),
-        rooms=(*_TRAINED, "cluster", "stages/continuation.py", "stages/supervised_run.py", "stages/unmeasured.py"),
+        rooms=(*_TRAINED, "cluster", "stages/supervised_run.py"),
         views=("metrics", "training_curves"),
     ),
     StageKind(
@@ -171,10 +165,7 @@ _KINDS = (
             "cluster",
             "rl",
             "rollout",
-            "stages/continuation.py",
             "stages/rl_components.py",
-            "stages/rl_tasks.py",
-            "stages/unmeasured.py",
         ),
         views=("metrics", "training_curves", "rollout_samples"),
     ),
@@ -185,7 +176,7 @@ _KINDS = (
         provides=("evaluation",),
         for_each="policy",
         sections=("evaluation",),
-        rooms=(*_ANSWERED, "stages/adoption.py", "tracking"),
+        rooms=(*_ANSWERED, "tracking"),
         views=("accuracies", "evaluated_samples"),
     ),
     StageKind(
@@ -194,7 +185,7 @@ _KINDS = (
         inputs={"data": "data"},
         requires=("evaluation",),
         reads_all=True,
-        rooms=(*_GRADED, "config/many_runs", "data", "evaluation", "report", "statistics", "synthesis", "tracking"),
+        rooms=(*_GRADED, "config/many_runs", "data", "evaluation", "report", "statistics", "tracking"),
         views=("accuracies", "accuracy_curves", "report_page"),
         pages=("report.html", "report.md"),
     ),
@@ -204,7 +195,7 @@ _KINDS = (
         inputs={"data": "data", "model": "policy"},
         provides=("evaluation",),
         is_in_chains=False,
-        rooms=(*_ANSWERED, "objectives", "stages/adoption.py", "stages/evaluate.py", "tracking", "training"),
+        rooms=(*_ANSWERED, "objectives", "stages/evaluate.py", "tracking", "training"),
         views=("accuracies", "accuracy_curves"),
         pages=("curve.html",),
     ),

@@ -22,8 +22,7 @@ from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import after_thinking
 from luffy.errors import LuffyError
 from luffy.rollout.engine import SamplingParams
-from luffy.rollout.text_answers import TextCompletion
-from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
+from luffy.rollout.text_endpoint import TextCompletion, TextRequest
 from luffy.types import FinishReason, Message
 
 _POLICY = "assistant"
@@ -60,11 +59,19 @@ class Chat(Protocol):
         ...
 
 
+class ChatEndpoint(Protocol):
+    """Completes requests of several episodes at once; `luffy.stages.answers.paid.PaidEndpoint` does, and saves them."""
+
+    async def complete(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
+        """The completion; LuffyError where there is none."""
+        ...
+
+
 @dataclass(slots=True)
 class _EndpointChat:
     """The endpoint of a play; after its first failure no more requests are sent."""
 
-    endpoint: TextEndpoint
+    endpoint: ChatEndpoint
     params: SamplingParams
     failures: list[LuffyError] = field(default_factory=list)
 
@@ -90,8 +97,8 @@ class TextEpisodePlayer:
         self.limits = limits
         self.scorer = scorer
 
-    def play(self, starts: Sequence[EpisodeStart], endpoint: TextEndpoint, params: SamplingParams) -> list[TextEpisode]:
-        """One episode per start, in order; raises what `EpisodePlayer.play` and `TextEndpoint.generate` raise."""
+    def play(self, starts: Sequence[EpisodeStart], endpoint: ChatEndpoint, params: SamplingParams) -> list[TextEpisode]:
+        """One episode per start, in order; raises what `EpisodePlayer.play` and the endpoint raise."""
         return run_in_loop(self._play_all(starts, _EndpointChat(endpoint, params)))
 
     async def _play_all(self, starts: Sequence[EpisodeStart], chat: _EndpointChat) -> list[TextEpisode]:

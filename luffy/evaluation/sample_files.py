@@ -1,11 +1,9 @@
 """`samples.jsonl.zst`: the graded responses of an evaluation, a line each (`zstdcat FILE | head`).
 
-Compressed in blocks that stand alone (zstd frames): files are joined by their bytes, and neither who writes nor who
-reads holds more than a block.
+Compressed in blocks that stand alone (zstd frames): neither who writes nor who reads holds more than a block.
 """
 
 import io
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -61,22 +59,15 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def write_sample_records(path: Path, records: Iterable[SampleRecord]) -> None:
-    """Write the records as they come: all of them or nothing."""
+def write_sample_records(path: Path, *cells: Iterable[SampleRecord]) -> None:
+    """Write the records as they come, those of each cell in blocks of their own: all of them or nothing."""
     import pyarrow as pa  # flows, which show samples, start without it
 
     codec = pa.Codec("zstd", compression_level=_LEVEL)
     with replacing(path) as file:
-        for block in _blocks(map(record_line, records)):
-            file.write(codec.compress(block, asbytes=True))
-
-
-def join_sample_records(path: Path, parts: Iterable[Path]) -> None:
-    """Concatenate the records of `parts` into `path`, atomically."""
-    with replacing(path) as target:
-        for part in parts:
-            with part.open("rb") as source:
-                shutil.copyfileobj(source, target)
+        for records in cells:
+            for block in _blocks(map(record_line, records)):
+                file.write(codec.compress(block, asbytes=True))
 
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:

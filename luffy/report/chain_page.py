@@ -15,6 +15,7 @@ from luffy.config.evaluation import VALIDATION
 from luffy.config.stage_kinds import ViewName
 from luffy.config.yaml_source import dump_yaml
 from luffy.data.pass_rates import DifficultyCard, Fit, SampleCard, read_card, read_sample_card
+from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
 from luffy.evaluation.finished import CheckpointScores, read_scores
@@ -52,7 +53,6 @@ from luffy.report.evaluation_page import DOT_NOTE, Scored, breakdowns, measures,
 from luffy.report.figures import bars, dots
 from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn
 from luffy.statistics.paired import BenchmarkComparison, BenchmarkComparisons, PairedAccuracies, compare
-from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 from luffy.tracking.tracker import SAMPLES_FILE, SampleRollout, read_samples

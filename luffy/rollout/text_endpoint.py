@@ -1,14 +1,14 @@
 """A model behind an OpenAI-compatible endpoint: text in, text out, without token ids.
 
-    endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), ServerConfig(urls=(url,)), [CHAT], answers)
-    answered = endpoint.generate([TextRequest(messages, seed)], params)
+    endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), ServerConfig(urls=(url,)), [CHAT])
+    completion = endpoint.run(endpoint.complete(TextRequest(messages, seed), params))
 
 Chats go to `/chat/completions`, where the server applies the model's own template, and texts to `/completions`. Many
 endpoints follow `seed` only approximately, and some ignore it. The endpoint's other sampling defaults (such as
 llama.cpp's `top_k` and `min_p`) stay in force unless `model.endpoint.request` sets them.
 """
 
-import asyncio
+import concurrent.futures
 import difflib
 import hashlib
 import json
@@ -21,12 +21,10 @@ from typing import Any, TypeVar
 
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
-from luffy.errors import ConfigError, LostError, LuffyError
+from luffy.errors import ConfigError, LostError
 from luffy.files import write_atomic
 from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, Refused
 from luffy.rollout.engine import SamplingParams
-from luffy.rollout.text_answers import TextAnswers, TextCompletion
-from luffy.stop_request import check_stop_request
 from luffy.types import FinishReason, Message
 
 logger = logging.getLogger(__name__)
@@ -97,6 +95,20 @@ class TextRequest:
         return TEXT if isinstance(self.prompt, str) else CHAT
 
 
+@dataclass(frozen=True, slots=True)
+class TextCompletion:
+    """A generated response as text."""
+
+    text: str
+    num_tokens: int
+    """Completion tokens as the endpoint counts them, reasoning included."""
+    finish_reason: FinishReason
+    prompt_tokens: int | None = None
+    """Prompt tokens as the endpoint counts them; None: it does not say."""
+    is_refusal: bool = False
+    """Whether the endpoint's content filter ended it, or the model declined in the protocol's own field."""
+
+
 @dataclass(slots=True)
 class _EndpointServer:
     client: HTTPClient
@@ -106,76 +118,49 @@ class _EndpointServer:
 class TextEndpoint:
     """Generates with one model on any number of servers; each request goes to the least busy one.
 
-    Responses are saved in `answers` as they arrive, and requests whose response is saved are not sent again. `setting`
-    is the section of the configuration that errors name.
+    `setting` is the section of the configuration that errors name. `luffy.stages.answers.paid` saves the responses.
     """
 
-    def __init__(
-        self,
-        model: EndpointModel,
-        config: ServerConfig,
-        answers: TextAnswers | None,
-        setting: str = _SERVER_SETTING,
-    ) -> None:
+    def __init__(self, model: EndpointModel, config: ServerConfig, setting: str = _SERVER_SETTING) -> None:
         self._loop = LoopThread()
         self._servers = [_EndpointServer(HTTPClient.to_server(url, config, setting)) for url in config.api_roots]
         self.concurrency = config.concurrency * len(self._servers)
         """Requests that may be under way at the same time."""
-        self._places = asyncio.Semaphore(self.concurrency)
         self._model = model
         self._setting = setting
         self._key_variable = config.api_key_variable
-        self._answers = answers
         self._limit_name = _MAX_TOKENS
         self._num_filtered = 0
 
     @classmethod
     def connect(
-        cls,
-        model: EndpointModel,
-        config: ServerConfig,
-        paths: Sequence[str],
-        answers: TextAnswers | None,
-        setting: str = _SERVER_SETTING,
+        cls, model: EndpointModel, config: ServerConfig, paths: Sequence[str], setting: str = _SERVER_SETTING
     ) -> "TextEndpoint":
         """An endpoint whose servers have all of `paths` (`CHAT`, `TEXT`); nothing is generated.
 
         Raises ConfigError for a server that cannot be reached, refuses the API key or lacks a path.
         """
-        endpoint = cls(model, config, answers, setting)
+        endpoint = cls(model, config, setting)
         with ExitStack() as on_failure:
             on_failure.callback(endpoint.close)
             endpoint._loop.run(endpoint._check(paths))
             on_failure.pop_all()
         return endpoint
 
-    def generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
-        """One completion per request, in order.
-
-        Raises ConfigError for a request that the endpoint rejects, and ClusterError when it fails after all retries.
-        """
-        return self._loop.run(self._generate(requests, params))
-
-    async def complete(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
-        """The completion of one request, for callers with an event loop of their own; raises as `generate` does.
-
-        A caller that is cancelled leaves the request running: it is paid for, and its response is saved.
-        """
-        running = self._loop.submit(self._complete(request, params, ()))
-        completion = await asyncio.shield(asyncio.wrap_future(running))
-        assert completion is not None  # only another request's failure leaves one out
-        return completion
-
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Wait for a coroutine that calls `complete_unsaved`, in the endpoint's event loop."""
+        """Wait for a coroutine that calls `complete`, in the endpoint's event loop."""
         return self._loop.run(coroutine)
+
+    def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> "concurrent.futures.Future[_Result]":
+        """Start such a coroutine from another thread; `close` cancels it."""
+        return self._loop.submit(coroutine)
 
     def key_of(self, request: TextRequest, params: SamplingParams) -> str:
         """Hash of everything that is sent with the request, and of its full seed."""
         return _key(request, self._body(request, params, _MAX_TOKENS))
 
-    async def complete_unsaved(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
-        """One completion from the least busy server, for callers that keep answers themselves and wait in `run`.
+    async def complete(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
+        """One completion from the least busy server; for `run` and `submit`.
 
         Raises RequestRejected for a request that the endpoint rejects, any other ConfigError for a wrong key or path,
         UnreadableAnswer for an incomplete answer, and LostError or ClusterError when it fails after all retries.
@@ -211,39 +196,6 @@ class TextEndpoint:
                     raise ConfigError(f"{self._setting}.urls: {error}; start the server or correct the URL") from error
                 if answer.status in (*_UNAUTHORISED, *_NO_SUCH_PATH, *_REDIRECTED):
                     raise self._refusal(server.client, path, answer.status, answer.complaint)
-
-    async def _generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
-        failures: list[LuffyError] = []
-
-        async def complete(request: TextRequest) -> TextCompletion | None:
-            try:
-                return None if failures else await self._complete(request, params, failures)
-            except LuffyError as error:
-                failures.append(error)
-                return None
-
-        # After the first failure no more requests are sent, but running ones, which are paid for, are awaited.
-        completions = await asyncio.gather(*map(complete, requests))
-        if failures:
-            raise failures[0]
-        return [completion for completion in completions if completion is not None]
-
-    async def _complete(
-        self, request: TextRequest, params: SamplingParams, failures: Sequence[LuffyError]
-    ) -> TextCompletion | None:
-        """The completion; None when another request failed before this one was sent."""
-        assert self._answers is not None
-        key = self.key_of(request, params)
-        known = self._answers.find(key)
-        if known is not None:
-            return known
-        async with self._places:
-            if failures:
-                return None
-            check_stop_request("all responses that had been requested are kept")
-            completion = await self.complete_unsaved(request, params)
-        self._answers.add(key, completion)
-        return completion
 
     async def _ask(self, client: HTTPClient, request: TextRequest, params: SamplingParams) -> Mapping[str, Any]:
         limit_name = self._limit_name

@@ -3,7 +3,7 @@
 Run: python -m luffy.stages.difficulty --config DIR/config.yaml --out DIR
 
 Samples `difficulty.num_samples` responses to every prompt of prepare_data's train.parquet, as an evaluation does, and
-grades them as RL does (`luffy.stages.answered_prompts`); with an environment a response is an episode. Writes
+grades them as RL does (`luffy.stages.sample.answer_prompts`); with an environment a response is an episode. Writes
 pass_rates.parquet (one row per prompt), train.parquet (the prompts within the bounds, with traces), tokenizer/,
 card.json and card.md. RL reads this directory in place of prepare_data's. sft.parquet, rl_complement.parquet and
 validation.parquet are not filtered: SFT can use a trace whether or not the policy solves the prompt, and held-out data
@@ -28,16 +28,18 @@ from luffy.data.pass_rates import (
 )
 from luffy.errors import DataError
 from luffy.files import write_atomic
-from luffy.stages.answered_prompts import TRAIN_FILE, AnswerPlan, answer_prompts
 from luffy.stages.program import StageContext, StageResult, main
+from luffy.stages.sample import TRAIN_FILE, AskedPrompts, answer_prompts, without_text
 from luffy.training.model_folder import copy_tokenizer
 
 
 def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     """Measure the pass rate of every training prompt and keep those within the bounds; DataError if there are none."""
     config, out = settings.difficulty, context.out
-    answered = answer_prompts(_plan(settings), context)
-    rates = answered.rates
+    bounds = ("min_pass_rate", "max_pass_rate")
+    asked = AskedPrompts("difficulty", "pass_rate", "difficulty", bounds, "other bounds")
+    with answer_prompts(settings, config, asked, context, without_text) as answered:
+        rates = answered.rates
     fits = [fit_of(rate, config) for rate in rates]
     _refuse_empty(rates, fits, config)
     card = difficulty_card(config, rates, fits, [prompt.data_source for prompt in answered.prompts])
@@ -50,30 +52,6 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     write_atomic(out / "card.md", card_markdown(card))
     outputs = (RATES_FILE, TRAIN_FILE, "tokenizer", "card.json", "card.md")
     return StageResult(outputs, _metrics(card), resumed_from=answered.resumed_from)
-
-
-def _plan(settings: DifficultySettings) -> AnswerPlan:
-    config = settings.difficulty
-    assert config.temperature is not None
-    assert config.max_response_tokens is not None
-    assert config.engine is not None
-    return AnswerPlan(
-        section="difficulty",
-        suite="difficulty",
-        decoding="pass_rate",
-        seed=settings.seed,
-        num_samples=config.num_samples,
-        temperature=config.temperature,
-        max_response_tokens=config.max_response_tokens,
-        engine=config.engine,
-        dtype=settings.dtype,
-        grading=settings.grading,
-        stop=config.stop or (),
-        environment=settings.environment,
-        keeps_answers=False,
-        free_settings=("min_pass_rate", "max_pass_rate"),
-        free_words="other bounds",
-    )
 
 
 def _refuse_empty(rates: Sequence[PassRate], fits: Sequence[Fit], config: DifficultyConfig) -> None:

@@ -3,63 +3,89 @@
 Run: python -m luffy.stages.evaluate --config DIR/config.yaml --out DIR
 
 Writes samples.jsonl.zst, responses.json, results.json, summary.md and summary.html (with plots). Each batch of graded
-responses is saved in parts/, so a killed evaluation continues with the batch it was at and ends with the same bytes;
-parts/ is removed once samples.jsonl.zst is complete. Responses that an earlier evaluation sampled from the same model
-in the same way are reused and only graded again (`luffy.stages.adoption`). Responses of an endpoint are saved one by
-one.
+responses is saved in answers.jsonl, so a killed evaluation continues with the batch it was at and ends with the same
+bytes; that file is removed once samples.jsonl.zst is complete. Responses of an endpoint are saved one by one, too, in
+paid_answers.jsonl, which stays.
+
+Responses that an earlier evaluation sampled from the same model in the same way are reused and only graded again.
+`responses.json` has for each suite and decoding a hash of everything its responses depend on (the model's files,
+engine, generation code, sampling, prompts, seeds). A finished evaluation in the same workspace with an equal hash has
+exactly the responses that would be sampled. Graders, confidence level and other suites are not part of the hash.
 """
 
+import json
 import logging
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from urllib.parse import quote
 
-from luffy.config.environment import EpisodeLimits
+from pydantic import TypeAdapter, ValidationError
+
+from luffy.config.evaluation import EvaluationConfig
 from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
+from luffy.config.stage_kinds import ASKING_ROOMS, PLAYING_ROOMS
+from luffy.config.strict import FOR_IDENTITY, StrictModel
 from luffy.data.parquet import read_prompts, suite_files
+from luffy.data.prompt_templates import OWN, stops_of
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.episode_client import open_client, open_text_client
-from luffy.evaluation.evaluator import Evaluator, protocol_of
-from luffy.evaluation.model_clients import render_as_ids, render_as_text
-from luffy.evaluation.requests import Render, Suite
 from luffy.evaluation.results import (
     RESULTS_FILE,
+    Cell,
     EvaluationResults,
     ResultRow,
+    SamplingProtocol,
     advice_on,
     tally_cells,
     write_results,
 )
-from luffy.evaluation.sample_files import SAMPLES_FILE, join_sample_records, read_sample_records, write_sample_records
-from luffy.evaluation.sample_log import SampleLog
-from luffy.evaluation.suite_checks import check_problems, check_suite
+from luffy.evaluation.sample_files import (
+    SAMPLES_FILE,
+    read_sample_records,
+    read_samples_of,
+    write_sample_records,
+)
+from luffy.evaluation.sample_records import SampleRecord
+from luffy.files import write_atomic
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.json_text import parse_json
+from luffy.pipeline.identity import code_identity
+from luffy.pipeline.manifest import consumed_digest, read_manifest
+from luffy.pipeline.reuse import PAID_ANSWERS
+from luffy.pipeline.workspace import is_discarded
 from luffy.report.evaluation_page import PAGE_FILE, SUMMARY_FILE, by_decoding, write_summaries
-from luffy.rollout.engine import SwappableEngine
-from luffy.rollout.text_answers import TextAnswers
-from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint
-from luffy.stages.adoption import RESPONSES_FILE, EvaluationRequests, adopt, find_sampled, write_digests
+from luffy.rollout.text_endpoint import CHAT, TEXT, TextEndpoint, read_endpoint
+from luffy.stages.answers.asker import Asker, ResponseProgress, graded, graded_records, open_asker
+from luffy.stages.answers.clients import FULL_BATCHES, Generator, render_as_ids
+from luffy.stages.answers.paid import PaidEndpoint, earlier_paid, open_text_client, render_as_text
+from luffy.stages.answers.requests import EvaluationRequest, Render, SampleRequest, Suite, check_problems, check_suite
+from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.responses import ResponseProgress, open_endpoint, open_generator
+from luffy.types import FinishReason
 
 logger = logging.getLogger(__name__)
-_PARTS = "parts"
-_ANSWERS = "answers.jsonl"
-"""Responses of an endpoint; deleted once all of them are graded."""
-_OPEN = "open"
-"""Folder of the part that is being generated."""
+RESPONSES_FILE = "responses.json"
 OUTPUTS = (SAMPLES_FILE, RESPONSES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE)
 _NODE_PREFIX = "evaluate_"
+_REGRADING_BATCH = 1024
 
 SuiteDecoding = tuple[Suite, str]
 """A suite and the name of a decoding."""
+
+
+class _Line(StrictModel):
+    """A line of `responses.json`."""
+
+    suite: str
+    decoding: str
+    digest: str
+
+
+_LINES = TypeAdapter(tuple[_Line, ...])
 
 
 def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
@@ -67,30 +93,193 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     model = context.inputs["model"] / "model"
     endpoint = read_endpoint(model)
     render: Render
-    opened: AbstractContextManager[tuple[Evaluator, object]]
+    opened: AbstractContextManager[tuple[Asker, object]]
     if endpoint is not None:
         cells, render = _cells_of_endpoint(settings, context.inputs["data"]), render_as_text
         opened = _open_endpoint(endpoint, cells, settings, context)
     else:
         cells, longest = read_cells(settings, context.inputs["data"], model)
         render = render_as_ids(load_tokenizer(model))
-        opened = open_evaluator(model, settings, context, longest)
-    waiting = waiting_cells(cells, context.out)
-    total, left = num_responses(cells, settings), num_responses(waiting, settings)
-    progress = ResponseProgress(context, total, done=total - left)
-    requests = EvaluationRequests(cells, settings, render, context.inputs["model"])
-    waiting = adopt_parts(waiting, requests, settings, context, context.out, progress)
-    if waiting:
-        with opened as (evaluator, _):
-            fill_parts(evaluator, waiting, context.out, progress)
-    else:
-        (context.out / _ANSWERS).unlink(missing_ok=True)  # an earlier attempt may have ended before it deleted them
-    write_digests(context.out, requests.digests)
-    rows = write_cells(cells, settings, context.out, context.node.removeprefix(_NODE_PREFIX))
+        opened = open_evaluator(settings, context, longest)
+    requests = evaluation_requests(cells, settings, render)
+    evaluation = ModelEvaluation(context.out, requests, settings, context.inputs["model"])
+    total = evaluation.num_responses
+    progress = ResponseProgress(context, total, done=total - evaluation.num_left)
+    evaluation.adopt(context, progress)
+    if evaluation.num_left:
+        with opened as (asker, _):
+            progress.begin()
+            evaluation.ask(asker, progress)
+    rows = evaluation.write(context.node.removeprefix(_NODE_PREFIX))
     for decoding, found in by_decoding(rows).items():
         if (advice := advice_on(found)) is not None:
             context.events.message(f"{decoding}, {advice}")
-    return StageResult(OUTPUTS, _headline(rows), total - progress.graded)
+    metrics = {f"accuracy/{row.decoding}/{row.suite}": row.accuracy for row in rows}
+    return StageResult(OUTPUTS, metrics, total - progress.graded)
+
+
+class ModelEvaluation:
+    """The evaluation of one model in a folder: its answers, and once all of them are there, `OUTPUTS`.
+
+    `stage` is the directory of the stage that made the model; `variant` distinguishes several models of one stage.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        requests: Mapping[Cell, EvaluationRequest],
+        settings: EvaluateSettings,
+        stage: Path,
+        variant: str = "",
+    ) -> None:
+        self._folder = folder
+        self._requests = requests
+        self._settings = settings
+        self._digests = _digests(requests, settings, stage, variant)
+        self.num_responses = sum(len(request.samples) for request in requests.values())
+        folder.mkdir(exist_ok=True)
+        for leftover in (path for name in OUTPUTS for path in folder.glob(f".{name}.*")):
+            leftover.unlink()  # left by a kill during writing; it may be as large as all responses
+        self._store: AnswerStore | None = None
+        """None: samples.jsonl.zst has all answers."""
+        if not (folder / SAMPLES_FILE).exists():
+            self._store = AnswerStore(folder / ANSWERS_FILE)
+
+    @property
+    def num_left(self) -> int:
+        """Number of responses that are not there yet."""
+        return sum(map(len, self._left().values()))
+
+    def adopt(self, context: StageContext, progress: ResponseProgress) -> None:
+        """Take over what is left from earlier evaluations in the workspace, graded again.
+
+        Damaged samples leave the remaining responses to be generated.
+        """
+        left = self._left()
+        for folder, cells in _find_sampled(context.out, {cell: self._digests.get(cell, "") for cell in left}).items():
+            try:
+                with _open_grader(self._settings, context) as grader:
+                    for cell, records in groupby(
+                        read_samples_of(folder), lambda record: (record.suite, record.decoding)
+                    ):
+                        if cell in cells:
+                            self._regrade(self._requests[cell], records, grader, progress)
+                            context.events.message(f"{', '.join(cell)}: responses of {folder.name}, graded again")
+            except DataError as error:
+                logger.warning("responses are not adopted from %s: %s", folder, error)
+
+    def ask(self, asker: Asker, progress: ResponseProgress) -> None:
+        """Generate and grade what is left."""
+        assert self._store is not None
+        asker.ask([self._requests[cell] for cell in self._left()], self._store, progress.add)
+
+    def write(self, checkpoint: str) -> tuple[ResultRow, ...]:
+        """Write `OUTPUTS` from the answers, which are then deleted."""
+        config, samples = self._settings.evaluation, self._folder / SAMPLES_FILE
+        lines = [{"suite": suite, "decoding": how, "digest": digest} for (suite, how), digest in self._digests.items()]
+        write_atomic(self._folder / RESPONSES_FILE, json.dumps(lines, indent=1) + "\n")
+        if self._store is not None:
+            write_sample_records(samples, *(graded_records(each, self._store) for each in self._requests.values()))
+            self._store.close()
+            self._store = None
+        (self._folder / ANSWERS_FILE).unlink(missing_ok=True)
+        tallies = tally_cells(read_sample_records(samples))
+        rows = tuple(tallies[cell].row(config.confidence, protocol_of(config, *cell)) for cell in self._requests)
+        results = EvaluationResults(checkpoint=checkpoint, confidence=config.confidence, rows=rows)
+        write_results(self._folder / RESULTS_FILE, results)
+        write_summaries(self._folder, results)
+        return rows
+
+    def _left(self) -> dict[Cell, list[SampleRequest]]:
+        if (store := self._store) is None:
+            return {}
+        left = {
+            cell: [sample for sample in request.samples if sample.key not in store]
+            for cell, request in self._requests.items()
+        }
+        return {cell: samples for cell, samples in left.items() if samples}
+
+    def _regrade(
+        self,
+        request: EvaluationRequest,
+        records: Iterator[SampleRecord],
+        grader: GraderPool,
+        progress: ResponseProgress,
+    ) -> None:
+        """Grade responses that were sampled before for an equal request; DataError where they are not its responses."""
+        assert self._store is not None
+        for start in range(0, len(request.samples), _REGRADING_BATCH):
+            samples = request.samples[start : start + _REGRADING_BATCH]
+            found = {sample.key: _answer_in(next(records, None), sample) for sample in samples}
+            left = [sample for sample in samples if sample.key not in self._store]
+            if not left:
+                continue
+            answers = graded(grader, request, left, [found[sample.key] for sample in left])
+            self._store.add({sample.key: answer for sample, answer in zip(left, answers, strict=True)})
+            progress.add_adopted(answers)
+
+
+def _answer_in(record: SampleRecord | None, sample: SampleRequest) -> ModelAnswer:
+    asked = sample.prompt.uid, sample.sample, sample.seed, sample.rendered.text
+    if record is None or (record.uid, record.sample, record.seed, record.prompt) != asked:
+        raise DataError(f"no response to sample {sample.sample} of problem {sample.prompt.uid}")
+    return ModelAnswer(
+        record.response,
+        record.num_tokens,
+        FinishReason(record.finish_reason),
+        record.reply,
+        measures=record.measures,
+    )
+
+
+def _digests(
+    requests: Mapping[Cell, EvaluationRequest], settings: EvaluateSettings, stage: Path, variant: str
+) -> dict[Cell, str]:
+    """The hashes of all responses; none for a stage without a manifest, since its model is unknown."""
+    manifest = read_manifest(stage)
+    if manifest is None:
+        return {}
+    rooms = ASKING_ROOMS if settings.environment is None else (*ASKING_ROOMS, *PLAYING_ROOMS)
+    code = [f"{room} {digest}" for room, digest in code_identity(rooms).items()]
+    if settings.environment is not None:
+        code.append(settings.environment.model_dump_json(context=FOR_IDENTITY))
+    model = consumed_digest("model", manifest) + variant
+    sampled_by = [model, settings.dtype, settings.evaluation.engine, *code]
+    return {cell: request.digest(sampled_by) for cell, request in requests.items()}
+
+
+def _find_sampled(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Cell]]:
+    """Finished, unmodified evaluations beside the stage's directory that have wanted digests, and the cells of each."""
+    found: dict[Path, list[Cell]] = {}
+    left = {cell: digest for cell, digest in wanted.items() if digest}
+    for directory in sorted(stage.parent.iterdir()):
+        if directory == stage or is_discarded(directory) or not left:
+            continue
+        for folder in (directory, *sorted(directory.glob("step_*"))):
+            try:
+                lines = _LINES.validate_json((folder / RESPONSES_FILE).read_bytes())
+            except (OSError, ValidationError):
+                continue  # not finished, or written by another version
+            there = {(line.suite, line.decoding): line.digest for line in lines}
+            cells = [cell for cell, digest in left.items() if there.get(cell) == digest]
+            manifest = read_manifest(directory) if cells else None
+            if manifest is not None and manifest.is_intact(directory):
+                found[folder] = cells
+                left = {cell: digest for cell, digest in left.items() if cell not in cells}
+    return found
+
+
+def protocol_of(config: EvaluationConfig, suite: str, decoding: str) -> SamplingProtocol:
+    """How responses to the suite are sampled under the decoding, as results record it."""
+    protocol = config.protocol(suite, decoding)
+    return SamplingProtocol(
+        template=protocol.template,
+        temperature=protocol.temperature,
+        top_p=protocol.top_p,
+        max_response_tokens=config.max_response_tokens,
+        stop=(*stops_of(protocol.template), *protocol.stop),
+        engine=config.engine,
+    )
 
 
 def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[list[SuiteDecoding], int]:
@@ -99,47 +288,24 @@ def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[lis
     Raises DataError for a suite with prompts that do not fit.
     """
     config, tokenizer = settings.evaluation, load_tokenizer(model)
-    suites = read_suites(data, config.only)
+    suites = _read_suites(data, config.only)
+    context_length = parse_json((model / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
     longest = config.max_response_tokens + max(
-        check_suite(
-            suite, tokenizer, config.max_response_tokens, _context_length(model), config.template_of(suite.name)
-        )
+        check_suite(suite, tokenizer, config.max_response_tokens, context_length, config.template_of(suite.name))
         for suite in suites
     )
     return [(suite, decoding) for decoding in config.decodings for suite in suites], longest
 
 
-def waiting_cells(cells: Sequence[SuiteDecoding], out: Path) -> list[SuiteDecoding]:
-    """The cells without a finished part in `out`; creates the folder of each part."""
-    for leftover in (path for name in OUTPUTS for path in out.glob(f".{name}.*")):
-        leftover.unlink()  # left by a kill during writing; it may be as large as all responses
-    if (out / SAMPLES_FILE).exists():  # joined from all parts, which may be deleted already
-        return []
-    (out / _PARTS / _OPEN).mkdir(parents=True, exist_ok=True)
-    return [(suite, decoding) for suite, decoding in cells if not _part(out, suite, decoding).exists()]
+def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:
+    """Like `read_cells`, for a model with unknown tokenizer and context length."""
+    suites = _read_suites(data, settings.evaluation.only)
+    for suite in suites:
+        check_problems(suite, partial(render_as_text, template=settings.evaluation.template_of(suite.name)))
+    return [(suite, decoding) for decoding in settings.evaluation.decodings for suite in suites]
 
 
-def write_cells(
-    cells: Sequence[SuiteDecoding], settings: EvaluateSettings, out: Path, checkpoint: str
-) -> tuple[ResultRow, ...]:
-    """Write `OUTPUTS` from the finished parts in `out`."""
-    config, samples = settings.evaluation, out / SAMPLES_FILE
-    if not samples.exists():
-        join_sample_records(samples, [_part(out, suite, decoding) for suite, decoding in cells])
-    # samples.jsonl.zst is complete and on disk; the parts are no longer needed.
-    shutil.rmtree(out / _PARTS, ignore_errors=True)
-    tallies = tally_cells(read_sample_records(samples))
-    rows = tuple(
-        tallies[suite.name, decoding].row(config.confidence, protocol_of(config, suite.name, decoding))
-        for suite, decoding in cells
-    )
-    results = EvaluationResults(checkpoint=checkpoint, confidence=config.confidence, rows=rows)
-    write_results(out / RESULTS_FILE, results)
-    write_summaries(out, results)
-    return rows
-
-
-def read_suites(data: Path, only: Sequence[str] | None = None) -> list[Suite]:
+def _read_suites(data: Path, only: Sequence[str] | None) -> list[Suite]:
     """The prepared suites, or `only` some of them; DataError if there are none.
 
     They come in the order of the configuration, which the data card keeps; `validation` comes last.
@@ -154,124 +320,50 @@ def read_suites(data: Path, only: Sequence[str] | None = None) -> list[Suite]:
     return [Suite(name, read_prompts(files[name])) for name in names]
 
 
-@contextmanager
+def evaluation_requests(
+    cells: Sequence[SuiteDecoding], settings: EvaluateSettings, render: Render
+) -> dict[Cell, EvaluationRequest]:
+    """What is asked of a model."""
+    config, seed = settings.evaluation, settings.seed
+    return {
+        (suite.name, decoding): EvaluationRequest(suite, decoding, config, render, seed) for suite, decoding in cells
+    }
+
+
 def open_evaluator(
-    model: Path, settings: EvaluateSettings, context: StageContext, longest: int
-) -> Iterator[tuple[Evaluator, SwappableEngine]]:
-    """An evaluator of the model in the folder `model`, and its engine.
-
-    `longest` is the largest number of tokens of a prompt with its response.
-    """
-    generator = open_generator(settings.evaluation.engine, model, settings.dtype, longest, context)
-    try:
-        with open_grader(settings, context) as grader, closing(Judges(context.out / JUDGE_CACHE)) as judges:
-            tokenizer = load_tokenizer(model)
-            client = open_client(settings.environment, generator.engine, tokenizer, generator.lanes, judges)
-            evaluator = Evaluator(
-                client,
-                grader,
-                settings.evaluation,
-                settings.seed,
-                generator.batch_size,
-                calls_at_once=generator.calls_at_once,
-                limits=_limits(settings),
-            )
-            yield evaluator, generator.engine
-    finally:
-        generator.engine.close()
-
-
-def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:
-    """Like `read_cells`, for a model with unknown tokenizer and context length."""
-    suites = read_suites(data, settings.evaluation.only)
-    for suite in suites:
-        check_problems(suite, partial(render_as_text, template=settings.evaluation.template_of(suite.name)))
-    return [(suite, decoding) for decoding in settings.evaluation.decodings for suite in suites]
+    settings: EvaluateSettings, context: StageContext, longest: int
+) -> AbstractContextManager[tuple[Asker, Generator]]:
+    """`open_asker` with the protocol's engine and graders."""
+    config = settings.evaluation
+    return open_asker(config.engine, settings, context, longest, own_graders=config.own_graders)
 
 
 @contextmanager
 def _open_endpoint(
     model: EndpointModel, cells: Sequence[SuiteDecoding], settings: EvaluateSettings, context: StageContext
-) -> Iterator[tuple[Evaluator, TextEndpoint]]:
-    """An evaluator of a model served by an endpoint; saved responses are deleted once all of them are graded."""
+) -> Iterator[tuple[Asker, TextEndpoint]]:
+    """An asker of a model served by an endpoint; ConfigError for one without the paths that the templates need."""
+    server = context.execution.server
     templates = [settings.evaluation.template_of(suite.name) for suite, _ in cells]
-    with closing(TextAnswers(context.out / _ANSWERS)) as answers, closing(Judges(context.out / JUDGE_CACHE)) as judges:
-        generator = open_endpoint(model, templates, context.execution, answers)
-        with closing(generator.endpoint), open_grader(settings, context) as grader:
-            client = open_text_client(settings.environment, generator.endpoint, judges)
-            evaluator = Evaluator(
-                client, grader, settings.evaluation, settings.seed, generator.batch_size, limits=_limits(settings)
-            )
-            yield evaluator, generator.endpoint
-    answers.remove()
-
-
-def _limits(settings: EvaluateSettings) -> EpisodeLimits | None:
-    return None if settings.environment is None else settings.environment.limits
+    paths = tuple(dict.fromkeys(CHAT if template == OWN else TEXT for template in templates))
+    with (
+        closing(AnswerStore(context.out / PAID_ANSWERS, earlier_paid(context.out))) as paid,
+        closing(Judges(context.out / JUDGE_CACHE)) as judges,
+        closing(TextEndpoint.connect(model, server, paths)) as endpoint,
+        _open_grader(settings, context) as grader,
+    ):
+        client = open_text_client(settings.environment, PaidEndpoint(endpoint, paid), judges)
+        # Batches are large: each ends with fewer and fewer requests under way.
+        batch_size = FULL_BATCHES * server.concurrency * len(server.urls)
+        limits = None if settings.environment is None else settings.environment.limits
+        yield Asker(client, grader, batch_size, limits=limits), endpoint
 
 
 @contextmanager
-def open_grader(settings: EvaluateSettings, context: StageContext) -> Iterator[GraderPool]:
-    """The graders for these settings."""
+def _open_grader(settings: EvaluateSettings, context: StageContext) -> Iterator[GraderPool]:
     own, cache = settings.evaluation.own_graders, context.out / JUDGE_CACHE
     with GraderPool.configured(context.execution.grader_workers, settings.grading, cache, own) as grader:
         yield grader
-
-
-def adopt_parts(
-    waiting: Sequence[SuiteDecoding],
-    requests: EvaluationRequests,
-    settings: EvaluateSettings,
-    context: StageContext,
-    out: Path,
-    progress: ResponseProgress,
-) -> list[SuiteDecoding]:
-    """Write the parts in `out` whose responses an earlier evaluation sampled; returns the remaining cells."""
-    names = {(suite.name, decoding): (suite, decoding) for suite, decoding in waiting}
-    found = find_sampled(context.out, {cell: requests.digests[cell] for cell in names if cell in requests.digests})
-    # Parts that this evaluation has begun are continued instead.
-    begun = {cell for cell, named in names.items() if _log_file(out, *named).exists()}
-    found = {folder: [cell for cell in cells if cell not in begun] for folder, cells in found.items()}
-    for folder, cells in found.items():
-        parts = {cell: _part(out, *names[cell]) for cell in cells}
-        with open_grader(settings, context) as grader:
-            for cell in adopt(folder, parts, requests, grader, progress.add_adopted):
-                context.events.message(f"{', '.join(cell)}: responses of {folder.name}, graded again")
-                del names[cell]
-    return list(names.values())
-
-
-def fill_parts(evaluator: Evaluator, cells: Sequence[SuiteDecoding], out: Path, progress: ResponseProgress) -> None:
-    """Generate the responses of `cells` and save them, graded, in `out`."""
-    progress.begin()
-    logged = [(SampleLog(_log_file(out, *cell), progress.skip), *cell) for cell in cells]
-    for (log, suite, decoding), records in zip(logged, evaluator.evaluate_into(logged, progress.add), strict=True):
-        write_sample_records(_part(out, suite, decoding), records)
-        log.remove()
-        logger.info("%s, %s: done", suite.name, decoding)
-
-
-def _part(out: Path, suite: Suite, decoding: str) -> Path:
-    return out / _PARTS / f"{quote(decoding, safe='')}@{quote(suite.name, safe='')}.jsonl.zst"
-
-
-def _log_file(out: Path, suite: Suite, decoding: str) -> Path:
-    part = _part(out, suite, decoding)
-    return part.parent / _OPEN / part.stem
-
-
-def num_responses(cells: Sequence[SuiteDecoding], settings: EvaluateSettings) -> int:
-    """Number of responses in `cells`."""
-    return sum(len(suite.prompts) * settings.evaluation.protocol(suite.name, name).num_samples for suite, name in cells)
-
-
-def _context_length(model: Path) -> int | None:
-    config = parse_json((model / "config.json").read_text(encoding="utf-8"))
-    return config.get("max_position_embeddings")
-
-
-def _headline(rows: Sequence[ResultRow]) -> dict[str, float]:
-    return {f"accuracy/{row.decoding}/{row.suite}": row.accuracy for row in rows}
 
 
 if __name__ == "__main__":

@@ -1,68 +1,98 @@
-"""Held-out accuracy of a policy in training, for the stages `sft` and `rl`.
+"""Held-out accuracy of a policy in training, for the stages `sft` and `rl`, and early stopping.
 
 With `keep_best`, the best measured weights become the stage's `model/`, which evaluations and later stages read: it is
 the model that the stage hands on, not a by-product. The weights of the last step stay in RL's last checkpoint.
 """
 
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.cluster.local import RanksEngine
-from luffy.config.environment import EnvironmentConfig, without_groups
-from luffy.config.evaluation import HeldOutSettings
-from luffy.config.execution import ExecutionConfig
+from luffy.config.environment import without_groups
+from luffy.config.evaluation import DECODING, MEASURES, HeldOutSettings, KeepBestConfig
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
-from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.registry import open_player
-from luffy.errors import ConfigError, DataError
-from luffy.evaluation.episode_client import EpisodeClient
-from luffy.evaluation.evaluator import Evaluator
-from luffy.evaluation.held_out_accuracy import OneVersionEngine, measure_suites, validation_metrics
-from luffy.evaluation.model_clients import ModelClient, TokenModelClient
-from luffy.evaluation.requests import Suite
-from luffy.evaluation.suite_checks import check_suite
+from luffy.errors import CheckpointError, ConfigError, DataError, LuffyError
+from luffy.evaluation.results import EvaluationResults, ResultRow, Tally, read_results, write_results
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.pipeline.reuse import complete_checkpoints
-from luffy.rollout.engine import RolloutEngine
+from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.vllm_limits import context_length, read_shape
-from luffy.stages.best_model import BestModel, Exporter
+from luffy.stages.answers.asker import Asker, graded_records
+from luffy.stages.answers.clients import FULL_BATCHES, EpisodeClient, ModelClient, TokenModelClient, render_as_ids
+from luffy.stages.answers.requests import EvaluationRequest, Suite, check_suite
+from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext
-from luffy.tracking.metrics import METRICS_FILE, metrics_until
+from luffy.tracking.metrics import METRICS_FILE, MetricRow, TokenBudget, metrics_until
 from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.supervised import SupervisedRank
 
 FOLDER = "validation"
 """Results of each measured step, in the stage's directory."""
-_FULL_BATCHES = 4
-"""Batches of responses per call of an engine with continuous batching, where slots are idle only at the end of a
-call."""
+BEST_FOLDER = "best"
+_INCOMING = "incoming"
+Exporter = Callable[[Path], None]
+"""Writes the current weights as a model folder."""
+OpenAsker = Callable[[RolloutEngine], Asker]
+"""An asker of an engine's model; responses are sampled and graded as in an evaluation."""
+
+
+class Unmeasured:
+    """No validation: the stage trains to the last step, and its result is the last weights."""
+
+    is_over = False
+
+    def __init__(self, export: Exporter) -> None:
+        self._export = export
+
+    def measure(self, step: int, *, last: bool = False) -> dict[str, float]:
+        """Nothing is measured."""
+        return {}
+
+    def export(self, folder: Path) -> None:
+        """Write the current weights."""
+        self._export(folder)
+
+
+def end_of_training(held_out: "HeldOut | Unmeasured", budget: TokenBudget) -> str | None:
+    """The setting that ends training before its last step; None: training continues."""
+    if held_out.is_over:
+        return "validation.patience"
+    return "max_tokens" if budget.is_over else None
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutProblems:
     """The problems of a validation, checked to fit the context."""
 
-    suites: tuple[Suite, ...]
+    requests: tuple[EvaluationRequest, ...]
+    """For each suite."""
     longest: int
     """Largest number of tokens of a prompt with its response."""
 
 
 def read_problems(
-    settings: HeldOutSettings, data: Path, model: Path, tokenizer: PreTrainedTokenizerBase
+    settings: HeldOutSettings, seed: int, data: Path, model: Path, tokenizer: PreTrainedTokenizerBase
 ) -> HeldOutProblems:
     """The suites in the prepared `data`, for the model in that folder; DataError for problems that do not fit it."""
     schedule, tokens = settings.schedule, settings.protocol.max_response_tokens
     folder = data if schedule.source is not None else data / "suites"
-    suites = [_suite(folder / f"{name}.parquet", schedule.max_problems) for name in schedule.names]
+    suites = []
+    for path in (folder / f"{name}.parquet" for name in schedule.names):
+        if not path.is_file():
+            raise DataError(f"{path}: missing; the validation has no problems to measure")
+        suites.append(Suite(path.stem, read_prompts(path)[: schedule.max_problems]))
     template_of, room = settings.protocol.template_of, context_length(read_shape(model))
     prompt = max(check_suite(suite, tokenizer, tokens, None, template_of(suite.name)) for suite in suites)
     if room is not None and prompt + tokens > room:
@@ -70,13 +100,9 @@ def read_problems(
             f"validation: the longest prompt has {prompt} tokens, and the model's context of {room} less {tokens} of "
             f"the response leaves {room - tokens}; lower validation.max_response_tokens"
         )
-    return HeldOutProblems(tuple(suites), prompt + tokens)
-
-
-def _suite(path: Path, most: int | None) -> Suite:
-    if not path.is_file():
-        raise DataError(f"{path}: missing; the validation has no problems to measure")
-    return Suite(path.stem, read_prompts(path)[:most])
+    render = render_as_ids(tokenizer)
+    requests = tuple(EvaluationRequest(suite, DECODING, settings.protocol, render, seed) for suite in suites)
+    return HeldOutProblems(requests, prompt + tokens)
 
 
 class HeldOut:
@@ -92,15 +118,15 @@ class HeldOut:
         settings: HeldOutSettings,
         problems: HeldOutProblems,
         engine_at: Callable[[int], RolloutEngine],
-        evaluator: Callable[[RolloutEngine], Evaluator],
+        open_asker: OpenAsker,
         out: Path,
         last_step: int,
         export: Exporter,
     ) -> None:
         self._settings = settings
-        self._problems = problems
+        self._requests = problems.requests
         self._engine_at = engine_at
-        self._evaluator = evaluator
+        self._open_asker = open_asker
         self._out = out
         self._last_step = last_step
         self._export = export
@@ -123,9 +149,9 @@ class HeldOut:
         if step % self._settings.schedule.every and step != self._last_step and not last:
             return {}
         began = time.perf_counter()
-        evaluator = self._evaluator(OneVersionEngine(self._engine_at(step), step))
+        asker = self._open_asker(OneVersionEngine(self._engine_at(step), step))
         confidence = self._settings.protocol.confidence
-        rows = measure_suites(evaluator, self._problems.suites, confidence, self._out / FOLDER, step)
+        rows = measure_suites(asker, self._requests, confidence, self._out / FOLDER, step)
         metrics = validation_metrics(rows, step)
         if self._best is not None:
             self._best.observe(step, metrics)
@@ -137,6 +163,123 @@ class HeldOut:
             self._export(folder)
         else:
             self._best.hand_on(folder)
+
+
+class BestModel:
+    """Keeps the best measured weights in the stage directory `out`, as model folders without optimizer states.
+
+    Which step is best follows from the measurements alone, so that a run that was killed finds the same one; `history`
+    are metrics of steps before. A folder of a better step replaces older ones only when a checkpoint stands between
+    them: a killed run goes back to its newest checkpoint, and needs the best weights up to there.
+    """
+
+    def __init__(self, out: Path, config: KeepBestConfig, export: Exporter, history: Iterable[MetricRow]) -> None:
+        self._out = out
+        self._metric = f"val/{config.metric}"
+        self._sign = 1.0 if config.mode == "max" else -1.0
+        self._export = export
+        self._values = {int(row["step"]): row[self._metric] for row in history if self._metric in row}
+
+    def observe(self, step: int, metrics: MetricRow) -> None:
+        """Record the measurement of the current weights, and keep them if they are the best so far."""
+        self._values[step] = metrics[self._metric]
+        if self.step == step:
+            incoming = self._out / BEST_FOLDER / _INCOMING
+            shutil.rmtree(incoming, ignore_errors=True)
+            incoming.parent.mkdir(exist_ok=True)
+            self._export(incoming)
+            shutil.rmtree(self._folder(step), ignore_errors=True)
+            incoming.replace(self._folder(step))
+        self._delete_others()
+
+    @property
+    def step(self) -> int:
+        """The best step so far, the earliest of equals."""
+        return self._best(self._values)
+
+    @property
+    def num_later(self) -> int:
+        """Number of measurements since the best one."""
+        return sum(step > self.step for step in self._values) if self._values else 0
+
+    def hand_on(self, folder: Path) -> None:
+        """Copy the best weights to `folder`; CheckpointError if they were deleted."""
+        source = self._folder(self.step)
+        if not source.is_dir():
+            raise CheckpointError(f"{source}: the best weights are gone; delete {self._out} to train again")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, folder)
+
+    def _best(self, steps: Iterable[int]) -> int:
+        return max(sorted(steps), key=lambda step: self._sign * self._values[step])
+
+    def _delete_others(self) -> None:
+        newest = max(complete_checkpoints(self._out), default=0)
+        saved = [step for step in self._values if step <= newest]
+        kept = {self._folder(step) for step in self._values if step > newest and step >= self.step}
+        kept |= {self._folder(self._best(saved))} if saved else set()
+        for folder in (self._out / BEST_FOLDER).glob("step_*"):
+            if folder not in kept:
+                shutil.rmtree(folder)
+
+    def _folder(self, step: int) -> Path:
+        return self._out / BEST_FOLDER / f"step_{step:06d}"
+
+
+class OneVersionEngine:
+    """Passes requests to an engine, and checks that one version of the weights sampled all tokens.
+
+    Stop texts are left to the client, which cuts responses after them: engines for rollouts do not read text.
+    """
+
+    def __init__(self, engine: RolloutEngine, version: int) -> None:
+        self._engine = engine
+        self._version = version
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        """One completion per request, in order; LuffyError where other weights sampled a token."""
+        completions = self._engine.generate(requests, replace(params, stop=()))
+        versions = {version for completion in completions for version in completion.weight_versions}
+        if versions - {self._version}:
+            raise LuffyError(f"a validation of version {self._version} was answered by versions {sorted(versions)}")
+        return completions
+
+    def close(self) -> None:
+        """Nothing to free: the engine belongs to the stage."""
+
+
+def measure_suites(
+    asker: Asker, requests: Sequence[EvaluationRequest], confidence: float, folder: Path, step: int
+) -> tuple[ResultRow, ...]:
+    """One row per suite, saved in `folder` with the step, so that a resumed stage does not sample again.
+
+    Batches that a killed attempt had graded are not generated again either.
+    """
+    finished = folder / f"step_{step:06d}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    store = AnswerStore(folder / f"{finished.stem}.answers.jsonl")
+    if not finished.exists():
+        asker.ask(requests, store, lambda batch: None)
+        rows = []
+        for request in requests:
+            tally = Tally(request.suite, DECODING)
+            for record in graded_records(request, store):
+                tally.add(record)
+            rows.append(tally.row(confidence))
+        write_results(finished, EvaluationResults(checkpoint=f"step {step}", confidence=confidence, rows=tuple(rows)))
+    store.remove()
+    return read_results(finished).rows
+
+
+def validation_metrics(rows: Sequence[ResultRow], version: int) -> dict[str, float]:
+    """Metrics of the weights of `version`: mean accuracy over suites, and the results of each suite."""
+    metrics = {"val/accuracy": fmean(row.accuracy for row in rows), "val/weight_version": float(version)}
+    for row in rows:
+        low, high = row.interval
+        values = {name: float(getattr(row, name)) for name in MEASURES}
+        values |= {"accuracy_low": low, "accuracy_high": high, "num_problems": float(row.num_problems)}
+        metrics |= {f"val/{row.suite}/{name}": value for name, value in values.items()}
+    return metrics
 
 
 def open_for_rl(
@@ -153,10 +296,14 @@ def open_for_rl(
     validation = settings.validation
     assert validation is not None
     _warn_of_chosen_suites(validation, "rl", context)
-    lanes, batch_size = settings.lanes, _batch_size(settings, context.execution)
-    player = _player(settings.environment, tokenizer, lanes, judges)
-    made = _evaluators(validation, player, tokenizer, graders, settings.seed, batch_size)
-    return HeldOut(validation, problems, engine_at, made, context.out, settings.rl.steps, export)
+    execution = context.execution
+    batch_size = execution.rollout_batch_size
+    if settings.rl.engine == "openai":  # several batches per call where the engine batches continuously
+        batch_size = FULL_BATCHES * execution.server.concurrency * len(execution.server.urls)
+    elif settings.rl.engine == "vllm" or settings.cluster == "ray":
+        batch_size = FULL_BATCHES * execution.vllm.max_num_seqs * execution.ray.engines
+    open_asker = _askers(settings, tokenizer, settings.lanes, judges, graders, batch_size)
+    return HeldOut(validation, problems, engine_at, open_asker, context.out, settings.rl.steps, export)
 
 
 def open_for_sft(
@@ -175,61 +322,43 @@ def open_for_sft(
     _warn_of_chosen_suites(validation, "sft", context)
     model = context.inputs["model"] / "model"
     tokenizer = load_tokenizer(model)
-    problems = read_problems(validation, context.inputs["held_out"], model, tokenizer)
+    problems = read_problems(validation, settings.seed, context.inputs["held_out"], model, tokenizer)
     own, cache = validation.protocol.own_graders, context.out / JUDGE_CACHE
     graders = GraderPool.configured(context.execution.grader_workers, validation.grading, cache, own)
     stack.enter_context(graders)
     batch_size = context.execution.rollout_batch_size
-    player = _player(settings.environment, tokenizer, 0, stack.enter_context(closing(Judges(cache))))
-    made = _evaluators(validation, player, tokenizer, graders, settings.seed, batch_size)
+    judges = stack.enter_context(closing(Judges(cache)))
+    open_asker = _askers(settings, tokenizer, 0, judges, graders, batch_size)
 
     def measuring(ranks: Ranks[SupervisedRank]) -> HeldOut:
         def export(folder: Path) -> None:
             call_everywhere(ranks, SupervisedRank.export, folder)
 
         engine_at = partial(RanksEngine, ranks, batch_size)
-        return HeldOut(validation, problems, engine_at, made, context.out, steps, export)
+        return HeldOut(validation, problems, engine_at, open_asker, context.out, steps, export)
 
     return measuring
 
 
-def _player(
-    environment: EnvironmentConfig | None, tokenizer: PreTrainedTokenizerBase, lanes: int, judges: Judges
-) -> EpisodePlayer | None:
-    """Plays the episodes of an evaluation, which has no groups; None: a response is a single turn."""
-    alone = without_groups(environment)
-    return None if alone is None else open_player(alone, tokenizer, lanes, judges)
-
-
-def _evaluators(
-    settings: HeldOutSettings,
-    player: EpisodePlayer | None,
+def _askers(
+    settings: RLSettings | SFTSettings,
     tokenizer: PreTrainedTokenizerBase,
+    lanes: int,
+    judges: Judges,
     graders: GraderPool,
-    seed: int,
     batch_size: int,
-) -> Callable[[RolloutEngine], Evaluator]:
-    """A function that makes an evaluator for an engine; responses are sampled and graded as in an evaluation."""
-    limits = None if player is None else player.limits
+) -> OpenAsker:
+    environment = without_groups(settings.environment)  # an evaluation has no groups
+    limits = None if environment is None else environment.limits
+    player = None if environment is None else open_player(environment, tokenizer, lanes, judges)
 
-    def evaluator(engine: RolloutEngine) -> Evaluator:
+    def open_asker(engine: RolloutEngine) -> Asker:
         client: ModelClient = TokenModelClient(engine, tokenizer)
         if player is not None:
             client = EpisodeClient(engine, tokenizer, player)
-        return Evaluator(
-            client, graders, settings.protocol, seed, batch_size, second_grade=False, is_whole=True, limits=limits
-        )
+        return Asker(client, graders, batch_size, second_grade=False, finishes=True, limits=limits)
 
-    return evaluator
-
-
-def _batch_size(settings: RLSettings, execution: ExecutionConfig) -> int:
-    """Number of responses per call of RL's engine: several batches where it batches continuously."""
-    if settings.rl.engine == "openai":
-        return _FULL_BATCHES * execution.server.concurrency * len(execution.server.urls)
-    if settings.rl.engine == "vllm" or settings.cluster == "ray":
-        return _FULL_BATCHES * execution.vllm.max_num_seqs * execution.ray.engines
-    return execution.rollout_batch_size
+    return open_asker
 
 
 def _warn_of_chosen_suites(settings: HeldOutSettings, stage: str, context: StageContext) -> None:

@@ -15,7 +15,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +40,7 @@ from luffy.data.card import (
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
-from luffy.data.row_filters import Rules, TraceReplayer, remedies
+from luffy.data.row_filters import Rules, remedies
 from luffy.data.selection import (
     Mask,
     PassedRows,
@@ -78,25 +77,43 @@ _MAX_UIDS_LOGGED = 5
 
 def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     """Prepare all sources; DataError when one has no rows left."""
-    with _no_cycle_collection():
+    gc.disable()  # rows have no reference cycles, and the collector's scans would take a quarter of the time
+    try:
         return _run(settings, context)
+    finally:
+        gc.enable()
 
 
 def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     data, out = settings.data, context.out
-    sources = {name: _opened(config, name, settings.seed) for name, config in _configs(data).items()}
-    steps = _Steps(context, total=2 + len(sources))
-    tokenizer = _tokenizer(settings, sources)
+    opened = {name: open_source(config, name, settings.seed) for name, config in _configs(data).items()}
+    sources = {name: _CachedSource(each, each.kind) if each.is_light else each for name, each in opened.items()}
+    steps = itertools.count(1)
+
+    def step_done() -> None:
+        context.events.progress(next(steps), 2 + len(sources))
+
+    tokenizer, environment = _tokenizer(settings, sources), settings.environment
     tokenizer.save_pretrained(out / "tokenizer")
-    instructions = _checked_environment(settings, tokenizer)
-    steps.done()
-    others = _other_benchmarks(settings)
+    instructions: Mapping[str | None, str] = {}
+    if environment is not None:  # raises where this chat template does not support it
+        open_scored(environment)
+        check_template(environment, ConversationEncoder(tokenizer, history_of(environment)))
+        instructions = instructions_by_source(environment)
+    step_done()
+    others = {  # benchmarks that are not suites of the experiment
+        name: open_source(other, f"decontamination.benchmarks.{name}", settings.seed)
+        for name, other in data.decontamination.benchmarks.items()
+    }
     benchmarks, checked = _benchmarks(data, sources, others)
     inputs = json.dumps([{name: source.inputs() for name, source in each.items()} for each in (sources, others)])
-    steps.done()
+    step_done()
 
     prepared: list[_Prepared] = []
     judge_cache = out / JUDGE_CACHE
+    replayer = None  # traces are used as recorded
+    if environment is not None and data.replay_traces != "off":
+        replayer = EnvironmentReplayer(environment)
     with GraderPool.configured(context.execution.grader_workers, settings.grading, judge_cache) as grader:
         for name, source in sources.items():
             job = FilterJob(
@@ -110,15 +127,24 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
                 judge_cache=judge_cache,
                 samples=data.rejected_samples,
                 inputs=inputs,
-                replayer=_replayer(name, settings),
+                replayer=replayer if name == "train" else None,
             )
             workers = context.execution.data_workers or len(os.sched_getaffinity(0))
             filter_source(source, job, out / _SHARDS / name, workers, grader)
             prepared.append(_finished(name, source, job.rules, settings, out, grader))
-            steps.done()
+            step_done()
     files = [file for each in prepared for file in each.files]
     _write_quarantine(out / "quarantine.jsonl", prepared, data.rejected_samples)
-    card = _card(prepared, checked, len(tokenizer), out, files)
+    written: dict[str, Mapping[str, object]] = {
+        file: {
+            "rows": pq.read_metadata(out / file).num_rows,
+            "bytes": (out / file).stat().st_size,
+            "sha256": sha256_of(out / file),
+        }
+        for file in files
+    }
+    not_checked = [name for name in benchmark_names() if name not in checked]
+    card = DataCard(len(tokenizer), [each.card for each in prepared], checked, not_checked, written)
     write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(card))
     outputs = (*files, "quarantine.jsonl", "tokenizer", "card.json", "card.md")
@@ -151,29 +177,6 @@ class _CachedSource:
         return iter(self.generated)
 
 
-@contextmanager
-def _no_cycle_collection() -> Iterator[None]:
-    """Pause the cycle collector: rows have no reference cycles, and its scans would take a quarter of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-class _Steps:
-    """Counts and reports the finished steps of the stage."""
-
-    def __init__(self, context: StageContext, total: int) -> None:
-        self._events = context.events
-        self._total = total
-        self._step = 0
-
-    def done(self) -> None:
-        self._step += 1
-        self._events.progress(self._step, self._total)
-
-
 def _configs(data: DataConfig) -> dict[str, SourceConfig | MixtureSource]:
     """The sources to prepare, by their names on the data card."""
     learned = {"train": data.train, "corpus": data.corpus}
@@ -183,11 +186,6 @@ def _configs(data: DataConfig) -> dict[str, SourceConfig | MixtureSource]:
 
 def _is_suite(name: str) -> bool:
     return name.startswith(f"{_SUITES}.")
-
-
-def _opened(config: SourceConfig | MixtureSource, name: str, seed: int) -> TraceSource:
-    source = open_source(config, name, seed)
-    return _CachedSource(source, source.kind) if source.is_light else source
 
 
 def _prompts(source: TraceSource) -> Iterator[Prompt]:
@@ -202,21 +200,6 @@ def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]
     system = [settings.data.system_prompt or "", *(instructions or ("",))]
     texts = (text for source in sources.values() for text in texts_of(_prompts(source)))
     return build_tokenizer(itertools.chain(system, texts))
-
-
-def _checked_environment(settings: PrepareDataSettings, tokenizer: PreTrainedTokenizerBase) -> dict[str | None, str]:
-    """The environment's instructions by data source; raises where this chat template does not support it."""
-    if settings.environment is None:
-        return {}
-    open_scored(settings.environment)
-    check_template(settings.environment, ConversationEncoder(tokenizer, history_of(settings.environment)))
-    return instructions_by_source(settings.environment)
-
-
-def _other_benchmarks(settings: PrepareDataSettings) -> dict[str, TraceSource]:
-    """Further benchmarks, which are not suites of the experiment, by name."""
-    named = settings.data.decontamination.benchmarks.items()
-    return {name: open_source(other, f"decontamination.benchmarks.{name}", settings.seed) for name, other in named}
 
 
 def _benchmarks(
@@ -256,13 +239,6 @@ def _rules(name: str, settings: PrepareDataSettings) -> Rules:
         history=history_of(settings.environment),
         requires_replay=is_train and data.replay_traces == "reject",
     )
-
-
-def _replayer(name: str, settings: PrepareDataSettings) -> TraceReplayer | None:
-    """The replayer for the traces of a source; None: traces are used as recorded."""
-    if settings.environment is None or settings.data.replay_traces == "off" or name != "train":
-        return None
-    return EnvironmentReplayer(settings.environment)
 
 
 def _finished(
@@ -352,21 +328,6 @@ def _write_quarantine(path: Path, prepared: Sequence[_Prepared], samples: int) -
             if shown[str(sample["reason"])] <= samples:
                 lines.append({"source": each.card.name, **sample})
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _card(
-    prepared: Sequence[_Prepared], checked: Mapping[str, int], vocabulary_size: int, out: Path, files: Sequence[str]
-) -> DataCard:
-    outputs: dict[str, Mapping[str, object]] = {
-        file: {
-            "rows": pq.read_metadata(out / file).num_rows,
-            "bytes": (out / file).stat().st_size,
-            "sha256": sha256_of(out / file),
-        }
-        for file in files
-    }
-    not_checked = [name for name in benchmark_names() if name not in checked]
-    return DataCard(vocabulary_size, [each.card for each in prepared], checked, not_checked, outputs)
 
 
 def _metrics(card: DataCard) -> dict[str, float]:

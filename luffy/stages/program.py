@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from luffy.errors import (
     UserError,
     WorkspaceError,
 )
+from luffy.files import link_or_copy
 from luffy.library_loading import loaded
 from luffy.pipeline.disk import READ_ONLY, lack_of_space
 from luffy.pipeline.events import EVENTS_FILE, EventReader, EventWriter, seconds_of_attempts
@@ -53,7 +55,7 @@ from luffy.pipeline.manifest import (
     read_manifest,
     write_manifest,
 )
-from luffy.pipeline.reuse import Condition, afresh, clear, examine
+from luffy.pipeline.reuse import CHECKPOINTS_FOLDER, afresh, clear, examine, newest_checkpoint
 from luffy.processes import (
     MARK_VARIABLE,
     die_with,
@@ -69,6 +71,7 @@ _WAITING = ("luffy.http_client", "luffy.cluster.placement", "luffy.hosted.verifi
 """Modules whose warnings say that the stage waits long for something: the terminal shows them, too."""
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables that limit torch, MKL and oneDNN to AVX2."""
+_HISTORY = ("metrics.jsonl", "samples.jsonl")
 Settings = TypeVar("Settings", bound=StageSettings)
 
 
@@ -130,10 +133,14 @@ def run_program(
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
     receive_stop_requests()
     supervisor = take_supervisor()
-    _end_with(supervisor)
+    if supervisor is not None:
+        die_with(supervisor)
+        watch_parent(supervisor, orphaned=_orphaned)
     out: Path = options.out.resolve()
     try:
-        job = _read(stage, options.config)
+        job = read_job(options.config)
+        if job.stage != stage:
+            raise ConfigError(f"{options.config}: stage: is {job.stage!r}; run python -m luffy.stages.{job.stage}")
         logging.getLogger().setLevel(job.execution.log_level.upper())
         _set_up_cpu(job.execution)
         out.mkdir(parents=True, exist_ok=True)
@@ -143,24 +150,14 @@ def run_program(
     deferring: AbstractContextManager[None] = contextlib.nullcontext()
     if defers_stop_requests:
         deferring = deferring_stop_requests(job.execution.grace_s, partial(_give_up, events, supervisor))
-    return _guarded(job, run, out, events, supervisor, deferring)
 
+    def waiting(holder: str) -> None:
+        logger.info("waiting for %s", holder)
+        events.waiting(holder)
 
-def _guarded(
-    job: StageJob,
-    run: Callable[[Settings, StageContext], StageResult],
-    out: Path,
-    events: EventWriter,
-    supervisor: int | None,
-    deferring: AbstractContextManager[None],
-) -> int:
-    """Run under the lock; every outcome becomes an event and an exit code, and no child process is left."""
+    # Every outcome becomes an event and an exit code, and no child process is left.
     try:
-        with (
-            _telling_of_waits(events),
-            StageLock(out, waiting=partial(_waiting, events)),
-            deferring,
-        ):
+        with _telling_of_waits(events), StageLock(out, waiting=waiting), deferring:
             _run_locked(job, run, out, events)
     except StoppedOnRequest as stopped:
         with contextlib.suppress(OSError):
@@ -172,7 +169,8 @@ def _guarded(
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - top level: every error is reported to the supervisor in one line
         known = _as_user_error(error)
-        _record_failure(events, str(known) if known else _one_line(error))
+        text = str(error) if isinstance(error, LuffyError) else f"{type(error).__name__}: {error}"
+        _record_failure(events, str(known) if known else text.splitlines()[0])
         return _report(known or error)
     finally:
         _end_children(supervisor)
@@ -190,78 +188,47 @@ def _run_locked(
         events.finished("reused")
         return
     _refuse_edited_code(job)
-    attempt = _Attempt.of(job, out, condition, consumed)
+    # Work that is cleared does not count towards the result.
+    recorded = None if condition.from_scratch else read_identity(out)
+    earlier_s = seconds_of_attempts(EventReader(out / EVENTS_FILE).read()) if recorded else 0.0
+    shorter_run: Path | None = None
+    extended = ""
+    if condition.step:
+        finished = read_manifest(out)  # there where only its export is made again
+        extended = (recorded.extended if recorded else "") or (finished.extended or "" if finished else "")
+    elif job.extends and (shorter := read_manifest(Path(job.extends))) is not None:  # else deleted since the plan
+        shorter_run, extended = Path(job.extends), shorter.key
+    started = _now()
     clear(out, condition)
     # Recorded before any work: an attempt that is killed leaves no manifest.
-    record = IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, attempt.extended)
-    write_identity(out, record)
-    events.started(f"from step {condition.step}" if condition.step else "", earlier_s=attempt.earlier_s)
-    context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, attempt.shorter_run)
+    write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, extended))
+    events.started(f"from step {condition.step}" if condition.step else "", earlier_s=earlier_s)
+    context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, shorter_run)
     # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
-    manifest = _manifest(job, out, attempt, result)
-    write_manifest(out, manifest)
-    delete_scratch(out, manifest)
-    events.finished()
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """What the manifest says about the attempt that finished a stage."""
-
-    consumed: dict[str, str]
-    shorter_run: Path | None
-    """The finished shorter run that this attempt begins with; None also where an earlier attempt did."""
-    extended: str
-    """Key of the shorter run that the result continues; empty without one."""
-    earlier_s: float
-    started: str
-
-    @classmethod
-    def of(cls, job: StageJob, out: Path, condition: Condition, consumed: dict[str, str]) -> "_Attempt":
-        """An attempt that begins now. Work that `condition` clears does not count towards its result."""
-        recorded = None if condition.from_scratch else read_identity(out)
-        earlier_s = seconds_of_attempts(EventReader(out / EVENTS_FILE).read()) if recorded else 0.0
-        if condition.step:
-            return cls(consumed, None, _extended_before(out, recorded), earlier_s, _now())
-        shorter_run = _shorter_run(job)
-        extended = finished_manifest(shorter_run).key if shorter_run else ""
-        return cls(consumed, shorter_run, extended, earlier_s, _now())
-
-
-def _extended_before(out: Path, recorded: IdentityRecord | None) -> str:
-    """Key of the shorter run that the work in `out` continues; empty without one."""
-    finished = read_manifest(out)  # only its export is made again
-    return (recorded.extended if recorded else "") or (finished.extended or "" if finished else "")
-
-
-def _manifest(job: StageJob, out: Path, attempt: _Attempt, result: StageResult) -> Manifest:
-    return Manifest(
+    manifest = Manifest(
         stage=job.stage,
         node=job.node,
         key=job.key,
         series=job.identity.series,
         settings=job.identity.settings,
         upstream=job.upstream,
-        consumed=attempt.consumed,
+        consumed=consumed,
         outputs=collect_outputs(out, result.outputs),
         metrics={name: float(value) for name, value in result.metrics.items()},
         execution=job.execution,
         versions=package_versions(),
         hardware=hardware(),
-        started=attempt.started,
+        started=started,
         ended=_now(),
-        earlier_s=attempt.earlier_s,
+        earlier_s=earlier_s,
         resumed_from=result.resumed_from,
-        extended=attempt.extended or None,
+        extended=extended or None,
         scratch=result.scratch,
     )
-
-
-def _shorter_run(job: StageJob) -> Path | None:
-    """The shorter run to continue; None without one, also if it was deleted since the plan."""
-    found = Path(job.extends) if job.extends else None
-    return found if found is not None and read_manifest(found) is not None else None
+    write_manifest(out, manifest)
+    delete_scratch(out, manifest)
+    events.finished()
 
 
 def _refuse_edited_code(job: StageJob) -> None:
@@ -275,18 +242,6 @@ def _refuse_edited_code(job: StageJob) -> None:
             f"code edited since the run began ({', '.join(edited)}): the key of {job.node} does not identify what it "
             "would make now; the same command plans it again"
         )
-
-
-def _read(stage: StageName, path: Path) -> StageJob:
-    job = read_job(path)
-    if job.stage != stage:
-        raise ConfigError(f"{path}: stage: is {job.stage!r}; run python -m luffy.stages.{job.stage}")
-    return job
-
-
-def _waiting(events: EventWriter, holder: str) -> None:
-    logger.info("waiting for %s", holder)
-    events.waiting(holder)
 
 
 class _Teller(logging.Handler):
@@ -313,11 +268,28 @@ def _telling_of_waits(events: EventWriter) -> Iterator[None]:
             each.removeHandler(teller)
 
 
-def _end_with(supervisor: int | None) -> None:
-    if supervisor is None:
-        return
-    die_with(supervisor)
-    watch_parent(supervisor, orphaned=_orphaned)
+def adopt_shorter_run(finished: Path, out: Path, folders: Sequence[str] = ()) -> None:
+    """Continue a finished run of `sft` or `rl` in a longer one of the same series; the shorter run is not modified.
+
+    Copies the history, the `folders` and the newest checkpoint of `finished` to `out`.
+
+    The checkpoint comes last, by a single rename: after a kill before that, the longer run starts from the beginning.
+    """
+    newest = newest_checkpoint(finished)
+    if newest is None or not all((finished / name).is_dir() for name in folders):
+        return  # deleted since the plan was made: the longer run starts from the beginning
+    checkpoint = newest[1]
+    for name in _HISTORY:
+        if (finished / name).exists():
+            shutil.copy2(finished / name, out / name)
+    for name in folders:
+        shutil.copytree(finished / name, out / name, copy_function=link_or_copy, dirs_exist_ok=True)
+    incoming = out / CHECKPOINTS_FOLDER / f"incoming_{checkpoint.name}"
+    shutil.rmtree(incoming, ignore_errors=True)
+    shutil.copytree(checkpoint, incoming, copy_function=link_or_copy)
+    target = out / CHECKPOINTS_FOLDER / checkpoint.name
+    shutil.rmtree(target, ignore_errors=True)  # an incomplete checkpoint left by a kill
+    incoming.replace(target)
 
 
 def _orphaned() -> None:
@@ -373,11 +345,6 @@ def _as_user_error(error: Exception) -> UserError | None:
         kind = WorkspaceError if lack == READ_ONLY else NoSpaceError
         return kind(f"{where}: {lack}; fix that (luffy gc lists what to delete); the same command resumes the stage")
     return None
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, LuffyError) else f"{type(error).__name__}: {error}"
-    return text.splitlines()[0]
 
 
 def _record_failure(events: EventWriter, text: str) -> None:

@@ -3,23 +3,30 @@
 Run: python -m luffy.stages.sample --config DIR/config.yaml --out DIR
 
 Samples `sample.num_samples` responses to every prompt of prepare_data's train.parquet and grades them as RL does
-(`luffy.stages.answered_prompts`, as the stage `difficulty`); with an environment a response is an episode, and its
-trace has many turns. Writes pass_rates.parquet (one row per prompt), sampled.parquet (the prompts with a correct and
-complete answer, shortest prompts first, with the traces that `sample.keep` chooses), tokenizer/, card.json and card.md.
-The SFT after it reads this directory in place of prepare_data's.
+(`answer_prompts`, as the stage `difficulty`); with an environment a response is an episode, and its trace has many
+turns. Writes pass_rates.parquet (one row per prompt), sampled.parquet (the prompts with a correct and complete answer,
+shortest prompts first, with the traces that `sample.keep` chooses), tokenizer/, card.json and card.md. The SFT after it
+reads this directory in place of prepare_data's.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from luffy.config.answers import KeepAnswers
-from luffy.config.settings import SampleSettings
+from luffy.config.answers import DifficultyConfig, SampleConfig
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
+from luffy.config.settings import DifficultySettings, SampleSettings
 from luffy.data.kept_answers import GradedAnswer, kept_traces
-from luffy.data.parquet import write_prompts
+from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.pass_rates import (
     CARD_FILE,
     RATES_FILE,
     KeptCounter,
+    PassRate,
     RateSummary,
     SampleCard,
     card_json,
@@ -28,25 +35,38 @@ from luffy.data.pass_rates import (
     summarise_rates,
     write_pass_rates,
 )
+from luffy.data.schema import joined_text
+from luffy.data.templates import load_tokenizer, prompt_lengths
+from luffy.environments.transcript import trace_turns
 from luffy.errors import DataError
 from luffy.files import write_atomic
+from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
 from luffy.pipeline.manifest import read_manifest
-from luffy.stages.answered_prompts import AnsweredPrompts, AnswerPlan, answer_prompts
+from luffy.pipeline.workspace import is_discarded
+from luffy.rollout.vllm_limits import context_length, read_shape
+from luffy.stages.answers.asker import Keep, ResponseProgress, open_asker
+from luffy.stages.answers.clients import render_as_ids
+from luffy.stages.answers.requests import EvaluationRequest, SampleRequest, Suite, sample_key
+from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.training.model_folder import copy_tokenizer
-from luffy.types import Outcome, Prompt, Trace
+from luffy.types import TOKEN_LIMITS, FinishReason, Outcome, Prompt
 
+TRAIN_FILE = "train.parquet"
 _TRACES_FILE = "sampled.parquet"
+_AUTHOR = "policy"
 
 
 def run(settings: SampleSettings, context: StageContext) -> StageResult:
     """Sample and grade every training prompt and keep correct answers; DataError if there are none."""
     config, out = settings.sample, context.out
-    answered = answer_prompts(_plan(settings), context)
-    rates = summarise_rates(answered.rates, config.num_samples)
-    kept = KeptCounter()
-    _refuse_unsolved(rates, settings)
-    write_prompts(out / _TRACES_FILE, kept.passing(_with_traces(answered, config.keep)))
+    asked = AskedPrompts(f"sample_{settings.round}", "traces", "sample", ("keep",), "another sample.keep")
+    with answer_prompts(settings, config, asked, context, _kept) as answered:
+        rates = summarise_rates(answered.rates, config.num_samples)
+        kept = KeptCounter()
+        _refuse_unsolved(rates, settings)
+        solved = _with_traces(answered, config, context.inputs["model"])
+        write_prompts(out / _TRACES_FILE, kept.passing(solved))
     _refuse_incomplete(rates, kept)
     write_pass_rates(out / RATES_FILE, answered.rates)
     manifest = read_manifest(context.inputs["model"])
@@ -58,50 +78,193 @@ def run(settings: SampleSettings, context: StageContext) -> StageResult:
     return StageResult(outputs, _metrics(card), resumed_from=answered.resumed_from)
 
 
-def _plan(settings: SampleSettings) -> AnswerPlan:
-    config = settings.sample
-    assert config.max_response_tokens is not None
-    assert config.engine is not None
-    return AnswerPlan(
-        section="sample",
-        suite=f"sample_{settings.round}",
-        decoding="traces",
-        seed=settings.seed,
-        num_samples=config.num_samples,
-        temperature=config.temperature,
+@dataclass(frozen=True, slots=True)
+class AskedPrompts:
+    """What distinguishes the stages that answer the training prompts."""
+
+    suite: str
+    decoding: str
+    """`suite` and `decoding` are what the seeds of responses are derived from, besides the stage's own seed."""
+    section: Literal["difficulty", "sample"]
+    """The stage's section of the experiment."""
+    free: tuple[str, ...]
+    """Fields of the section that no response depends on."""
+    free_words: str
+    """The same in words, e.g. `other bounds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPrompts:
+    """All training prompts, answered `num_samples` times each."""
+
+    prompts: Sequence[Prompt]
+    """The prompts of `train.parquet` in its order, without their traces."""
+    rates: Sequence[PassRate]
+    resumed_from: int
+    """Number of responses that an earlier attempt or another stage had sampled."""
+    shortest_first: Sequence[int]
+    """Places of the prompts, in the order in which they were answered."""
+    answers: Callable[[Prompt], list[ModelAnswer]]
+    """The answers to a prompt, in the order of sampling."""
+
+
+@contextmanager
+def answer_prompts(
+    settings: DifficultySettings | SampleSettings,
+    config: DifficultyConfig | SampleConfig,
+    asked: AskedPrompts,
+    context: StageContext,
+    keep: Keep,
+) -> Iterator[AnsweredPrompts]:
+    """Sample and grade what is left of the responses to all training prompts; DataError where prompts do not fit.
+
+    The seed of a response depends on (seed, suite, decoding, uid, sample) alone. Finished batches are in answers.jsonl:
+    a killed stage continues with the next batch, and a stage that differs only in what it makes of the responses reuses
+    all of them.
+    """
+    # Their traces would take most of the memory.
+    whole = iterate_prompts(context.inputs["data"] / TRAIN_FILE)
+    prompts = [dataclasses.replace(prompt, traces=()) for prompt in whole]
+    model = context.inputs["model"] / "model"
+    tokenizer = load_tokenizer(model)
+    lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in prompts])
+    order = sorted(range(len(prompts)), key=lambda place: lengths[place])  # batches of equal lengths save padding
+
+    def keys(prompt: Prompt) -> list[str]:
+        return [sample_key(asked.suite, asked.decoding, prompt.uid, sample) for sample in range(config.num_samples)]
+
+    alike = [directory / ANSWERS_FILE for directory in _sampled_alike(context.out, asked)]
+    with closing(AnswerStore(context.out / ANSWERS_FILE, alike)) as store:
+        sources = store.adopt(key for place in order for key in keys(prompts[place]))
+        if sources:
+            names = ", ".join(path.parent.name for path in sources)
+            context.events.message(f"reuses the responses sampled for {asked.free_words} in {names}")
+        done, total = len(store), config.num_samples * len(prompts)
+        if done < total:
+            assert config.engine is not None and config.max_response_tokens is not None
+            longest = _longest(lengths, model, config.max_response_tokens, asked.section)
+            progress = ResponseProgress(context, total, done)
+            with open_asker(
+                config.engine,
+                settings,
+                context,
+                longest,
+                second_grade=False,
+                for_traces=asked.section == "sample",
+                keep=keep,
+            ) as (asker, generator):
+                progress.begin()
+                at_once = max(generator.batch_size // config.num_samples, 1)
+                batches = ([prompts[place] for place in order[i : i + at_once]] for i in range(0, len(order), at_once))
+                protocol, render = _protocol(config, asked.decoding), render_as_ids(tokenizer)
+                requests = (
+                    EvaluationRequest(Suite(asked.suite, batch), asked.decoding, protocol, render, settings.seed)
+                    for batch in batches
+                )
+                asker.ask(requests, store, progress.add)
+
+        def answers(prompt: Prompt) -> list[ModelAnswer]:
+            return [store[key] for key in keys(prompt)]
+
+        rates = [_pass_rate(prompt.uid, answers(prompt)) for prompt in prompts]
+        yield AnsweredPrompts(prompts, rates, done, order, answers)
+
+
+def _protocol(config: DifficultyConfig | SampleConfig, decoding: str) -> EvaluationConfig:
+    """The evaluation protocol that samples the responses."""
+    assert config.temperature is not None and config.max_response_tokens is not None
+    return EvaluationConfig(
+        decodings={decoding: DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)},
         max_response_tokens=config.max_response_tokens,
-        engine=config.engine,
-        dtype=settings.dtype,
-        grading=settings.grading,
-        stop=config.stop,
-        environment=settings.environment,
-        keeps_answers=True,
-        free_settings=("keep",),
-        free_words="another sample.keep",
+        stop=config.stop or (),
     )
 
 
-def _with_traces(answered: AnsweredPrompts, keep: KeepAnswers) -> Iterator[Prompt]:
-    """The solved prompts, each with the traces that are kept."""
-    for prompt in answered.solved():
-        traces = kept_traces([_answer(trace) for trace in prompt.traces], keep)
-        yield dataclasses.replace(prompt, traces=traces)
+def _longest(lengths: Sequence[int], model: Path, most: int, section: str) -> int:
+    """Tokens of the longest prompt with a response of `most`; DataError when that exceeds the model's context."""
+    room, longest = context_length(read_shape(model)), max(lengths) + most
+    if room is not None and longest > room:
+        too_long = sum(length + most > room for length in lengths)
+        raise DataError(
+            f"{section}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} tokens, "
+            f"and the model's context of {room} less {most} for the response leaves {room - most}; lower "
+            f"data.max_prompt_tokens or {section}.max_response_tokens"
+        )
+    return longest
 
 
-def _answer(trace: Trace) -> GradedAnswer:
-    """A correct and complete answer, as a shard holds it."""
-    assert trace.num_tokens is not None
+def _pass_rate(uid: str, answers: Sequence[ModelAnswer]) -> PassRate:
+    return PassRate(
+        uid=uid,
+        outcomes=dict(Counter(answer.outcome.value for answer in answers)),
+        num_tokens=sum(answer.num_tokens for answer in answers),
+        num_truncated=sum(answer.finish_reason in TOKEN_LIMITS for answer in answers),
+    )
+
+
+def _sampled_alike(directory: Path, asked: AskedPrompts) -> list[Path]:
+    """Directories of other stages whose responses would be those of the stage in `directory`.
+
+    They differ at most in the fields `free` of their settings' section. Empty for a stage without a record.
+    """
+
+    def sampling(record: IdentityRecord | None) -> tuple[Identity, Mapping[str, str]] | None:
+        """Everything that the responses depend on; None without a readable record."""
+        values = record.identity.settings.get(asked.section) if record is not None else None
+        if record is None or not isinstance(values, dict):
+            return None
+        section = {name: value for name, value in values.items() if name not in asked.free}
+        settings = {**record.identity.settings, asked.section: section}
+        return dataclasses.replace(record.identity, settings=settings), record.consumed
+
+    own = sampling(read_identity(directory))
+    if own is None:
+        return []
+    others = [path for path in sorted(directory.parent.iterdir()) if path != directory and not is_discarded(path)]
+    return [path for path in others if sampling(read_identity(path)) == own]
+
+
+def without_text(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
+    """The answer's numbers and its grade: texts of all answers to all prompts would be gigabytes."""
+    return ModelAnswer(None, answer.num_tokens, answer.finish_reason, grades=answer.grades)
+
+
+def _kept(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
+    """The answer with what a trace needs, where it may become one.
+
+    Raises DataError for an episode in which the environment takes the first turn.
+    """
+    turns = trace_turns(answer.turns, sample.prompt.data_source)
+    text = joined_text(answer.turns) if answer.reply is not None else answer.text
+    kept = dataclasses.replace(answer, text=text, turns=turns, reply=None, measures={})
+    return kept if _graded_answer(kept).may_be_kept else without_text(sample, answer)
+
+
+def _graded_answer(answer: ModelAnswer, model: str = "", decoding: str = "") -> GradedAnswer:
+    assert answer.text is not None
     return GradedAnswer(
-        trace.text,
-        trace.num_tokens,
-        Outcome.CORRECT,
-        is_complete=True,
-        author=trace.author,
-        model=trace.model,
-        decoding=trace.decoding,
-        logprobs=trace.logprobs,
-        turns=trace.turns,
+        answer.text,
+        answer.num_tokens,
+        answer.outcome,
+        is_complete=answer.finish_reason is FinishReason.STOP,
+        author=_AUTHOR,
+        model=model,
+        decoding=decoding,
+        logprobs=answer.logprobs,
+        turns=answer.turns,
     )
+
+
+def _with_traces(answered: AnsweredPrompts, config: SampleConfig, stage: Path) -> Iterator[Prompt]:
+    """The solved prompts, each with the traces that are kept."""
+    model = f"{stage.parent.name}/{stage.name}"  # stage and key: the same in every workspace
+    decoding = f"temperature {config.temperature:g}"
+    for place in answered.shortest_first:
+        prompt = answered.prompts[place]
+        kept = [answer for answer in answered.answers(prompt) if answer.text is not None]
+        if kept:
+            traces = kept_traces([_graded_answer(answer, model, decoding) for answer in kept], config.keep)
+            yield dataclasses.replace(prompt, traces=traces)
 
 
 def _refuse_unsolved(rates: RateSummary, settings: SampleSettings) -> None:

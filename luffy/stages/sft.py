@@ -3,7 +3,6 @@
 Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 """
 
-from collections.abc import Callable
 from contextlib import ExitStack
 
 from luffy.cluster.open import open_ranks
@@ -12,13 +11,12 @@ from luffy.config.settings import SFTSettings
 from luffy.data.splits import read_demonstrations
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.stages.continuation import adopt_shorter_run
-from luffy.stages.program import StageContext, StageResult, main
+from luffy.stages.held_out import open_for_sft
+from luffy.stages.program import StageContext, StageResult, adopt_shorter_run, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
-from luffy.stages.unmeasured import HeldOutMeasure
 from luffy.tracking.metrics import GpuHours
-from luffy.training.rank_calls import Ranks, ShardRanks
-from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec
+from luffy.training.rank_calls import ShardRanks
+from luffy.training.supervised import SupervisedPlan, SupervisedSpec
 
 
 def run(settings: SFTSettings, context: StageContext) -> StageResult:
@@ -45,23 +43,12 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
         plan, context.execution, settings.dtype, model, context.out, tokenizer.pad_token_id, settings.lora
     )
     with ExitStack() as stack:
-        measuring = _measuring(settings, context, plan.steps, stack)
+        # The problems are checked here, before any rank is opened.
+        measuring = None if settings.validation is None else open_for_sft(settings, context, plan.steps, stack)
         ranks = stack.enter_context(open_ranks(settings.cluster, spec))
         shards = ShardRanks(ranks, context.execution.sequence_parallel)
-        return run_supervised(
-            settings, context, shards, examples, plan, hours, measuring(ranks), settings.sft.max_tokens
-        )
-
-
-def _measuring(
-    settings: SFTSettings, context: StageContext, steps: int, stack: ExitStack
-) -> Callable[[Ranks[SupervisedRank]], HeldOutMeasure | None]:
-    """A function from opened ranks to their validation; its problems are checked here, before any rank is opened."""
-    if settings.validation is None:
-        return lambda ranks: None
-    from luffy.stages.held_out import open_for_sft
-
-    return open_for_sft(settings, context, steps, stack)
+        held_out = None if measuring is None else measuring(ranks)
+        return run_supervised(settings, context, shards, examples, plan, hours, held_out, settings.sft.max_tokens)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from luffy.config.settings import BaseSettings, SFTSettings
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.templates import render_prompts
 from luffy.pipeline.reuse import complete_checkpoints
+from luffy.stages.held_out import HeldOut, Unmeasured, end_of_training
 from luffy.stages.program import StageContext, StageResult
-from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured, end_of_training
 from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics
 from luffy.tracking.tracker import Tracker
 from luffy.training.model_folder import copy_tokenizer
@@ -39,7 +39,7 @@ def run_supervised(
     examples: Sequence[Trajectory],
     plan: SupervisedPlan,
     hours: GpuHours,
-    held_out: HeldOutMeasure | None = None,
+    held_out: HeldOut | Unmeasured | None = None,
     max_tokens: int | None = None,
 ) -> StageResult:
     """Train on `examples` from the newest checkpoint to the end of the plan and write `model/`."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from luffy.config.settings import SweepSettings
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.model_clients import render_as_ids
 from luffy.evaluation.results import RESULTS_FILE, count_correct, read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.files import write_atomic
@@ -23,20 +22,10 @@ from luffy.pipeline.reuse import complete_checkpoints
 from luffy.report.evaluation_page import SweptStep, checkpoints_page
 from luffy.report.page import html
 from luffy.rollout.engine import SwappableEngine
-from luffy.stages.adoption import EvaluationRequests, write_digests
-from luffy.stages.evaluate import (
-    OUTPUTS,
-    SuiteDecoding,
-    adopt_parts,
-    fill_parts,
-    num_responses,
-    open_evaluator,
-    read_cells,
-    waiting_cells,
-    write_cells,
-)
+from luffy.stages.answers.asker import ResponseProgress
+from luffy.stages.answers.clients import render_as_ids
+from luffy.stages.evaluate import OUTPUTS, ModelEvaluation, evaluation_requests, open_evaluator, read_cells
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.responses import ResponseProgress
 from luffy.training.checkpoint import export_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -49,31 +38,31 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
     """Evaluate the checkpoints of the upstream RL stage at `settings.steps`, in that order."""
     protocol, rl = settings.protocol, context.inputs["model"]
     cells, longest = read_cells(protocol, context.inputs["data"], rl / "model")
-    waiting = {step: waiting_cells(cells, _folder(context, step)) for step in settings.steps}
-    waiting = {step: left for step, left in waiting.items() if left}
-    total = num_responses(cells, protocol) * len(settings.steps)
-    num_left = sum(num_responses(cells, protocol) for cells in waiting.values())
-    progress = ResponseProgress(context, total, done=total - num_left)
-    render = render_as_ids(load_tokenizer(rl / "model"))
-    requests = {
+    requests = evaluation_requests(cells, protocol, render_as_ids(load_tokenizer(rl / "model")))
+    evaluations = {
         # The digest of the final model does not identify the checkpoints of a run; its key does.
-        step: EvaluationRequests(cells, protocol, render, rl, variant=f"@{rl.name}/{step}")
+        step: ModelEvaluation(_folder(context, step), requests, protocol, rl, variant=f"@{rl.name}/{step}")
         for step in settings.steps
     }
-    waiting = {
-        step: adopt_parts(cells_left, requests[step], protocol, context, _folder(context, step), progress)
-        for step, cells_left in waiting.items()
-    }
-    waiting = {step: left for step, left in waiting.items() if left}
+    total = sum(each.num_responses for each in evaluations.values())
+    progress = ResponseProgress(context, total, done=total - sum(each.num_left for each in evaluations.values()))
+    for evaluation in evaluations.values():
+        evaluation.adopt(context, progress)
+    rows = {step: each.write(f"step {step}") for step, each in evaluations.items() if not each.num_left}
+    waiting = [step for step in settings.steps if step not in rows]
     if waiting:
-        checkpoints = _checkpoints(rl, list(waiting))
-        with open_evaluator(rl / "model", protocol, context, longest) as (evaluator, engine):
-            for step, cells_left in waiting.items():
-                with _loaded(engine, checkpoints[step], step, settings, context):
-                    fill_parts(evaluator, cells_left, _folder(context, step), progress)
-    for step in settings.steps:
-        write_digests(_folder(context, step), requests[step].digests)
-    metrics = _write(cells, settings, context)
+        checkpoints = _checkpoints(rl, waiting)
+        with open_evaluator(protocol, context, longest) as (asker, generator):
+            progress.begin()
+            for step in waiting:
+                with _loaded(generator.engine, checkpoints[step], step, settings, context):
+                    evaluations[step].ask(asker, progress)
+                rows[step] = evaluations[step].write(f"step {step}")
+    metrics = {
+        f"accuracy/{row.decoding}/{row.suite}/{step}": row.accuracy for step in settings.steps for row in rows[step]
+    }
+    swept = [_read(step, _folder(context, step)) for step in sorted(settings.steps)]
+    write_atomic(context.out / PAGE_FILE, html(checkpoints_page(swept)))
     outputs = (*(f"{_folder(context, step).name}/{name}" for step in settings.steps for name in OUTPUTS), PAGE_FILE)
     return StageResult(outputs, metrics, total - progress.graded)
 
@@ -103,17 +92,6 @@ def _loaded(
     logger.info("loaded the weights of step %d", step)
     yield
     shutil.rmtree(folder)
-
-
-def _write(cells: Sequence[SuiteDecoding], settings: SweepSettings, context: StageContext) -> dict[str, float]:
-    """Write the results of each step and the page; returns accuracies by decoding, suite and step."""
-    metrics: dict[str, float] = {}
-    for step in settings.steps:
-        rows = write_cells(cells, settings.protocol, _folder(context, step), f"step {step}")
-        metrics |= {f"accuracy/{row.decoding}/{row.suite}/{step}": row.accuracy for row in rows}
-    swept = [_read(step, _folder(context, step)) for step in sorted(settings.steps)]
-    write_atomic(context.out / PAGE_FILE, html(checkpoints_page(swept)))
-    return metrics
 
 
 def _read(step: int, folder: Path) -> SweptStep:

@@ -36,6 +36,7 @@ from luffy.data.parquet import iterate_prompts
 from luffy.data.row_filters import RowFilter, Rules
 from luffy.data.sources import open_source
 from luffy.data.splits import TRAIN, WrittenData, add_traces, prompts_without_their_traces
+from luffy.data.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.data.tokenizer import adapt_tokenizer
 from luffy.environments.registry import instructions_by_source, open_player, open_text_player
@@ -45,17 +46,21 @@ from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.http_client import missing_key
 from luffy.pipeline.reuse import PAID_ANSWERS
-from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.vllm_limits import context_length, read_shape
+from luffy.stages.answers.clients import open_generator
+from luffy.stages.answers.paid import earlier_paid
+from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.responses import open_generator
-from luffy.synthesis.answer_log import AnswerLog
-from luffy.synthesis.asking import TeacherTurn, take_turn, teacher_card, with_trace
-from luffy.synthesis.endpoint_teacher import EndpointTeacher
-from luffy.synthesis.ledger import Ledger
-from luffy.synthesis.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
-from luffy.synthesis.teachers import Desk, FolderTeacher, Teacher
-from luffy.synthesis.verdicts import AnswerAssessor, graded_answer
+from luffy.stages.synthesis.ledger import Ledger
+from luffy.stages.synthesis.rounds import (
+    AnswerAssessor,
+    TeacherTurn,
+    graded_answer,
+    take_turn,
+    teacher_card,
+    with_trace,
+)
+from luffy.stages.synthesis.teachers import Desk, EndpointTeacher, FolderTeacher, Teacher
 from luffy.training.model_folder import copy_tokenizer, model_folder
 from luffy.types import Origin, Prompt, Trace
 
@@ -66,7 +71,9 @@ _FOLDER_ANSWERS = "folder_answers.jsonl"
 def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     """Query the teachers and write the training data with the kept traces; DataError if there is nothing to query."""
     data, out = context.inputs["data"], context.out
-    _require_keys(context)
+    for name, server in context.execution.teachers.items():
+        if complaint := missing_key(server, f"execution.teachers.{name}"):
+            raise ConfigError(complaint)
     prompts = list(_prompts(data, settings))
     if not prompts:
         raise DataError(
@@ -74,27 +81,20 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
         )
     with _opened_work(settings, context) as work:
         turns = _ask_all(prompts, work)
-    taught = frozenset(prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns))
-    traces = _KeptTraces(turns, work, taught)
-    rewrites = settings.synthesize.rewrite is not None
-    written = add_traces(out, data, traces.of, settings.data, settings.seed, rewrites=rewrites)
+        taught = frozenset(prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns))
+        traces = _KeptTraces(turns, work, taught)
+        rewrites = settings.synthesize.rewrite is not None
+        written = add_traces(out, data, traces.of, settings.data, settings.seed, rewrites=rewrites)
     copy_tokenizer(data / "tokenizer", out / "tokenizer")
     card = _card(prompts, turns, taught, written, work)
     write_synthesis_card(out, card)
-    for log in work.logs.values():
-        if log.num_adopted:
-            context.events.message(f"reuses {log.num_adopted} answers that earlier stages got")
+    for store in work.stores.values():
+        if store.num_adopted:
+            context.events.message(f"reuses {store.num_adopted} answers that earlier stages got")
     if not taught:
         context.events.message("no prompt got a trace: no answer was correct and usable (card.md)")
-    resumed = sum(log.num_resumed for log in work.logs.values())
+    resumed = sum(store.num_resumed for store in work.stores.values())
     return StageResult((*written.files, "tokenizer", "card.json", "card.md"), _metrics(card), resumed)
-
-
-def _require_keys(context: StageContext) -> None:
-    """Raise ConfigError for the first teacher without its API key, before any request."""
-    for name, server in context.execution.teachers.items():
-        if complaint := missing_key(server, f"execution.teachers.{name}"):
-            raise ConfigError(complaint)
 
 
 @dataclass(slots=True)
@@ -107,8 +107,8 @@ class _Work:
     """Tokenizer of the policy."""
     row_filter: RowFilter
     grader: GraderPool
-    logs: Mapping[bool, AnswerLog]
-    """The logs of teachers behind an endpoint (True) and of teachers in a model folder (False)."""
+    stores: Mapping[bool, AnswerStore]
+    """The answers of teachers behind an endpoint (True) and of teachers in a model folder (False)."""
     ledger: Ledger
     judges: Judges
     """Judges for the measures of episodes that need one."""
@@ -116,8 +116,8 @@ class _Work:
     total: int = 0
     """Upper bound on the number of questions."""
 
-    def log_of(self, name: str) -> AnswerLog:
-        return self.logs[self.settings.synthesize.teachers[name].endpoint is not None]
+    def store_of(self, name: str) -> AnswerStore:
+        return self.stores[self.settings.synthesize.teachers[name].endpoint is not None]
 
     def progress(self, count: int) -> None:
         self.answered += count
@@ -126,7 +126,7 @@ class _Work:
 
 @contextmanager
 def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterator[_Work]:
-    """The graders, the rules for traces, the logs and the budget."""
+    """The graders, the rules for traces, the stores and the budget."""
     data, config, out = context.inputs["data"], settings.synthesize, context.out
     tokenizer = load_tokenizer(data / "tokenizer")
     environment, replays = settings.environment, settings.data.replay_traces
@@ -141,12 +141,12 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
     ledger = Ledger({name: teacher.price for name, teacher in config.teachers.items()}, config.budget)
     with (
         GraderPool.configured(context.execution.grader_workers, settings.grading, out / JUDGE_CACHE) as grader,
-        closing(AnswerLog(out / PAID_ANSWERS, _earlier(context))) as of_endpoints,
-        closing(AnswerLog(out / _FOLDER_ANSWERS)) as of_folders,
+        closing(AnswerStore(out / PAID_ANSWERS, earlier_paid(out))) as of_endpoints,
+        closing(AnswerStore(out / _FOLDER_ANSWERS)) as of_folders,
         closing(Judges(out / JUDGE_CACHE)) as judges,
     ):
-        logs = {True: of_endpoints, False: of_folders}
-        yield _Work(settings, context, tokenizer, row_filter, grader, logs, ledger, judges)
+        stores = {True: of_endpoints, False: of_folders}
+        yield _Work(settings, context, tokenizer, row_filter, grader, stores, ledger, judges)
 
 
 def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
@@ -160,10 +160,9 @@ def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
         if not left:
             turns.append(TeacherTurn(name, 0))
             continue
-        log = work.log_of(name)
-        assess = AnswerAssessor(log, work.row_filter, work.grader).assess
+        assessor = AnswerAssessor(work.store_of(name), work.row_filter, work.grader)
         with _opened_teacher(name, left, work) as teacher:
-            turn = take_turn(name, teacher, left, config, work.settings.seed, assess)
+            turn = take_turn(name, teacher, left, config, work.settings.seed, assessor)
         turn.used, turn.cost = work.ledger.used(name), work.ledger.cost(name)
         logger.info("%s: %d prompts with a usable answer", name, sum(bool(turn.usable(p.uid)) for p in left))
         turns.append(turn)
@@ -175,13 +174,13 @@ def _rewrite_all(prompts: Sequence[Prompt], rewrite: RewriteConfig, work: _Work)
     config, turns = work.settings.synthesize, list[TeacherTurn]()
     ((name, teacher_config),) = config.teachers.items()
     work.total = len(prompts) * (teacher_config.num_samples + rewrite.num_samples)
-    assess = AnswerAssessor(work.log_of(name), work.row_filter, work.grader).assess
+    assessor = AnswerAssessor(work.store_of(name), work.row_filter, work.grader)
     asked = [*prompts, *(replace(each, messages=with_trace(each, rewrite)) for each in prompts if each.traces)]
     with _opened_teacher(name, asked, work) as teacher:
         for origin in (Origin.OWN, Origin.REWRITTEN):
             before, paid = work.ledger.used(name), work.ledger.cost(name)
             left = [p for p in prompts if not turns or (p.traces and not turns[0].usable(p.uid))]
-            turn = take_turn(name, teacher, left, config, work.settings.seed, assess, origin)
+            turn = take_turn(name, teacher, left, config, work.settings.seed, assessor, origin)
             turn.used, turn.cost = work.ledger.used(name) - before, work.ledger.cost(name) - paid
             turns.append(turn)
             logger.info("%s: %d prompts with a usable answer", turn.title, sum(bool(turn.usable(p.uid)) for p in left))
@@ -194,7 +193,7 @@ def _opened_teacher(name: str, asked: Sequence[Prompt], work: _Work) -> Iterator
     config, context = work.settings.synthesize.teachers[name], work.context
     environment = work.settings.environment
     instructions = instructions_by_source(environment) if environment is not None else {}
-    desk = Desk(name, config, work.log_of(name), work.ledger, work.progress, environment, instructions)
+    desk = Desk(name, config, work.store_of(name), work.ledger, work.progress, environment, instructions)
     teacher: Teacher
     if config.endpoint is not None:
         player = open_text_player(environment, work.judges) if environment is not None else None
@@ -227,7 +226,7 @@ def _folder_teacher(desk: Desk, asked: Sequence[Prompt], work: _Work) -> FolderT
 
 @dataclass(frozen=True, slots=True)
 class _KeptTraces:
-    """The new traces of each prompt, read lazily from the logs."""
+    """The new traces of each prompt, read lazily from the stores."""
 
     turns: Sequence[TeacherTurn]
     work: _Work
@@ -240,11 +239,11 @@ class _KeptTraces:
             return ()
         config, found, seen = self.work.settings.synthesize, list[Trace](), set[str]()
         for turn in self.turns:
-            teacher, log = config.teachers[turn.name], self.work.log_of(turn.name)
+            teacher, store = config.teachers[turn.name], self.work.store_of(turn.name)
             fresh = [verdict for verdict in turn.usable(uid) if verdict.text_hash not in seen]
             seen.update(verdict.text_hash for verdict in fresh)
             answers = [
-                graded_answer(log.read(verdict.key), turn.name, teacher.model, teacher.decoding, turn.origin)
+                graded_answer(store[verdict.key], turn.name, teacher.model, teacher.decoding, turn.origin)
                 for verdict in fresh
             ]
             found += kept_traces(answers, config.keep)
@@ -306,13 +305,6 @@ def _benchmarks(config: DataConfig, data: Path, seed: int) -> BenchmarkIndex:
         rows = open_source(source, f"decontamination.benchmarks.{name}", seed).rows()
         index.add(name, (row for row in rows if isinstance(row, Prompt)))
     return index.finish()
-
-
-def _earlier(context: StageContext) -> list[Path]:
-    """The answers of endpoints that other stages of this workspace have."""
-    others = (path for path in sorted(context.out.parent.iterdir()) if path != context.out)
-    folders = [path for path in others if not is_discarded(path)]
-    return [folder / PAID_ANSWERS for folder in folders if (folder / PAID_ANSWERS).is_file()]
 
 
 def _metrics(card: SynthesisCard) -> dict[str, float]:

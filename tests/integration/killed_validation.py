@@ -10,16 +10,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from test_validation import OF_RL, OF_SFT, run_stage_of
 
-from luffy.evaluation.sample_log import SampleLog
+from luffy.stages.answers.store import AnswerStore
 
 if __name__ == "__main__":
     stage, batches, out, data, model = sys.argv[1:]
-    append, left = SampleLog.append, iter(range(int(batches)))
+    add, left = AnswerStore.add, iter(range(int(batches)))
 
-    def append_or_die(log: SampleLog, records: list) -> None:
+    def add_or_die(store: AnswerStore, answers: dict) -> None:
         if next(left, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
-        append(log, records)
+        add(store, answers)
 
-    SampleLog.append = append_or_die  # type: ignore[method-assign]
+    AnswerStore.add = add_or_die  # type: ignore[method-assign]
     run_stage_of(stage, Path(out), {"data": Path(data), "model": Path(model)}, OF_RL, OF_SFT)

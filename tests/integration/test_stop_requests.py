@@ -83,7 +83,7 @@ def test_an_evaluation_keeps_the_batches_under_way_and_generates_none_twice(undi
     wait_until(lambda: any(event["step"] for event in stage.events("progress")) or process.poll() is not None)
     process.send(signal.SIGTERM)
     assert process.ended() == 75, stage.log()
-    done = sum(len(path.read_bytes().splitlines()) for path in stage.out.glob("parts/open/*"))
+    done = sum(map(bool, (stage.out / "answers.jsonl").read_bytes().splitlines()))
     assert done >= stage.events("progress")[-1]["step"] > 0
     assert stage.run() == 0
     assert read_manifest(stage.out).resumed_from == done

@@ -23,13 +23,13 @@ from luffy.config import load_experiment
 from luffy.config.data import FileSource
 from luffy.data.parquet import read_prompts
 from luffy.data.sources import open_source
+from luffy.data.synthesis_card import read_synthesis_card
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
 from luffy.pipeline.job import write_job
 from luffy.pipeline.manifest import finished_manifest
 from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
-from luffy.synthesis.synthesis_card import read_synthesis_card
 
 pytestmark = pytest.mark.slow
 SMOKE = Path(__file__).parents[2] / "exp_configs" / "smoke.yaml"
@@ -117,7 +117,7 @@ def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_cam
     write_job(plan.directory / "config.yaml", experiment.job(plan))
     log = plan.directory / "paid_answers.jsonl"
     program = ForkedProgram(stage_command("synthesize", plan.directory), plan.directory / "log.txt")
-    wait_until(lambda: log.is_file() and len(log.read_bytes().splitlines()) == BEFORE_THE_KILL, "the first answers")
+    wait_until(lambda: log.is_file() and log.read_bytes().count(b"\n\n") == BEFORE_THE_KILL, "the first answers")
     program.kill()
     script.limit = 10**6
     script.ended.set()

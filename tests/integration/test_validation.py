@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from luffy.config import load_experiment
 from luffy.data.parquet import read_prompts
 from luffy.errors import UserError
-from luffy.evaluation.held_out_accuracy import OneVersionEngine
 from luffy.evaluation.results import read_results
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import build_graph
 from luffy.stages import base, held_out, prepare_data, rl, sft
+from luffy.stages.held_out import OneVersionEngine
 from luffy.stages.program import StageContext, StageResult
 from luffy.tracking.metrics import read_metrics, tokens_spent, without_times
 

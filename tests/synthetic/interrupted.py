@@ -1,7 +1,6 @@
 """What a kill leaves of an evaluation, at a chosen place and without waiting for it."""
 
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,16 +14,16 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 @contextmanager
-def parts_stay() -> Iterator[None]:
-    """Inside, evaluations keep their parts, as if they were killed before they remove them."""
-    remove = shutil.rmtree
+def answers_stay() -> Iterator[None]:
+    """Inside, evaluations keep their answers, as if they were killed before they remove them."""
+    remove = Path.unlink
 
-    def remove_others(path: Path, **options: bool) -> None:
-        if Path(path).name != "parts":
-            remove(path, **options)
+    def remove_others(path: Path, missing_ok: bool = False) -> None:
+        if path.name != "answers.jsonl":
+            remove(path, missing_ok)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutil, "rmtree", remove_others)
+        patch.setattr(Path, "unlink", remove_others)
         yield
 
 

@@ -28,7 +28,7 @@ LAYERS = (
     {"objectives", "grading", "hosted", "pipeline", "sandbox", "tracking"},
     {"data", "rollout", "training", "statistics"},
     {"environments"},
-    {"cluster", "evaluation", "synthesis"},
+    {"cluster", "evaluation"},
     {"report", "rl"},
     {"stages"},
     {"costs"},

@@ -17,8 +17,9 @@ from luffy.errors import ClusterError
 from luffy.grading.judge import Judges
 from luffy.grading.request import Problem
 from luffy.rollout.engine import SamplingParams
-from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint
+from luffy.stages.answers.paid import PaidEndpoint
+from luffy.stages.answers.store import AnswerStore
 from luffy.types import FinishReason, Message
 
 Play = Callable[..., tuple[list[TextEpisode], list[tuple[str, dict]]]]
@@ -50,15 +51,14 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     ) -> tuple[list[TextEpisode], list[tuple[str, dict]]]:
         opened.append(Endpoint(answer, (CHAT,)))
         config = ServerConfig(urls=(opened[-1].url,), max_retries=0)
-        answers = TextAnswers(tmp_path / "answers.jsonl")
-        endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ("/chat/completions",), answers)
+        endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ("/chat/completions",))
+        paid = PaidEndpoint(endpoint, AnswerStore(tmp_path / "paid_answers.jsonl"))
         guessing = GuessNumberEnvironment(kind="guess_number", limits=EpisodeLimits(**limits))
         player = open_text_player(environment or guessing, Judges(None))
         try:
-            return player.play(starts, endpoint, SamplingParams(1.0, max_tokens, ())), opened[-1].asked
+            return player.play(starts, paid, SamplingParams(1.0, max_tokens, ())), opened[-1].asked
         finally:
             endpoint.close()
-            answers.close()
 
     yield run
     for endpoint in opened:

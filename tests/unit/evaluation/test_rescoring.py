@@ -12,16 +12,18 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfi
 from luffy.config.grading import ChoiceGrader, GraderKind, JudgeGrader, MathGrader, StrictMathGrader
 from luffy.data.parquet import write_prompts
 from luffy.errors import DataError, LostError
-from luffy.evaluation.evaluator import Evaluator, protocol_of
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
-from luffy.evaluation.model_clients import TokenModelClient
-from luffy.evaluation.requests import Suite
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading.pool import GraderPool
 from luffy.report.evaluation_page import write_summaries
+from luffy.stages.answers.asker import Asker, graded_records
+from luffy.stages.answers.clients import TokenModelClient, render_as_ids
+from luffy.stages.answers.requests import EvaluationRequest, Suite
+from luffy.stages.answers.store import AnswerStore
+from luffy.stages.evaluate import protocol_of
 
 STRICT, LENIENT = StrictMathGrader(), MathGrader(boxed="preferred")
 DECODINGS = {"greedy": DecodingConfig(temperature=0.0)}
@@ -40,8 +42,11 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
     config = EvaluationConfig(decodings=DECODINGS, max_response_tokens=64, suites={"sums": SuiteConfig(grader=kind)})
     tokenizer = tiny_tokenizer()
     with GraderPool(1, PATIENCE_S) as pool:
-        evaluator = Evaluator(TokenModelClient(ScriptedEngine(tokenizer, answer), tokenizer), pool, config, 7, 4)
-        (records,) = evaluator.evaluate([(Suite("sums", problems(9)), "greedy")], lambda batch: None)
+        client = TokenModelClient(ScriptedEngine(tokenizer, answer), tokenizer)
+        request = EvaluationRequest(Suite("sums", problems(9)), "greedy", config, render_as_ids(tokenizer), 7)
+        store = AnswerStore(folder.with_suffix(".jsonl"))
+        Asker(client, pool, 4).ask([request], store, lambda answers: None)
+    records = list(graded_records(request, store))
     folder.mkdir()
     write_sample_records(folder / "samples.jsonl.zst", records)
     row = result_row(records, 0.95, protocol_of(config, "sums", "greedy"))

@@ -11,7 +11,6 @@ from luffy.errors import DataError
 from luffy.evaluation import sample_files
 from luffy.evaluation.sample_files import (
     SAMPLES_FILE,
-    join_sample_records,
     read_sample_records,
     read_samples_of,
     write_sample_records,
@@ -35,9 +34,10 @@ def test_files_give_back_what_was_written_alone_and_joined(tmp_path: Path, block
     first, second = tmp_path / "1.jsonl.zst", tmp_path / "2.jsonl.zst"
     write_sample_records(first, RECORDS[:20])
     write_sample_records(second, iter(RECORDS[20:]))
-    join_sample_records(tmp_path / SAMPLES_FILE, [first, second])
+    write_sample_records(tmp_path / SAMPLES_FILE, RECORDS[:20], iter(RECORDS[20:]))
     assert list(read_sample_records(first)) == RECORDS[:20]
     assert list(read_samples_of(tmp_path)) == RECORDS
+    assert (tmp_path / SAMPLES_FILE).read_bytes() == first.read_bytes() + second.read_bytes()
 
 
 def test_the_tools_of_the_system_read_them(tmp_path: Path, block: None) -> None:

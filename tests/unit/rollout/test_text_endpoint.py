@@ -1,4 +1,5 @@
-"""`TextEndpoint` against small HTTP servers that answer as OpenAI's protocol wants it, or as some servers do."""
+"""`TextEndpoint`, whose answers are saved, against small HTTP servers that answer as OpenAI's protocol wants it, or as
+some servers do."""
 
 import email.utils
 import itertools
@@ -18,8 +19,9 @@ from luffy.config.model import EndpointModel
 from luffy.errors import ClusterError, ConfigError, LostError
 from luffy.rollout import text_endpoint
 from luffy.rollout.engine import SamplingParams
-from luffy.rollout.text_answers import TextAnswers, TextCompletion
-from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
+from luffy.rollout.text_endpoint import TextCompletion, TextEndpoint, TextRequest
+from luffy.stages.answers.paid import PaidEndpoint
+from luffy.stages.answers.store import AnswerStore
 from luffy.types import FinishReason, Message
 
 PARAMS = SamplingParams(0.7, max_response_tokens=8, stop_token_ids=(), top_p=0.9, stop=("</answer>",))
@@ -44,7 +46,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Endpoint]]:
 
 
 @pytest.fixture
-def connect(tmp_path: Path) -> Iterator[Callable[..., TextEndpoint]]:
+def connect(tmp_path: Path) -> Iterator[Callable[..., PaidEndpoint]]:
     opened: list[TextEndpoint] = []
 
     def open_one(
@@ -52,11 +54,11 @@ def connect(tmp_path: Path) -> Iterator[Callable[..., TextEndpoint]]:
         paths: tuple[str, ...] = ("/chat/completions",),
         request: dict | None = None,
         **config: object,
-    ) -> TextEndpoint:
+    ) -> PaidEndpoint:
         servers = ServerConfig(urls=tuple(each.url for each in served), **config)  # type: ignore[arg-type]
         model = EndpointModel(name="gpt-x", request=request or {})
-        opened.append(TextEndpoint.connect(model, servers, paths, TextAnswers(tmp_path / "answers.jsonl")))
-        return opened[-1]
+        opened.append(TextEndpoint.connect(model, servers, paths))
+        return PaidEndpoint(opened[-1], AnswerStore(tmp_path / "paid_answers.jsonl"))
 
     yield open_one
     for endpoint in opened:
@@ -67,7 +69,7 @@ def chats(count: int) -> list[TextRequest]:
     return [TextRequest((Message("system", "Think."), Message("user", f"{i} + 1?")), 2**40 + i) for i in range(count)]
 
 
-def one(endpoint: TextEndpoint, params: SamplingParams = PARAMS) -> TextCompletion:
+def one(endpoint: PaidEndpoint, params: SamplingParams = PARAMS) -> TextCompletion:
     return endpoint.generate(chats(1), params)[0]
 
 
@@ -78,7 +80,7 @@ def in_turn(*replies: Reply | None) -> Answer:
 
 
 def test_a_chat_is_asked_with_all_that_the_protocol_says(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
 ) -> None:
     served = serve(key=KEY)
     one(connect(served, request={"reasoning_effort": "low"}))
@@ -99,7 +101,7 @@ def test_a_chat_is_asked_with_all_that_the_protocol_says(
     ]
 
 
-def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]) -> None:
+def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]) -> None:
     served = serve(lambda path, body: text_completion(f"{path} {body['prompt']}", "length"))
     endpoint = connect(served, paths=("/completions",), request={"seed": None})
     assert endpoint.generate([TextRequest("1 + 1 =", 3)], PARAMS) == [
@@ -109,7 +111,7 @@ def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[.
 
 
 def test_completions_come_in_the_order_of_the_requests_from_all_servers(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
 ) -> None:
     def in_a_pair() -> Callable[[str, dict], Reply]:
         both_are_here, numbers = threading.Barrier(2, timeout=PATIENCE_S), itertools.count()
@@ -141,7 +143,7 @@ def test_completions_come_in_the_order_of_the_requests_from_all_servers(
     ],
 )
 def test_reasoning_stands_before_the_answer_as_models_write_it(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], message: dict, finish_reason: str, text: str
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], message: dict, finish_reason: str, text: str
 ) -> None:
     assert one(connect(serve(lambda path, body: completion("", finish_reason, **message)))).text == text
 
@@ -157,7 +159,7 @@ def test_reasoning_stands_before_the_answer_as_models_write_it(
     ],
 )
 def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], said: str, choice: dict, text: str
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], said: str, choice: dict, text: str
 ) -> None:
     endpoint = connect(serve(lambda path, body: text_completion(said, **choice)), paths=("/completions",))
     assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == text
@@ -167,20 +169,20 @@ def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(
     "choice", [{"stop_reason": None}, {"matched_stop": 151645}, {"finish_reason": "content_filter"}]
 )
 def test_a_tag_that_the_model_left_open_is_not_closed_for_it(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], choice: dict
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], choice: dict
 ) -> None:
     endpoint = connect(serve(lambda path, body: text_completion("<answer>2", **choice)), paths=("/completions",))
     assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == "<answer>2"
 
 
-def test_a_text_that_is_null_is_empty(serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]) -> None:
+def test_a_text_that_is_null_is_empty(serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]) -> None:
     endpoint = connect(serve(lambda path, body: text_completion(None)), paths=("/completions",))  # type: ignore[arg-type]
     assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == ""
 
 
 @pytest.mark.parametrize(("name", "reason"), [("eos", FinishReason.STOP), ("model_length", FinishReason.LENGTH)])
 def test_servers_have_their_own_names_for_why_a_response_ended(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], name: str, reason: FinishReason
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], name: str, reason: FinishReason
 ) -> None:
     assert one(connect(serve(lambda path, body: completion("2", name)))).finish_reason is reason
 
@@ -196,7 +198,7 @@ def test_servers_have_their_own_names_for_why_a_response_ended(
     ids=["5xx", "429", "hangs up", "200 with an error"],
 )
 def test_what_may_pass_is_tried_again(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], trouble: list[Reply | None]
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], trouble: list[Reply | None]
 ) -> None:
     served = serve(in_turn(*trouble))
     assert one(connect(served, max_retries=2)).finish_reason is FinishReason.STOP
@@ -205,7 +207,7 @@ def test_what_may_pass_is_tried_again(
         one(connect(serve(lambda path, body: trouble[0]), max_retries=1), SamplingParams(1.0, 9, ()))
 
 
-def test_silence_is_tried_again_too(serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]) -> None:
+def test_silence_is_tried_again_too(serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]) -> None:
     once, answered = threading.Event(), threading.Event()
 
     def silent(path: str, body: dict) -> Reply:
@@ -222,7 +224,7 @@ def test_silence_is_tried_again_too(serve: Callable[..., Endpoint], connect: Cal
 
 @pytest.mark.parametrize("asks", ["0.2", "a date"])
 def test_a_server_that_says_when_is_not_asked_before(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], asks: str
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], asks: str
 ) -> None:
     when = email.utils.formatdate(time.time() + 2, usegmt=True) if asks == "a date" else asks
     served = serve(in_turn(refusal(429, "slow down", Retry_After=when)))
@@ -233,7 +235,7 @@ def test_a_server_that_says_when_is_not_asked_before(
 
 
 def test_a_server_that_wants_to_be_left_alone_for_a_day_is(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
 ) -> None:
     served = serve(in_turn(refusal(429, "daily limit", Retry_After="86400")))
     with pytest.raises(ClusterError, match=r"status 429: daily limit \(Retry-After: 86400\); finished"):
@@ -255,7 +257,7 @@ def test_a_server_that_wants_to_be_left_alone_for_a_day_is(
     ],
 )
 def test_what_cannot_pass_is_one_line_and_not_tried_again(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], reply: Reply, message: str
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], reply: Reply, message: str
 ) -> None:
     served = serve(lambda path, body: reply)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -266,7 +268,7 @@ def test_what_cannot_pass_is_one_line_and_not_tried_again(
 
 
 def test_a_complaint_is_shown_without_the_prompt_that_it_quotes(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
 ) -> None:
     secret = "Which of these isotopes decays first, and into what?"
     served = serve(lambda path, body: refusal(400, f"input {body['messages']} is too long" + "x" * 900))
@@ -277,7 +279,7 @@ def test_a_complaint_is_shown_without_the_prompt_that_it_quotes(
 
 
 def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
 ) -> None:
     def reasoning_model(path: str, body: dict) -> Reply:
         if "max_tokens" in body:
@@ -304,14 +306,14 @@ def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(
     ],
 )
 def test_what_is_no_completion_is_refused(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], body: object
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], body: object
 ) -> None:
     with pytest.raises(LostError, match=r"the response has no text|unexpected finish_reason 'abort'"):
         one(connect(serve(lambda path, asked: Reply(body=body))))
 
 
 def test_an_endpoint_is_refused_before_anything_is_asked(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(paths=(CHAT,), key=KEY)
     with pytest.raises(ConfigError, match=r"/v1/completions: status 404: Not Found: .* set evaluation.template: own$"):
@@ -334,7 +336,7 @@ def test_an_endpoint_is_refused_before_anything_is_asked(
 
 @pytest.mark.parametrize("key", ["sk hunter2", "sk-hunter2\r", "sk-hünter2"])
 def test_a_key_that_cannot_be_one_is_not_shown(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], monkeypatch: pytest.MonkeyPatch, key: str
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(ConfigError, match=r"variable OPENAI_API_KEY .* holds no API key") as caught:
@@ -343,7 +345,7 @@ def test_a_key_that_cannot_be_one_is_not_shown(
 
 
 def test_what_has_come_back_is_not_asked_again(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], tmp_path: Path
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], tmp_path: Path
 ) -> None:
     left = [8]
 
@@ -354,18 +356,18 @@ def test_what_has_come_back_is_not_asked_again(
     served = serve(dying)
     with pytest.raises(ClusterError, match="out of memory"):
         connect(served, concurrency=1, max_retries=0).generate(chats(12), PARAMS)
-    with (tmp_path / "answers.jsonl").open("ab") as file:
+    with (tmp_path / "paid_answers.jsonl").open("ab") as file:
         file.write(b'{"key": "torn')
     left[0], asked = 100, len(served.asked)
     found = connect(served, concurrency=1).generate(chats(12), PARAMS)
     assert len(served.asked) - asked == 4
-    (tmp_path / "answers.jsonl").unlink()
+    (tmp_path / "paid_answers.jsonl").unlink()
     assert found == connect(serve()).generate(chats(12), PARAMS)
 
 
 def test_what_is_under_way_when_another_request_fails_is_kept_and_nothing_more_is_asked(
     serve: Callable[..., Endpoint],
-    connect: Callable[..., TextEndpoint],
+    connect: Callable[..., PaidEndpoint],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -387,11 +389,11 @@ def test_what_is_under_way_when_another_request_fails_is_kept_and_nothing_more_i
     with pytest.raises(ConfigError, match="status 400: no"):
         connect(served, concurrency=3).generate(chats(9), PARAMS)
     assert len(served.asked) == 3
-    assert (tmp_path / "answers.jsonl").read_bytes().count(b"\n") == 2
+    assert (tmp_path / "paid_answers.jsonl").read_bytes().count(b"\n\n") == 2
 
 
 def test_answers_belong_to_a_request_and_its_draw(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
 ) -> None:
     served = serve(lambda path, body: completion("the same"))
     endpoint = connect(served, request={"seed": None})

@@ -17,14 +17,19 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
-from luffy.evaluation.sample_files import SAMPLES_FILE
+from luffy.evaluation.sample_files import SAMPLES_FILE, read_samples_of
+from luffy.evaluation.second_grades import ResponseGrades
 from luffy.grading.pool import GraderPool
+from luffy.grading.request import Grade
 from luffy.pipeline.events import EventReader, EventWriter
 from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.stages import adoption
+from luffy.stages import evaluate
+from luffy.stages.answers.requests import sample_key
+from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.evaluate import OUTPUTS, run
 from luffy.stages.program import StageContext, StageResult
+from luffy.types import FinishReason, Outcome
 
 EVALUATION = EvaluationConfig(
     decodings={"greedy": DecodingConfig(temperature=0.0), "hot": DecodingConfig(temperature=1.0, num_samples=2)},
@@ -197,17 +202,23 @@ def test_an_evaluation_that_does_not_count_is_not_taken_from(bench: Bench, damag
     assert bench.is_as_fresh("second", SETTINGS)
 
 
-def test_what_an_evaluation_has_begun_itself_goes_on_as_it_began(bench: Bench) -> None:
-    log = bench.root / "workspace" / "second" / "parts" / "open" / "greedy@a.jsonl"
-    log.parent.mkdir(parents=True)
-    log.touch()
-    assert bench.evaluate("second", evaluation(confidence=0.8))[1] == 4
-    assert bench.is_as_fresh("second", evaluation(confidence=0.8))
+def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(bench: Bench) -> None:
+    own = bench.root / "workspace" / "second"
+    own.mkdir()
+    grade = ResponseGrades("math", Grade(Outcome.WRONG, "5"), None)
+    store = AnswerStore(own / "answers.jsonl")
+    store.add({sample_key("a", "greedy", "p0", 0): ModelAnswer("it is 5", 4, FinishReason.STOP, grades=grade)})
+    store.close()
+    result, drawn = bench.evaluate("second", evaluation(confidence=0.8))
+    assert (drawn, result.resumed_from) == (0, 1)
+    first, *others = read_samples_of(own)
+    assert (first.uid, first.response) == ("p0", "it is 5")
+    assert [each.response for each in others] == [each.response for each in read_samples_of(own.parent / "first")][1:]
 
 
 def test_other_code_that_asks_draws_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = adoption.code_identity
-    monkeypatch.setattr(adoption, "code_identity", lambda rooms: {**known(rooms), "rollout": "edited"})
+    known = evaluate.code_identity
+    monkeypatch.setattr(evaluate, "code_identity", lambda rooms: {**known(rooms), "rollout": "edited"})
     assert bench.evaluate("second")[1] == 24
 
 

@@ -211,11 +211,13 @@ def test_vllm_measures_and_resumes_to_the_same_pass_rates(tmp_path: Path, inputs
     # Four batches of two sequences are asked for at a time: two prompts.
     execution = ExecutionConfig.model_validate({"vllm": {"max_num_seqs": 2}})
     run(by_vllm, dataclasses.replace(context, execution=execution))
-    shards = sorted((tmp_path / "out" / "shards").iterdir())
-    assert [len(json.loads(path.read_text())) for path in shards] == [2, 2, 2]
+    answers = tmp_path / "out" / "answers.jsonl"
+    first, *others = answers.read_bytes().split(b"\n\n")
+    assert [commit.count(b"\n") for commit in (first, *others)] == [7, 7, 7, 0], "two prompts with four answers each"
     undisturbed = [(tmp_path / "out" / output).read_bytes() for output in OUTPUTS]
-    for path in (*shards[1:], *(tmp_path / "out" / output for output in OUTPUTS)):
-        path.unlink()
+    answers.write_bytes(first + b"\n\n")
+    for output in OUTPUTS:
+        (tmp_path / "out" / output).unlink()
     assert run(by_vllm, dataclasses.replace(context, execution=execution)).resumed_from == 8
     assert [(tmp_path / "out" / output).read_bytes() for output in OUTPUTS] == undisturbed
     assert len({row["mean_tokens"] for row in pq.read_table(tmp_path / "out" / "pass_rates.parquet").to_pylist()}) > 3

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
-from synthetic.interrupted import killed_before, parts_stay
+from synthetic.interrupted import answers_stay, killed_before
 from synthetic.stage_jobs import write_stage_job, write_wide_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -29,8 +29,8 @@ from luffy.pipeline.manifest import read_manifest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
-from luffy.stages.adoption import write_digests
-from luffy.stages.evaluate import OUTPUTS, read_cells, run, write_cells
+from luffy.stages.answers.store import AnswerStore
+from luffy.stages.evaluate import OUTPUTS, ModelEvaluation, run
 from luffy.stages.program import StageContext
 
 SETTINGS = EvaluateSettings(
@@ -90,7 +90,7 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(
     assert [(row.suite, row.decoding) for row in results.rows] == cells
     assert {row.accuracy for row in results.rows} == {0.25}
     records = list(read_sample_records(tmp_path / "out" / "samples.jsonl.zst"))
-    assert not (tmp_path / "out" / "parts").exists()
+    assert not (tmp_path / "out" / "answers.jsonl").exists()
     assert list(dict.fromkeys((record.suite, record.decoding) for record in records)) == cells
     assert (len(records), result.metrics["accuracy/greedy/base"], engine.closed) == (24, 0.25, True)
 
@@ -154,7 +154,7 @@ def test_an_evaluation_that_ended_early_goes_on_within_the_suite(
     result = run(SETTINGS, context_in(tmp_path / "out", inputs))
     assert (result.resumed_from, len(second.requests)) == (kept, 24 - kept)
     assert EventReader(tmp_path / "out" / "events.jsonl").read()[-1].step == 24
-    assert not (tmp_path / "out" / "parts").exists()
+    assert not (tmp_path / "out" / "answers.jsonl").exists()
     use(monkeypatch, solve)
     run(SETTINGS, context_in(tmp_path / "undisturbed", inputs))
     for name in OUTPUTS:
@@ -171,21 +171,25 @@ def test_a_finished_evaluation_is_not_opened_again(
     assert second.requests == []
 
 
-def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_parts(
+def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_answers(
     tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, solve)
-    with parts_stay():
+    with answers_stay():
         run(SETTINGS, context_in(tmp_path / "done", inputs))
-    parts = shutil.copytree(tmp_path / "done" / "parts", tmp_path / "parts")
-    cells, _ = read_cells(SETTINGS, inputs["data"], inputs["model"] / "model")
-    engine = use(monkeypatch, solve)
-    killed, step = True, 0
-    while killed:
-        context = context_in(tmp_path / f"killed-{step}", inputs)  # as it is before the samples are joined
-        shutil.copytree(parts, context.out / "parts")
-        write_digests(context.out, {})
-        killed = killed_before(step, partial(write_cells, cells, SETTINGS, context.out, "sft"))
+    engine, write = use(monkeypatch, solve), ModelEvaluation.write
+    killed, step = [True], 0
+
+    def written(evaluation: ModelEvaluation, checkpoint: str) -> object:
+        killed[0] = killed_before(step, partial(write, evaluation, checkpoint))
+        raise KeyboardInterrupt
+
+    while killed[0]:
+        context = context_in(tmp_path / f"killed-{step}", inputs)  # as it is before the samples are written
+        shutil.copy(tmp_path / "done" / "answers.jsonl", context.out)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(ModelEvaluation, "write", written)
+            run(SETTINGS, context)
         assert run(SETTINGS, context).resumed_from == 24
         for name in OUTPUTS:
             assert (context.out / name).read_bytes() == (tmp_path / "done" / name).read_bytes()
@@ -227,8 +231,7 @@ def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(
     killed = write_evaluation_job(tmp_path / "killed", inputs, rollout_batch_size=3)
     program = [sys.executable, "-c", KILLED_AT_ITS_FOURTH_BATCH, *killed]
     assert subprocess.run(program, check=False, capture_output=True).returncode == -9
-    parts = tmp_path / "killed" / "parts"
-    kept = sum(len(list(read_sample_records(path))) for path in [*parts.glob("*.zst"), *(parts / "open").iterdir()])
+    kept = len(AnswerStore(tmp_path / "killed" / "answers.jsonl"))
     # Two batches of the first suite, one of the second; the one before the kill may still have been in grading.
     assert kept in (4, 7)
     undisturbed = write_evaluation_job(tmp_path / "undisturbed", inputs, rollout_batch_size=3)
@@ -316,16 +319,17 @@ def with_engine(name: str) -> EvaluateSettings:
 def test_vllm_says_what_the_embedded_engine_says_and_resumes_to_the_same_results(
     tmp_path: Path, wide_inputs: dict[str, Path]
 ) -> None:
-    with parts_stay():
+    with answers_stay():
         for name in ("transformers", "vllm"):
             run(with_engine(name), context_in(tmp_path / name, wide_inputs))
     embedded, vllm = (list(read_samples_of(tmp_path / name)) for name in ("transformers", "vllm"))
     assert [record for record in vllm if record.decoding == "greedy"] == embedded[:8]
     assert len({record.response for record in embedded}) > 4
-    # As after a kill: two parts are done, and two are left.
-    shutil.copytree(tmp_path / "vllm" / "parts", tmp_path / "resumed" / "parts")
-    for suite in ("longer", "base"):
-        (tmp_path / "resumed" / "parts" / f"hot%2F1@{suite}.jsonl.zst").unlink()
+    # As after a kill: both suites are done with one decoding, and none with the other.
+    (tmp_path / "resumed").mkdir()
+    commits = (tmp_path / "vllm" / "answers.jsonl").read_bytes().split(b"\n\n")
+    kept = [commit for commit in commits if b"greedy" in commit]
+    (tmp_path / "resumed" / "answers.jsonl").write_bytes(b"".join(commit + b"\n\n" for commit in kept))
     assert run(with_engine("vllm"), context_in(tmp_path / "resumed", wide_inputs)).resumed_from == 8
     assert (tmp_path / "resumed/samples.jsonl.zst").read_bytes() == (tmp_path / "vllm/samples.jsonl.zst").read_bytes()
 

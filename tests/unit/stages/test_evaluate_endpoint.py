@@ -70,7 +70,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
 
 
 def context_in(out: Path, inputs: dict[str, Path], *served: Endpoint, **server: int) -> StageContext:
-    out.mkdir(exist_ok=True)
+    out.mkdir(exist_ok=True, parents=True)
     config = ServerConfig(urls=tuple(each.url for each in served), max_retries=0, **{"concurrency": 2, **server})
     return StageContext(
         out, inputs, "key", "evaluate_base", ExecutionConfig(server=config), TrackingConfig(),
@@ -112,31 +112,32 @@ def test_an_endpoint_that_dies_costs_no_response_and_the_same_command_gets_the_s
         run(SETTINGS, context_in(tmp_path / "out", inputs, first, concurrency=1))
     # Another URL, another number of servers, and another number of requests at a time.
     run(SETTINGS, context_in(tmp_path / "out", inputs, second, serve(), concurrency=3))
-    run(SETTINGS, context_in(tmp_path / "undisturbed", inputs, other := serve()))
+    run(SETTINGS, context_in(tmp_path / "apart" / "undisturbed", inputs, other := serve()))
     for name in OUTPUTS:
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "apart" / "undisturbed" / name).read_bytes()
     assert len(other.asked) == 48
     again = [body["seed"] for _, body in second.asked]
     assert len(again) < 48 - 29
     assert {body["seed"] for _, body in first.asked[:29]}.isdisjoint(again)
 
 
-def test_answers_that_a_killed_attempt_did_not_get_to_delete_are_deleted(
+def test_more_samples_and_another_evaluation_pay_only_for_what_is_new(
     tmp_path: Path, inputs: dict[str, Path], serve: Serve
 ) -> None:
-    out, served = tmp_path / "out", serve()
-    run(SETTINGS, context_in(out, inputs, served))
-    (out / "answers.jsonl").write_bytes(b"")
-    run(SETTINGS, context_in(out, inputs, served))
-    assert not (out / "answers.jsonl").exists()
-    assert len(served.asked) == 48
+    served = serve()
+    run(SETTINGS, context_in(tmp_path / "out", inputs, served))
+    more = {"decodings": {"sampled": DecodingConfig(temperature=1.0, num_samples=4)}}
+    settings = SETTINGS.model_copy(update={"evaluation": SETTINGS.evaluation.model_copy(update=more)})
+    run(settings, context_in(tmp_path / "more", inputs, served))
+    assert len(served.asked) == 48 + 16
+    assert len({body["seed"] for _, body in served.asked}) == 64
 
 
 def test_no_file_holds_the_key(tmp_path: Path, inputs: dict[str, Path], serve: Serve) -> None:
     run(SETTINGS, context_in(tmp_path / "out", inputs, serve()))
     with pytest.raises(ConfigError, match="status 403"):
         refused = serve(lambda path, body: refusal(403, f"Bearer {KEY} may not"))
-        run(SETTINGS, context_in(tmp_path / "refused", inputs, refused))
+        run(SETTINGS, context_in(tmp_path / "apart" / "refused", inputs, refused))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 6
     assert not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -16,6 +16,7 @@ from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import KeptCount, PassRate, card_json, difficulty_card, fit_of, sample_card, summarise_rates
+from luffy.data.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 from luffy.errors import LuffyError
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.manifest import finished_manifest, write_manifest
@@ -24,7 +25,6 @@ from luffy.report.page import html
 from luffy.stages.program import StageContext
 from luffy.stages.report import run
 from luffy.statistics.paired import holm
-from luffy.synthesis.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 
 Chain = tuple[ExperimentConfig, dict[str, Path]]
 VOID = {"meta", "link", "br", "img", "hr", "input"}

@@ -16,19 +16,17 @@ from luffy.config.environment import GuessNumberEnvironment
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SampleSettings
 from luffy.data.parquet import read_prompts, write_prompts
-from luffy.data.pass_rates import PassRate, read_sample_card
+from luffy.data.pass_rates import read_sample_card
 from luffy.data.templates import decode
 from luffy.errors import DataError
 from luffy.pipeline.events import EventReader
 from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.stages.answer_shards import AnswerShards
 from luffy.stages.sample import run
 from luffy.types import Trace
 
 context_in = partial(stage_context, "sample_1")
-TRACE = Trace("\\boxed{1}", "t", True)
 OUTPUTS = ("pass_rates.parquet", "sampled.parquet", "card.json", "card.md")
 
 
@@ -120,7 +118,6 @@ def test_an_interrupted_stage_draws_nothing_twice_and_ends_with_the_same_bytes(
     first = use(monkeypatch, dies_late)
     with pytest.raises(KeyboardInterrupt):
         run(settings(), context_in(tmp_path / "out", inputs))
-    (tmp_path / "out/shards/000001.parquet").write_bytes(b"a kill before the rates were written")
     second = use(monkeypatch, by_seed)
     assert run(settings(), context_in(tmp_path / "out", inputs)).resumed_from == 8
     whole = use(monkeypatch, by_seed)
@@ -162,28 +159,6 @@ def test_another_rule_of_keeping_reuses_what_was_sampled(
     assert all(len(each) == 1 for each in traces) and any(len(each) == 2 for each in more)
     messages = [e.text for e in EventReader(tmp_path / "stages/b/events.jsonl").read() if e.kind == "message"]
     assert messages == ["reuses the responses sampled for another sample.keep in a"]
-
-
-@pytest.mark.parametrize("lost", ["000001.parquet", "000001.json"])
-def test_a_stage_that_is_deleted_while_its_shards_are_adopted_gives_those_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    other, own = AnswerShards(tmp_path / "other"), AnswerShards(tmp_path / "own")
-    for shards in (other, own):
-        shards.folder.mkdir()
-    for prompt in problems(3):
-        other.append([PassRate(prompt.uid, {"correct": 1}, 4, 0)], [dataclasses.replace(prompt, traces=(TRACE,))])
-    (other.folder / lost).unlink()
-    monkeypatch.setattr(AnswerShards, "_paths", listed_before(other.folder))
-    assert own.adopt_from([other], with_answers=True) == other.folder
-    monkeypatch.undo()
-    assert [uid for uid, _ in own.finished()] == [prompt.uid for prompt in own.solved()] == ["p0"]
-
-
-def listed_before(folder: Path) -> Callable[[AnswerShards], list[Path]]:
-    """Three shards of `folder`, whatever is left of them."""
-    names = [f"{number:06d}.json" for number in range(3)]
-    return lambda shards: [folder / name for name in names] if shards.folder == folder else []
 
 
 def test_a_stage_whose_deletion_was_interrupted_is_not_adopted(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from synthetic.arithmetic import problems
-from synthetic.interrupted import parts_stay
+from synthetic.interrupted import answers_stay
 from synthetic.stage_jobs import write_wide_model
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
@@ -89,11 +89,12 @@ def test_a_killed_sweep_asks_only_for_what_is_left(
     tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, out = SweepSettings(protocol=protocol(), steps=STEPS), tmp_path / "out"
-    with parts_stay():
+    with answers_stay():
         sweep.run(settings, context_in(out, inputs))
     before = (out / "step_000040" / "samples.jsonl.zst").read_bytes()
     (out / "step_000040" / "samples.jsonl.zst").unlink()
-    (out / "step_000040" / "parts" / "hot@sums.jsonl.zst").unlink()
+    commits = (out / "step_000040" / "answers.jsonl").read_bytes().split(b"\n\n")  # the first two are the greedy ones
+    (out / "step_000040" / "answers.jsonl").write_bytes(b"".join(commit + b"\n\n" for commit in commits[:2]))
     (out / "swap").mkdir()
     shutil.rmtree(inputs["model"] / "checkpoints" / "step_000020")  # done, and no longer wanted
     assert sweep.run(settings, context_in(out, inputs)).resumed_from == 16

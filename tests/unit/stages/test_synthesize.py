@@ -22,15 +22,15 @@ from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SynthesizeSettings
 from luffy.data.parquet import read_prompts, write_prompts
+from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.errors import ConfigError, DataError, LostError
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.resources import find_resources
 from luffy.rollout.engine import Completion
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext, StageResult
-from luffy.stages.rl_tasks import tokenize_tasks
+from luffy.stages.rl_components import tokenize_tasks
 from luffy.stages.synthesize import run
-from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.types import Message, Prompt, Trace
 
 OUTPUTS = ("train.parquet", "sft.parquet", "rl_complement.parquet", "card.json", "card.md")

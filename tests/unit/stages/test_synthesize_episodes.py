@@ -28,6 +28,7 @@ from luffy.config.settings import SynthesizeSettings
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import Replayed
+from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.data.templates import load_tokenizer
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.guess_number import GuessingGame
@@ -37,7 +38,6 @@ from luffy.pipeline.events import EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext
 from luffy.stages.synthesize import run
-from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.types import Message
 from tests.synthetic.loaded_source import load_source
 
@@ -176,7 +176,7 @@ def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(
         if is_well.is_set() or next(asked) < 5:
             return halving(path, body)
         # A refusal that overtakes an answer would be its question's outcome: the endpoint answers others.
-        wait_until(lambda: log.read_bytes().count(b"\n") >= 5, "five saved turns")
+        wait_until(lambda: log.read_bytes().count(b"\n\n") >= 5, "five saved turns")
         return refusal(503, "gone")
 
     moody = CustomEnvironment.model_validate(
@@ -187,14 +187,13 @@ def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(
     with served(mortal) as endpoint:
         with pytest.raises(LostError):
             run(played, context_in(tmp_path / "out", inputs, endpoint.url))
-        paid = log.read_text().splitlines()
+        paid = saved_turns(log)
         before = len(endpoint.asked)
         is_well.set()
         monkeypatch.setenv("TEST_MOOD", "!")
         run(played, context_in(tmp_path / "out", inputs, endpoint.url))
         later = endpoint.asked[before:]
-    turns = [entry for line in paid for entry in json.loads(line)["answers"] if "measures" not in entry]
-    assert len(turns) == 5
+    assert paid == 5
     assert len(later) + 5 == sum(
         len(trace.turns[::2]) or 1
         for prompt in read_prompts(tmp_path / "out" / "train.parquet")
@@ -230,7 +229,7 @@ def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(
         process.start()
         log = tmp_path / "out" / "paid_answers.jsonl"
         assert reached.wait(PATIENCE_S)
-        _wait_for_turns(log, 13)
+        wait_until(lambda: saved_turns(log) == 13, "the turns in the log")
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
@@ -241,13 +240,10 @@ def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(
     assert outputs(tmp_path / "out") == outputs(tmp_path / "other" / "out")
 
 
-def _wait_for_turns(log: Path, count: int) -> None:
-    def saved() -> int:
-        lines = log.read_text().splitlines() if log.is_file() else []
-        entries = [entry for line in lines for entry in json.loads(line)["answers"]]
-        return sum("measures" not in entry for entry in entries)
-
-    wait_until(lambda: saved() == count, "the turns in the log")
+def saved_turns(log: Path) -> int:
+    """Turns of games; the games themselves have measures."""
+    lines = log.read_bytes().splitlines() if log.is_file() else []
+    return sum("measures" not in json.loads(line) for line in lines if line)
 
 
 def failing(max_failed_share: float) -> SynthesizeSettings:

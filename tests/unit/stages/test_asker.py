@@ -2,28 +2,29 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import PATIENCE_S
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
+from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig, SuiteProtocol
 from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
 from luffy.data.templates import render_prompts
 from luffy.errors import ClusterError, DataError, EnvironmentFault
-from luffy.evaluation.evaluator import Evaluator
-from luffy.evaluation.model_clients import TokenModelClient
-from luffy.evaluation.requests import Response, SampleRequest, Suite
-from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.evaluation.suite_checks import check_suite
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.stages.answers.asker import Asker, graded_records
+from luffy.stages.answers.clients import ModelClient, TokenModelClient, render_as_ids
+from luffy.stages.answers.requests import EvaluationRequest, SampleRequest, Suite, check_suite
+from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.types import FinishReason, Prompt
 
 TOKENIZER = tiny_tokenizer()
@@ -32,6 +33,8 @@ CONFIG = EvaluationConfig(
     max_response_tokens=32,
 )
 
+SUMS = Suite("sums", problems(12))
+Evaluate = Callable[..., list[SampleRecord]]
 LONGEST = len(render_prompts(TOKENIZER, [problems(11)[10].messages])[0])
 """Tokens of the one prompt with a number of two digits."""
 
@@ -45,21 +48,64 @@ def by_seed(prompt: str, seed: int) -> str:
     return f"\\boxed{{{seed % 1000}}}"
 
 
-def evaluate(
-    script: Callable[[str, int], str],
-    decoding: str,
-    batch_size: int = 4,
-    seed: int = 7,
-    config: EvaluationConfig = CONFIG,
-) -> list[SampleRecord]:
-    engine = ScriptedEngine(TOKENIZER, script)
-    with GraderPool(1, PATIENCE_S) as grader:
-        evaluator = Evaluator(TokenModelClient(engine, TOKENIZER), grader, config, seed, batch_size)
-        (records,) = evaluator.evaluate([(Suite("sums", problems(12)), decoding)], lambda batch: None)
+@pytest.fixture(scope="module")
+def grader() -> Iterator[GraderPool]:
+    with GraderPool(1, PATIENCE_S) as pool:
+        yield pool
+
+
+class Bench:
+    """Asks a model in one stage's directory."""
+
+    def __init__(self, folder: Path, grader: GraderPool) -> None:
+        self.store = AnswerStore(folder / "answers.jsonl")
+        self._grader = grader
+        self.batches: list[int] = []
+
+    def ask(
+        self,
+        client: ModelClient,
+        *suites: Suite,
+        decoding: str = "greedy",
+        batch_size: int = 4,
+        seed: int = 7,
+        config: EvaluationConfig = CONFIG,
+        grader: GraderPool | None = None,
+        calls_at_once: int = 1,
+        limits: EpisodeLimits | None = None,
+        tokenizer: PreTrainedTokenizerBase = TOKENIZER,
+    ) -> list[list[SampleRecord]]:
+        """The records of each suite."""
+        render = render_as_ids(tokenizer)
+        requests = [EvaluationRequest(suite, decoding, config, render, seed) for suite in suites]
+        asker = Asker(client, grader or self._grader, batch_size, calls_at_once=calls_at_once, limits=limits)
+        asker.ask(requests, self.store, lambda answers: self.batches.append(len(answers)))
+        return [list(graded_records(request, self.store)) for request in requests]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, grader: GraderPool) -> Bench:
+    return Bench(tmp_path, grader)
+
+
+def scripted(script: Callable[[str, int], str]) -> TokenModelClient:
+    return TokenModelClient(ScriptedEngine(TOKENIZER, script), TOKENIZER)
+
+
+@pytest.fixture
+def evaluate(tmp_path: Path, grader: GraderPool) -> Evaluate:
+    """Asks twelve problems, each time in a new directory."""
+
+    def evaluated(script: Callable[[str, int], str], decoding: str = "greedy", **options: Any) -> list[SampleRecord]:
+        folder = tmp_path / f"evaluation-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        (records,) = Bench(folder, grader).ask(scripted(script), SUMS, decoding=decoding, **options)
         return records
 
+    return evaluated
 
-def test_records_say_what_was_asked_answered_and_found() -> None:
+
+def test_records_say_what_was_asked_answered_and_found(evaluate: Evaluate) -> None:
     first, second = evaluate(solve, "greedy")[:2]
     assert (first.uid, first.answer, first.ground_truth) == ("p0", "1", "1")
     assert (first.outcome, first.correct) == ("correct", True)
@@ -75,31 +121,29 @@ class FailingEpisodes(TokenModelClient):
 
     def generate(
         self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> Iterable[Response]:
+    ) -> Iterable[ModelAnswer]:
         for response in super().generate(samples, protocol, max_response_tokens):
             yield replace(response, finish_reason=FinishReason.ENVIRONMENT_ERROR)
 
 
-def test_an_episode_whose_environment_failed_is_crashed_and_not_an_answer() -> None:
-    with GraderPool(1, PATIENCE_S) as grader:
-        client = FailingEpisodes(ScriptedEngine(TOKENIZER, solve), TOKENIZER)
-        evaluator = Evaluator(client, grader, CONFIG, 7, 4)
-        (records,) = evaluator.evaluate([(Suite("sums", problems(2)), "greedy")], lambda batch: None)
+def test_an_episode_whose_environment_failed_is_crashed_and_not_an_answer(bench: Bench) -> None:
+    client = FailingEpisodes(ScriptedEngine(TOKENIZER, solve), TOKENIZER)
+    (records,) = bench.ask(client, Suite("sums", problems(2)))
     assert [(record.outcome, record.correct, record.has_failed) for record in records] == [("crashed", False, True)] * 2
 
 
-def test_a_suite_may_have_its_own_grader() -> None:
+def test_a_suite_may_have_its_own_grader(evaluate: Evaluate) -> None:
     suites = {"sums": SuiteConfig(grader=FormatGrader()), "others": SuiteConfig(grader=MathGrader())}
     config = CONFIG.model_copy(update={"suites": suites})
     records = evaluate(lambda prompt, seed: "<think>1</think>2", "greedy", config=config)
     assert {record.outcome for record in records} == {"correct"}
 
 
-def test_draws_do_not_depend_on_the_batch_size() -> None:
+def test_draws_do_not_depend_on_the_batch_size(evaluate: Evaluate) -> None:
     assert evaluate(by_seed, "sampled", batch_size=1) == evaluate(by_seed, "sampled", batch_size=100)
 
 
-def test_every_sample_has_its_own_seed_and_every_checkpoint_the_same() -> None:
+def test_every_sample_has_its_own_seed_and_every_checkpoint_the_same(evaluate: Evaluate) -> None:
     seeds = [record.seed for record in evaluate(by_seed, "sampled")]
     assert len(set(seeds)) == 36
     assert seeds == [record.seed for record in evaluate(solve, "sampled")]
@@ -107,28 +151,26 @@ def test_every_sample_has_its_own_seed_and_every_checkpoint_the_same() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_records_come_problem_by_problem_in_the_order_of_the_suite() -> None:
+def test_records_come_problem_by_problem_in_the_order_of_the_suite(evaluate: Evaluate) -> None:
     order = [(record.uid, record.sample) for record in evaluate(solve, "sampled")]
     assert order == [(f"p{i}", sample) for i in range(12) for sample in range(3)]
 
 
-def test_a_response_past_the_limit_is_counted_as_truncated() -> None:
+def test_a_response_past_the_limit_is_counted_as_truncated(evaluate: Evaluate) -> None:
     records = evaluate(lambda prompt, seed: "1 " * 40, "greedy")
     assert {record.finish_reason for record in records} == {"length"}
     assert {record.num_tokens for record in records} == {32}
 
 
-def test_a_box_in_reasoning_that_the_template_opened_is_no_answer() -> None:
+def test_a_box_in_reasoning_that_the_template_opened_is_no_answer(bench: Bench) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template += "<think>"
     engine = ScriptedEngine(tokenizer, lambda prompt, seed: "\\boxed{1}")
-    with GraderPool(1, PATIENCE_S) as grader:
-        evaluator = Evaluator(TokenModelClient(engine, tokenizer), grader, CONFIG, 7, 4)
-        ((record,),) = evaluator.evaluate([(Suite("sums", problems(1)), "greedy")], lambda batch: None)
+    ((record,),) = bench.ask(TokenModelClient(engine, tokenizer), Suite("sums", problems(1)), tokenizer=tokenizer)
     assert (record.outcome, record.response) == ("no_answer", "<think>\\boxed{1}")
 
 
-def test_a_response_ends_behind_the_first_stop_text_whether_the_engine_looked_for_it_or_not() -> None:
+def test_a_response_ends_behind_the_first_stop_text_whether_the_engine_looked_for_it_or_not(evaluate: Evaluate) -> None:
     config = CONFIG.model_copy(update={"stop": ("reverse", " 3")})
     record = evaluate(lambda prompt, seed: "\\boxed{1} 2 3 4 reverse 5", "greedy", config=config)[0]
     assert record.response == "\\boxed{1} 2 3"
@@ -136,14 +178,14 @@ def test_a_response_ends_behind_the_first_stop_text_whether_the_engine_looked_fo
     assert record.num_tokens == len(TOKENIZER(record.response)["input_ids"])
 
 
-def test_a_stop_text_within_the_limit_is_no_truncation() -> None:
+def test_a_stop_text_within_the_limit_is_no_truncation(evaluate: Evaluate) -> None:
     suites = {"sums": SuiteConfig(stop=("=",))}
     config = CONFIG.model_copy(update={"suites": suites})
     records = evaluate(lambda prompt, seed: "1 =" + " 1" * 40, "greedy", config=config)
     assert {(record.response, record.finish_reason) for record in records} == {("1 =", "stop")}
 
 
-def test_a_template_asks_in_its_own_words_and_opens_what_it_opens() -> None:
+def test_a_template_asks_in_its_own_words_and_opens_what_it_opens(evaluate: Evaluate) -> None:
     config = CONFIG.model_copy(update={"template": "r1_zero"})
     record = evaluate(lambda prompt, seed: "1</think> <answer>\\boxed{1}</answer> 7", "greedy", config=config)[0]
     assert record.prompt.endswith("\nUser: 0 +1\nAssistant: <think>")
@@ -151,7 +193,7 @@ def test_a_template_asks_in_its_own_words_and_opens_what_it_opens() -> None:
     assert record.correct
 
 
-def test_records_say_what_the_data_says_of_a_problem() -> None:
+def test_records_say_what_the_data_says_of_a_problem(bench: Bench) -> None:
     extra = [
         {"subject": "Algebra", "level": 5},
         {"subfield": "Number Theory", "options": ["1", "2", "3"], "confidential": True},
@@ -159,14 +201,12 @@ def test_records_say_what_the_data_says_of_a_problem() -> None:
     ]
     prompts = [replace(prompt, extra_info=info) for prompt, info in zip(problems(3), extra, strict=True)]
     prompts[2] = replace(prompts[2], data_source="GPQA-main")
-    with GraderPool(1, PATIENCE_S) as grader:
-        evaluator = Evaluator(TokenModelClient(ScriptedEngine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 4)
-        (records,) = evaluator.evaluate([(Suite("sums", prompts), "greedy")], lambda batch: None)
+    (records,) = bench.ask(scripted(solve), Suite("sums", prompts))
     said = [(record.subject, record.level, record.num_options, record.confidential) for record in records]
     assert said == [("Algebra", "5", None, False), ("Number Theory", None, 3, True), (None, None, None, True)]
 
 
-def test_mathematics_gets_a_second_opinion_and_nothing_else_does() -> None:
+def test_mathematics_gets_a_second_opinion_and_nothing_else_does(evaluate: Evaluate) -> None:
     record = evaluate(lambda prompt, seed: "\\boxed{1.0}", "greedy")[0]
     assert (record.grader, record.outcome, record.second_grader) == ("math", "correct", "math_strict")
     assert record.second_outcome == "correct"
@@ -175,7 +215,7 @@ def test_mathematics_gets_a_second_opinion_and_nothing_else_does() -> None:
     assert (record.grader, record.second_grader, record.second_outcome) == ("format", None, None)
 
 
-def test_a_batch_is_graded_while_the_next_one_is_generated() -> None:
+def test_a_batch_is_graded_while_the_next_one_is_generated(bench: Bench) -> None:
     """The second batch is not given out before the first one is in grading: neither could wait for the other."""
     grading, generating = threading.Event(), threading.Event()
 
@@ -193,8 +233,8 @@ def test_a_batch_is_graded_while_the_next_one_is_generated() -> None:
             return super().generate(requests, params)
 
     with Grader(1, PATIENCE_S) as grader:
-        evaluator = Evaluator(TokenModelClient(Engine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 6)
-        (records,) = evaluator.evaluate([(Suite("sums", problems(12)), "greedy")], lambda batch: None)
+        client = TokenModelClient(Engine(TOKENIZER, solve), TOKENIZER)
+        (records,) = bench.ask(client, SUMS, batch_size=6, grader=grader)
     assert [record.uid for record in records] == [f"p{i}" for i in range(12)]
 
 
@@ -210,43 +250,39 @@ class Failing(ScriptedEngine):
         return super().generate(requests, params)
 
 
-def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_again(tmp_path: Path) -> None:
-    suite, log, counts = Suite("sums", problems(12)), tmp_path / "log.jsonl", []
-    with GraderPool(1, PATIENCE_S) as grader:
-        evaluator = Evaluator(TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER), grader, CONFIG, 7, 5)
-        with pytest.raises(ClusterError, match="no answer"):
-            next(evaluator.evaluate_into([(SampleLog(log), suite, "sampled")], lambda batch: None))
-        engine = ScriptedEngine(TOKENIZER, by_seed)
-        evaluator = Evaluator(TokenModelClient(engine, TOKENIZER), grader, CONFIG, 7, 5)
-        cells = [(SampleLog(log, counts.append), suite, "sampled")]
-        (records,) = map(list, evaluator.evaluate_into(cells, lambda batch: None))
-    assert (counts, len(engine.requests)) == ([10], 26)
+@pytest.mark.parametrize("calls_at_once", [1, 2])
+def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_again(
+    bench: Bench, evaluate: Evaluate, calls_at_once: int
+) -> None:
+    failing = TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER)
+    with pytest.raises(ClusterError, match="no answer"):
+        bench.ask(failing, SUMS, decoding="sampled", batch_size=5, calls_at_once=calls_at_once)
+    assert bench.batches == [5, 5]
+    engine = ScriptedEngine(TOKENIZER, by_seed)
+    (records,) = bench.ask(TokenModelClient(engine, TOKENIZER), SUMS, decoding="sampled", batch_size=5)
+    assert len(engine.requests) == 26
     assert records == evaluate(by_seed, "sampled")
 
 
 class OneFailsInEachCall(TokenModelClient):
     def generate(
         self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> list[Response]:
+    ) -> list[ModelAnswer]:
         first, *others = super().generate(samples, protocol, max_response_tokens)
         return [replace(first, finish_reason=FinishReason.ENVIRONMENT_ERROR), *others]
 
 
-def test_failures_of_the_environment_are_counted_over_the_suite_and_not_over_a_call(tmp_path: Path) -> None:
+def test_failures_of_the_environment_are_counted_over_the_suite_and_not_over_a_call(bench: Bench) -> None:
     """One in four is too much, but a single one is not; with the environment mended, the evaluation goes on."""
-    suite, log, limits = Suite("sums", problems(12)), tmp_path / "log.jsonl", EpisodeLimits(max_failed_share=0.1)
-    counts: list[int] = []
-    with GraderPool(1, PATIENCE_S) as grader:
-        client = OneFailsInEachCall(ScriptedEngine(TOKENIZER, by_seed), TOKENIZER)
-        for _ in range(2):  # a resumed evaluation knows of the failures before it
-            evaluator = Evaluator(client, grader, CONFIG, 7, 4, limits=limits)
-            with pytest.raises(EnvironmentFault, match="failed in 4 of 16 episodes"):
-                next(evaluator.evaluate_into([(SampleLog(log), suite, "sampled")], lambda batch: None))
-        mended = TokenModelClient(ScriptedEngine(TOKENIZER, by_seed), TOKENIZER)
-        cells = [(SampleLog(log, counts.append), suite, "sampled")]
-        evaluator = Evaluator(mended, grader, CONFIG, 7, 4, limits=limits)
-        (records,) = map(list, evaluator.evaluate_into(cells, lambda batch: None))
-        assert (counts, [record.outcome for record in records].count("crashed")) == ([12], 3)
+    limits = EpisodeLimits(max_failed_share=0.1)
+    client = OneFailsInEachCall(ScriptedEngine(TOKENIZER, by_seed), TOKENIZER)
+    for _ in range(2):  # a resumed evaluation knows of the failures before it
+        with pytest.raises(EnvironmentFault, match="failed in 4 of 16 episodes"):
+            bench.ask(client, SUMS, decoding="sampled", limits=limits)
+    assert bench.batches == [4] * 3
+    (records,) = bench.ask(scripted(by_seed), SUMS, decoding="sampled", limits=limits)
+    assert bench.batches == [4] * 9
+    assert [record.outcome for record in records].count("crashed") == 3
 
 
 class Together(ScriptedEngine):
@@ -270,35 +306,21 @@ class Together(ScriptedEngine):
         return completions
 
 
-def test_calls_of_several_suites_run_at_once_and_their_results_come_in_order() -> None:
+def test_calls_of_several_suites_run_at_once_and_their_results_come_in_order(
+    tmp_path: Path, grader: GraderPool
+) -> None:
     """The first three calls are those of three suites: none is answered before all have come."""
-    cells = [(Suite(name, problems(number)), "sampled") for name, number in (("a", 1), ("b", 1), ("c", 1), ("d", 8))]
+    suites = [Suite(name, problems(number)) for name, number in (("a", 1), ("b", 1), ("c", 1), ("d", 8))]
     found = []
-    for engine, calls_at_once in ((ScriptedEngine(TOKENIZER, by_seed), 1), (Together(3), 3)):
-        batches: list[int] = []
-        with GraderPool(1, PATIENCE_S) as grader:
-            client = TokenModelClient(engine, TOKENIZER)
-            evaluator = Evaluator(client, grader, CONFIG, 7, 4, calls_at_once=calls_at_once)
-            records = list(evaluator.evaluate(cells, lambda batch, sizes=batches: sizes.append(len(batch))))
-        found.append((records, batches))
+    for engine, calls in ((ScriptedEngine(TOKENIZER, by_seed), 1), (Together(3), 3)):
+        (tmp_path / str(calls)).mkdir()
+        bench, client = Bench(tmp_path / str(calls), grader), TokenModelClient(engine, TOKENIZER)
+        records = bench.ask(client, *suites, decoding="sampled", calls_at_once=calls)
+        found.append((records, bench.batches, (tmp_path / str(calls) / "answers.jsonl").read_bytes()))
     assert engine.most == 3
     assert found[0] == found[1]
     assert [{record.suite for record in cell} for cell in found[1][0]] == [{"a"}, {"b"}, {"c"}, {"d"}]
     assert found[1][1] == [3, 3, 3, 4, 4, 4, 4, 4, 4]
-
-
-def test_a_call_that_fails_beside_others_costs_none_of_the_batches_before_it(tmp_path: Path) -> None:
-    suite, log, counts = Suite("sums", problems(12)), tmp_path / "log.jsonl", []
-    client = TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER)
-    with GraderPool(1, PATIENCE_S) as grader:
-        evaluator = Evaluator(client, grader, CONFIG, 7, 5, calls_at_once=2)
-        with pytest.raises(ClusterError, match="no answer"):
-            next(evaluator.evaluate_into([(SampleLog(log), suite, "sampled")], lambda batch: None))
-        evaluator = Evaluator(TokenModelClient(ScriptedEngine(TOKENIZER, by_seed), TOKENIZER), grader, CONFIG, 7, 5)
-        cells = [(SampleLog(log, counts.append), suite, "sampled")]
-        (records,) = map(list, evaluator.evaluate_into(cells, lambda batch: None))
-    assert counts == [10]
-    assert records == evaluate(by_seed, "sampled")
 
 
 def test_a_suite_that_fits_passes() -> None:
@@ -328,7 +350,7 @@ def test_a_suite_that_cannot_be_evaluated_whole_is_refused(prompts: list[Prompt]
         check_suite(Suite("sums", prompts), TOKENIZER, 32, 32 + LONGEST - 1)
 
 
-def test_a_judge_that_cannot_be_reached_ends_the_evaluation_and_keeps_what_was_graded(tmp_path: Path) -> None:
+def test_a_judge_that_cannot_be_reached_ends_the_evaluation(evaluate: Evaluate) -> None:
     judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
     config = CONFIG.model_copy(update={"suites": {"sums": SuiteConfig(grader=judge)}})
     with pytest.raises(ClusterError, match=r"4 of 4 responses have no verdict \(judge: http://127"):

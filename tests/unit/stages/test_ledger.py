@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.answers import PriceConfig, SpendingLimit
-from luffy.synthesis.ledger import Ledger, Usage
+from luffy.stages.synthesis.ledger import Ledger, Usage
 
 MOST = Usage(3, 10)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from luffy.config.answers import PriceConfig, SpendingLimit
+from luffy.stages.answers.store import ModelAnswer
 
 _MILLION = 1_000_000
 
@@ -21,6 +22,12 @@ class Usage:
 
     prompt_tokens: int = 0
     num_tokens: int = 0
+
+    @classmethod
+    def of(cls, answer: ModelAnswer) -> "Usage":
+        """What a teacher's answer used."""
+        assert answer.prompt_tokens is not None
+        return cls(answer.prompt_tokens, answer.num_tokens)
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(self.prompt_tokens + other.prompt_tokens, self.num_tokens + other.num_tokens)

@@ -1,0 +1,187 @@
+"""Models that are paid for by the answer: each response, and each turn of an episode, is saved before anything sees it.
+
+    store = AnswerStore(out / PAID_ANSWERS, earlier_paid(out))
+    endpoint = PaidEndpoint(TextEndpoint.connect(...), store)
+
+The key of an answer covers everything that is sent with the request and its full seed. So answers stay valid after any
+change of the stage, and other stages of the workspace adopt them.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from luffy.config.environment import EnvironmentConfig
+from luffy.config.evaluation import SuiteProtocol
+from luffy.data.prompt_templates import OWN, prompt_text, template_opener
+from luffy.environments.registry import open_text_player
+from luffy.environments.text_episodes import TextEpisode, TextEpisodePlayer
+from luffy.environments.transcript import headed
+from luffy.errors import LuffyError
+from luffy.grading.judge import Judges
+from luffy.pipeline.reuse import PAID_ANSWERS
+from luffy.pipeline.workspace import is_discarded
+from luffy.rollout.engine import SamplingParams, end_of_first
+from luffy.rollout.text_endpoint import TextCompletion, TextEndpoint, TextRequest
+from luffy.stages.answers.clients import ModelClient, episode_start, sampling_params
+from luffy.stages.answers.requests import RenderedPrompt, SampleRequest
+from luffy.stages.answers.store import AnswerStore, ModelAnswer
+from luffy.stop_request import check_stop_request
+from luffy.types import FinishReason, Message, Prompt, Source
+
+
+def earlier_paid(out: Path) -> list[Path]:
+    """The paid answers that other stages beside the stage's directory have."""
+    others = (path for path in sorted(out.parent.iterdir()) if path != out and not is_discarded(path))
+    return [folder / PAID_ANSWERS for folder in others if (folder / PAID_ANSWERS).is_file()]
+
+
+def paid_answer(completion: TextCompletion, prompt_tokens: int | None, observed: Sequence[Message] = ()) -> ModelAnswer:
+    """A completion for the store; `observed` is what an environment wrote before this turn."""
+    reason = FinishReason.REFUSED if completion.is_refusal else completion.finish_reason
+    return ModelAnswer(
+        completion.text, completion.num_tokens, reason, turns=tuple(observed), prompt_tokens=prompt_tokens
+    )
+
+
+def completion_in(answer: ModelAnswer) -> TextCompletion:
+    """The completion that `paid_answer` saved."""
+    assert answer.text is not None
+    is_refusal = answer.finish_reason is FinishReason.REFUSED
+    reason = FinishReason.STOP if is_refusal else answer.finish_reason
+    return TextCompletion(answer.text, answer.num_tokens, reason, answer.prompt_tokens, is_refusal)
+
+
+class PaidEndpoint:
+    """A text endpoint whose responses are in `store` as they arrive; those that are there are not requested again."""
+
+    def __init__(self, endpoint: TextEndpoint, store: AnswerStore) -> None:
+        self._endpoint = endpoint
+        self._store = store
+        self._places = asyncio.Semaphore(endpoint.concurrency)
+
+    def generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
+        """One completion per request, in order.
+
+        Raises ConfigError for a request that the endpoint rejects, and ClusterError when it fails after all retries.
+        """
+        self._store.adopt([self._endpoint.key_of(request, params) for request in requests])
+        return self._endpoint.run(self._generate(requests, params))
+
+    async def complete(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
+        """The completion of one request, for callers with an event loop of their own; raises as `generate` does.
+
+        A caller that is cancelled leaves the request running: it is paid for, and its response is saved.
+        """
+        running = self._endpoint.submit(self._complete(request, params, ()))
+        completion = await asyncio.shield(asyncio.wrap_future(running))
+        assert completion is not None  # only another request's failure leaves one out
+        return completion
+
+    async def _generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
+        failures: list[LuffyError] = []
+
+        async def complete(request: TextRequest) -> TextCompletion | None:
+            try:
+                return None if failures else await self._complete(request, params, failures)
+            except LuffyError as error:
+                failures.append(error)
+                return None
+
+        # After the first failure no more requests are sent, but running ones, which are paid for, are awaited.
+        completions = await asyncio.gather(*map(complete, requests))
+        if failures:
+            raise failures[0]
+        return [completion for completion in completions if completion is not None]
+
+    async def _complete(
+        self, request: TextRequest, params: SamplingParams, failures: Sequence[LuffyError]
+    ) -> TextCompletion | None:
+        """The completion; None when another request failed before this one was sent."""
+        key, store = self._endpoint.key_of(request, params), self._store
+        if (known := store.get(key)) is None:
+            async with self._places:
+                if failures:
+                    return None
+                check_stop_request("all responses that had been requested are kept")
+                completion = await self._endpoint.complete(request, params)
+            known = paid_answer(completion, completion.prompt_tokens)
+            store.add({key: known})
+        return completion_in(known)
+
+
+def open_text_client(environment: EnvironmentConfig | None, endpoint: PaidEndpoint, judges: Judges) -> ModelClient:
+    """As `open_client`, for a model that answers with text."""
+    if environment is None:
+        return TextModelClient(endpoint)
+    return TextEpisodeClient(endpoint, open_text_player(environment, judges))
+
+
+class TextModelClient:
+    """A model served through a text API."""
+
+    def __init__(self, endpoint: PaidEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def generate(
+        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
+    ) -> Iterable[ModelAnswer]:
+        """Generate with the endpoint, which also counts the tokens."""
+        params = sampling_params(protocol, max_response_tokens, ())
+        requests = [TextRequest(sample.rendered.messages or sample.rendered.text, sample.seed) for sample in samples]
+        opener = template_opener(None, protocol.template)
+        return map(partial(_cut, stops=params.stop, opener=opener), self._endpoint.generate(requests, params))
+
+
+class TextEpisodeClient:
+    """An `EpisodeClient` for a model served by a text endpoint."""
+
+    def __init__(self, endpoint: PaidEndpoint, player: TextEpisodePlayer) -> None:
+        self._endpoint = endpoint
+        self._player = player
+
+    def generate(
+        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
+    ) -> Iterable[ModelAnswer]:
+        """One episode per sample, in order; the endpoint counts the tokens."""
+        params = sampling_params(protocol, max_response_tokens, ())
+        return map(_episode, self._player.play([episode_start(sample) for sample in samples], self._endpoint, params))
+
+
+def render_as_text(prompts: Sequence[Prompt], template: str) -> list[RenderedPrompt]:
+    """Prompts as chat messages, to which the server applies its model's template, or as the text of another template.
+
+    DataError for a prompt that does not fit the template.
+    """
+    if template != OWN:
+        return [RenderedPrompt(prompt_text(prompt, template)) for prompt in prompts]
+    # The text is for records: the rendered prompt exists only on the server.
+    return [
+        RenderedPrompt(
+            "\n\n".join(f"{turn.role}: {turn.content}" for turn in prompt.messages), messages=prompt.messages
+        )
+        for prompt in prompts
+    ]
+
+
+def _cut(completion: TextCompletion, stops: Sequence[str], opener: str) -> ModelAnswer:
+    """The text up to and including the first stop text; endpoints may generate past it."""
+    end = end_of_first(completion.text, stops)
+    reason = completion.finish_reason if end is None else FinishReason.STOP
+    return ModelAnswer(opener + completion.text[:end], completion.num_tokens, reason)
+
+
+def _episode(episode: TextEpisode) -> ModelAnswer:
+    written = [
+        (Source.ON_POLICY if message.role == "assistant" else Source.ENVIRONMENT, message.content)
+        for message in episode.completion
+    ]
+    replies = [text for who, text in written if who is Source.ON_POLICY]
+    return ModelAnswer(
+        text=headed(written),
+        num_tokens=episode.num_tokens,
+        finish_reason=episode.finish_reason,
+        reply=replies[-1] if replies else "",
+        measures=episode.measures,
+    )

@@ -1,0 +1,166 @@
+"""Answers on disk: what a kill leaves of them, and what other stages take over."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from luffy.evaluation.second_grades import ResponseGrades
+from luffy.grading.request import Grade
+from luffy.stages.answers import store as module
+from luffy.stages.answers.store import AnswerStore, ModelAnswer
+from luffy.types import FinishReason, Message, Outcome
+
+GRADES = ResponseGrades("math", Grade(Outcome.WRONG, "1/3", "other value"), Grade(Outcome.NO_ANSWER))
+EPISODE = ModelAnswer(
+    "guess\u2028 3", 4, FinishReason.TURNS, "", (Message("assistant", "3"), Message("tool", "higher")), {"turns": 1.0},
+    (-0.1, -1e-300), 7, "a fault", GRADES,
+)  # fmt: skip
+
+
+def answer(text: str, reason: FinishReason = FinishReason.STOP) -> ModelAnswer:
+    return ModelAnswer(text, len(text), reason, prompt_tokens=3)
+
+
+def stored(path: Path, *batches: dict[str, ModelAnswer], author: str = "") -> bytes:
+    store = AnswerStore(path)
+    for batch in batches:
+        store.add(batch, author)
+    store.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        EPISODE,
+        answer("one\n\ntwo\u2028"),
+        answer("", FinishReason.FAILED),
+        ModelAnswer(None, 4, FinishReason.LENGTH, grades=GRADES),
+    ],
+)
+def test_an_answer_is_read_as_it_was_saved(tmp_path: Path, saved: ModelAnswer) -> None:
+    stored(tmp_path / "answers.jsonl", {"k": saved})
+    assert AnswerStore(tmp_path / "answers.jsonl")["k"] == saved
+
+
+def test_a_lone_surrogate_is_replaced(tmp_path: Path) -> None:
+    store = AnswerStore(tmp_path / "answers.jsonl")
+    store.add({"k": answer("\ud800!")})
+    assert store["k"].text == "?!"
+
+
+def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    batches = [{"k1": answer("one\n\u2028"), "k2": EPISODE}, {"k3": answer("zwölf")}, {"k4": answer("four")}]
+    ends = [len(stored(path, batch)) for batch in batches]
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        store = AnswerStore(path)
+        kept = sum(end <= cut for end in ends)
+        assert (store.num_resumed, len(store)) == (sum(map(len, batches[:kept])),) * 2
+        for batch in batches[kept:]:
+            assert not any(key in store for key in batch)
+            store.add(batch)
+        assert {key: store[key] for batch in batches for key in batch} == {k: v for b in batches for k, v in b.items()}
+        store.close()
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("torn", [b'{"uid": 3}\n', b"5\n", b"\0\0\0\n", b'{"key": "k2", "num_tokens": "3"}\n\n'])
+def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "answers.jsonl"
+    whole = stored(path, {"k1": answer("one")})
+    path.write_bytes(whole + torn + whole.replace(b"k1", b"k3"))
+    store = AnswerStore(path)
+    assert ("k1" in store, len(store)) == (True, 1)
+    assert path.read_bytes() == whole
+
+
+def test_a_disk_that_becomes_full_leaves_the_batches_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(file: object, data: bytes) -> None:
+        write(file, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path, write = tmp_path / "answers.jsonl", module._write
+    whole = stored(path, {"k1": answer("one")})
+    store = AnswerStore(path)
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space"):
+        full.setattr(module, "_write", half)
+        store.add({"k2": answer("two")})
+    assert path.read_bytes() == whole
+    store.add({"k3": answer("three")})
+    assert (store["k1"].text, store["k3"].text, "k2" in store) == ("one", "three", False)
+
+
+def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not(tmp_path: Path) -> None:
+    other, path = tmp_path / "other.jsonl", tmp_path / "answers.jsonl"
+    failed, refused = answer("", FinishReason.FAILED), answer("", FinishReason.REFUSED)
+    graded = ModelAnswer("", 0, FinishReason.ENVIRONMENT_ERROR, grades=GRADES)
+    stored(other, {"k1": answer("one"), "k2": failed, "k3": refused, "k4": graded, "k5": answer("not wanted")})
+    store = AnswerStore(path, [tmp_path / "missing.jsonl", other])
+    assert not store.has_answered("a")
+    assert store.adopt(["k0", "k1", "k2", "k3", "k4"]) == [other]
+    assert (store["k1"], store["k4"], len(store)) == (answer("one"), graded, 2)
+    assert (store.num_adopted, store.num_resumed, store.adopt(["k1"])) == (2, 0, [])
+    assert path.read_bytes().count(b"\n\n") == 1, "one commit, and so one fsync"
+
+
+def test_who_has_answered_is_known_from_earlier_attempts(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    stored(path, {"k1": answer("one")}, author="a")
+    stored(path, {"k2": answer("", FinishReason.FAILED)}, author="b")
+    store = AnswerStore(path)
+    assert [store.has_answered(author) for author in "abc"] == [True, False, False]
+
+
+def test_answers_of_a_stage_that_is_deleted_meanwhile_are_not_paid_for_again(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "answers.jsonl"
+    stored(other, {"k1": answer("one"), "k2": answer("two")})
+    store = AnswerStore(tmp_path / "answers.jsonl", [other, tmp_path / "deleted" / "answers.jsonl"])
+    shutil.rmtree(tmp_path / "other")
+    assert store.get("k2") == answer("two")
+
+
+def test_an_answer_that_cannot_be_read_any_more_is_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(tmp_path / "other.jsonl", {"k1": answer("one")})
+    store = AnswerStore(tmp_path / "answers.jsonl", [tmp_path / "other.jsonl"])
+    monkeypatch.setattr(module.os, "pread", stale)
+    assert (store.get("k1"), store.num_adopted) == (None, 0)
+
+
+def stale(descriptor: int, num_bytes: int, offset: int) -> bytes:
+    """As NFS answers after another machine has deleted the file."""
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_paid_answers_of_an_earlier_version_are_read_and_added_to(tmp_path: Path) -> None:
+    """In its form a line holds all answers of a batch, and commits them."""
+    fields = {"prompt_tokens": 3, "num_tokens": 4, "logprobs": None}
+    one = {"key": "k1", "text": "one", "status": "complete", **fields}
+    episode = {
+        "key": "k2", "text": "3", "status": "out_of_turns", **fields, "logprobs": [-0.5],
+        "turns": [{"role": "assistant", "content": "3"}], "measures": {"turns": 1.0},
+    }  # fmt: skip
+    refused = {"key": "k3", "text": "", "status": "refused", **fields}
+    lines = [{"teacher": "a", "answers": [one, episode]}, {"teacher": "b", "answers": [refused]}]
+    path = tmp_path / "paid_answers.jsonl"
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    path.write_text(text + text[:50])
+    store = AnswerStore(path)
+    assert path.read_text() == text
+    assert store["k1"] == ModelAnswer("one", 4, FinishReason.STOP, prompt_tokens=3)
+    turns = (Message("assistant", "3"),)
+    assert store["k2"] == ModelAnswer(
+        "3", 4, FinishReason.TURNS, turns=turns, measures={"turns": 1.0}, logprobs=(-0.5,), prompt_tokens=3
+    )
+    assert [store.has_answered(author) for author in "ab"] == [True, False]
+    store.add({"k4": answer("four")})
+    again = AnswerStore(tmp_path / "answers.jsonl", [path])
+    again.adopt(["k1", "k2", "k3", "k4"])
+    assert [key for key in ("k1", "k2", "k3", "k4") if key in again] == ["k1", "k2", "k4"]
+    assert (again["k2"], again["k4"]) == (store["k2"], answer("four"))

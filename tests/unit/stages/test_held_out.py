@@ -1,0 +1,144 @@
+"""A measurement comes from the weights of one version, and the best measured weights outlive every kill."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from synthetic.finished_chain import _record
+from synthetic.result_rows import result_row
+
+from luffy.config.evaluation import KeepBestConfig
+from luffy.errors import CheckpointError, LuffyError
+from luffy.evaluation.results import EvaluationResults, write_results
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.stages.held_out import BestModel, OneVersionEngine, measure_suites, validation_metrics
+from luffy.types import FinishReason
+
+PARAMS = SamplingParams(1.0, 4, (), stop=("\n",))
+
+
+class Versions:
+    """An engine whose weights change while it answers."""
+
+    def __init__(self, *versions):
+        self._versions = versions
+        self.asked = []
+
+    def generate(self, requests, params):
+        self.asked.append(params)
+        length = len(self._versions)
+        return [Completion((1,) * length, (0.0,) * length, FinishReason.LENGTH, self._versions) for _ in requests]
+
+
+def test_an_answer_of_other_weights_is_refused():
+    requests = [RolloutRequest((1,), seed=0)]
+    assert len(OneVersionEngine(Versions(3, 3), 3).generate(requests, PARAMS)) == 1
+    with pytest.raises(LuffyError, match=r"validation of version 3 was answered by versions \[3, 4\]"):
+        OneVersionEngine(Versions(3, 4), 3).generate(requests, PARAMS)
+
+
+def test_stop_texts_are_left_to_the_client():
+    engine = Versions(0)
+    OneVersionEngine(engine, 0).generate([RolloutRequest((1,), seed=0)], PARAMS)
+    assert engine.asked == [replace(PARAMS, stop=())]
+
+
+def test_a_measurement_that_a_kill_interrupted_while_it_tidied_up_leaves_no_answers(tmp_path):
+    rows = (result_row([_record("a/b", "validation", 0, 0, 1.0, random.Random(0))], 0.95),)
+    write_results(tmp_path / "step_000003.json", EvaluationResults(checkpoint="step 3", confidence=0.95, rows=rows))
+    answers = tmp_path / "step_000003.answers.jsonl"
+    answers.write_bytes(b"")
+    asker = None  # not needed: everything is measured
+    assert measure_suites(asker, [], 0.95, tmp_path, 3) == rows
+    assert not answers.exists()
+
+
+def test_the_mean_is_over_suites_of_any_size():
+    luck = random.Random(0)
+    rows = [
+        result_row([_record(suite, "validation", place, 0, chance, luck) for place in range(count)], 0.95)
+        for suite, count, chance in (("small", 2, 1.0), ("large", 6, 0.0))
+    ]
+    metrics = validation_metrics(rows, version=7)
+    assert metrics["val/accuracy"] == 0.5
+    assert (metrics["val/small/accuracy"], metrics["val/large/accuracy"]) == (1.0, 0.0)
+    assert (metrics["val/small/num_problems"], metrics["val/large/num_problems"]) == (2, 6)
+    assert metrics["val/weight_version"] == 7
+    assert 0 < metrics["val/small/accuracy_low"] < metrics["val/small/accuracy_high"] == 1
+
+
+class Weights:
+    """Exports its current step as a model folder."""
+
+    step = 0
+
+    def export(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "weights").write_text(str(self.step))
+
+
+def observe(best, weights, step, value):
+    weights.step = step
+    best.observe(step, {"val/accuracy": value})
+
+
+def opened(out, weights, rows=(), **config):
+    history = [{"step": float(step), "val/accuracy": value} for step, value in rows]
+    return BestModel(out, KeepBestConfig(**config), weights.export, history)
+
+
+def kept(out):
+    return sorted(folder.name for folder in (out / "best").iterdir())
+
+
+def checkpoint(out, step):
+    folder = out / f"checkpoints/step_{step:06d}"
+    folder.mkdir(parents=True)
+    (folder / "COMPLETE").touch()
+
+
+def test_the_earliest_of_equals_wins_and_mode_decides_what_is_better(tmp_path):
+    weights = Weights()
+    best, least = opened(tmp_path / "a", weights), opened(tmp_path / "b", weights, mode="min")
+    for out in (tmp_path / "a", tmp_path / "b"):
+        out.mkdir()
+    for step, value in ((0, 0.3), (1, 0.5), (2, 0.5), (3, 0.1)):
+        observe(best, weights, step, value)
+        observe(least, weights, step, value)
+    assert (best.step, best.num_later) == (1, 2)
+    assert (least.step, least.num_later) == (3, 0)
+    best.hand_on(tmp_path / "model")
+    assert (tmp_path / "model/weights").read_text() == "1"
+
+
+def test_older_weights_stay_until_a_checkpoint_lies_behind_the_better_ones(tmp_path):
+    weights = Weights()
+    best = opened(tmp_path, weights)
+    observe(best, weights, 1, 0.2)
+    checkpoint(tmp_path, 1)
+    observe(best, weights, 2, 0.4)
+    # Killed now, the stage goes back to step 1, where step 1 was the best.
+    assert kept(tmp_path) == ["step_000001", "step_000002"]
+    again = opened(tmp_path, weights, [(1, 0.2)])
+    assert again.step == 1
+    observe(again, weights, 2, 0.4)
+    checkpoint(tmp_path, 2)
+    observe(again, weights, 3, 0.3)
+    assert kept(tmp_path) == ["step_000002"]
+
+
+def test_a_kill_in_an_export_leaves_no_half_model(tmp_path):
+    weights = Weights()
+    best = opened(tmp_path, weights)
+    observe(best, weights, 1, 0.2)
+    (tmp_path / "best/incoming").mkdir()
+    (tmp_path / "best/incoming/torn").touch()
+    observe(best, weights, 2, 0.4)
+    assert kept(tmp_path) == ["step_000002"] and not (tmp_path / "best/step_000002/torn").exists()
+
+
+def test_deleted_weights_are_named(tmp_path):
+    best = opened(tmp_path, Weights(), [(1, 0.2)])
+    with pytest.raises(CheckpointError, match="step_000001: the best weights are gone"):
+        best.hand_on(tmp_path / "model")
