@@ -34,7 +34,7 @@ _GONE = {
     "watch": "Prefect's UI lists the runs, luffy show RUN their state",
     "eval": "luffy evaluate CONFIG --model MODEL plays an experiment's environment with any model",
     "explain": "luffy config CONFIG --explain prints what it printed",
-    "export-environment": "nothing takes its place; 0.2.0 was the last version with it",
+    "export-environment": "nothing takes its place",
     "export-traces": "luffy export RUN FILE.parquet writes the traces of a run",
     "leaderboard": "luffy show --leaderboard prints and writes it",
     "prepare": "luffy run CONFIG --only prepare_data makes the data alone",

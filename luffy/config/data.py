@@ -1,6 +1,6 @@
 """What `prepare_data` reads, and what it filters out."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -20,6 +20,7 @@ def _off_as_text(value: object) -> object:
 class ArithmeticSource(StrictModel):
     """Generated chains of operations on two-digit numbers modulo 100 (`luffy.data.sources.arithmetic`)."""
 
+    reader: ClassVar[str] = "luffy.data.sources.arithmetic:ArithmeticPrompts"
     kind: Literal["arithmetic"]
     num_prompts: PositiveInt
     num_operations: tuple[PositiveInt, ...] = Field(min_length=1)
@@ -64,6 +65,7 @@ class ArithmeticSource(StrictModel):
 class WordProblemSource(StrictModel):
     """Generated word problems of several calculations, with traces (`luffy.data.sources.generated`)."""
 
+    reader: ClassVar[str] = "luffy.data.sources.generated:WordProblems"
     kind: Literal["word_problems"]
     num_prompts: PositiveInt
     num_events: tuple[PositiveInt, ...] = Field(min_length=1)
@@ -74,6 +76,7 @@ class GuessNumberSource(StrictModel):
     """Generated games of `environment.kind: guess_number`, with a player's turns as traces
     (`luffy.data.sources.generated`)."""
 
+    reader: ClassVar[str] = "luffy.data.sources.generated:GuessingGames"
     kind: Literal["guess_number"]
     num_prompts: PositiveInt
     low: int = 1
@@ -211,6 +214,7 @@ class FieldsConfig(StrictModel):
 class FileSource(StrictModel):
     """Local parquet, JSONL or CSV (`luffy.data.sources.stored_rows`)."""
 
+    reader: ClassVar[str] = "luffy.data.sources.stored_rows:FilePrompts"
     kind: Literal["file"]
     path: str
     """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*` of several, read in the order of their names.
@@ -238,6 +242,7 @@ class HubSource(StrictModel):
     """A dataset of the Hugging Face hub, or a local folder that `datasets` can load
     (`luffy.data.sources.stored_rows`)."""
 
+    reader: ClassVar[str] = "luffy.data.sources.stored_rows:HubPrompts"
     kind: Literal["hub"]
     path: str
     """The dataset's id (`openai/gsm8k`) or a folder."""
@@ -262,6 +267,7 @@ class HubSource(StrictModel):
 class ReasoningGymSource(StrictModel):
     """Generated tasks of the package reasoning-gym (`pip install 'luffy-rl[reasoning-gym]'`); they carry no trace."""
 
+    reader: ClassVar[str] = "luffy.data.sources.packages:ReasoningGymPrompts"
     kind: Literal["reasoning_gym"]
     tasks: tuple[str, ...] = Field(min_length=1)
     """Names of its datasets (`chain_sum`, `gcd`); prompts are taken from them in turn."""
@@ -305,6 +311,7 @@ class VerifiersPackage(StrictModel):
 class VerifiersSource(VerifiersPackage):
     """Tasks of an environment of the package verifiers (`luffy.data.sources.packages`); they carry no trace."""
 
+    reader: ClassVar[str] = "luffy.data.sources.packages:VerifiersTasks"
     kind: Literal["verifiers"]
     split: Literal["train", "eval"] = "train"
     num_prompts: PositiveInt | None = None
@@ -320,6 +327,7 @@ class VerifiersSource(VerifiersPackage):
 class CustomSource(StrictModel):
     """A source of your own (`luffy.data.sources`)."""
 
+    reader: ClassVar[str] = "luffy.data.sources:custom_source"
     kind: Literal["custom"]
     factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`package.module:function`, called with `purpose`, `seed` and `options`; returns a `TraceSource`."""

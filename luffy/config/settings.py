@@ -17,6 +17,7 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
+from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.strict import NOT_IDENTITY, StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
@@ -333,6 +334,7 @@ SETTINGS: dict[str, type[StageSettings]] = {
     "evaluate": EvaluateSettings,
     "report": ReportSettings,
     "sweep": SweepSettings,
+    **{kind.name: kind.settings for kind in STAGE_KINDS.values() if kind.settings is not None},
 }
 """The type of each stage's settings."""
 CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
@@ -345,6 +347,7 @@ CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
     "rl": _rl,
     "evaluate": evaluate_settings,
     "report": lambda config: ReportSettings(experiment=config),
+    **{kind.name: kind.configure for kind in STAGE_KINDS.values() if kind.configure is not None},
 }
 """Derives the settings of each stage of a chain from an experiment."""
 GPUS: dict[str, Callable[[ExperimentConfig], int]] = {

@@ -1,20 +1,22 @@
 """The registry of stage kinds: the one description that chains, plans, runs, Prefect and the pages read.
 
-A new stage takes its program in `luffy/stages/`, its entry here, and its settings in `luffy.config.settings`. The
-position of the entry is the position of the stage in a chain.
+A new stage takes its program in `luffy/stages/` and its entry here, with its settings. The position of the entry is the
+position of the stage in a chain.
 
 A stage declares the *role* of each input, not the stage that makes it: `policy` is the newest policy of the chain,
 whichever stage made it. So the same entries wire every chain (`luffy.pipeline.graph`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
+
+from luffy.config.strict import StrictModel
 
 Role = Literal["data", "traces", "prompts", "policy", "evaluation"]
 """What a stage provides to others: suites and tokenizer; training data with its traces; RL's prompts; a model; graded
@@ -80,6 +82,10 @@ class StageKind:
     views: tuple[ViewName, ...] = ()
     pages: tuple[str, ...] = ()
     """Outputs for people to open, which a run links into its own directory."""
+    settings: type[StrictModel] | None = None
+    """The type of its settings; None: it is in `luffy.config.settings`, as its fields are sections of experiments."""
+    configure: Callable[[Any], StrictModel] | None = None
+    """Derives `settings` from an ExperimentConfig."""
 
     @property
     def program(self) -> str:

@@ -1,4 +1,4 @@
-"""A stage of one's own is its program, its entry in the registry and its settings: here in a copy of the project."""
+"""A stage of one's own is its program and its entry in the registry: here in a copy of the project."""
 
 import json
 import subprocess
@@ -26,21 +26,21 @@ if __name__ == "__main__":
     main("census", run)
 """
 ENTRY = """\
-_KINDS = (
-    *_KINDS,
-    StageKind(
-        "census", "How many training prompts there are", inputs={"data": "prompts"}, pages=("census.txt",)
-    ),
-)
-"""
-SETTINGS_OF_CENSUS = """
-
-class CensusSettings(StageSettings):
+class CensusSettings(StrictModel):
     unit: str
 
 
-SETTINGS["census"] = CensusSettings
-CONFIGURE["census"] = lambda config: CensusSettings(unit=f"prompts of {config.name}")
+_KINDS = (
+    *_KINDS,
+    StageKind(
+        "census",
+        "How many training prompts there are",
+        inputs={"data": "prompts"},
+        pages=("census.txt",),
+        settings=CensusSettings,
+        configure=lambda config: CensusSettings(unit=f"prompts of {config.name}"),
+    ),
+)
 """
 
 
@@ -53,8 +53,6 @@ def project(tmp_path_factory):
     registry = root / "luffy/config/stage_kinds.py"
     before, after = registry.read_text().split("STAGE_KINDS: Mapping")
     registry.write_text(f"{before}{ENTRY}STAGE_KINDS: Mapping{after}")
-    settings = root / "luffy/config/settings.py"
-    settings.write_text(settings.read_text() + SETTINGS_OF_CENSUS)
     return root
 
 

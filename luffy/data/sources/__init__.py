@@ -1,7 +1,7 @@
 """Sources of prompts, mixtures of them, and those of a user's own.
 
-A new source needs a configuration class with its own `kind` in `luffy.config.data`, a function
-`(config, purpose, seed) -> TraceSource`, and a line in `SOURCES`. `kind: custom` works without changes to this package:
+A new source needs a configuration class in `luffy.config.data`, with its own `kind`, and what its `reader` names: a
+function or class `(config, purpose, seed) -> TraceSource`. `kind: custom` works without changes to this package:
 
     # my_sources.py
     class Riddles:                                # a luffy.data.sources.TraceSource
@@ -19,13 +19,9 @@ step is decided where prompts are sampled (`luffy.rl.prompts`).
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 from luffy.config.data import CustomSource, MixtureSource, SourceConfig
-from luffy.data.sources.arithmetic import ArithmeticPrompts
-from luffy.data.sources.generated import GuessingGames, WordProblems
-from luffy.data.sources.packages import ReasoningGymPrompts, VerifiersTasks
-from luffy.data.sources.stored_rows import FilePrompts, HubPrompts
 from luffy.data.sources.trace_source import QuarantinedRow, Row, TraceSource
 from luffy.errors import DataError
 from luffy.import_paths import NotImported, imported
@@ -94,19 +90,7 @@ def custom_source(source: CustomSource, purpose: str, seed: int) -> TraceSource:
     return cast(TraceSource, made)
 
 
-# Each function takes the configuration class of its own kind; the type of a plain dictionary cannot express that.
-SOURCES: dict[str, Callable[[Any, str, int], TraceSource]] = {
-    "arithmetic": ArithmeticPrompts,
-    "word_problems": WordProblems,
-    "guess_number": GuessingGames,
-    "file": FilePrompts,
-    "hub": HubPrompts,
-    "reasoning_gym": ReasoningGymPrompts,
-    "verifiers": VerifiersTasks,
-    "custom": custom_source,
-}
-
-__all__ = ["SOURCES", "QuarantinedRow", "Row", "TraceSource", "open_source"]
+__all__ = ["QuarantinedRow", "Row", "TraceSource", "open_source"]
 
 
 def open_source(config: SourceConfig | MixtureSource, purpose: str, seed: int) -> TraceSource:
@@ -117,4 +101,5 @@ def open_source(config: SourceConfig | MixtureSource, purpose: str, seed: int) -
             for name, part in config.parts.items()
         }
         return MixedPrompts(opened, {name: part.weight for name, part in config.parts.items()})
-    return SOURCES[config.kind](config, purpose, seed)
+    open_kind = cast(Callable[[SourceConfig, str, int], TraceSource], imported(config.reader))
+    return open_kind(config, purpose, seed)
