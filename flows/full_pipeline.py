@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from prefect import flow
 from prefect.runtime import flow_run
 
-from luffy.cli.console import say, show_report_path, terminal, text_table, wide_terminal
+from luffy.cli.console import say, show_report_path, terminal, text_table
 from luffy.cli.run_view import CARD_HEADER, by_suite, card_rows, read_accuracies
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.pipeline.graph import build_graph, select_nodes
@@ -77,7 +77,7 @@ def run_chain(
         stages = make_chain(session, chosen)
     if stages.keys() == {"prepare_data"}:
         rows, notes = card_rows(stages["prepare_data"].directory)
-        wide_terminal().print(text_table(CARD_HEADER, rows, title="\nRows by source"))
+        terminal().print(text_table(CARD_HEADER, rows, title="\nRows by source"))
         for note in notes:
             say(note)
     accuracies = read_accuracies(evaluated_folders(stage.directory for stage in stages.values()))

@@ -158,7 +158,8 @@ def _read(file: Path, facts: Callable[[Mapping[str, Any]], _Facts]) -> _Facts:
     try:
         return facts(parse_json(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"model.path: {file.parent} has no config.json; give a Hugging Face model folder") from None
+        lack = "has no config.json" if file.parent.is_dir() else "is no folder"
+        raise DataError(f"model.path: {file.parent} {lack}; give a Hugging Face model folder") from None
     except OSError as error:
         raise DataError(f"model.path: {file}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

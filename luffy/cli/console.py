@@ -77,25 +77,21 @@ def visible_controls(text: str) -> str:
 
 
 def terminal(*, errors: bool = False) -> Console:
-    """A console on stdout (or stderr), without automatic colouring of numbers; controls in a text are shown."""
-    return _guarded(Console(highlight=False, stderr=errors, soft_wrap=errors))
+    """A console on stdout (or stderr), without automatic colouring of numbers; controls in a text are shown.
 
-
-def _guarded(console: Console) -> Console:
+    Tables that go to a file or a pipe are not wrapped.
+    """
+    console = Console(highlight=False, stderr=errors, soft_wrap=errors)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     console.push_render_hook(_ControlsHook())
     return console
-
-
-def wide_terminal() -> Console:
-    """A console for wide tables: output to a file or a pipe is not wrapped."""
-    console = terminal()
-    return console if console.is_terminal else _guarded(Console(highlight=False, width=_FILE_WIDTH))
 
 
 def show_table(table: PageTable, title: str) -> None:
     """Print a table of a page under `title`."""
     header, rows = plain_table(table)
-    wide_terminal().print(text_table(header, rows, title=f"\n{title}"))
+    terminal().print(text_table(header, rows, title=f"\n{title}"))
 
 
 def say(text: str) -> None:

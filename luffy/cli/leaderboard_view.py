@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from luffy.cli.console import terminal, text_table, wide_terminal
+from luffy.cli.console import terminal, text_table
 from luffy.errors import DataError
 from luffy.evaluation.leaderboard.board import Board, BoardTable, board_json, build_board, read_entries
 from luffy.evaluation.leaderboard.published import read_published
@@ -47,7 +47,7 @@ def show_leaderboard(board: Board, folder: Path) -> None:
 
 def _show(table: BoardTable) -> None:
     title = f"{page.title(table)}; {page.confidence(table)} intervals" + (f" ({table.note})" if table.note else "")
-    shown, console = page.accuracy_table(table), wide_terminal()
+    shown, console = page.accuracy_table(table), terminal()
     rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in shown.rows]
     console.print(title, markup=False, soft_wrap=True, style="bold")
     console.print(text_table(shown.header, rows))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from luffy.cli.console import duration, say, show_report_path, text_table, wide_terminal
+from luffy.cli.console import duration, say, show_report_path, terminal, text_table
 from luffy.config.many_runs.sweep_runs import Sweep, SweepRun, distinct
 from luffy.errors import DataError, UserError
 from luffy.evaluation.sweeps.sweep_findings import Effect, find
@@ -59,7 +59,7 @@ def show_study_plan(study: Sweep, cells: Sequence[str], workspace: Workspace, *,
         runs = [run for run in unique if run.cell == cell]
         rows.append(_row(cell, study.design.situation(cell), runs, done, seconds, study.design.workers))
     rows.append(_row("all", "", everything, done, seconds, study.design.workers))
-    wide_terminal().print(text_table(_HEADER, rows))
+    terminal().print(text_table(_HEADER, rows))
     say(f"{len(study.design.planned)} planned tests; a run that several cells share is counted in the first of them")
     if not seconds:
         say("times are known once a run of each arm is finished")

@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 from typer import Argument, Option
 
-from luffy.cli.console import say, text_table, wide_terminal
+from luffy.cli.console import say, terminal, text_table
 from luffy.cli.options import Debug, Overrides, complete_config
 from luffy.config import load_experiment
 from luffy.config.fields import all_fields
@@ -57,7 +57,7 @@ def config(
         if not found:
             raise ConfigError(f"{config}: no such field; luffy config --fields lists all")
         rows = [(field.path, field.type, field.default or "", field.description) for field in found]
-        wide_terminal().print(text_table(("field", "type", "default", "meaning"), rows))
+        terminal().print(text_table(("field", "type", "default", "meaning"), rows))
         return EXIT_OK
     if config is None:
         raise ConfigError("CONFIG: missing; give an experiment, or --fields")

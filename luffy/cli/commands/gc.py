@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 
 from typer import BadParameter, Option
 
-from luffy.cli.console import duration, say, size_words, text_table, wide_terminal
+from luffy.cli.console import duration, say, size_words, terminal, text_table
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.errors import EXIT_FAILURE, EXIT_OK, DataError
 from luffy.pipeline.disk import Extent, joined, measure
@@ -52,7 +52,7 @@ def gc(
     extents = [measure(item.path) for item in garbage]
     if garbage:
         rows = [_row(where, item, extent) for item, extent in zip(garbage, extents, strict=True)]
-        wide_terminal().print(text_table(_HEADER, rows))
+        terminal().print(text_table(_HEADER, rows))
     total = size_words(joined(extents).freed_bytes)
     if delete:
         return _delete(where, retention, garbage, total)

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from luffy.cli import run_view
-from luffy.cli.console import say, text_table, wide_terminal
+from luffy.cli.console import say, terminal, text_table
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.run_view import RESULT_HEADER, RUN_HEADER, by_suite, settings_of, take_stock
 from luffy.cli.sample_view import HISTORY_HEADER, RewardRange, prompt_history, read_range, samples_of
@@ -47,7 +47,7 @@ def show(
 
     Without a run: what the workspace holds, or its leaderboard.
     """
-    where, console = find_workspace(workspace), wide_terminal()
+    where, console = find_workspace(workspace), terminal()
     if run is None or leaderboard:
         asked = (samples, stage, reward, reward_min, reward_max, prompt, svg)
         if leaderboard and run is not None:
@@ -100,7 +100,7 @@ def _show_head(record: RunRecord) -> None:
         say(f"page {page}")
     if record.arms:
         rows = [[arm, folder.name, read_run(folder).condition] for arm, folder in record.arms.items()]
-        wide_terminal().print(text_table(["arm", "run", "state"], rows, title="\nArms"))
+        terminal().print(text_table(["arm", "run", "state"], rows, title="\nArms"))
 
 
 def _show_settings(record: RunRecord, *, everything: bool) -> None:
@@ -112,10 +112,10 @@ def _show_settings(record: RunRecord, *, everything: bool) -> None:
     own = [setting for setting in settings if not setting.is_default]
     same = [setting for setting in settings if setting.is_default]
     rows = [[setting.path, setting.value, "" if setting.default is None else setting.default] for setting in own]
-    wide_terminal().print(text_table(["field", "value", "default"], rows, title="\nConfiguration"))
+    terminal().print(text_table(["field", "value", "default"], rows, title="\nConfiguration"))
     if everything:
         rows = [[setting.path, setting.value] for setting in same]
-        wide_terminal().print(text_table(["field", "value"], rows, title="\nAt their defaults"))
+        terminal().print(text_table(["field", "value"], rows, title="\nAt their defaults"))
     else:
         say(f"{len(same)} more fields are at their defaults (--all shows them)")
 

@@ -91,7 +91,7 @@ def _run(
 
 
 def _reproduce(study: Sweep, cells: tuple[str, ...], workspace: str | None, *, debug: bool) -> int:
-    from luffy.cli.console import say, show_error, text_table, wide_terminal
+    from luffy.cli.console import say, show_error, terminal, text_table
     from luffy.cli.planning import plans_of
     from luffy.cli.study_view import EFFECTS_HEADER, compare_again, fresh_workspace, needed_results
 
@@ -105,7 +105,7 @@ def _reproduce(study: Sweep, cells: tuple[str, ...], workspace: str | None, *, d
     difference, effects = compare_again(study, cells, where)
     if difference is not None:
         title = f"Effects against {study.design.reference} in percentage points, with their intervals"
-        wide_terminal().print(text_table(EFFECTS_HEADER, effects, title=title))
+        terminal().print(text_table(EFFECTS_HEADER, effects, title=title))
         say("another kind of CPU rounds differently, unless both use execution.cpu_instructions=avx2")
         show_error(f"not reproduced: {difference}")
         return EXIT_FAILURE

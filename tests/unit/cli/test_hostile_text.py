@@ -24,14 +24,15 @@ def test_controls_in_a_text_are_not_carried_out(text, capsys):
     say(text)
     show_error(text)
     console.terminal().print(text_table(["answer"], [[text]], title=text))
-    console.wide_terminal().print(text, markup=False)
+    console.terminal().print(text, markup=False)
     said = "".join(capsys.readouterr())
     assert not [c for c in said if c not in "\n\t" and (not c.isprintable())], ascii(said)
 
 
 def test_colours_of_luffy_itself_stay_on_a_terminal(monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
-    console._guarded(screen).print(text_table(["a"], [["x\x1b[5mx"]]))
+    screen.push_render_hook(console._ControlsHook())
+    screen.print(text_table(["a"], [["x\x1b[5mx"]]))
     assert "\x1b[1m" in screen.file.getvalue() and "x\\x1b[5mx" in screen.file.getvalue()
 
 

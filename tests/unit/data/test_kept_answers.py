@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from luffy.config.answers import KeepAnswers
 from luffy.data.kept_answers import GradedAnswer, farthest_first, kept_answers, kept_traces, text_distance
@@ -84,11 +83,6 @@ def test_fewer_are_a_prefix_of_more(texts: list[str], rule: KeepAnswers):
     found = kept_answers(answers, rule)
     assert found == kept_answers(answers, more)[: rule.max_per_prompt]
     assert len({" ".join(each.text.split()) for each in found}) == len(found) <= rule.max_per_prompt
-
-
-def test_diverse_with_a_single_answer_is_refused():
-    with pytest.raises(ValidationError, match="diverse keeps the first answer with max_per_prompt: 1"):
-        KeepAnswers(choose="diverse")
 
 
 def test_what_is_known_of_an_answer_is_written_and_read_back(tmp_path: Path):
