@@ -18,8 +18,8 @@ from prefect.runtime import flow_run
 
 from luffy.cli.console import say, show_report_path, show_table
 from luffy.config.many_runs.sweep_runs import load_sweep
-from luffy.evaluation.sweeps.sweep_findings import Findings
-from luffy.evaluation.sweeps.sweep_results import read_sweep_results, result_files
+from luffy.evaluation.sweep_findings import Findings
+from luffy.evaluation.sweep_results import read_sweep_results, result_files
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.report.sweep_pages import accuracy_table, cost_table, difference_table, tries_table, tuning_costs

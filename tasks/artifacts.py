@@ -22,8 +22,7 @@ from luffy.cli.run_view import Accuracy, by_suite, read_accuracies
 from luffy.config import STAGE_KINDS
 from luffy.config.stage_kinds import ViewName
 from luffy.evaluation.results import RESULTS_FILE
-from luffy.evaluation.sample_files import find_samples, read_samples_of
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.sample_files import SampleRecord, find_samples, read_samples_of
 from luffy.markdown_text import code_span
 from luffy.pipeline.plan import StagePlan
 from luffy.report.curves import headline_charts, headlines_first

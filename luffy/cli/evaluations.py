@@ -15,10 +15,9 @@ from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, ProblemAnswers, find_changes
-from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
-from luffy.evaluation.results import ResultRow
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.results import FinishedEvaluation, ResultRow, read_evaluation
+from luffy.evaluation.sample_files import SampleRecord
 from luffy.grading.kinds import leaves
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import Problem

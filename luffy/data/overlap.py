@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from luffy.data.choices import without_options
 from luffy.data.schema import problem_key, problem_text, text_key
+from luffy.data.sources.column_mapping import without_options
 from luffy.types import Prompt
 
 Hashes = npt.NDArray[np.uint64]

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from luffy.errors import DataError
-from luffy.evaluation.finished import FinishedEvaluation
-from luffy.evaluation.results import Cell
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.results import Cell, FinishedEvaluation
+from luffy.evaluation.sample_files import SampleRecord
 from luffy.statistics.paired import BenchmarkComparison, PairedAccuracies, compare
 
 

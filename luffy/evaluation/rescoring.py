@@ -9,10 +9,16 @@ from luffy.config.evaluation import VALIDATION
 from luffy.config.grading import GraderKind
 from luffy.data.parquet import VALIDATION_FILE, read_prompts
 from luffy.errors import DataError
-from luffy.evaluation.finished import FinishedEvaluation
-from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, Tally, write_results
-from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.results import (
+    RESULTS_FILE,
+    Cell,
+    EvaluationResults,
+    FinishedEvaluation,
+    ResultRow,
+    Tally,
+    write_results,
+)
+from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, write_sample_records
 from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, Problem, problem_of, require_verdicts

@@ -4,7 +4,7 @@ The rows are `results.json`; `summary.md` shows them as tables (`luffy.report.ev
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 
 from luffy.config.grading import ResponseForm
 from luffy.config.strict import StrictModel
-from luffy.errors import LuffyError
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.errors import DataError, LuffyError
+from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, find_samples, read_samples_of
 from luffy.files import write_atomic
 from luffy.grading.kinds import fault_of_form
 from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
@@ -345,3 +345,49 @@ def _breakdown(
         label: Breakdown(num_problems=of.num_problems, accuracy=of.value, interval=of.interval)
         for label, of in estimates.items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEvaluation:
+    """Results of an evaluation, and access to its responses."""
+
+    directory: Path
+    results: EvaluationResults
+
+    def records(self) -> Iterator[SampleRecord]:
+        """Yield all graded responses in the order of the results; DataError where the file holds something else."""
+        return read_samples_of(self.directory)
+
+
+def read_evaluation(directory: Path) -> FinishedEvaluation:
+    """Read the directory of a finished evaluation; DataError where there is none."""
+    missing = [] if (directory / RESULTS_FILE).is_file() else [RESULTS_FILE]
+    missing += [] if find_samples(directory) is not None else [SAMPLES_FILE]
+    if missing:
+        raise DataError(
+            f"{directory}: is no finished evaluation (it has no {missing[0]}); give "
+            "workspace/runs/RUN/stages/evaluate_rl or workspace/stages/evaluate/KEY"
+        )
+    return FinishedEvaluation(directory, read_results(directory / RESULTS_FILE))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointScores:
+    """An evaluated checkpoint: its results, and how often it solved each problem."""
+
+    results: EvaluationResults
+    correct: Mapping[Cell, Mapping[str, int]]
+    """Correct responses by problem."""
+
+    @property
+    def checkpoint(self) -> str:
+        return self.results.checkpoint
+
+    def row(self, cell: Cell) -> ResultRow | None:
+        """The result on a suite under a decoding, if it was evaluated."""
+        return next((row for row in self.results.rows if (row.suite, row.decoding) == cell), None)
+
+
+def read_scores(directory: Path) -> CheckpointScores:
+    """The scores of the finished evaluation in `directory`."""
+    return CheckpointScores(read_results(directory / RESULTS_FILE), count_correct(read_samples_of(directory)))

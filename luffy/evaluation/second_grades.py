@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.sample_files import SampleRecord
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest
 from luffy.types import Outcome

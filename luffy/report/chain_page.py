@@ -18,8 +18,7 @@ from luffy.data.pass_rates import DifficultyCard, Fit, SampleCard, read_card, re
 from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
-from luffy.evaluation.finished import CheckpointScores, read_scores
-from luffy.evaluation.results import Cell, advice_on, checkpoint_name
+from luffy.evaluation.results import Cell, CheckpointScores, advice_on, checkpoint_name, read_scores
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pipeline.graph import build_graph, nodes_providing, nodes_showing
 from luffy.pipeline.manifest import Manifest, finished_manifest

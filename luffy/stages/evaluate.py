@@ -44,11 +44,11 @@ from luffy.evaluation.results import (
 )
 from luffy.evaluation.sample_files import (
     SAMPLES_FILE,
+    SampleRecord,
     read_sample_records,
     read_samples_of,
     write_sample_records,
 )
-from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool

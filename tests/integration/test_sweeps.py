@@ -19,7 +19,7 @@ from patience import PATIENCE_S
 
 from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.evaluation.results import read_results
-from luffy.evaluation.sweeps.sweep_results import read_sweep_results, result_files, write_results
+from luffy.evaluation.sweep_results import read_sweep_results, result_files, write_results
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from luffy.config import load_experiment
 from luffy.evaluation.results import EvaluationResults, write_results
-from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.evaluation.sample_records import record_line
+from luffy.evaluation.sample_files import SAMPLES_FILE, record_line, write_sample_records
 from luffy.pipeline.workspace import Workspace
 from synthetic.finished_stages import write_finished
 from synthetic.result_rows import result_row, sample_record

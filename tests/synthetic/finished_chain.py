@@ -9,8 +9,7 @@ from pathlib import Path
 
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.evaluation.results import EvaluationResults, write_results
-from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, write_sample_records
 from luffy.tracking.metrics import StepLines, metric_line
 from luffy.tracking.tracker import SampleRollout
 from synthetic.finished_stages import write_finished

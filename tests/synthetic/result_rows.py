@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from luffy.evaluation.results import ResultRow, SamplingProtocol, tally_cells
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.sample_files import SampleRecord
 
 
 def sample_record(suite: str, uid: str, correct: bool = True, **fields: object) -> SampleRecord:

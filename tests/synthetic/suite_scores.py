@@ -1,7 +1,6 @@
 """Evaluations whose verdicts are chosen."""
 
-from luffy.evaluation.finished import CheckpointScores
-from luffy.evaluation.results import EvaluationResults
+from luffy.evaluation.results import CheckpointScores, EvaluationResults
 from synthetic.result_rows import result_row, sample_record
 
 PROBLEMS = 40

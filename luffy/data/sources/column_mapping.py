@@ -8,11 +8,12 @@ Multiple choice: ARC (lists of texts and of labels, which may be digits), MMLU-P
 list, `answer` an index from 0), GPQA (the correct option and each incorrect one in its own column).
 """
 
+import dataclasses
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
 from luffy.config.data import AnswerField, ChoicesField, FieldsConfig, TraceField
-from luffy.data.choices import LABELS, NUM_OPTIONS, OPTIONS, fixed_order, with_options
 from luffy.data.schema import (
     RowError,
     as_list,
@@ -26,7 +27,7 @@ from luffy.data.schema import (
     value_at,
 )
 from luffy.grading.extract import THINK_OPEN, last_box
-from luffy.types import Prompt, Trace
+from luffy.types import Message, Prompt, Trace
 
 
 def apart_options(row: Mapping[str, object], field: ChoicesField, question: str) -> tuple[list[str], str]:
@@ -207,3 +208,31 @@ def _is_true(value: object, column: str) -> bool:
     if value is None or isinstance(value, bool):
         return value is True
     raise RowError(column, f"must be true or false, found {str(value)[:60]!r}")
+
+
+LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+OPTIONS, NUM_OPTIONS = "options", "num_options"
+
+
+def with_options(messages: Sequence[Message], options: Sequence[str]) -> tuple[Message, ...]:
+    """Return the conversation with the options below its last turn."""
+    last = messages[-1]
+    return (*messages[:-1], dataclasses.replace(last, content=last.content.rstrip() + _block(options)))
+
+
+def without_options(prompt: Prompt) -> str:
+    """Return the question of a prompt, without its options."""
+    text, options = problem_text(prompt.messages), prompt.extra_info.get(OPTIONS)
+    if not isinstance(options, list):
+        return text
+    return text.removesuffix(_block([str(option) for option in options]))
+
+
+def fixed_order(question: str, options: Sequence[str]) -> list[str]:
+    """Return the options ordered by a hash of each with its question, independent of their order in the source."""
+    return sorted(options, key=lambda option: hashlib.sha256(f"{len(question)}:{question}{option}".encode()).digest())
+
+
+def _block(options: Sequence[str]) -> str:
+    lines = [f"{label}. {option}" for label, option in zip(LABELS, options, strict=False)]
+    return "\n\n" + "\n".join(lines)

@@ -21,7 +21,7 @@ from luffy.config.grading import GraderKind
 from luffy.config.settings import DifficultySettings, EvaluateSettings, SampleSettings
 from luffy.data.templates import load_tokenizer
 from luffy.environments.limits import FailedShare
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.sample_files import SampleRecord
 from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool

@@ -10,10 +10,9 @@ from patience import PATIENCE_S
 from pydantic import ValidationError
 
 from luffy.config.data import FieldsConfig
-from luffy.data.choices import fixed_order, without_options
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.schema import RowError
-from luffy.data.sources.column_mapping import columns_of, prompt_from_fields
+from luffy.data.sources.column_mapping import columns_of, fixed_order, prompt_from_fields, without_options
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of
 from luffy.types import Message, Outcome, Prompt

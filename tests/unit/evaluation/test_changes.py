@@ -9,7 +9,7 @@ import pytest
 from luffy.errors import DataError
 from luffy.evaluation.changes import find_changes
 from luffy.evaluation.results import EvaluationResults
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.sample_files import SampleRecord
 from luffy.statistics.paired import compare_paired
 
 RECORD = SampleRecord(

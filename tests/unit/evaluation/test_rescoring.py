@@ -12,11 +12,9 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfi
 from luffy.config.grading import ChoiceGrader, GraderKind, JudgeGrader, MathGrader, StrictMathGrader
 from luffy.data.parquet import write_prompts
 from luffy.errors import DataError, LostError
-from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
-from luffy.evaluation.results import EvaluationResults, write_results
-from luffy.evaluation.sample_files import write_sample_records
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.results import EvaluationResults, FinishedEvaluation, read_evaluation, write_results
+from luffy.evaluation.sample_files import SampleRecord, write_sample_records
 from luffy.grading.pool import GraderPool
 from luffy.report.evaluation_page import write_summaries
 from luffy.stages.answers.asker import Asker, graded_records

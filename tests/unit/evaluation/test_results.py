@@ -9,7 +9,7 @@ from synthetic.result_rows import result_row
 
 from luffy.errors import LuffyError
 from luffy.evaluation.results import EvaluationResults, FormCounts, SamplingProtocol, read_results, write_results
-from luffy.evaluation.sample_records import SampleRecord, parse_record, record_line
+from luffy.evaluation.sample_files import SampleRecord, parse_record, record_line
 from luffy.statistics.accuracy import accuracy
 
 RECORD = SampleRecord(

@@ -11,11 +11,12 @@ from luffy.errors import DataError
 from luffy.evaluation import sample_files
 from luffy.evaluation.sample_files import (
     SAMPLES_FILE,
+    SampleRecord,
     read_sample_records,
     read_samples_of,
+    record_line,
     write_sample_records,
 )
-from luffy.evaluation.sample_records import SampleRecord, record_line
 
 RECORD = SampleRecord(
     suite="s", decoding="d", uid="a", sample=0, seed=1, prompt="p\n", response="r\u2028\\boxed{1}", answer="1",

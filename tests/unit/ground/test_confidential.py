@@ -13,10 +13,8 @@ import luffy
 from luffy.confidential import is_confidential, may_show_prompt
 from luffy.data.parquet import confidential_uids, write_prompts
 from luffy.evaluation.changes import find_changes
-from luffy.evaluation.finished import read_evaluation
-from luffy.evaluation.results import EvaluationResults, write_results
-from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.results import EvaluationResults, read_evaluation, write_results
+from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, write_sample_records
 from luffy.report.evaluation_page import evaluation_page
 from luffy.report.page import html, markdown
 from luffy.tasks import artifacts
@@ -109,7 +107,7 @@ def test_only_the_rule_itself_reads_marks() -> None:
     """A new page or export has no rule of its own: it asks `may_be_shown`, `may_show_prompt` or `is_confidential`."""
     known = {
         "luffy/data/sources/stored_rows.py",  # marks the rows of a source that is configured so, and hides its messages
-        "luffy/evaluation/sample_records.py",  # `may_be_shown`
+        "luffy/evaluation/sample_files.py",  # `may_be_shown`
         "luffy/evaluation/changes.py",  # carries `may_be_shown` of the records on to problems
         "luffy/cli/evaluations.py",  # shows those problems
     }

@@ -17,7 +17,7 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfi
 from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
 from luffy.data.templates import render_prompts
 from luffy.errors import ClusterError, DataError, EnvironmentFault
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.sample_files import SampleRecord
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams

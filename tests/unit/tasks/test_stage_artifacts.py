@@ -12,8 +12,7 @@ import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
 
 from luffy.config import STAGE_ORDER
-from luffy.evaluation.sample_files import write_sample_records
-from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.sample_files import SampleRecord, write_sample_records
 from luffy.tasks import artifacts
 from luffy.tasks.artifacts import views_of
 from luffy.tasks.session import artifact_key, run_name, tags_of

@@ -10,7 +10,7 @@ from luffy.config.many_runs.sweep_design import GridPoint
 from luffy.config.many_runs.sweep_runs import SweepRun
 from luffy.data.pass_rates import CARD_FILE, read_sample_card
 from luffy.errors import LuffyError
-from luffy.evaluation.finished import CheckpointScores, read_scores
+from luffy.evaluation.results import CheckpointScores, read_scores
 from luffy.pipeline.graph import kind_of
 from luffy.pipeline.manifest import finished_manifest
 from luffy.statistics.over_seeds import seed_interval

@@ -12,10 +12,9 @@ from typing import Any, Literal
 from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SweepDesign, value_text
 from luffy.config.many_runs.sweep_runs import Sweep, SweepRun, decoding_of
 from luffy.errors import DataError, LuffyError
-from luffy.evaluation.finished import CheckpointScores
-from luffy.evaluation.results import Cell
-from luffy.evaluation.sweeps.run_results import ArmResults, Costs, RunOutcome, arm_results, costs_together
-from luffy.evaluation.sweeps.sweep_results import (
+from luffy.evaluation.results import Cell, CheckpointScores
+from luffy.evaluation.run_results import ArmResults, Costs, RunOutcome, arm_results, costs_together
+from luffy.evaluation.sweep_results import (
     BASE,
     REPORTED,
     TRIED,

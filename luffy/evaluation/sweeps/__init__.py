@@ -1,1 +1,0 @@
-"""Results of many runs: a grid, a comparison of methods, a study."""
