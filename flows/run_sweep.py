@@ -3,7 +3,7 @@
 Stages that runs share (data, base policy and its evaluation, a seed's SFT start) are made once. A failed run does not
 stop the others; the same command tries it again and reuses the rest. A study, which goes on for days on several
 machines, does not start finished runs again.
-`python flows/run_sweep.py compare CONFIG` is `luffy compare CONFIG`, and so are `grid` and `study`.
+`python flows/run_sweep.py compare CONFIG` is `luffy compare CONFIG`, and so is `study`.
 """
 
 if __name__ == "__main__":
@@ -18,8 +18,8 @@ from prefect.runtime import flow_run
 
 from luffy.cli.console import say, show_report_path, show_table
 from luffy.config.many_runs.sweep_runs import load_sweep
-from luffy.evaluation.sweep_findings import Findings
-from luffy.evaluation.sweep_results import read_sweep_results, result_files
+from luffy.evaluation.across_runs.sweep_findings import Findings
+from luffy.evaluation.across_runs.sweep_results import read_sweep_results, result_files
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.report.sweep_pages import accuracy_table, cost_table, difference_table, tries_table, tuning_costs

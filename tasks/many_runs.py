@@ -24,10 +24,17 @@ from luffy.cli.console import ChainProgress, PlainDisplay, TitledDisplay, stage_
 from luffy.config.many_runs.sweep_design import CENTRE
 from luffy.config.many_runs.sweep_runs import SHARED_NODES, Chosen, Sweep, SweepRun, distinct
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
+from luffy.evaluation.across_runs.run_results import RunOutcome, RunResult, first_line, read_run
+from luffy.evaluation.across_runs.sweep_findings import (
+    Findings,
+    arms_of,
+    choose,
+    find_on_arms,
+    findings_json,
+    tuning_of,
+)
+from luffy.evaluation.across_runs.sweep_progress import SweepProgress
 from luffy.evaluation.results import read_scores
-from luffy.evaluation.run_results import RunOutcome, RunResult, first_line, read_run
-from luffy.evaluation.sweep_findings import Findings, arms_of, choose, find_on_arms, findings_json, tuning_of
-from luffy.evaluation.sweep_progress import SweepProgress
 from luffy.files import write_atomic
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
 from luffy.pipeline.walk import stopping_on_failure

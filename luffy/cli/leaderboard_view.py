@@ -4,8 +4,8 @@ from pathlib import Path
 
 from luffy.cli.console import terminal, text_table
 from luffy.errors import DataError
-from luffy.evaluation.board import Board, BoardTable, board_json, build_board, read_entries
-from luffy.evaluation.published import read_published
+from luffy.evaluation.across_runs.board import Board, BoardTable, board_json, build_board, read_entries
+from luffy.evaluation.across_runs.published import read_published
 from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
 from luffy.report import leaderboard_page as page

@@ -14,7 +14,6 @@ from luffy.cli.commands.config import config
 from luffy.cli.commands.doctor import doctor
 from luffy.cli.commands.export import export
 from luffy.cli.commands.gc import gc
-from luffy.cli.commands.grid import grid
 from luffy.cli.commands.rescore import diff, rescore
 from luffy.cli.commands.run import bench, evaluate, plan, run
 from luffy.cli.commands.serve import serve
@@ -26,7 +25,7 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, bench, config, evaluate, compare, grid, study, serve, doctor),
+    "Experiments": (run, plan, bench, config, evaluate, compare, study, serve, doctor),
     "Results": (show, diff, rescore, export, gc),
 }
 _TAKE_FIELDS = (run, plan, bench, config, evaluate)
@@ -36,6 +35,7 @@ _GONE = {
     "explain": "luffy config CONFIG --explain prints what it printed",
     "export-environment": "nothing takes its place",
     "export-traces": "luffy export RUN FILE.parquet writes the traces of a run",
+    "grid": "luffy compare runs grids, too",
     "leaderboard": "luffy show --leaderboard prints and writes it",
     "prepare": "luffy run CONFIG --only prepare_data makes the data alone",
     "runs": "luffy show lists the runs and results of a workspace",

@@ -12,9 +12,9 @@ from statistics import fmean
 from luffy.cli.console import duration, say, show_report_path, terminal, text_table
 from luffy.config.many_runs.sweep_runs import Sweep, SweepRun, distinct
 from luffy.errors import DataError, UserError
-from luffy.evaluation.sweep_findings import Effect, find
-from luffy.evaluation.sweep_progress import SweepProgress
-from luffy.evaluation.sweep_results import (
+from luffy.evaluation.across_runs.sweep_findings import Effect, find
+from luffy.evaluation.across_runs.sweep_progress import SweepProgress
+from luffy.evaluation.across_runs.sweep_results import (
     BASE,
     REPORTED,
     SweepResults,

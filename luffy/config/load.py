@@ -45,7 +45,7 @@ _KEYS: dict[str, FileKind] = {"axes": "study", "arms": "comparison", "grid": "gr
 _WORDS: dict[FileKind, tuple[str, str]] = {
     "experiment": ("an experiment", "run"),
     "comparison": ("a comparison of methods", "compare"),
-    "grid": ("a grid of runs", "grid"),
+    "grid": ("a grid of runs", "compare"),
     "study": ("a study", "study"),
 }
 """The kind as a noun, and the command that runs it."""

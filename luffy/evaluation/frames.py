@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from luffy.evaluation.board import BoardCell, Column, Entry, read_entries
+from luffy.evaluation.across_runs.board import BoardCell, Column, Entry, read_entries
 from luffy.pipeline.workspace import find_workspace
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
 from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed
-from luffy.pipeline.disk import check_space, usable
+from luffy.pipeline.disk import usable
 from luffy.pipeline.events import Event
 from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus
 from luffy.pipeline.graph import StageNode, build_graph
@@ -28,6 +28,7 @@ from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifes
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.plan import StagePlan, plan_graph, plan_stage
 from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints
+from luffy.pipeline.space import check_space
 from luffy.pipeline.supervise import stage_command, supervise
 from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, claiming, link, write_run
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:  # every command imports this module
-    from luffy.evaluation.run_results import Costs
+    from luffy.evaluation.across_runs.run_results import Costs
     from luffy.statistics.accuracy import Estimate, PairedDifference
 
 Item = TypeVar("Item")

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import cycle
 
-from luffy.evaluation.board import Board, BoardTable, Column, Entry, Lead, Reference
-from luffy.evaluation.published import PublishedTable
+from luffy.evaluation.across_runs.board import Board, BoardTable, Column, Entry, Lead, Reference
+from luffy.evaluation.across_runs.published import PublishedTable
 from luffy.report.cells import NONE, Table, TableCell, accuracy, counts, difference, p_value, percent
 from luffy.report.cells import table as shown_table
 from luffy.report.evaluation_page import DOT_NOTE

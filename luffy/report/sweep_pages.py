@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import cycle
 
 from luffy.config.many_runs.sweep_design import CENTRE, value_text
+from luffy.evaluation.across_runs.run_results import ArmResults, levels, reached
+from luffy.evaluation.across_runs.sweep_findings import ArmTuning, Effect, Findings, Score, Try, Tuning
+from luffy.evaluation.across_runs.sweep_results import REPORTED, TRIED, SweepResults
 from luffy.evaluation.results import Cell
-from luffy.evaluation.run_results import ArmResults, levels, reached
-from luffy.evaluation.sweep_findings import ArmTuning, Effect, Findings, Score, Try, Tuning
-from luffy.evaluation.sweep_results import REPORTED, TRIED, SweepResults
 from luffy.report.cells import (
     NONE,
     Table,

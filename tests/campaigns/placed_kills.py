@@ -461,7 +461,7 @@ def _commands(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim, plain: 
         if kind in kinds:
             file = kept / f"{kind}.yaml"
             file.write_text(text.format(smoke=SMOKE))
-            arguments = [kind, str(file), "--workspace", root]
+            arguments = ["compare", str(file), "--workspace", root]
             run_command(arguments, Path(root), shim, None, log)  # so that its runs are finished
             yield RunSubject(kind, plain, log, arguments)
     if "gc" in kinds:

@@ -18,8 +18,8 @@ from flow_process import run, start, states
 from patience import PATIENCE_S
 
 from luffy.config.many_runs.sweep_runs import load_sweep
+from luffy.evaluation.across_runs.sweep_results import read_sweep_results, result_files, write_results
 from luffy.evaluation.results import read_results
-from luffy.evaluation.sweep_results import read_sweep_results, result_files, write_results
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -197,7 +197,7 @@ def test_a_killed_tuning_repeats_no_finished_try_and_what_it_chose_is_run(tuned)
 
 def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):
     folder, _ = tuned
-    result = run(folder / "workspace", "grid", folder / "rates.yaml")
+    result = run(folder / "workspace", "compare", folder / "rates.yaml")
     assert result.returncode == 1
     assert "2 of 4 runs have failed" in result.stderr and "Traceback" not in result.stderr
     found = states(result)

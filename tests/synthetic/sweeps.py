@@ -5,8 +5,8 @@ from pathlib import Path
 from luffy.config import load_experiment
 from luffy.config.many_runs.sweep_design import GridPoint, SweepDesign, grid_points
 from luffy.config.many_runs.sweep_runs import Candidate, Sweep
-from luffy.evaluation.run_results import ArmResults, Costs, RunResult
-from luffy.evaluation.sweep_findings import find_on_arms
+from luffy.evaluation.across_runs.run_results import ArmResults, Costs, RunResult
+from luffy.evaluation.across_runs.sweep_findings import find_on_arms
 from synthetic.suite_scores import evaluation
 
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)

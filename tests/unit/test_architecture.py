@@ -43,7 +43,7 @@ MODULES = sorted(path for path in (ROOT / "luffy").rglob("*.py") if not PREFECT_
 FLOW_MODULES = sorted(path for folder in PREFECT_SIDE for path in (ROOT / folder).glob("*.py"))
 STARTERS = {
     f"luffy/cli/{path}"
-    for path in ("checkup.py", *(f"commands/{name}.py" for name in ("compare", "grid", "run", "serve", "study")))
+    for path in ("checkup.py", *(f"commands/{name}.py" for name in ("compare", "run", "serve", "study")))
 }
 """Modules of the package that may import flows."""
 NAMED_BY_RULE = {

@@ -276,9 +276,9 @@ def load_sweep(
     if kind == "experiment" and wanted in ("grid", None):
         values, origins, kind = _around(file, overrides, over, seeds), dict[KeyPath, str](), "grid"
     else:
-        if kind == "grid" and (over or seeds):
+        if over or seeds:
             option = "--over" if over else "--seed"
-            raise ConfigError(f"{option} has no effect on {file}, which is a grid; override its grid= or seeds=[...]")
+            raise ConfigError(f"{option} has no effect on {file}, which is a {kind}; override its grid= or seeds=[...]")
         values, origins = read_overridden(file, overrides)
         refuse_other_kind(values, path, wanted or kind)
     try:
@@ -385,7 +385,10 @@ def _around(path: Path, overrides: Sequence[str], over: Sequence[str], seeds: Se
     """The grid of a single experiment."""
     config = load_experiment(path, overrides)
     if not over:
-        raise ConfigError(f"{path}: is no grid; say what to try: --over 'sft.num_traces=[64, 128, 256]'")
+        raise ConfigError(
+            f"{path}: is an experiment; say what to try: --over 'sft.num_traces=[64, 128, 256]', "
+            "or run it with: luffy run"
+        )
     grid = dict[str, JsonValue]()
     for given in parse_overrides(over, "--over"):
         key = ".".join(given.path)

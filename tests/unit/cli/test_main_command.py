@@ -43,15 +43,25 @@ def test_the_plan_of_a_tuned_comparison_has_its_tuning_runs_and_says_how_many_fo
 def test_a_grid_is_planned_and_not_run_as_an_experiment(capsys):
     assert command.main(["plan", "grid_sft_size"]) == 0
     assert capsys.readouterr().out.count(" sft ") == 4 * 3
-    around = ["grid", "smoke", "chain=sft", "method=sft", "--over", "sft.num_traces=[4, 8]", "--seed", "1", "--dry-run"]
-    assert command.main(around) == 0
+    around = [
+        "compare",
+        "smoke",
+        "chain=sft",
+        "method=sft",
+        "--over",
+        "sft.num_traces=[4, 8]",
+        "--seed",
+        "1",
+        "--dry-run",
+    ]
+    assert command.main([*around, "--dry-run"]) == 0
     assert "smoke.grid 1 (sft.num_traces=8)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("grid_sft_size", "a grid of runs, not an experiment; run it with: luffy grid grid_sft_size"),
+        ("grid_sft_size", "a grid of runs, not an experiment; run it with: luffy compare grid_sft_size"),
         ("compare_tuned", "a comparison of methods, not an experiment; run it with: luffy compare compare_tuned"),
         ("study_smoke", "a study, not an experiment; run it with: luffy study study_smoke"),
     ],

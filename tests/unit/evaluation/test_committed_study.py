@@ -8,8 +8,8 @@ import pytest
 
 from luffy.cli.study_view import effect_words
 from luffy.config.many_runs.sweep_runs import load_sweep
-from luffy.evaluation.sweep_findings import find
-from luffy.evaluation.sweep_results import read_sweep_results, result_files
+from luffy.evaluation.across_runs.sweep_findings import find
+from luffy.evaluation.across_runs.sweep_results import read_sweep_results, result_files
 from luffy.report.sweep_pages import study_figure, study_html, study_markdown
 
 FOLDER = Path(__file__).parents[3] / "docs" / "study"

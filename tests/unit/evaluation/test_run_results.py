@@ -7,7 +7,7 @@ import pytest
 from synthetic.finished_chain import write_chain
 from synthetic.sweeps import COSTS, arm, run
 
-from luffy.evaluation.run_results import Costs, costs_together, levels, reached, read_run
+from luffy.evaluation.across_runs.run_results import Costs, costs_together, levels, reached, read_run
 from luffy.tracking.metrics import HeldOutPoint, StepLines, metric_line
 
 MEASURED = {"val/accuracy": 0.5, "val/a/accuracy": 0.5, "val/a/accuracy_low": 0.4, "val/a/accuracy_high": 0.6}

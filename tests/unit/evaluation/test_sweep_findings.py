@@ -15,9 +15,9 @@ from luffy.cli.study_view import fresh_workspace
 from luffy.config.many_runs.sweep_design import CENTRE
 from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.errors import DataError, LuffyError, UserError
-from luffy.evaluation.run_results import ArmResults, CurvePoint
-from luffy.evaluation.sweep_findings import arms_of, choose, find, findings_json, tuning_of
-from luffy.evaluation.sweep_results import (
+from luffy.evaluation.across_runs.run_results import ArmResults, CurvePoint
+from luffy.evaluation.across_runs.sweep_findings import arms_of, choose, find, findings_json, tuning_of
+from luffy.evaluation.across_runs.sweep_results import (
     BASE,
     REPORTED,
     MeasureRow,

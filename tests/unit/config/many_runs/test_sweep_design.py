@@ -487,7 +487,7 @@ def test_a_mistake_is_one_line_that_says_where(load, text, old, new, says):
     ("wanted", "name", "says"),
     [
         ("comparison", "smoke", "is an experiment, not a comparison of methods; run it with: luffy run smoke"),
-        ("comparison", "grid_sft_size", "is a grid of runs, not a comparison of methods; run it with: luffy grid"),
+        ("comparison", "grid_sft_size", "is a grid of runs, not a comparison of methods; run it with: luffy compare"),
         ("study", "smoke", "is an experiment, not a study; run it with: luffy run smoke"),
         ("study", "compare_arithmetic", "is a comparison of methods, not a study; run it with: luffy compare"),
         ("grid", "compare_arithmetic", "is a comparison of methods, not a grid of runs; run it with: luffy compare"),
@@ -503,6 +503,6 @@ def test_options_of_the_command_line_are_those_of_an_experiment(load, tmp_path):
     assert (kind_of_file(file), kind_of_file(SMOKE)) == ("grid", "experiment")
     assert "--over has no effect on" in complaint(load_sweep, file, over=["rl.steps=[1]"], wanted="grid")
     assert "--seed has no effect on" in complaint(load_sweep, file, seeds=[1], wanted="grid")
-    assert "is no grid; say what to try: --over" in complaint(load_sweep, SMOKE, wanted="grid")
+    assert "is an experiment; say what to try: --over" in complaint(load_sweep, SMOKE, wanted="grid")
     for over, says in ((["rl.steps=4"], "rl.steps must be a list"), (["rl.steps=[4]"] * 2, "rl.steps is given twice")):
         assert f"--over: {says}" in complaint(load_sweep, SMOKE, over=over, wanted="grid")

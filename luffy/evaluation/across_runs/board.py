@@ -15,9 +15,9 @@ from statistics import fmean
 from luffy.config import STAGE_KINDS
 from luffy.config.evaluation import template_label
 from luffy.errors import DataError, LuffyError
-from luffy.evaluation.published import PublishedRow, PublishedTable
+from luffy.evaluation.across_runs.published import PublishedRow, PublishedTable
+from luffy.evaluation.across_runs.row_names import RowName, Use, flatten, name_row, read_uses, tell_apart
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
-from luffy.evaluation.row_names import RowName, Use, flatten, name_row, read_uses, tell_apart
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.graph import nodes_providing
 from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest

@@ -13,8 +13,8 @@ from pathlib import Path
 from luffy.config.many_runs.sweep_design import GridPoint
 from luffy.config.many_runs.sweep_runs import Sweep
 from luffy.errors import DataError
+from luffy.evaluation.across_runs.run_results import RunResult
 from luffy.evaluation.results import CheckpointScores
-from luffy.evaluation.run_results import RunResult
 from luffy.files import replacing
 
 REPORTED, TRIED, BASE = "reported", "tried", "base"

@@ -12,9 +12,8 @@ from typing import Any, Literal
 from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SweepDesign, value_text
 from luffy.config.many_runs.sweep_runs import Sweep, SweepRun, decoding_of
 from luffy.errors import DataError, LuffyError
-from luffy.evaluation.results import Cell, CheckpointScores
-from luffy.evaluation.run_results import ArmResults, Costs, RunOutcome, arm_results, costs_together
-from luffy.evaluation.sweep_results import (
+from luffy.evaluation.across_runs.run_results import ArmResults, Costs, RunOutcome, arm_results, costs_together
+from luffy.evaluation.across_runs.sweep_results import (
     BASE,
     REPORTED,
     TRIED,
@@ -24,6 +23,7 @@ from luffy.evaluation.sweep_results import (
     run_rows,
     together,
 )
+from luffy.evaluation.results import Cell, CheckpointScores
 from luffy.statistics.accuracy import Estimate
 from luffy.statistics.over_seeds import SeededDifference, seeded_accuracy, seeded_difference
 from luffy.statistics.paired import holm

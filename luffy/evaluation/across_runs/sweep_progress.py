@@ -5,10 +5,10 @@ from pathlib import Path
 
 from luffy.config.many_runs.sweep_runs import Chosen, Sweep, SweepRun, distinct
 from luffy.errors import LuffyError
+from luffy.evaluation.across_runs.run_results import RunOutcome, read_run
+from luffy.evaluation.across_runs.sweep_findings import choose, tuning_of
+from luffy.evaluation.across_runs.sweep_results import REPORTED, TRIED, SweepResults, base_rows, run_rows, together
 from luffy.evaluation.results import read_scores
-from luffy.evaluation.run_results import RunOutcome, read_run
-from luffy.evaluation.sweep_findings import choose, tuning_of
-from luffy.evaluation.sweep_results import REPORTED, TRIED, SweepResults, base_rows, run_rows, together
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.manifest import finished_manifest
 from luffy.pipeline.workspace import Workspace
