@@ -101,15 +101,7 @@ class TransformersEngine:
         cache = roomy_cache(self.model.config)
         running = rows
         while running:
-            output = self.model(
-                input_ids=input_ids_BT,
-                attention_mask=mask_BT,
-                position_ids=(mask_BT.cumsum(dim=-1) - 1).clamp(min=0)[:, -input_ids_BT.shape[1] :],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            token_B = _sample(running, output.logits[:, -1].float(), params)
+            token_B = _sample(running, self._next_logits(input_ids_BT, mask_BT, cache), params)
             self._end_at_texts(running, params.stop)
             alive = [b for b, row in enumerate(running) if row.finish_reason is None]
             # Finished rows stay in the batch, ignored, until removing them is worth copying the cache.
@@ -125,6 +117,18 @@ class TransformersEngine:
             Completion(tuple(row.tokens), tuple(row.logprobs), cast(FinishReason, row.finish_reason), of_row)
             for row, of_row in zip(rows, versions, strict=True)
         ]
+
+    def _next_logits(self, input_ids_BT: Tensor, mask_BT: Tensor, cache: DynamicCache) -> Tensor:
+        # A function, so that the model's output is freed before the sampler allocates.
+        output = self.model(
+            input_ids=input_ids_BT,
+            attention_mask=mask_BT,
+            position_ids=(mask_BT.cumsum(dim=-1) - 1).clamp(min=0)[:, -input_ids_BT.shape[1] :],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1].float()
 
     def _end_at_texts(self, running: Sequence[_DecodingRow], stop: Sequence[str]) -> None:
         if not stop or self._tokenizer_folder is None:

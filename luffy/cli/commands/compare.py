@@ -7,6 +7,7 @@ from typer import Argument, Option
 
 from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, complete_config
 from luffy.cli.planning import check, show_sweep_plan, sweep_plans
+from luffy.config.load import FileKind
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.errors import EXIT_OK
 from luffy.flows.launch import launch
@@ -43,7 +44,7 @@ def compare(
 
     What runs share is made once. A failed run does not stop the others; the same command tries it again.
     """
-    wanted = "grid" if kind_of_file(config) in ("grid", "experiment") else "comparison"
+    wanted: FileKind = "grid" if kind_of_file(config) in ("grid", "experiment") else "comparison"
     sweep = load_sweep(config, overrides or (), over or (), seeds or (), wanted=wanted)
     where = find_workspace(workspace)
     if dry_run:

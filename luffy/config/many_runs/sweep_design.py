@@ -232,9 +232,9 @@ class SweepDesign(StrictModel):
     arms: dict[_DashedName, ArmConfig] = Field(default_factory=dict, min_length=2)
     """The methods that are compared."""
     seeds_elsewhere: Annotated[tuple[NonNegativeInt, ...], AfterValidator(_seeds_once)] = ()
-    """Of a study: reported seeds in every cell but the centre."""
+    """In a study: reported seeds in every cell but the centre."""
     tuned_at: Literal["centre", "cell"] = "centre"
-    """Of a study. `centre`: values are chosen there and hold in every cell; `cell`: every cell tunes its own."""
+    """In a study. `centre`: values are chosen there and hold in every cell; `cell`: every cell tunes its own."""
     axes: dict[_Name, AxisConfig] = Field(default_factory=dict, min_length=1)
     """What a study varies."""
     interactions: dict[_DashedName, dict[str, str]] = Field(default_factory=dict)

@@ -186,7 +186,7 @@ class Findings:
     scores: Mapping[Measured, Score]
     effects: Mapping[Measured, Effect]
     arms: tuple[ArmResults, ...] = ()
-    """Of a comparison its arms, of a grid its points; a study's results hold no more than rows."""
+    """The arms of a comparison, the points of a grid; a study's results hold no more than rows."""
     tuning: Tuning | None = None
     """None: nothing was tuned, or elsewhere."""
 

@@ -13,11 +13,11 @@ from luffy.json_text import MAX_DEPTH, NestedTooDeep, parse_json, refuse_deep
 
 OWN_TEXT = {
     # What luffy's own processes write: to each other, and into their own files.
-    "accuracies.py", "bubblewrap.py", "card_summary.py", "chain_page.py",
-    "checkpoint.py", "code_identity.py", "confidential_prompts.py", "custom_functions.py", "engine_state.py",
+    "bubblewrap.py", "chain_page.py",
+    "checkpoint.py", "custom_functions.py", "engine_state.py",
     "events.py", "form.py", "interpreter.py", "pass_rates.py", "reasoning_gym_score.py", "request.py",
-    "sample_card.py", "sample_records.py", "shards.py", "splits.py", "store.py", "synthesis_card.py",
-    "warm_server.py",
+    "sample_files.py", "shards.py", "splits.py", "store.py", "synthesis_card.py",
+    "identity.py", "warm_start.py",
     # A tokenizer that its library has read and written again.
     "tokenizer.py",
     # In the interpreter of an environment, which has no luffy.
