@@ -323,7 +323,7 @@ def _read_suites(data: Path, only: Sequence[str] | None) -> list[Suite]:
 def evaluation_requests(
     cells: Sequence[SuiteDecoding], settings: EvaluateSettings, render: Render
 ) -> dict[Cell, EvaluationRequest]:
-    """What is asked of a model."""
+    """What a model is asked."""
     config, seed = settings.evaluation, settings.seed
     return {
         (suite.name, decoding): EvaluationRequest(suite, decoding, config, render, seed) for suite, decoding in cells

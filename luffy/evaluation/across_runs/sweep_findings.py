@@ -199,7 +199,7 @@ class Findings:
         return [suite for suite, how in self.measured if how == decoding]
 
     def score(self, arm: str, measured: Cell, cell: str = CENTRE) -> Score | None:
-        """Of an arm ("": the base), or of a grid's point by its text."""
+        """The one of an arm ("": the base), or of a grid's point by its text."""
         return self.scores.get((cell, arm, measured))
 
     def effect(self, cell: str, arm: str, measured: Cell | None = None) -> Effect | None:

@@ -122,7 +122,7 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
         found, wanted = ([number(part) for part in elements(text)] for text in (left, right))
         if None not in found + wanted and len(set(wanted)) < len(wanted) and Counter(found) != Counter(wanted):
             return True
-    # Of several units: math-verify reads 5 feet 3 inches as 5.
+    # With several units, math-verify reads 5 feet 3 inches as 5.
     followed = _FOLLOWED_UNIT.findall(left) + _FOLLOWED_UNIT.findall(right)
     if sorted(_NUMBER.findall(left)) != sorted(_NUMBER.findall(right)) and not UNITS.keys().isdisjoint(followed):
         return True

@@ -84,7 +84,7 @@ class PaidChat:
         return completion_in(known)
 
     def _key(self, turn: int) -> str:
-        """Of a turn, from 0. What the environment wrote before it is saved with it."""
+        """The one of a turn, from 0. What the environment wrote before it is saved with it."""
         return hashlib.sha256(json.dumps([self._episode, "turn", turn]).encode()).hexdigest()
 
 

@@ -45,7 +45,7 @@ class Verdict:
 
     uid: str
     key: str
-    """Of the answer in the store."""
+    """The one of its answer in the store."""
     outcome: str
     """What grading found (`luffy.types.Outcome`); `truncated`, `refused`, `failed` or `empty` without grading."""
     rejection: Rejection | None
