@@ -52,7 +52,7 @@ _MAX_HEALTH_BYTES = 64
 SERVING_FOLDER = "serving"
 """Folder of a workspace's Prefect whose lock the process holds that serves the workspace."""
 SERVER_FILE = "server.url"
-"""File beside it with the address of its server, where that requires no password."""
+"""File beside that folder with the address of its server, where that requires no password."""
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 3.0
 _SERVER_PORTS = (20_000, 32_000)
@@ -80,10 +80,10 @@ def prefect_api(home: Path) -> "ApiServer | None":
     its last events and logs there (exit handlers run in reverse, and Prefect's are registered later).
     """
     configured = configured_api()
-    found = configured or served_api(home)
-    if found is not None and answers(found, timeout_s=5.0):
-        os.environ[_API_VARIABLE] = found
-        return None
+    for found in (configured, served_api(home)):
+        if found is not None and answers(found, timeout_s=5.0):
+            os.environ[_API_VARIABLE] = found
+            return None
     if configured is not None:
         sys.stderr.write(f"note: no Prefect API at {configured}; using an embedded server for this run\n")
     own_home = Path(os.environ["PREFECT_HOME"])
@@ -98,9 +98,14 @@ def prefect_api(home: Path) -> "ApiServer | None":
 
 def served_api(home: Path) -> str | None:
     """The API of the `luffy serve` that serves the workspace on this machine; None without one, or with a password."""
-    holder, file = holder_of(home / SERVING_FOLDER), home / SERVER_FILE
-    is_here = holder is not None and holder.endswith(f" on {socket.gethostname()}")
-    return file.read_text(encoding="utf-8") if is_here and file.is_file() else None
+    try:
+        holder = holder_of(home / SERVING_FOLDER)
+        is_here = holder is not None and holder.endswith(f" on {socket.gethostname()}")
+        found = (home / SERVER_FILE).read_text(encoding="utf-8") if is_here else ""
+        # A server without a password is on the loopback address; to no other is a password of the environment sent.
+        return found if urllib.parse.urlsplit(found).hostname in _LOCAL_NAMES else None
+    except (OSError, ValueError):  # it ends at this moment, the file is damaged, or another user's
+        return None
 
 
 def configured_api() -> str | None:

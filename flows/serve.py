@@ -32,9 +32,9 @@ import httpx
 from luffy.cli.console import say, show_error, terminal
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
+from luffy.files import write_atomic
 from luffy.flows.own_pages import NAMES_VARIABLE
 from luffy.flows.prefect_api import (
-    AUTH_VARIABLE,
     NO_TELEMETRY,
     SERVER_FILE,
     SERVING_FOLDER,
@@ -103,10 +103,8 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
         server = ApiServer(home, address.port, address.host)
         stack.callback(server.stop)
         server.wait()
-        if AUTH_VARIABLE not in os.environ:
-            (home / SERVER_FILE).write_text(address.url, encoding="utf-8")
-            stack.callback((home / SERVER_FILE).unlink, missing_ok=True)
         from prefect.client.orchestration import get_client  # late: the environment has to be set before
+        from prefect.settings import PREFECT_SERVER_API_AUTH_STRING
 
         client = stack.enter_context(get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}))
         dead = _open_runs(client)
@@ -120,6 +118,9 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
         if done.returncode:
             raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         _close(client, dead & _open_runs(client))
+        if PREFECT_SERVER_API_AUTH_STRING.value() is None:  # neither in the environment nor in a file of Prefect's
+            write_atomic(home / SERVER_FILE, address.url)
+            stack.callback((home / SERVER_FILE).unlink, missing_ok=True)  # before the worker gets its time to end
         _say(client, address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)

@@ -157,14 +157,13 @@ def run_cells(
     *,
     chosen: Chosen | None,
     budget_hours: float | None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> StudyOutcome:
     """Execute the unfinished runs of `cells`: tuning first, unless `chosen` gives the values, then reported runs."""
     progress = SweepProgress(sweep, running.workspace, verify=running.verify)
-    began, num_runs, out_of_time, failures = clock(), 0, False, list[str]()
+    began, num_runs, out_of_time, failures = time.monotonic(), 0, False, list[str]()
 
     def check_start() -> None:
-        if budget_hours is not None and clock() - began >= 3600 * budget_hours:
+        if budget_hours is not None and time.monotonic() - began >= 3600 * budget_hours:
             raise OutOfTime("not started: the budget of hours is spent")
 
     def make(runs: Sequence[SweepRun]) -> None:

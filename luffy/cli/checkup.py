@@ -26,7 +26,7 @@ from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.environment import SandboxConfig
 from luffy.config.shipped import EXPERIMENTS, SHIPPED
 from luffy.errors import ConfigError, UserError, WorkspaceError
-from luffy.flows.prefect_api import answers, configured_api
+from luffy.flows.prefect_api import answers, configured_api, served_api
 from luffy.http_client import missing_key
 from luffy.pipeline.disk import free_bytes
 from luffy.pipeline.gpus import Gpu, detected_gpus
@@ -112,7 +112,7 @@ def check_everything(workspace: Workspace, config: str | None, *, no_run: bool) 
     yield check_clock(workspace)
     os.environ.setdefault("PREFECT_HOME", str(workspace.prefect_home))
     yield check_ports(_SERVE_PORT, lambda url: answers(url, _TIMEOUT_S))
-    yield check_prefect(configured_api(), lambda url: answers(url, _TIMEOUT_S))
+    yield check_prefect(configured_api() or served_api(workspace.prefect_home), lambda url: answers(url, _TIMEOUT_S))
     if experiment is not None:
         yield from check_keys(experiment)
     if not no_run:

@@ -354,9 +354,9 @@ def shown_of(count: int, limit: int) -> str:
     return str(count) if count <= limit else f"{limit} of {count}"
 
 
-def show_report_path(path: Path, console: Console | None = None) -> None:
+def show_report_path(path: Path) -> None:
     """The last line of a run."""
-    (console or terminal()).print(Text(f"report: {path}"), soft_wrap=True)
+    terminal().print(Text(f"report: {path}"), soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -40,8 +40,14 @@ from luffy.files import refuse_special
 from luffy.json_text import MAX_DEPTH
 
 FileKind = Literal["experiment", "comparison", "grid", "study"]
-_KEYS: dict[str, FileKind] = {"axes": "study", "arms": "comparison", "grid": "grid"}
-"""The key that only a file of this kind has; a study also has arms, and a study or a comparison may have a grid."""
+_KEYS: dict[str, FileKind] = {
+    "axes": "study",
+    "arms": "comparison",
+    "grid": "grid",
+    "reference": "comparison",
+    "budget": "comparison",
+}
+"""The first key that a file has tells its kind: a study also has arms, and a study or a comparison may have a grid."""
 _WORDS: dict[FileKind, tuple[str, str]] = {
     "experiment": ("an experiment", "run"),
     "comparison": ("a comparison of methods", "compare"),

@@ -120,7 +120,7 @@ _KINDS = (
         "The starting policy",
         inputs={"data": "data"},
         provides=("policy",),
-        rooms=(*_TRAINED, "rollout", "stages/supervised_run.py"),
+        rooms=(*_TRAINED, "rollout", "stages/supervised_run.py", "stages/training_span.py"),
         views=("metrics", "training_curves"),
     ),
     StageKind(
@@ -156,7 +156,7 @@ _KINDS = (
         inputs={"data": "traces", "model": "policy"},
         provides=("policy",),
         sections=("sft", "data.train"),
-        rooms=(*_TRAINED, "cluster", "stages/supervised_run.py"),
+        rooms=(*_TRAINED, "cluster", "stages/supervised_run.py", "stages/training_span.py"),
         views=("metrics", "training_curves"),
     ),
     StageKind(
@@ -172,6 +172,7 @@ _KINDS = (
             "rl",
             "rollout",
             "stages/rl_components.py",
+            "stages/training_span.py",
         ),
         views=("metrics", "training_curves", "rollout_samples"),
     ),

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -166,13 +166,8 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
     return Survey(tuple(garbage), tuple(notes))
 
 
-def dispose(
-    workspace: Workspace,
-    retention: Retention,
-    chosen: Iterable[Garbage],
-    deleted: Callable[[Garbage], None] = lambda item: None,
-) -> Disposal:
-    """Delete those of `chosen` that are still garbage; calls `deleted` for each. Raises what `survey` raises."""
+def dispose(workspace: Workspace, retention: Retention, chosen: Iterable[Garbage]) -> Disposal:
+    """Delete those of `chosen` that are still garbage. Raises what `survey` raises."""
     paths = {item.path for item in chosen}
     with disposing(workspace):
         now = [item for item in survey(workspace, retention).garbage if item.path in paths]
@@ -186,7 +181,6 @@ def dispose(
             spared.append((item, f"{place} could not be deleted"))
         else:
             gone.append(item)
-            deleted(item)
     missing = paths - {item.path for item in now}
     spared += [(item, "needed by now, or gone") for item in chosen if item.path in missing]
     return Disposal(tuple(gone), tuple(spared))

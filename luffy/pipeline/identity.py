@@ -5,7 +5,7 @@ contents of the files that its settings refer to. The order of a mapping's entri
 example, makes the headline table.
 
 The code that can change a stage's result is declared by its `StageKind`, by rooms: a folder of the package
-(`training`), the files directly in one (`evaluation/*`) or one file (`stages/responses.py`); `*` are the modules at the
+(`training`), the files directly in one (`evaluation/*`) or one file (`stages/evaluate.py`); `*` are the modules at the
 top. A room's hash is over the syntax trees of its modules without docstrings, comments and layout, and over its
 packaged files (templates). That the declarations cover what the stages' programs import is tested, not computed.
 """

@@ -77,6 +77,8 @@ class StageLock:
         announced: str | None = None
         while not _try_lock(descriptor):
             time.sleep(_POLL_S)
+            if _try_lock(descriptor):  # somebody had only looked who holds it
+                return
             holder = _name_in(descriptor) or announced or "another process"  # on a full disk it has no name
             if holder != announced:
                 self._waiting(holder)

@@ -206,17 +206,30 @@ class ModelEvaluation:
         grader: GraderPool,
         progress: ResponseProgress,
     ) -> None:
-        """Grade responses that were sampled before for an equal request; DataError where they are not its responses."""
+        """Grade responses that were sampled before for an equal request; DataError where they are not its responses.
+
+        All or none of a suite and decoding are adopted: what is left is batched as in a fresh run.
+        """
         assert self._store is not None
+        self._store.add_all(self._regraded(self._store, request, records, grader, progress))
+
+    @staticmethod
+    def _regraded(
+        store: AnswerStore,
+        request: EvaluationRequest,
+        records: Iterator[SampleRecord],
+        grader: GraderPool,
+        progress: ResponseProgress,
+    ) -> Iterator[tuple[str, ModelAnswer]]:
         for start in range(0, len(request.samples), _REGRADING_BATCH):
             samples = request.samples[start : start + _REGRADING_BATCH]
             found = {sample.key: _answer_in(next(records, None), sample) for sample in samples}
-            left = [sample for sample in samples if sample.key not in self._store]
+            left = [sample for sample in samples if sample.key not in store]
             if not left:
                 continue
             answers = graded(grader, request, left, [found[sample.key] for sample in left])
-            self._store.add({sample.key: answer for sample, answer in zip(left, answers, strict=True)})
             progress.add_adopted(answers)
+            yield from zip((sample.key for sample in left), answers, strict=True)
 
 
 def _answer_in(record: SampleRecord | None, sample: SampleRequest) -> ModelAnswer:

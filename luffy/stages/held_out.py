@@ -34,7 +34,8 @@ from luffy.stages.answers.clients import FULL_BATCHES, EpisodeClient, ModelClien
 from luffy.stages.answers.requests import EvaluationRequest, Suite, check_suite
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext
-from luffy.tracking.metrics import METRICS_FILE, MetricRow, TokenBudget, metrics_until
+from luffy.stages.training_span import Exporter
+from luffy.tracking.metrics import METRICS_FILE, MetricRow, metrics_until
 from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.supervised import SupervisedRank
 
@@ -42,34 +43,8 @@ FOLDER = "validation"
 """Results of each measured step, in the stage's directory."""
 BEST_FOLDER = "best"
 _INCOMING = "incoming"
-Exporter = Callable[[Path], None]
-"""Writes the current weights as a model folder."""
 OpenAsker = Callable[[RolloutEngine], Asker]
 """An asker of an engine's model; responses are sampled and graded as in an evaluation."""
-
-
-class Unmeasured:
-    """No validation: the stage trains to the last step, and its result is the last weights."""
-
-    is_over = False
-
-    def __init__(self, export: Exporter) -> None:
-        self._export = export
-
-    def measure(self, step: int, *, last: bool = False) -> dict[str, float]:
-        """Nothing is measured."""
-        return {}
-
-    def export(self, folder: Path) -> None:
-        """Write the current weights."""
-        self._export(folder)
-
-
-def end_of_training(held_out: "HeldOut | Unmeasured", budget: TokenBudget) -> str | None:
-    """The setting that ends training before its last step; None: training continues."""
-    if held_out.is_over:
-        return "validation.patience"
-    return "max_tokens" if budget.is_over else None
 
 
 @dataclass(frozen=True, slots=True)

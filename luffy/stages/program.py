@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ from luffy.errors import (
     UserError,
     WorkspaceError,
 )
-from luffy.files import link_or_copy
 from luffy.library_loading import loaded
 from luffy.pipeline.disk import READ_ONLY, lack_of_space
 from luffy.pipeline.events import EVENTS_FILE, EventReader, EventWriter, seconds_of_attempts
@@ -55,7 +53,7 @@ from luffy.pipeline.manifest import (
     read_manifest,
     write_manifest,
 )
-from luffy.pipeline.reuse import CHECKPOINTS_FOLDER, afresh, clear, examine, newest_checkpoint
+from luffy.pipeline.reuse import afresh, clear, examine
 from luffy.processes import (
     MARK_VARIABLE,
     die_with,
@@ -71,7 +69,6 @@ _WAITING = ("luffy.http_client", "luffy.cluster.placement", "luffy.hosted.verifi
 """Modules whose warnings say that the stage waits long for something: the terminal shows them, too."""
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables that limit torch, MKL and oneDNN to AVX2."""
-_HISTORY = ("metrics.jsonl", "samples.jsonl")
 Settings = TypeVar("Settings", bound=StageSettings)
 
 
@@ -266,30 +263,6 @@ def _telling_of_waits(events: EventWriter) -> Iterator[None]:
     finally:
         for each in loggers:
             each.removeHandler(teller)
-
-
-def adopt_shorter_run(finished: Path, out: Path, folders: Sequence[str] = ()) -> None:
-    """Continue a finished run of `sft` or `rl` in a longer one of the same series; the shorter run is not modified.
-
-    Copies the history, the `folders` and the newest checkpoint of `finished` to `out`.
-
-    The checkpoint comes last, by a single rename: after a kill before that, the longer run starts from the beginning.
-    """
-    newest = newest_checkpoint(finished)
-    if newest is None or not all((finished / name).is_dir() for name in folders):
-        return  # deleted since the plan was made: the longer run starts from the beginning
-    checkpoint = newest[1]
-    for name in _HISTORY:
-        if (finished / name).exists():
-            shutil.copy2(finished / name, out / name)
-    for name in folders:
-        shutil.copytree(finished / name, out / name, copy_function=link_or_copy, dirs_exist_ok=True)
-    incoming = out / CHECKPOINTS_FOLDER / f"incoming_{checkpoint.name}"
-    shutil.rmtree(incoming, ignore_errors=True)
-    shutil.copytree(checkpoint, incoming, copy_function=link_or_copy)
-    target = out / CHECKPOINTS_FOLDER / checkpoint.name
-    shutil.rmtree(target, ignore_errors=True)  # an incomplete checkpoint left by a kill
-    incoming.replace(target)
 
 
 def _orphaned() -> None:

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from luffy.config.settings import RLSettings
 from luffy.pipeline.reuse import complete_checkpoints
 from luffy.rl.loop import LogpGapCheck, suspicious_gap
-from luffy.stages.held_out import end_of_training
-from luffy.stages.program import StageContext, StageResult, adopt_shorter_run, main
+from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.rl_components import open_components
+from luffy.stages.training_span import adopt_shorter_run, end_of_training
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics

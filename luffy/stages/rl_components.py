@@ -33,8 +33,9 @@ from luffy.rl.teaching import ServedTeaching, TeacherPrompts
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
 from luffy.rollout.vllm_limits import read_shape
-from luffy.stages.held_out import HeldOut, HeldOutProblems, Unmeasured, open_for_rl, read_problems
+from luffy.stages.held_out import HeldOut, HeldOutProblems, open_for_rl, read_problems
 from luffy.stages.program import StageContext
+from luffy.stages.training_span import Unmeasured
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.tracker import SampleRollout
 from luffy.training.learner import TeacherSpec, Trainer, TrainerSpec

@@ -12,8 +12,9 @@ from luffy.data.splits import read_demonstrations
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
 from luffy.stages.held_out import open_for_sft
-from luffy.stages.program import StageContext, StageResult, adopt_shorter_run, main
+from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
+from luffy.stages.training_span import adopt_shorter_run
 from luffy.tracking.metrics import GpuHours
 from luffy.training.rank_calls import ShardRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedSpec

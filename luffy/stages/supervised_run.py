@@ -9,8 +9,9 @@ from luffy.config.settings import BaseSettings, SFTSettings
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.templates import render_prompts
 from luffy.pipeline.reuse import complete_checkpoints
-from luffy.stages.held_out import HeldOut, Unmeasured, end_of_training
+from luffy.stages.held_out import HeldOut
 from luffy.stages.program import StageContext, StageResult
+from luffy.stages.training_span import Unmeasured, end_of_training
 from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics
 from luffy.tracking.tracker import Tracker
 from luffy.training.model_folder import copy_tokenizer

@@ -50,6 +50,10 @@ def test_a_file_passes_the_checker_of_its_format(check):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_health_check_imports_what_there_is():
+    exec(re.search(r'"-c", "(from \S+ import \w+);', DOCKERFILE)[1], {})
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_the_command_of_a_container_is_one_of_luffy_with_options_that_exist(command):
     program, name, *arguments = command

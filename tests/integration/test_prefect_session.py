@@ -60,7 +60,7 @@ def test_the_environment_wins_over_the_project_over_the_profile(project, monkeyp
     assert configured_api() == "http://environment/api"
 
 
-@pytest.mark.parametrize("holder", ["this machine", "another-host", None])
+@pytest.mark.parametrize("holder", ["this machine", "another-host", "damaged", None])
 def test_a_run_finds_the_server_of_its_workspace_while_it_is_served_on_this_machine(
     project, listener, monkeypatch, holder
 ):
@@ -72,6 +72,8 @@ def test_a_run_finds_the_server_of_its_workspace_while_it_is_served_on_this_mach
     with StageLock(home / "serving") if holder else nullcontext():
         if holder == "another-host":
             (home / "serving" / ".lock").write_text("pid 17 on another-host")
+        if holder == "damaged":
+            (home / "server.url").write_bytes(b"\xff\xfe")
         assert (prefect_api(home) is None) is (holder == "this machine")
     assert os.environ["PREFECT_API_URL"] == (url if holder == "this machine" else "embedded")
 

@@ -15,7 +15,7 @@ from luffy.pipeline.disk import lack_of_space
 from luffy.pipeline.experiment import start_run
 from luffy.pipeline.garbage import Retention, dispose, survey
 from luffy.pipeline.workspace import Workspace, claiming
-from luffy.stages.program import adopt_shorter_run
+from luffy.stages.training_span import adopt_shorter_run
 
 MIB = 1 << 20
 

@@ -1,6 +1,6 @@
 """Contents of the YAML file of many runs: a grid, a comparison of methods, or a study of many cells.
 
-Without `arms` it is a grid, with `arms` a comparison, with `axes` too a study (`luffy.config.file_kind`).
+Without `arms` it is a grid, with `arms` a comparison, with `axes` too a study (`luffy.config.load.file_kind`).
 """
 
 import itertools
@@ -314,7 +314,9 @@ class SweepDesign(StrictModel):
         if foreign := sorted(self.model_fields_set - allowed):
             raise ValueError(f"{foreign[0]}: has no effect in a {kind}; allowed here: {', '.join(sorted(allowed))}")
         if missing := [key for key in _NEEDED[kind] if not getattr(self, key)]:
-            raise ValueError(f"{missing[0]}: is missing; add it")
+            raise ValueError(
+                f"{', '.join(missing)}: {'is missing; add it' if len(missing) == 1 else 'are missing; add them'}"
+            )
         if self.arms and self.reference not in self.arms:
             raise ValueError(f"reference: no arm is called {self.reference!r}; there are {', '.join(self.arms)}")
         return self

@@ -273,16 +273,18 @@ def load_sweep(
     """
     file = experiment_file(path)
     kind = kind_of_file(file)
-    if kind == "experiment" and wanted in ("grid", None):
+    is_named = "experiment" in read_overridden(file)[0]  # by a grid that lacks other keys
+    if kind == "experiment" and wanted in ("grid", None) and not is_named:
         values, origins, kind = _around(file, overrides, over, seeds), dict[KeyPath, str](), "grid"
     else:
+        kind = wanted or ("grid" if kind == "experiment" else kind)
+        values, origins = read_overridden(file, overrides)
+        refuse_other_kind(values, path, kind)
         if over or seeds:
             option = "--over" if over else "--seed"
             raise ConfigError(f"{option} has no effect on {file}, which is a {kind}; override its grid= or seeds=[...]")
-        values, origins = read_overridden(file, overrides)
-        refuse_other_kind(values, path, wanted or kind)
     try:
-        design = SweepDesign.model_validate_json(json.dumps(values), context={"kind": wanted or kind})
+        design = SweepDesign.model_validate_json(json.dumps(values), context={"kind": kind})
     except ValidationError as error:
         raise ConfigError(explain(error, SweepDesign, origins, default_where=str(file), values=values)) from None
     sweep = Sweep(design, file, origins)
@@ -373,7 +375,8 @@ def _points_of_grid(design: SweepDesign, path: Path, origins: Mapping[KeyPath, s
         if same is not None:
             other = found[same].point.text
             raise ConfigError(f"{where}: grid: {point.text} and {other} are the same run; a key changes nothing")
-        found.append(Candidate(point.text, point, one))
+        is_known = point.text in {each.arm for each in found}  # it has six digits of a number
+        found.append(Candidate(f"{point.text} (point {point.number})" if is_known else point.text, point, one))
     return tuple(found)
 
 

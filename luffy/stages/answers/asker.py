@@ -10,6 +10,7 @@ A kill costs no more than the batches under way.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator as Iterating
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -73,7 +74,7 @@ class Asker:
         limits: EpisodeLimits | None = None,
         keep: Keep = lambda sample, answer: answer,
     ) -> None:
-        self.client = client
+        self._client = client
         self._grader = grader
         self._batch_size = batch_size
         self._calls_at_once = calls_at_once
@@ -91,11 +92,14 @@ class Asker:
         """
         batches = (batch for request in requests for batch in self._left(request, store))
         threads = 0 if self._calls_at_once == 1 else self._calls_at_once
-        generated = in_order(self._generate, batches, threads, _WAITING_CALLS * threads)
-        for ((_, samples), _), answers in in_order(self._graded, generated, threads=1, ahead=1):
-            kept = map(self._keep, samples, answers)
-            store.add({sample.key: answer for sample, answer in zip(samples, kept, strict=True)})
-            progress(answers)
+        with (
+            closing(in_order(self._generate, batches, threads, _WAITING_CALLS * threads)) as generated,
+            closing(in_order(self._graded, generated, threads=1, ahead=1)) as results,
+        ):
+            for ((_, samples), _), answers in results:
+                kept = map(self._keep, samples, answers)
+                store.add({sample.key: answer for sample, answer in zip(samples, kept, strict=True)})
+                progress(answers)
 
     def _left(self, request: EvaluationRequest, store: AnswerStore) -> Iterator[_Batch]:
         samples = request.in_batching_order()
@@ -110,7 +114,7 @@ class Asker:
         request, samples = batch
         if not self._finishes:
             check_stop_request("all finished responses are kept")
-        return self.client.generate(samples, request.protocol, request.max_response_tokens)
+        return self._client.generate(samples, request.protocol, request.max_response_tokens)
 
     def _graded(self, generated: tuple[_Batch, Iterable[ModelAnswer]]) -> list[ModelAnswer]:
         (request, samples), answers = generated[0], list(generated[1])
@@ -165,7 +169,7 @@ def open_asker(
 
 def in_order(
     function: Callable[[_Item], _Result], items: Iterable[_Item], threads: int, ahead: int
-) -> Iterator[tuple[_Item, _Result]]:
+) -> Iterating[tuple[_Item, _Result]]:
     """Each item with `function(item)`, which runs in `threads` threads, up to `ahead` items before they are asked for.
 
     Without threads it runs in the caller's. Where `items` raise, what is under way comes first. Where the caller ends,

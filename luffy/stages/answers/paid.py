@@ -9,6 +9,7 @@ change of the stage, and other stages of the workspace adopt them.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -106,7 +107,8 @@ class PaidEndpoint:
                     return None
                 check_stop_request("all responses that had been requested are kept")
                 completion = await self._endpoint.complete(request, params)
-            known = paid_answer(completion, completion.prompt_tokens)
+            # To an evaluation a refusal is a response like any other.
+            known = paid_answer(replace(completion, is_refusal=False), completion.prompt_tokens)
             store.add({key: known})
         return completion_in(known)
 

@@ -85,8 +85,8 @@ class ModelAnswer:
 
 _Place: TypeAlias = tuple[int, int]
 """Offset and length of a line."""
-_Lines: TypeAlias = list[tuple[str, str, ModelAnswer, _Place]]
-"""Key, author, answer and place of each answer."""
+_Lines: TypeAlias = list[tuple[str, str, bool, bool, _Place]]
+"""Key, author, whether it is missing, whether it is graded, and place of each answer."""
 
 
 class AnswerStore:
@@ -111,8 +111,8 @@ class AnswerStore:
         with path.open("rb") as file:
             for end, lines in _commits(file):
                 self._end = end
-                self._places.update((key, place) for key, _, _, place in lines)
-                self._authors.update(author for _, author, answer, _ in lines if not _is_missing(answer))
+                self._places.update((key, place) for key, *_, place in lines)
+                self._authors.update(author for _, author, missing, _, _ in lines if not missing)
         self._file.truncate(self._end)
         if is_new:
             sync_directory(path.parent)
@@ -140,6 +140,10 @@ class AnswerStore:
     def add(self, answers: Mapping[str, ModelAnswer], author: str = "") -> None:
         """Save answers together, all or none; they survive a power cut as soon as this returns."""
         self._commit((key, author, answer) for key, answer in answers.items())
+
+    def add_all(self, answers: Iterable[tuple[str, ModelAnswer]]) -> None:
+        """As `add`, from an iterator, which may be long; where it raises, none is saved."""
+        self._commit((key, "", answer) for key, answer in answers)
 
     def adopt(self, keys: Iterable[str]) -> list[Path]:
         """Copy the answers under these keys that only others have, in one commit; returns the others that had any."""
@@ -182,8 +186,10 @@ class AnswerStore:
                 _write(self._file, b"\n")
                 os.fsync(self._file.fileno())
         except BaseException:
-            with suppress(OSError, ValueError):  # else the next attempt drops what is torn
+            try:
                 self._file.truncate(self._end)
+            except (OSError, ValueError):
+                self._file.close()  # what is added behind a torn line would be lost at the next start
             raise
         if places:
             self._end = end + 1
@@ -195,8 +201,12 @@ class AnswerStore:
         """Enter the answers of another store; it may be deleted at any moment."""
         with suppress(OSError), ExitStack() as opened:
             file = opened.enter_context(other.open("rb"))
-            lines = [line for _, lines in _commits(file) for line in lines]
-            found = {key: (file, place) for key, _, answer, place in lines if answer.grades or not _is_missing(answer)}
+            found = {
+                key: (file, place)
+                for _, lines in _commits(file)
+                for key, _, missing, is_graded, place in lines
+                if is_graded or not missing
+            }
             self._adoptable |= found
             if found:
                 self._open.push(opened.pop_all())
@@ -223,9 +233,10 @@ def _commits(file: BinaryIO) -> Iterator[tuple[int, _Lines]]:
         if line != b"\n":
             try:
                 found = _parsed(line)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, LookupError, TypeError, AttributeError):
                 return
-            waiting += [(key, author, answer, (start, len(line))) for key, author, answer in found]
+            place = start, len(line)
+            waiting += [(key, by, _is_missing(each), each.grades is not None, place) for key, by, each in found]
             if not line.startswith(_OLD_LINE):
                 continue
         yield end, waiting

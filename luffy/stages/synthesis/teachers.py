@@ -340,8 +340,7 @@ class EndpointTeacher:
         if self._player is None:
             return
         store = self._desk.store
-        answers = [self._crashed[key] if key in self._crashed else store[key] for key in keys]
-        reasons = [answer.finish_reason for answer in answers]
+        reasons = [(self._crashed.get(key) or store[key]).finish_reason for key in keys]
         refuse_failures(reasons, self._player.limits)
         if self._crashed:
             self._desk.store.add(self._crashed, self._desk.name)

@@ -3,10 +3,12 @@
 import errno
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from luffy.errors import DataError
 from luffy.evaluation.second_grades import ResponseGrades
 from luffy.grading.request import Grade
 from luffy.stages.answers import store as module
@@ -70,7 +72,9 @@ def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before
         assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("torn", [b'{"uid": 3}\n', b"5\n", b"\0\0\0\n", b'{"key": "k2", "num_tokens": "3"}\n\n'])
+@pytest.mark.parametrize(
+    "torn", [b'{"uid": 3}\n', b"5\n", b'"abc"\n', b"[]\n", b"\0\0\0\n", b'{"key": "k2", "num_tokens": "3"}\n\n']
+)
 def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "answers.jsonl"
     whole = stored(path, {"k1": answer("one")})
@@ -78,6 +82,19 @@ def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(tmp_path: Path, t
     store = AnswerStore(path)
     assert ("k1" in store, len(store)) == (True, 1)
     assert path.read_bytes() == whole
+
+
+def test_answers_of_an_iterator_that_fails_are_all_left_out(tmp_path: Path) -> None:
+    def failing() -> Iterator[tuple[str, ModelAnswer]]:
+        yield "k1", EPISODE
+        raise DataError("another problem")
+
+    store = AnswerStore(tmp_path / "answers.jsonl")
+    with pytest.raises(DataError):
+        store.add_all(failing())
+    assert "k1" not in store and (tmp_path / "answers.jsonl").read_bytes() == b""
+    store.add_all([("k1", EPISODE), ("k2", answer("two"))])
+    assert len(AnswerStore(tmp_path / "answers.jsonl")) == 2
 
 
 def test_a_disk_that_becomes_full_leaves_the_batches_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

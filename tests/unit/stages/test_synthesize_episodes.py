@@ -37,8 +37,9 @@ from luffy.errors import EnvironmentFault, LostError
 from luffy.pipeline.events import EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext
+from luffy.stages.synthesis.paid_episodes import episode_key
 from luffy.stages.synthesize import run
-from luffy.types import Message
+from luffy.types import Message, Prompt
 from tests.synthetic.loaded_source import load_source
 
 GAME = GuessNumberEnvironment.model_validate({"kind": "guess_number", "limits": {"max_turns": 3, "max_turn_tokens": 8}})
@@ -129,6 +130,14 @@ def outputs(out: Path) -> dict[str, bytes]:
 
 def card_in(out: Path) -> SynthesisCard:
     return read_synthesis_card(out / "card.json")
+
+
+def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid() -> None:
+    prompt = Prompt("u", "d", (Message("user", "q"),), "7")
+    game = GuessNumberEnvironment(kind="guess_number")
+    earlier = "014877da2600c8f203ab8a619e4a5394562f3eafc320922abac5f323906a57b3"
+    assert episode_key("first", prompt, game) == earlier
+    assert episode_key("first", prompt, GAME) != earlier
 
 
 def test_right_games_become_traces_that_the_environment_answers_again_as_recorded(

@@ -120,6 +120,8 @@ def test_every_point_runs_with_every_seed(load):
     around = load_sweep(SMOKE, ["chain=sft", "method=sft"], over, [1, 2], wanted="grid")
     assert [run.config.sft for run in around.reported_runs()] == [run.config.sft for run in runs]
     assert around.design.name == "smoke.grid"
+    close = load_sweep(SMOKE, ["chain=sft", "method=sft"], ["sft.optimizer.lr=[0.1234567, 0.1234568]"], wanted="grid")
+    assert len({run.arm for run in close.reported_runs()}) == 2  # although six digits of them are equal
     own_seed = load_sweep(SMOKE, (), ["rl.steps=[2, 4]"], wanted="grid").reported_runs()
     assert [run.seed for run in own_seed] == [7, 7]
 
