@@ -65,7 +65,8 @@ class JudgeMeasure(StrictModel):
     @field_validator("judge")
     @classmethod
     def _prompt_is_the_rubrics(cls, judge: JudgeGrader) -> JudgeGrader:
-        if own := sorted({"prompt", "correct"} & judge.model_fields_set):
+        fields = JudgeGrader.model_fields  # a stage's job spells out every field
+        if own := [name for name in ("correct", "prompt") if getattr(judge, name) != fields[name].default]:
             raise ValueError(f"{own[0]} has no effect here: the judge's prompt is made from the rubric; remove it")
         return judge
 

@@ -359,5 +359,6 @@ GPUS: dict[str, Callable[[ExperimentConfig], int]] = {
     "rl": lambda config: _gpus_of_training(config, cluster_gpus(config)),
     "evaluate": lambda config: _gpus_of_generation(config.evaluation, config),
     "sweep": lambda config: _gpus_of_generation(config.evaluation, config),
+    **{kind.name: kind.gpus for kind in STAGE_KINDS.values() if kind.gpus is not None},
 }
 """GPUs of this machine that a stage can use; none for the others."""

@@ -86,6 +86,8 @@ class StageKind:
     """The type of its settings; None: it is in `luffy.config.settings`, as its fields are sections of experiments."""
     configure: Callable[[Any], StrictModel] | None = None
     """Derives `settings` from an ExperimentConfig."""
+    gpus: Callable[[Any], int] | None = None
+    """GPUs of this machine that it can use, from an ExperimentConfig; None: `luffy.config.settings` has it, or none."""
 
     @property
     def program(self) -> str:

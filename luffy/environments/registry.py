@@ -121,7 +121,8 @@ def _verifiers(config: VerifiersEnvironment) -> EnvironmentFactory:
 
 def _mixture(config: MixtureEnvironment) -> EnvironmentFactory:
     parts = {name: open_environment(part.environment) for name, part in config.parts.items()}
-    return lambda: MixedEpisode(parts, config.sources)
+    sources = config.sources
+    return lambda: MixedEpisode(parts, sources)
 
 
 _FACTORIES: Mapping[type, Callable[[Any], EnvironmentFactory]] = {

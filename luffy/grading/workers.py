@@ -62,10 +62,10 @@ class ForkServer:
                     return self._forked(self._control, connection_fd)
                 except OSError:
                     self._kill()  # it has died since the last fork
-            control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._control = control
-            control.settimeout(LOADING_TIMEOUT_S)
             try:
+                control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._control = control
+                control.settimeout(LOADING_TIMEOUT_S)
                 with remote, self._ending:
                     if self._closed:
                         raise ConnectionAbortedError("the pool is closed")

@@ -153,13 +153,16 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, dropo
         end, first = min(start + _BLOCK, length), max(start - window + 1, 0)
         # A query sees its own position and the `window - 1` before it.
         back = torch.arange(start, end, device=query.device)[:, None] - torch.arange(first, end, device=query.device)
-        bias = torch.zeros(back.shape, dtype=query.dtype, device=query.device)
+        outside = (back < 0) | (back >= window)
+        del back  # freed before the kernel allocates
+        bias = torch.zeros(outside.shape, dtype=query.dtype, device=query.device).masked_fill_(outside, -torch.inf)
+        del outside
         blocks.append(
             F.scaled_dot_product_attention(
                 query[:, :, start:end],
                 key[:, :, first:end],
                 value[:, :, first:end],
-                attn_mask=bias.masked_fill((back < 0) | (back >= window), -torch.inf),
+                attn_mask=bias,
                 dropout_p=dropout,
                 scale=scale,
             )

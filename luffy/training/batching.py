@@ -285,8 +285,8 @@ def split_into_micro_batches(
         used += width
     if packing:
         return [_widened(*_packed(batch, weight_KBT, rows), multiple) for rows in bins]
-    micros = [(take_rows(batch, rows), weight_KBT[:, rows]) for rows in bins]
-    return [_widened(micro, weight[..., : micro.input_ids_BT.shape[1]], multiple) for micro, weight in micros]
+    micros = [(take_rows(batch, rows), rows) for rows in bins]
+    return [_widened(micro, weight_KBT[:, rows, : micro.input_ids_BT.shape[1]], multiple) for micro, rows in micros]
 
 
 def dummy_micro_batch(batch: TrainBatch, weight_KBT: Tensor, multiple: int = 1) -> tuple[TrainBatch, Tensor]:

@@ -63,7 +63,6 @@ class Teaching:
     styles: tuple[StepStyle, ...]
 
 
-_PLAINLY = Teaching(0.0, 0, ("labelled",))
 OPERATIONS = _operations()
 _LABELS = string.ascii_lowercase
 _TEXT = tuple(f"{number:02d}" for number in range(MODULUS))
@@ -193,8 +192,6 @@ class ArithmeticPrompts:
     def _teachings(self, count: int) -> list[Teaching | None]:
         """How the teacher answers each prompt; None: not at all. Sampled separately, so that prompts stay the same."""
         source = self._source
-        if not {"traced_share", "wrong_share", "styles"} & source.model_dump().keys():
-            return [_PLAINLY] * count
         rng = np.random.Generator(np.random.PCG64(_entropy(self._seed, f"{self._purpose}:traces")))
         traced = rng.permutation(count)[: round(source.traced_share * count)].tolist()
         place, shift = rng.random(count).tolist(), rng.integers(1, MODULUS, count).tolist()

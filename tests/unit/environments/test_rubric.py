@@ -118,6 +118,11 @@ def judged(url: str, **settings: object) -> JudgeMeasure:
     return JudgeMeasure(kind="judge", rubric="Is it polite?", judge=judge, **settings)
 
 
+def test_a_judge_is_read_again_as_a_stage_writes_it():
+    measure = judged("http://h/v1")
+    assert JudgeMeasure.model_validate_json(measure.model_dump_json()) == measure
+
+
 def judge_says(word: str, tmp_path: Path, **settings: object) -> tuple[dict[str, float], str]:
     """The measures of VIEW by a judge that says the word, and what the judge was asked."""
     endpoint = Endpoint(lambda path, body: completion(f"Well. VERDICT: {word}"), (CHAT,))
