@@ -144,7 +144,7 @@ def overrides_with(teacher, judge):
 def test_no_key_is_in_a_file_a_database_an_answer_or_a_process_list(served, endpoints):
     teacher, judge, model = endpoints
     watcher = Watcher()
-    done, _ = served.submit(overrides_with(teacher, judge), "--watch")
+    done, _ = served.deploy("full-pipeline/smoke", {"overrides": overrides_with(teacher, judge)}, "--watch")
     refused = served.run(
         "-m", "luffy", "evaluate", "exp_configs/smoke.yaml", "--model", "api:org/x", "--url", f"{model.url}/v1", *SMALL,
         "execution.server={api_key_variable: SERVED_KEY, max_retries: 0}",

@@ -112,10 +112,10 @@ class Checkout:
     def _runs_of(self, name):
         return f"deployments/{self.ask(f'deployments/name/{name}')['id']}/create_flow_run"
 
-    def deploy(self, name, parameters):
+    def deploy(self, name, parameters, *options):
         """Start a deployment by Prefect's command; returns the finished command and the run's identifier."""
         given = [word for key, value in parameters.items() for word in ("-p", f"{key}={json.dumps(value)}")]
-        result = self.run("-m", "prefect", "deployment", "run", name, *given)
+        result = self.run("-m", "prefect", "deployment", "run", name, *given, *options)
         found = re.search(r"UUID: (\S+)", result.stdout)
         return result, found and found[1]
 
