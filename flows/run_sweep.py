@@ -61,6 +61,9 @@ def run_sweep(
     sweep.check(selected)
     for candidate in sweep.candidates(selected[0]):
         check_resources(candidate.config)
+    chosen = None
+    if as_committed:
+        chosen = read_sweep_results(result_files(sweep.path, sweep.design.name)).chosen_for(sweep, selected)
     with open_runs(sweep, selected, find_workspace(), verify=verify) as running:
         if not sweep.design.axes:
             findings = run_arms(running, sweep)
@@ -68,9 +71,6 @@ def run_sweep(
             show_report_path(running.folder / f"{sweep.design.kind}.html")
             raise_failures(findings.failures, len(sweep.tuning_runs()) + len(sweep.reported_runs()))
             return
-        chosen = None
-        if as_committed:
-            chosen = read_sweep_results(result_files(sweep.path, sweep.design.name)).chosen_for(sweep, selected)
         outcome = run_cells(running, sweep, selected, chosen=chosen, budget_hours=budget_hours)
     raise_failures(outcome.failures, outcome.num_runs)
     if outcome.is_out_of_time:
