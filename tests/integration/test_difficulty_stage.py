@@ -103,7 +103,7 @@ def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished,
     hold.release()
     assert not (plan.directory / "manifest.json").exists()
     left = (plan.directory / "answers.jsonl").read_bytes().count(b"\n\n")
-    assert left == 3
+    assert left == 4
     started(experiment).execute("difficulty", Recorder())
     assert finished_manifest(plan.directory).resumed_from == 8 * left
     for output in OUTPUTS:
