@@ -36,7 +36,7 @@ serve: $(VENV)/.installed  ## Prefect server with UI, worker and deployments on 
 	@$(BIN)/python -m luffy serve --end-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev  ## Run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## Run the tests that take seconds
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
