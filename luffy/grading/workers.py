@@ -185,6 +185,8 @@ class WorkerProcess:
                 if not self._connection.poll(timeout_s):
                     return None
                 outcome, *rest = receive(self._connection)
+                if outcome == READY:  # said twice: a server that was killed had just forked a first worker on this pipe
+                    return self.reply(timeout_s)
                 return Reply(Outcome(outcome), *rest)
         except (EOFError, OSError):
             self.kill()

@@ -14,7 +14,7 @@ Exporter = Callable[[Path], None]
 """Writes the current weights as a model folder."""
 
 
-class Measured(Protocol):
+class EarlyStop(Protocol):
     """A validation, or none."""
 
     @property
@@ -40,7 +40,7 @@ class Unmeasured:
         self._export(folder)
 
 
-def end_of_training(held_out: Measured, budget: TokenBudget) -> str | None:
+def end_of_training(held_out: EarlyStop, budget: TokenBudget) -> str | None:
     """The setting that ends training before its last step; None: training continues."""
     if held_out.is_over:
         return "validation.patience"
