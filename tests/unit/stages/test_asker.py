@@ -257,10 +257,12 @@ def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_a
     failing = TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER)
     with pytest.raises(ClusterError, match="no answer"):
         bench.ask(failing, SUMS, decoding="sampled", batch_size=5, calls_at_once=calls_at_once)
-    assert bench.batches == [5, 5]
+    # Of two calls at once, the third may overtake the second, which then is the one that fails.
+    assert bench.batches in ([[5, 5]] if calls_at_once == 1 else [[5, 5], [5]])
+    kept = sum(bench.batches)
     engine = ScriptedEngine(TOKENIZER, by_seed)
     (records,) = bench.ask(TokenModelClient(engine, TOKENIZER), SUMS, decoding="sampled", batch_size=5)
-    assert len(engine.requests) == 26
+    assert len(engine.requests) == 36 - kept
     assert records == evaluate(by_seed, "sampled")
 
 
