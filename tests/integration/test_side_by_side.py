@@ -1,6 +1,5 @@
 """Stages of one run at the same time, in a real flow: an evaluation beside training, and Ctrl-C for both."""
 
-import contextlib
 import json
 import re
 import shutil
@@ -9,23 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
+from flow_process import processes_of
 from patience import PATIENCE_S
 from prefect_api import shared_api, without_prefect
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-
-
-def processes_of(workspace):
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
-            if environment.get("LUFFY_WORKSPACE") == str(workspace):
-                found.append(process)
-    return found
 
 
 def test_ctrl_c_ends_the_stages_that_run_side_by_side(undisturbed, tmp_path):

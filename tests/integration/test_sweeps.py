@@ -5,16 +5,14 @@ in the same workspace; a study out of time, killed, resumed, collected and repro
 one at a time, so that each flow needs one warm server.
 """
 
-import contextlib
 import json
 import re
 import signal
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
-from flow_process import run, start, states
+from flow_process import processes_of, run, start, states
 from patience import PATIENCE_S
 
 from luffy.config.many_runs.sweep_runs import load_sweep
@@ -62,17 +60,6 @@ grid: {{sft.optimizer.lr: [1e-3, 3e-3], sft.num_traces: [8, 9999]}}
 seeds: [100]
 """
 CELLS = ("--cells", "centre")
-
-
-def processes_of(workspace):
-    """Live ones whose environment names the workspace: the flow's own and those of its stages."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
-            if environment.get("LUFFY_WORKSPACE") == str(workspace):
-                found.append(process)
-    return found
 
 
 def killed_after(line, folder, command, *arguments):
