@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from flow_process import UNDISTURBED
+from flow_process import UNDISTURBED, processes_of
 from holding import Hold
 from patience import PATIENCE_S, wait_until
 from prefect_api import shared_api
@@ -67,17 +67,6 @@ def stage(workspace, node):
     """The directory that the newest run used for `node`."""
     newest = max((workspace / "runs").iterdir(), key=lambda path: int(path.name.rpartition("-")[2]))
     return (newest / "stages" / node).resolve()
-
-
-def processes_of(workspace):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("LUFFY_WORKSPACE") == str(workspace):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 def program_of(directory):
