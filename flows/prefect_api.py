@@ -31,7 +31,7 @@ from typing import Any
 
 import luffy
 from luffy.errors import LuffyError, UserError
-from luffy.pipeline.lock import StageLock, holder_of, is_shared
+from luffy.pipeline.lock import holder_of, is_shared, stage_lock
 from luffy.processes import die_with, end
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class ApiServer:
         home.mkdir(parents=True, exist_ok=True)
         with ExitStack() as starting:
             # The first start migrates the database: one server at a time.
-            starting.enter_context(StageLock(home, waiting=partial(logger.warning, "%s: waiting for %s", home)))
+            starting.enter_context(stage_lock(home, waiting=partial(logger.warning, "%s: waiting for %s", home)))
             self._starting = starting.pop_all()
         mode = {"PREFECT__SERVER_EPHEMERAL": "1"} if port is None else {"PREFECT_SERVER_API_PORT": str(port)}
         port = port or free_port()

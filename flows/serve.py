@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -45,7 +45,7 @@ from luffy.flows.prefect_api import (
     set_environment,
 )
 from luffy.pipeline.gpus import QUEUE, detected_gpus
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 
@@ -146,7 +146,7 @@ def _refuse_if_taken(address: ServerAddress) -> None:
             raise UserError(f"--port {port}: {error.strerror}; give another {option}") from None
 
 
-def _the_only_one(workspace: Workspace) -> StageLock:
+def _the_only_one(workspace: Workspace) -> AbstractContextManager[None]:
     """Lock of the process that serves the workspace: a second server would mark the first one's runs as crashed."""
 
     def refuse(holder: str) -> None:
@@ -154,7 +154,7 @@ def _the_only_one(workspace: Workspace) -> StageLock:
 
     directory = workspace.prefect_home / SERVING_FOLDER
     directory.mkdir(parents=True, exist_ok=True)
-    return StageLock(directory, refuse)
+    return stage_lock(directory, refuse)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.experiment import Experiment, ExperimentRun, StageObserver, open_experiment
 from luffy.pipeline.gpus import detected_gpus, gpus_of_stage, own_gpus
 from luffy.pipeline.job import JOB_FILE, write_job
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import finished_manifest
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.supervise import stage_command, supervise
@@ -87,7 +87,7 @@ def open_bench(
     workspace.prepare()
     folder = workspace.root / "bench"
     folder.mkdir(exist_ok=True)
-    with StageLock(folder):
+    with stage_lock(folder):
         for left in folder.glob("scratch-*"):  # by a bench that was killed
             shutil.rmtree(left)
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as name:

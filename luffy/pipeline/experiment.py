@@ -23,7 +23,7 @@ from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.plan import StagePlan, plan_graph, plan_stage
@@ -281,7 +281,7 @@ def start_run(
     with ExitStack() as stack:
         with usable(experiment.workspace.root), claiming(experiment.workspace):
             directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
-            stack.enter_context(StageLock(directory))
+            stack.enter_context(stage_lock(directory))
             run = ExperimentRun(experiment, directory, command, stopped)
             run.close("running")
         try:

@@ -18,25 +18,25 @@ from luffy.pipeline.disk import joined, measure
 from luffy.pipeline.experiment import ExperimentRun, Unwatched, open_experiment, start_run
 from luffy.pipeline.garbage import Retention, dispose, survey
 from luffy.pipeline.job import write_job
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import read_manifest, write_manifest
 from luffy.pipeline.records import find_run, read_run
 from luffy.pipeline.workspace import Workspace, disposing, write_run
 
 ALL = Retention()
 OTHER_SFT = "sft.optimizer.lr=2e-3"
-HOLD = "import sys; from pathlib import Path; from luffy.pipeline.lock import StageLock\n"
-HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+HOLD = "import sys; from pathlib import Path; from luffy.pipeline.lock import stage_lock\n"
+HOLD += "with stage_lock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
 READ = "import sys; from pathlib import Path; from luffy.pipeline.records import read_run\n"
 READ += "print(read_run(Path(sys.argv[1])).condition)"
 RUN = """
 import os, socket, sys
 from pathlib import Path
 from luffy.pipeline.workspace import write_run
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 
 directory = Path(sys.argv[1])
-with StageLock(directory):
+with stage_lock(directory):
     write_run(directory, {"state": "running", "pid": os.getpid(), "host": socket.gethostname()})
     print("runs", flush=True)
     sys.stdin.read()
@@ -126,7 +126,7 @@ def test_a_live_run_whose_record_cannot_be_read_keeps_all_results(workspace, ope
     finish_all(opened())
     directory = workspace.new_run("smoke", {})
     (directory / "run.json").write_text("{")
-    with StageLock(directory):
+    with stage_lock(directory):
         assert found(workspace) == {}
     assert directories(opened(), "prepare_data", "rl") <= set(found(workspace))
 
@@ -136,7 +136,7 @@ def test_a_stage_in_use_by_another_process_stays(workspace, opened, finish_all, 
     finish_all(opened())
     workspace.runs.mkdir()
     (victim,) = directories(opened(), "rl")
-    with StageLock(victim):
+    with stage_lock(victim):
         pass  # a stage has begun here
     before = survey(workspace, ALL)
     holder = subprocess.Popen(
@@ -181,7 +181,7 @@ def test_a_run_under_way_keeps_the_results_it_will_reuse_and_cannot_be_given_up(
     experiment = open_experiment(opened().config, workspace)
     finish_all(experiment, steps=20)
     run = ExperimentRun(experiment, workspace.new_run("smoke", {"state": "running"}))
-    with StageLock(run.directory):
+    with stage_lock(run.directory):
         run.execute("prepare_data", Unwatched())
         assert found(workspace, Retention(keep_runs=0)) == {}
         with pytest.raises(DataError, match=f"smoke-1: is under way \\(pid {os.getpid()} on "):
@@ -440,7 +440,7 @@ def test_arms_stay_with_their_comparison_and_go_with_it(workspace):
     assert set(found(workspace, Retention(names=("compare-1",)))) == {comparison, arm}
     assert set(found(workspace, Retention(keep_runs=0))) == {comparison, arm, newer}
     again = {"state": "running", "experiment": "compare", "pid": os.getpid(), "host": os.uname().nodename}
-    with StageLock(workspace.new_run("compare", again)):
+    with stage_lock(workspace.new_run("compare", again)):
         assert set(found(workspace, Retention(keep_runs=0))) == {comparison}, "it may reuse what its arms made before"
 
 
@@ -516,12 +516,12 @@ def test_waiting_for_a_stage_that_is_then_deleted_is_an_error(tmp_path):
 
     def wait():
         try:
-            StageLock(directory, waiting=lambda holder: waits.set()).__enter__()
+            stage_lock(directory, waiting=lambda holder: waits.set()).__enter__()
         except Exception as error:
             said.append(str(error))
 
     waiter = threading.Thread(target=wait)
-    with StageLock(directory):
+    with stage_lock(directory):
         waiter.start()
         assert waits.wait(PATIENCE_S)
         directory.rename(tmp_path / ".trash-stage")
