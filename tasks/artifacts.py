@@ -243,8 +243,6 @@ Writer = Callable[[Slot, Artifact, UUID | None], UUID]
 
 @dataclass(slots=True)
 class _ArtifactPlace:
-    """State of a slot."""
-
     make: Callable[[], Artifact | None] | None = None
     """The newest content that is still unwritten; None: all is written."""
     due: float = 0.0

@@ -11,7 +11,6 @@ that a process works on is never touched, since its lock is taken first.
 import json
 import os
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,14 @@ from luffy.pipeline.job import JOB_FILE, in_workspace_of, inputs_of, read_job
 from luffy.pipeline.lock import LOCK_FILE, holder_of, lock_if_free
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.records import RunRecord, list_records
-from luffy.pipeline.reuse import CHECKPOINTS_FOLDER, LOG_FILE, complete_checkpoints, is_temporary, partial_writes
+from luffy.pipeline.reuse import (
+    CHECKPOINTS_FOLDER,
+    LOG_FILE,
+    complete_checkpoints,
+    delete,
+    is_temporary,
+    partial_writes,
+)
 from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, TRASH_PREFIX, Workspace, disposing, is_discarded
 
 Kind = Literal["run", "result", "checkpoint", "part", "log"]
@@ -122,8 +128,6 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Disposal:
-    """Outcome of a deletion."""
-
     gone: tuple[Garbage, ...]
     spared: tuple[tuple[Garbage, str], ...]
     """Garbage that was not deleted, each item with the reason."""
@@ -163,7 +167,7 @@ def dispose(workspace: Workspace, retention: Retention, chosen: Iterable[Garbage
     spared = [(item, reason) for item, reason in results if isinstance(reason, str)]
     gone = []
     for item, place in renamed:
-        _delete(place)
+        delete(place, ignore_errors=True)
         if place.exists() or place.is_symlink():
             spared.append((item, f"{place} could not be deleted"))
         else:
@@ -197,18 +201,8 @@ def _discard(item: Garbage) -> Path | str:
         return error.strerror or str(error)
 
 
-def _delete(path: Path) -> None:
-    """Delete `path` without following links; continues after a file that cannot be deleted."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """Directories that must be kept."""
-
     stages: set[Path]
     runs: set[Path]
     live: set[Path]
@@ -273,7 +267,6 @@ def _find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> _Needs:
 
 
 def _stage_directories(workspace: Workspace) -> Iterator[Path]:
-    """The directories of results of all stages."""
     for folder in sorted(workspace.stages.iterdir()) if workspace.stages.is_dir() else ():
         if folder.is_dir() and not is_discarded(folder):
             yield from workspace.siblings(folder.name)

@@ -161,11 +161,9 @@ class FlockManager:
             os.close(descriptor)
 
     def is_lock_holder(self, key: str, holder: str) -> bool:
-        """Whether `holder` holds the lock of the record `key`."""
         return (key, holder) in self._held
 
     def is_locked(self, key: str) -> bool:
-        """Whether anybody holds the lock of the record `key`."""
         return not self.wait_for_lock(key, timeout=0.0)
 
     def wait_for_lock(self, key: str, timeout: float | None = None) -> bool:

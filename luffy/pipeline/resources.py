@@ -34,8 +34,6 @@ _ROUNDING = 1.03
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The findings about an experiment's GPUs."""
-
     gpus: tuple[GpuMemory, ...]
     """Estimated memory of each kind of GPU; empty if there is no estimate."""
     notes: tuple[str, ...]
@@ -280,7 +278,7 @@ def _untrainable(placement: _Placement) -> list[str]:
         return []
     if lora is not None:
         architecture = architecture_of(placement.config.model)
-        layers = [layer.name for layer in linear_layers(architecture)] if architecture is not None else []
+        layers = list(linear_layers(architecture)) if architecture is not None else []
         found = [missing_package(), lora.complaint(layers) if layers else None]
     if kind != "sdpa" and placement.training_here_gib is not None and not placement.training_here_gib:
         found.append(f"execution.attention: {kind} needs a GPU, this machine has none; use sdpa")

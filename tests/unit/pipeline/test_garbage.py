@@ -47,12 +47,12 @@ import sys, time
 from luffy.cli.main import main
 from luffy.pipeline import garbage
 
-def delete(path):
+def delete(path, **options):
     next(file for file in path.rglob("*") if file.is_file()).unlink()
     print("deleting", flush=True)
     time.sleep(7200)
 
-garbage._delete = delete
+garbage.delete = delete
 main(["gc", "--delete", *sys.argv[1:]])
 """
 
@@ -294,7 +294,7 @@ def test_an_unfinished_sweep_keeps_its_checkpoints_in_a_workspace_that_was_moved
     plan = swept.plan_node("sweep")
     begin(plan)
     write_job(plan.directory / "config.yaml", swept.job(plan))
-    run.close("interrupted")
+    run.record("interrupted")
     own = (plan.inputs["model"] / "checkpoints").relative_to(workspace.root)
     moved = workspace.root.rename(workspace.root.with_name("moved"))
     going = {path.parent for path in found(Workspace(moved))}
@@ -319,7 +319,7 @@ def test_leftovers_of_a_kill_are_deleted_from_a_stage(workspace, opened, finish,
     run = ExperimentRun(experiment, workspace.new_run("smoke", {}))
     run.enter(experiment.plan_node("prepare_data"))
     run.enter(plan)
-    run.close("interrupted")
+    run.record("interrupted")
     left = {plan.directory / "checkpoints/step_000030", plan.directory / "checkpoints/incoming_step_000010"}
     for folder in left:
         folder.mkdir()
@@ -359,7 +359,7 @@ def test_a_deletion_that_is_killed_inside_a_stage_is_finished_by_the_next_one(wo
         (directory / name).write_text("left")
     os.utime(directory / "log.txt", (0, 0))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr("luffy.pipeline.garbage._delete", kill)
+        killed.setattr("luffy.pipeline.garbage.delete", kill)
         dispose(workspace, ALL, survey(workspace, ALL).garbage)
     (left,) = found(workspace).values()
     assert (left.path, left.reason) == (directory / ".trash-shards", "an interrupted deletion")
@@ -369,7 +369,7 @@ def test_a_deletion_that_is_killed_inside_a_stage_is_finished_by_the_next_one(wo
     assert {plan.action for plan in two[0].plan()} == {"reuse"}
 
 
-def kill(path):
+def kill(path, **options):
     raise KeyboardInterrupt
 
 
@@ -412,7 +412,7 @@ def test_a_relative_path_of_a_configuration_starts_where_its_run_began(workspace
     run_of(opened())
     monkeypatch.chdir(workspace.root.parent)
     other = opened(f"data.corpus={{kind: file, path: {rows.relative_to(workspace.root.parent)}}}")
-    ExperimentRun(other, workspace.new_run("other", {})).close("finished")
+    ExperimentRun(other, workspace.new_run("other", {})).record("finished")
     monkeypatch.chdir("/")
     assert directories(opened(), "rl").isdisjoint(found(workspace, Retention(names=("smoke-1",))))
 
