@@ -28,7 +28,6 @@ from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
-    """Name of the run in the UI: the experiment, and what was evaluated."""
     parameters = flow_run.get_parameters()
     steps = ", ".join(map(str, parameters["steps"] or []))
     return f"{Path(parameters['config_file']).stem} {parameters['model'] or f'steps {steps}'}"

@@ -36,7 +36,6 @@ from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
-    """Name of the run in the UI: experiment, method, and overrides."""
     parameters = flow_run.get_parameters()
     return run_name(parameters["config_file"], parameters["overrides"] or [])
 

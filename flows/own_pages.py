@@ -15,7 +15,6 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -37,56 +36,66 @@ _PAGE_RULES = b"frame-ancestors 'self'; object-src 'none'; img-src 'self' data: 
 an image in a model's text would report who reads it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerNames:
-    """Names under which a server may be called, besides `localhost` and every IP address.
+class OwnPages:
+    """ASGI middleware that refuses requests and WebSockets of foreign pages (403) before `application` sees them.
 
-    An address needs no entry: DNS cannot make it point elsewhere.
+    The server may be called by `names`, in any case of letters, by `localhost`, and by every IP address: DNS cannot
+    make one point elsewhere.
     """
 
-    names: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, names: Iterable[str]) -> "ServerNames":
-        """The rule for `names`, in any case of letters."""
-        return cls(frozenset(name.lower().rstrip(".") for name in names if name))
-
-    def knows(self, host: str) -> bool:
-        """Whether the header `Host` names this server."""
-        found = _HOST.fullmatch(host)
-        if found is None:
-            return False
-        name = found["name"].lower().rstrip(".")
-        return name == "localhost" or name in self.names or _is_address(name.strip("[]"))
-
-    def refusal(self, hosts: list[str], origins: list[str]) -> str | None:
-        """Why a request with these headers is refused, in one line; None: it is taken."""
-        if len(hosts) != 1 or not self.knows(hosts[0]):
-            return "this server is not known by the name in Host; start it with --name NAME to allow another one"
-        if any(_place(origin) != hosts[0].lower() for origin in origins):
-            return "the request comes from a page of another server (Origin); a proxy has to pass the name on as Host"
-        return None
-
-
-class OwnPages:
-    """ASGI middleware that refuses requests and WebSockets of foreign pages (403) before `application` sees them."""
-
-    def __init__(self, application: Application, names: ServerNames) -> None:
+    def __init__(self, application: Application, names: Iterable[str]) -> None:
         self._application = application
-        self._names = names
+        self._names = {"localhost", *(name.lower().rstrip(".") for name in names if name)}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._application(scope, receive, send)
-            return
-        refusal = self._names.refusal(_header(scope, b"host"), _header(scope, b"origin"))
+        async def send_with_rules(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"content-security-policy", _PAGE_RULES)]
+            await send(message)
+
+        kind = scope["type"]
+        refusal = self._refusal(scope["headers"]) if kind in ("http", "websocket") else None
         if refusal is None:
-            await self._application(scope, receive, _ruled(send) if scope["type"] == "http" else send)
-        elif scope["type"] == "http":
-            await _refuse(send, refusal)
+            await self._application(scope, receive, send_with_rules if kind == "http" else send)
+        elif kind == "http":
+            body = json.dumps({"exception_message": refusal}).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": _FORBIDDEN, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
         else:
             await receive()  # the request to connect, which has to be taken first
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal})
+
+    def _refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """Why a request with these headers is refused, in one line; None: it is taken."""
+        hosts, origins = (
+            [value.decode("latin-1").lower() for key, value in headers if key.lower() == name]
+            for name in (b"host", b"origin")
+        )
+        if len(hosts) != 1 or not self._knows(hosts[0]):
+            return "this server is not known by the name in Host; start it with --name NAME to allow another one"
+        if any(_place(origin) != hosts[0] for origin in origins):
+            return "the request comes from a page of another server (Origin); a proxy has to pass the name on as Host"
+        return None
+
+    def _knows(self, host: str) -> bool:
+        """Whether the header `Host`, in small letters, names this server."""
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found["name"].rstrip(".")
+        try:
+            return name in self._names or bool(ipaddress.ip_address(name.strip("[]")))
+        except ValueError:
+            return False
+
+
+def _place(origin: str) -> str:
+    """Host and port of an origin; empty where it has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def create_app() -> Application:
@@ -94,40 +103,4 @@ def create_app() -> Application:
     with without_collections():
         from prefect.server.api.server import create_app as create_prefect_app
 
-    return OwnPages(create_prefect_app(), ServerNames.of(os.environ.get(NAMES_VARIABLE, "").split(",")))
-
-
-def _place(origin: str) -> str:
-    """Host and port of an origin; empty where it has none."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _header(scope: Message, name: bytes) -> list[str]:
-    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
-
-
-def _ruled(send: Send) -> Send:
-    async def send_with_rules(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (b"content-security-policy", _PAGE_RULES)]
-        await send(message)
-
-    return send_with_rules
-
-
-async def _refuse(send: Send, reason: str) -> None:
-    body = json.dumps({"exception_message": reason}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": _FORBIDDEN, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return OwnPages(create_prefect_app(), os.environ.get(NAMES_VARIABLE, "").split(","))

@@ -23,7 +23,7 @@ import tomllib
 import urllib.error
 import urllib.parse
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from typing import Any
 
 import luffy
 from luffy.errors import LuffyError, UserError
-from luffy.pipeline.lock import StageLock, holder_of, is_shared
+from luffy.pipeline.lock import holder_of, is_shared, stage_lock
 from luffy.processes import die_with, end
 
 logger = logging.getLogger(__name__)
@@ -145,16 +145,19 @@ class ApiServer:
         home.mkdir(parents=True, exist_ok=True)
         with ExitStack() as starting:
             # The first start migrates the database: one server at a time.
-            starting.enter_context(StageLock(home, waiting=partial(logger.warning, "%s: waiting for %s", home)))
+            starting.enter_context(stage_lock(home, waiting=partial(logger.warning, "%s: waiting for %s", home)))
             self._starting = starting.pop_all()
         mode = {"PREFECT__SERVER_EPHEMERAL": "1"} if port is None else {"PREFECT_SERVER_API_PORT": str(port)}
         port = port or free_port()
         self.url = f"http://{reachable_host(host)}:{port}/api"
         self.log_path = home / "server.log"
-        parent = os.getpid()
+        parent, root = os.getpid(), str(Path(luffy.__file__).parents[1])
+        # What Prefect itself starts as its ephemeral server (3.7), behind the check of `own_pages`.
+        command = [sys.executable, "-m", "uvicorn", "--app-dir", root, "--factory", "luffy.flows.own_pages:create_app"]
+        command += ["--host", host, "--port", str(port), "--log-level", "error", "--lifespan", "on"]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                _command(host, port),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -173,21 +176,12 @@ class ApiServer:
                 time.sleep(0.05)
 
     def has_ended(self) -> bool:
-        """Whether the server process has ended."""
         return self._process.poll() is not None
 
     def stop(self) -> None:
         """End the server; its data is in its database already."""
         self._starting.close()
         end(self._process, _STOP_TIMEOUT_S)
-
-
-def _command(host: str, port: int) -> list[str]:
-    """What Prefect itself starts as its ephemeral server (3.7), behind the check of `own_pages`."""
-    root = Path(luffy.__file__).parents[1]
-    application = ["--app-dir", str(root), "--factory", "luffy.flows.own_pages:create_app"]
-    address = ["--host", host, "--port", str(port)]
-    return [sys.executable, "-m", "uvicorn", *application, *address, "--log-level", "error", "--lifespan", "on"]
 
 
 def free_port(count: int = 1) -> int:
@@ -199,18 +193,11 @@ def free_port(count: int = 1) -> int:
     chance = random.SystemRandom()  # the other generators are seeded by what is trained
     for _ in range(_PORT_TRIES):
         first = chance.randrange(*_SERVER_PORTS)
-        if all(_is_free(first + place) for place in range(count)):
+        with ExitStack() as bound, suppress(OSError):
+            for port in range(first, first + count):
+                bound.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)).bind((LOOPBACK, port))
             return first
     raise LuffyError(f"none of {_PORT_TRIES} ports that were tried is free")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +222,6 @@ class ServerAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
         return is_loopback(self.host)
 
 
@@ -259,7 +245,14 @@ def guard(host: str) -> None:
         raise UserError(f"{AUTH_VARIABLE} and {_CLIENT} differ; set both to one value, or only one of them")
     ((variable, value), *_) = given.items()
     if not is_loopback(host):
-        _check(variable, value)
+        name, separator, password = value.partition(":")
+        if not (value.isascii() and value.isprintable() and " " not in value and name and separator):
+            raise UserError(f"{variable}: has the form NAME:PASSWORD, of printable ASCII characters without blanks")
+        if len(password) < _MIN_PASSWORD:
+            raise UserError(
+                f"{variable}: the password needs at least {_MIN_PASSWORD} characters, since nothing slows down those "
+                "who guess; `openssl rand -base64 18` makes one"
+            )
     os.environ[AUTH_VARIABLE] = os.environ[_CLIENT] = value
 
 
@@ -309,14 +302,3 @@ def reachable_host(host: str) -> str:
     """The host of a URL by which this machine reaches a server that listens at `host`."""
     local = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"[{local}]" if ":" in local else local
-
-
-def _check(variable: str, value: str) -> None:
-    name, separator, password = value.partition(":")
-    if not (value.isascii() and value.isprintable() and " " not in value and name and separator):
-        raise UserError(f"{variable}: has the form NAME:PASSWORD, of printable ASCII characters without blanks")
-    if len(password) < _MIN_PASSWORD:
-        raise UserError(
-            f"{variable}: the password needs at least {_MIN_PASSWORD} characters, since nothing slows down those who "
-            "guess; `openssl rand -base64 18` makes one"
-        )

@@ -27,7 +27,6 @@ from luffy.tasks.many_runs import open_runs, raise_failures, run_arms, run_cells
 
 
 def _run_name() -> str:
-    """Name of the run in the UI: the file with its overrides, values or cells."""
     parameters = flow_run.get_parameters()
     given = [text for name in ("overrides", "over", "cells") for text in parameters.get(name) or []]
     return " ".join([Path(parameters["config_file"]).stem, *given])

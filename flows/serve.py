@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -45,7 +45,7 @@ from luffy.flows.prefect_api import (
     set_environment,
 )
 from luffy.pipeline.gpus import QUEUE, detected_gpus
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 
@@ -60,6 +60,7 @@ _ENVIRONMENT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
     "PREFECT_WORKER_QUERY_SECONDS": "2",
 }
+_PREFECT = [sys.executable, "-m", "prefect"]
 _CLOSED = "the server that ran it was ended; start the run again, and its stages resume"
 _POOL_TIMEOUT_S = 300.0
 _REQUEST_TIMEOUT_S = 300.0
@@ -113,7 +114,7 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
             client.upsert_global_concurrency_limit_by_name(QUEUE, num_gpus)
         worker = stack.enter_context(_worker(client, limit, home / "worker.log"))
         _wait_for_pool(client, worker, home / "worker.log")
-        command = [*_prefect(), "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)]
+        command = [*_PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -146,7 +147,7 @@ def _refuse_if_taken(address: ServerAddress) -> None:
             raise UserError(f"--port {port}: {error.strerror}; give another {option}") from None
 
 
-def _the_only_one(workspace: Workspace) -> StageLock:
+def _the_only_one(workspace: Workspace) -> AbstractContextManager[None]:
     """Lock of the process that serves the workspace: a second server would mark the first one's runs as crashed."""
 
     def refuse(holder: str) -> None:
@@ -154,14 +155,14 @@ def _the_only_one(workspace: Workspace) -> StageLock:
 
     directory = workspace.prefect_home / SERVING_FOLDER
     directory.mkdir(parents=True, exist_ok=True)
-    return StageLock(directory, refuse)
+    return stage_lock(directory, refuse)
 
 
 @contextmanager
 def _worker(client: "SyncPrefectClient", limit: int, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The worker, whose start makes the work pool; at its end no run of it is left."""
     parent, mark = os.getpid(), f"serve-{os.getpid()}"
-    command = [*_prefect(), "worker", "start", "--pool", POOL, "--type", "process", "--limit", str(limit)]
+    command = [*_PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", str(limit)]
     with log_path.open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -238,12 +239,8 @@ def _say(client: "SyncPrefectClient", address: ServerAddress, workspace: Workspa
     variables = " ".join(f"{name}={value}" for name, value in {"PREFECT_API_URL": address.url, **NO_TELEMETRY}.items())
     say(f"    export {variables}")
     for name in names:
-        say(f"    {shlex.join(_prefect())} deployment run {name} --watch")
+        say(f"    {shlex.join(_PREFECT)} deployment run {name} --watch")
     out.print("Ctrl-C ends server, worker and runs.")
-
-
-def _prefect() -> list[str]:
-    return [sys.executable, "-m", "prefect"]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -5,12 +5,12 @@ from the network, and no weights are loaded.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from luffy.config.model import GGUF, LoRAConfig, ModelConfig, TinyArchitecture, refuse_code
+from luffy.config.model import GGUF, LoRAConfig, ModelConfig, refuse_code
 from luffy.errors import DataError
 from luffy.json_text import parse_json
 
@@ -57,11 +57,6 @@ class ModelArchitecture:
     @property
     def num_parameters(self) -> int:
         """Exact number of parameters; tied embeddings count once."""
-        embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        return embeddings + self.num_layers * self._layer_parameters + self.hidden_size
-
-    @property
-    def _layer_parameters(self) -> int:
         qkv_size = self.attention_size + 2 * self.kv_size
         weights = self.hidden_size * (qkv_size + self.attention_size + 3 * self.intermediate_size)
         biases = (
@@ -70,7 +65,8 @@ class ModelArchitecture:
             + self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
         )
         norms = 2 * self.hidden_size + self.head_norms * 2 * self.head_size
-        return weights + biases + norms
+        embeddings = self.embedding_parameters * (1 if self.tied else 2)
+        return embeddings + self.num_layers * (weights + biases + norms) + self.hidden_size
 
 
 def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
@@ -79,8 +75,9 @@ def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
 
     Raises DataError if `path` is a local path that is not a model folder.
     """
-    if model.architecture is not None:
-        return _tiny(model.architecture)
+    if (tiny := model.architecture) is not None:  # of `new_tiny_model`, at its largest vocabulary
+        heads, width = tiny.num_heads, tiny.intermediate_size
+        return _qwen2(tiny.hidden_size, tiny.num_layers, heads, heads, width, TINY_VOCABULARY, tied=False)
     if model.path in _KNOWN and not Path(model.path).exists():
         return _KNOWN[model.path]
     file = _config_file(model.path)
@@ -166,32 +163,8 @@ def _read(file: Path, facts: Callable[[Mapping[str, Any]], _Facts]) -> _Facts:
         raise DataError(f"model.path: {file}: is no model's configuration ({error}); give a model folder") from None
 
 
-def _tiny(architecture: TinyArchitecture) -> ModelArchitecture:
-    """The shape of the model from `luffy.training.model_folder.new_tiny_model`, at its largest vocabulary."""
-    return ModelArchitecture(
-        hidden_size=architecture.hidden_size,
-        num_layers=architecture.num_layers,
-        num_heads=architecture.num_heads,
-        num_kv_heads=architecture.num_heads,
-        head_size=architecture.hidden_size // architecture.num_heads,
-        intermediate_size=architecture.intermediate_size,
-        vocabulary_size=TINY_VOCABULARY,
-        tied=False,
-        qkv_bias=True,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LinearLayer:
-    """A linear layer inside the decoder."""
-
-    name: str
-    num_inputs: int
-    num_outputs: int
-
-
-def linear_layers(architecture: ModelArchitecture) -> Iterator[LinearLayer]:
-    """The linear layers of all decoder layers, by their names in the model."""
+def linear_layers(architecture: ModelArchitecture) -> dict[str, tuple[int, int]]:
+    """The linear layers of all decoder layers, by their names in the model: the numbers of inputs and outputs."""
     hidden, intermediate = architecture.hidden_size, architecture.intermediate_size
     shapes = {
         "self_attn.q_proj": (hidden, architecture.attention_size),
@@ -202,20 +175,18 @@ def linear_layers(architecture: ModelArchitecture) -> Iterator[LinearLayer]:
         "mlp.up_proj": (hidden, intermediate),
         "mlp.down_proj": (intermediate, hidden),
     }
-    for layer in range(architecture.num_layers):
-        for name, (num_inputs, num_outputs) in shapes.items():
-            yield LinearLayer(f"model.layers.{layer}.{name}", num_inputs, num_outputs)
+    layers = range(architecture.num_layers)
+    return {f"model.layers.{layer}.{name}": shape for layer in layers for name, shape in shapes.items()}
 
 
-def adapted_layers(architecture: ModelArchitecture, lora: LoRAConfig) -> list[LinearLayer]:
-    """The layers that get an adapter."""
-    return [layer for layer in linear_layers(architecture) if lora.adapts(layer.name)]
+def _adapted_layers(architecture: ModelArchitecture, lora: LoRAConfig) -> list[tuple[int, int]]:
+    """Inputs and outputs of the layers that get an adapter."""
+    return [shape for name, shape in linear_layers(architecture).items() if lora.adapts(name)]
 
 
 def adapter_parameters(architecture: ModelArchitecture, lora: LoRAConfig) -> int:
     """Number of parameters of the adapter: `rank` times the inputs and outputs of each adapted layer."""
-    layers = adapted_layers(architecture, lora)
-    return lora.rank * sum(layer.num_inputs + layer.num_outputs for layer in layers)
+    return lora.rank * sum(map(sum, _adapted_layers(architecture, lora)))
 
 
 def adapter_activation_bytes(architecture: ModelArchitecture, lora: LoRAConfig, dtype_bytes: int) -> tuple[int, int]:
@@ -224,11 +195,10 @@ def adapter_activation_bytes(architecture: ModelArchitecture, lora: LoRAConfig, 
     An adapted layer saves `A x`, b r, besides what it saves without; with dropout also the input to `A` and the mask,
     (b + 1) times the inputs. In the backward pass it adds the adapter's gradient of its input to the layer's own.
     """
-    layers = adapted_layers(architecture, lora)
+    layers = _adapted_layers(architecture, lora)
     products = len(layers) * dtype_bytes * lora.rank
-    dropped = sum(layer.num_inputs for layer in layers) * (dtype_bytes + 1) if lora.dropout else 0
-    widest = max((max(layer.num_inputs, layer.num_outputs) for layer in layers), default=0)
-    return products + dropped, dtype_bytes * widest
+    dropped = sum(num_inputs for num_inputs, _ in layers) * (dtype_bytes + 1) if lora.dropout else 0
+    return products + dropped, dtype_bytes * max(map(max, layers), default=0)
 
 
 def missing_package() -> str | None:

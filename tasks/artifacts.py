@@ -22,7 +22,7 @@ from luffy.cli.run_view import Accuracy, by_suite, read_accuracies
 from luffy.config import STAGE_KINDS
 from luffy.config.stage_kinds import ViewName
 from luffy.evaluation.results import RESULTS_FILE
-from luffy.evaluation.sample_files import SampleRecord, find_samples, read_samples_of
+from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.markdown_text import code_span
 from luffy.pipeline.plan import StagePlan
 from luffy.report.curves import headline_charts, headlines_first
@@ -33,7 +33,6 @@ from luffy.tracking.tracker import SAMPLES_FILE
 logger = logging.getLogger(__name__)
 ArtifactKind = Literal["progress", "table", "markdown"]
 _STEPS_BACK = 10
-_WHEN = ("now", "before", "first")
 _NUM_SAMPLES = 4
 _MAX_TEXT = 4_000
 _MAX_PAGE = 200_000
@@ -80,15 +79,12 @@ def newest_metrics(plan: StagePlan) -> Artifact | None:
     rows = [row for row in read_last_lines(path, _TAIL_BYTES) if _step(row) > 0]
     if first is None or not rows:
         return None
-    before, now = rows[max(len(rows) - 1 - _STEPS_BACK, 0)], rows[-1]
+    shown = {"now": rows[-1], "before": rows[max(len(rows) - 1 - _STEPS_BACK, 0)], "first": first}
     table = [
-        {
-            "metric": name,
-            **{when: _number(row, name) for when, row in zip(_WHEN, (now, before, first), strict=True)},
-        }
-        for name in headlines_first(now)
+        {"metric": name, **{when: _number(row, name) for when, row in shown.items()}}
+        for name in headlines_first(rows[-1])
     ]
-    steps = (f"{when}: step {_step(row)}" for when, row in zip(_WHEN, (now, before, first), strict=True))
+    steps = (f"{when}: step {_step(row)}" for when, row in shown.items())
     return Artifact("table", json.dumps(table), f"Metrics of {plan.node.name} ({', '.join(steps)})")
 
 
@@ -103,20 +99,27 @@ def training_curves(plan: StagePlan) -> Artifact | None:
 def rollout_samples(plan: StagePlan) -> Artifact | None:
     """The newest sampled rollouts of an RL run, with their grades."""
     rows = read_last_lines(plan.directory / SAMPLES_FILE, _TAIL_BYTES)
-    newest = [row for row in rows if row["step"] == rows[-1]["step"]]
-    sections = [_rollout(row) for row in newest[-_NUM_SAMPLES:]]
+    sections = []
+    for row in [row for row in rows if row["step"] == rows[-1]["step"]][-_NUM_SAMPLES:]:
+        author = "demonstration" if row["source"] == "off_policy" else "rollout"
+        if (hint_level := row.get("hint_level")) is not None:
+            author = f"rollout with a hint of level {hint_level}"
+        title = f"Step {row['step']}, {author}: **{row['outcome']}**, reward {row['reward']}"
+        sections.append(_exchange(title, str(row["prompt"]), str(row["response"])))
     return _page(sections, f"Newest rollouts of {plan.node.name}, with their grades")
 
 
 def evaluated_samples(plan: StagePlan) -> Artifact | None:
     """One correct and one incorrect response per suite; none from a confidential benchmark."""
-    found: dict[tuple[str, bool], SampleRecord] = {}
+    found: dict[tuple[str, bool], str] = {}
     if find_samples(plan.directory) is None:
         return None
     for record in islice(read_samples_of(plan.directory), _MAX_RECORDS_READ):
-        if record.may_be_shown:
-            found.setdefault((record.suite, record.correct), record)
-    return _page([_response(record) for record in found.values()], f"Responses in {plan.node.name}, with their grades")
+        if record.may_be_shown and (record.suite, record.correct) not in found:
+            answers = f"answer {code_span(str(record.answer))}, reference {code_span(record.ground_truth)}"
+            title = f"{record.suite}, {record.decoding}: **{record.outcome}** ({answers})"
+            found[record.suite, record.correct] = _exchange(title, record.prompt, record.response)
+    return _page([*found.values()], f"Responses in {plan.node.name}, with their grades")
 
 
 def accuracies(plan: StagePlan) -> Artifact | None:
@@ -135,15 +138,13 @@ def accuracy_curves(plan: StagePlan) -> Artifact | None:
     if not cells:
         return None
     checkpoints = list(dict.fromkeys(cell.checkpoint for cell in cells))
-    charts = [
-        Chart(
-            f"accuracy, {decoding}",
-            colored(_suite_curves(cells, decoding, checkpoints)),
-            percent=True,
-            places=checkpoints,
-        )
-        for decoding in dict.fromkeys(cell.decoding for cell in cells)
-    ]
+    charts = []
+    for decoding in dict.fromkeys(cell.decoding for cell in cells):
+        points: dict[str, list[tuple[float, float]]] = {}
+        for cell in cells:
+            if cell.decoding == decoding:
+                points.setdefault(cell.suite, []).append((float(checkpoints.index(cell.checkpoint)), cell.accuracy))
+        charts.append(Chart(f"accuracy, {decoding}", colored(points), percent=True, places=checkpoints))
     return _picture(charts, "Accuracy from checkpoint to checkpoint")
 
 
@@ -183,20 +184,6 @@ def _number(row: Mapping[str, Json], name: str) -> str:
     """Empty where the metric is absent, `nan` where it was not finite."""
     value = row.get(name, "")
     return f"{value:.4g}" if isinstance(value, int | float) else "nan" if value is None else ""
-
-
-def _rollout(row: Mapping[str, Json]) -> str:
-    hint_level = row.get("hint_level")
-    author = "demonstration" if row["source"] == "off_policy" else "rollout"
-    if hint_level is not None:
-        author = f"rollout with a hint of level {hint_level}"
-    title = f"Step {row['step']}, {author}: **{row['outcome']}**, reward {row['reward']}"
-    return _exchange(title, str(row["prompt"]), str(row["response"]))
-
-
-def _response(record: SampleRecord) -> str:
-    grade = f"**{record.outcome}** (answer {code_span(str(record.answer))}, reference {code_span(record.ground_truth)})"
-    return _exchange(f"{record.suite}, {record.decoding}: {grade}", record.prompt, record.response)
 
 
 def _exchange(title: str, prompt: str, response: str) -> str:
@@ -242,16 +229,6 @@ def evaluated_folders(stages: Iterable[Path]) -> list[Path]:
     return [folder for folder in folders if (folder / RESULTS_FILE).is_file()]
 
 
-def _suite_curves(
-    cells: Sequence[Accuracy], decoding: str, checkpoints: Sequence[str]
-) -> dict[str, list[tuple[float, float]]]:
-    points: dict[str, list[tuple[float, float]]] = {}
-    for cell in cells:
-        if cell.decoding == decoding:
-            points.setdefault(cell.suite, []).append((float(checkpoints.index(cell.checkpoint)), cell.accuracy))
-    return points
-
-
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One artifact of one task run, created once and then updated."""
@@ -266,22 +243,11 @@ Writer = Callable[[Slot, Artifact, UUID | None], UUID]
 
 @dataclass(slots=True)
 class _ArtifactPlace:
-    """State of a slot."""
-
     make: Callable[[], Artifact | None] | None = None
     """The newest content that is still unwritten; None: all is written."""
     due: float = 0.0
     every_s: float = 0.0
     identifier: UUID | None = None
-
-
-@dataclass(slots=True)
-class Cost:
-    """Cost of publishing so far."""
-
-    written: int = 0
-    failed: int = 0
-    cpu_s: float = 0.0
 
 
 class Publisher:
@@ -297,11 +263,9 @@ class Publisher:
         self._places: dict[Slot, _ArtifactPlace] = {}
         self._changed = threading.Condition()
         self._closing = False
-        self._resting_until = 0.0
-        self.cost = Cost()
         # In this thread's context, which holds Prefect's settings.
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(target=lambda: context.run(self._work), name="artifacts", daemon=True)
+        work = partial(contextvars.copy_context().run, self._work)
+        self._thread = threading.Thread(target=work, name="artifacts", daemon=True)
 
     def __enter__(self) -> "Publisher":
         self._thread.start()
@@ -323,42 +287,34 @@ class Publisher:
             self._changed.notify()
 
     def _work(self) -> None:
-        while (found := self._next()) is not None:
-            slot, place, make = found
+        resting_until = 0.0
+        while True:
+            with self._changed:
+                waiting = [(slot, place) for slot, place in self._places.items() if place.make is not None]
+                if not waiting:
+                    if self._closing:
+                        return
+                    self._changed.wait()
+                    continue
+                slot, place = min(waiting, key=lambda found: found[1].due)
+                wait_s = max(place.due, resting_until) - time.monotonic()
+                if wait_s > 0 and not self._closing:
+                    self._changed.wait(wait_s)
+                    continue
+                make, place.make = place.make, None
+            assert make is not None
             began = time.thread_time()
             with tolerating_prefect(f"the artifact {slot.key} could not be written") as faults:
                 if (artifact := make()) is not None:
                     place.identifier = self._write(slot, artifact, place.identifier)
-                    self.cost.written += 1
             spent, now = time.thread_time() - began, time.monotonic()
-            self.cost.cpu_s += spent
             place.due = now + place.every_s
-            self._resting_until = now + spent / _MAX_SHARE
+            resting_until = now + spent / _MAX_SHARE
             if faults:
-                self.cost.failed += 1
-                self._resting_until = max(self._resting_until, now + _PAUSE_AFTER_FAILURE_S)
+                resting_until = max(resting_until, now + _PAUSE_AFTER_FAILURE_S)
                 with self._changed:  # a stage's last artifact must survive a hiccup of the API
                     if place.make is None and not self._closing:
                         place.make = make
-
-    def _next(self) -> tuple[Slot, _ArtifactPlace, Callable[[], Artifact | None]] | None:
-        """Wait for the next artifact that is due; None at the end."""
-        with self._changed:
-            while True:
-                waiting = [(slot, place) for slot, place in self._places.items() if place.make is not None]
-                if not waiting:
-                    if self._closing:
-                        return None
-                    self._changed.wait()
-                    continue
-                slot, place = min(waiting, key=lambda found: found[1].due)
-                wait = max(place.due, self._resting_until) - time.monotonic()
-                if wait > 0 and not self._closing:
-                    self._changed.wait(wait)
-                    continue
-                make, place.make = place.make, None
-                assert make is not None
-                return slot, place, make
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,8 +104,6 @@ class ManyRuns:
 
 @dataclass(frozen=True, slots=True)
 class StudyOutcome:
-    """What one call of `run_cells` achieved."""
-
     failures: list[str]
     """A line for each failed run."""
     num_runs: int
@@ -202,20 +200,17 @@ def run_all(
     LuffyError, ends all runs.
     """
 
-    def start(run: SweepRun) -> RunResult:
-        check_start()
-        return learn(running, run, shared)
-
-    def outcome(future: "Future[RunResult]") -> RunOutcome:
+    def outcome(run: SweepRun) -> RunOutcome:
         try:
-            return future.result()
+            check_start()
+            return learn(running, run, shared)
         except LuffyError as error:
             return error
 
     workers = running.workers
     with ThreadPoolExecutor(workers, thread_name_prefix="arm") as pool, stopping_on_failure(pool, running.stopped.set):
-        futures = [pool.submit(contextvars.copy_context().run, start, run) for run in runs]
-        return {run.folder: outcome(future) for run, future in zip(runs, futures, strict=True)}
+        futures = [pool.submit(contextvars.copy_context().run, outcome, run) for run in runs]
+        return {run.folder: future.result() for run, future in zip(runs, futures, strict=True)}
 
 
 @task(name="learn", task_run_name="{run.title}", retries=0, cache_policy=NO_CACHE, persist_result=False)
@@ -245,11 +240,25 @@ def conclude(running: ManyRuns, findings: Findings) -> Findings:
     page = running.folder / f"{kind}.html"
     write_atomic(page, html(sweep_page(findings)))
     write_atomic(running.folder / f"{kind}.json", findings_json(findings))
-    context = TaskRunContext.get()
-    assert context is not None
-    artifacts = _artifacts(findings)
+    artifacts = {
+        f"accuracy-{decoding}": _table(accuracy_table(findings, decoding), f"Accuracy in %, {decoding}")
+        for decoding in findings.decodings
+    }
+    artifacts["costs"] = _table(cost_table(findings), "Costs of a seed, mean over seeds")
+    for decoding in findings.decodings:
+        if (differences := difference_table(findings, decoding)) is not None:
+            words = f"Percentage points minus {findings.design.reference}, {decoding}; p-values after Holm's correction"
+            artifacts[f"differences-{decoding}"] = _table(differences, words)
+    if findings.tuning is not None:
+        artifacts["tuning"] = _table(tries_table(findings.tuning), "What was tried for each arm, accuracy in %")
+    curves = {arm.name: [(point.steps, point.reward) for point in arm.curve] for arm in findings.arms if arm.curve}
+    if curves and findings.design.arms:
+        picture = f"![reward]({picture_url([Chart('Reward', colored(curves), over='optimizer steps')])})"
+        artifacts["curves"] = Artifact("markdown", picture, "Reward over optimizer steps, mean over seeds")
     words = f"With all plots, to open in a browser: `{page}`"
     artifacts["page"] = Artifact("markdown", words, kind.capitalize())
+    context = TaskRunContext.get()
+    assert context is not None
     for part, artifact in artifacts.items():
         slot = Slot(context.task_run.id, artifact_key(findings.design.name, kind, part))
         running.session.publisher.offer(slot, partial(replace, artifact))
@@ -261,25 +270,6 @@ def raise_failures(failures: Sequence[str], num_runs: int) -> None:
     if failures:
         failed = f"{len(failures)} of {num_runs} runs have failed; the same command tries them again:"
         raise LuffyError("\n".join([failed, *failures]))
-
-
-def _artifacts(findings: Findings) -> dict[str, Artifact]:
-    found = {
-        f"accuracy-{decoding}": _table(accuracy_table(findings, decoding), f"Accuracy in %, {decoding}")
-        for decoding in findings.decodings
-    }
-    found["costs"] = _table(cost_table(findings), "Costs of a seed, mean over seeds")
-    for decoding in findings.decodings:
-        if (differences := difference_table(findings, decoding)) is not None:
-            words = f"Percentage points minus {findings.design.reference}, {decoding}; p-values after Holm's correction"
-            found[f"differences-{decoding}"] = _table(differences, words)
-    if findings.tuning is not None:
-        found["tuning"] = _table(tries_table(findings.tuning), "What was tried for each arm, accuracy in %")
-    curves = {arm.name: [(point.steps, point.reward) for point in arm.curve] for arm in findings.arms if arm.curve}
-    if curves and findings.design.arms:
-        picture = picture_url([Chart("Reward", colored(curves), over="optimizer steps")])
-        found["curves"] = Artifact("markdown", f"![reward]({picture})", "Reward over optimizer steps, mean over seeds")
-    return found
 
 
 def _table(shown: Table, description: str) -> Artifact:

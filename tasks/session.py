@@ -6,6 +6,7 @@ itself, with or without a worker. A run that is cancelled here ends as on Ctrl-C
 """
 
 import contextvars
+import functools
 import logging
 import os
 import re
@@ -15,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -36,7 +36,7 @@ from luffy.pipeline.manifest import Manifest
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
-from luffy.tasks.artifacts import Artifact, Publisher, Slot, tolerating_prefect, views_of
+from luffy.tasks.artifacts import Artifact, Publisher, Slot, Writer, tolerating_prefect, views_of
 
 HOST_TAG = "host:"
 """Begins the tag of a flow run that names the host on which it runs, so that a server knows which runs are its own."""
@@ -152,7 +152,7 @@ def watching_the_server() -> Iterator[UUID]:
 @contextmanager
 def publishing(flow_run: UUID, labels: list[str]) -> Iterator[Publisher]:
     """Publish artifacts for the tasks of `flow_run`, all tagged with `labels`."""
-    with Publisher(PrefectWriter(flow_run, labels)) as publisher, tags(*labels):
+    with Publisher(_writer(flow_run, labels)) as publisher, tags(*labels):
         yield publisher
 
 
@@ -183,7 +183,7 @@ class PrefectObserver:
     def __init__(self, session: Session) -> None:
         self._display = session.display
         self._publisher = session.publisher
-        self._experiment = session.run.experiment.config.name
+        self._config = session.run.experiment.config
         self._logger = get_run_logger()
         self._log = StageLog(self._logger.log)
         context = TaskRunContext.get()
@@ -191,7 +191,6 @@ class PrefectObserver:
         self._task_run = context.task_run.id
         self._attempt = context.task_run.run_count
         """From 1 on."""
-        self._execution = session.run.experiment.config.execution
         self._line = StageLine("")
         self._logged = 0.0
 
@@ -206,7 +205,12 @@ class PrefectObserver:
         self._display.event(plan, event)
         self._line.take(event)
         if event.kind == "progress":
-            self._progressed(plan)
+            words = progress_words(self._line)
+            self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
+            self._offer_views(plan, running=True)
+            if (now := time.monotonic()) - self._logged >= _LOG_INTERVAL_S:
+                self._logged = now
+                self._logger.info("%s", words)
         elif event.text:
             self._logger.log(_LEVELS.get(event.kind, logging.INFO), "%s: %s", event.kind, event.text)
         if event.kind == "waiting":
@@ -225,9 +229,10 @@ class PrefectObserver:
         self._offer_views(plan)
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
-        if isinstance(error, StageFailed) and error.temporary and self._attempt <= self._execution.retries:
+        execution = self._config.execution
+        if isinstance(error, StageFailed) and error.temporary and self._attempt <= execution.retries:
             why = str(error).partition("\n")[0].partition("; the end of ")[0].removeprefix(f"{plan.node.name} ")
-            delay = f"resuming in {self._execution.retry_delay_s:.0f} s ({self._attempt} of {self._execution.retries})"
+            delay = f"resuming in {execution.retry_delay_s:.0f} s ({self._attempt} of {execution.retries})"
             self.event(plan, Event("message", time.time(), os.getpid(), text=f"{why}; {delay}"))
             return
         self._display.failed(plan, error)
@@ -235,68 +240,45 @@ class PrefectObserver:
         where = f" at step {line.step}/{line.total}; run it again to resume it" if line.total else ""
         self._show_progress(plan, line.percent, f"ended{where}")
 
-    def _progressed(self, plan: StagePlan) -> None:
-        words = progress_words(self._line)
-        self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
-        self._offer_views(plan, running=True)
-        if (now := time.monotonic()) - self._logged >= _LOG_INTERVAL_S:
-            self._logged = now
-            self._logger.info("%s", words)
-
     def _show_progress(self, plan: StagePlan, percent: float, words: str, *, every_s: float = 0.0) -> None:
         artifact = Artifact("progress", percent, f"{plan.node.name}: {words}")
-        self._offer(plan, "progress", lambda: artifact, every_s=every_s)
+        self._publisher.offer(self._slot(plan, "progress"), lambda: artifact, every_s=every_s)
 
     def _offer_views(self, plan: StagePlan, *, running: bool = False) -> None:
         for view in views_of(plan.node.stage):
-            self._offer(plan, view.name, partial(view.make, plan), every_s=view.every_s if running else 0.0)
+            make, every_s = functools.partial(view.make, plan), view.every_s if running else 0.0
+            self._publisher.offer(self._slot(plan, view.name), make, every_s=every_s)
 
-    def _offer(self, plan: StagePlan, name: str, make: Callable[[], Artifact | None], *, every_s: float = 0.0) -> None:
-        slot = Slot(self._task_run, artifact_key(self._experiment, plan.node.name, name))
-        self._publisher.offer(slot, make, every_s=every_s)
+    def _slot(self, plan: StagePlan, name: str) -> Slot:
+        return Slot(self._task_run, artifact_key(self._config.name, plan.node.name, name))
 
 
-class PrefectWriter:
+def _writer(flow_run: UUID, labels: list[str]) -> Writer:
     """Writes the flow run's artifacts, and on the first call its tags, to Prefect's API; for use from one thread.
 
     Besides the labels of its experiment a run gets the name of its host as a tag.
     """
 
-    def __init__(self, flow_run: UUID, labels: list[str]) -> None:
-        self._flow_run = flow_run
-        self._labels = labels
-        self._client: SyncPrefectClient | None = None
+    @functools.cache
+    def client() -> SyncPrefectClient:
+        opened = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
+        known = [tag for tag in opened.read_flow_run(flow_run).tags if not tag.startswith(HOST_TAG)]
+        found = dict.fromkeys([*known, *labels, f"{HOST_TAG}{socket.gethostname()}"])
+        opened.update_flow_run(flow_run, tags=list(found))
+        return opened
 
-    def __call__(self, slot: Slot, artifact: Artifact, identifier: UUID | None) -> UUID:
-        """Write the artifact in place of the one with `identifier`, or a new one; returns its identifier."""
-        if self._client is None:
-            self._client = self._open()
+    def write(slot: Slot, artifact: Artifact, identifier: UUID | None) -> UUID:
+        words, data = artifact.description, artifact.data
         if identifier is None:
-            new = ArtifactCreate(
-                type=artifact.kind,
-                key=slot.key,
-                description=artifact.description,
-                data=artifact.data,
-                flow_run_id=self._flow_run,
-                task_run_id=slot.task_run,
-            )
-            return self._client.create_artifact(new).id
-        change = ArtifactUpdate(data=artifact.data, description=artifact.description)
+            of_run = {"flow_run_id": flow_run, "task_run_id": slot.task_run}
+            new = ArtifactCreate(type=artifact.kind, key=slot.key, description=words, data=data, **of_run)
+            return client().create_artifact(new).id
+        change = ArtifactUpdate(data=data, description=words).model_dump(mode="json", exclude_unset=True)
         # Not by `update_artifact`, which also records an event in the server's database each time.
-        self._client.request(
-            "PATCH",
-            "/artifacts/{id}",
-            json=change.model_dump(mode="json", exclude_unset=True),
-            path_params={"id": identifier},
-        )
+        client().request("PATCH", "/artifacts/{id}", json=change, path_params={"id": identifier})
         return identifier
 
-    def _open(self) -> SyncPrefectClient:
-        client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
-        known = [tag for tag in client.read_flow_run(self._flow_run).tags if not tag.startswith(HOST_TAG)]
-        tags = dict.fromkeys([*known, *self._labels, f"{HOST_TAG}{socket.gethostname()}"])
-        client.update_flow_run(self._flow_run, tags=list(tags))
-        return client
+    return write
 
 
 class StageLog:
@@ -312,10 +294,17 @@ class StageLog:
         self._lines = 0
 
     def line(self, text: str) -> None:
-        """Forward one line of the stage's log."""
         if _NOISE.search(text):
             return
-        level, words = self._parse(text)
+        words, levels = text, logging.getLevelNamesMapping()
+        if record := _RECORD.match(text):
+            level = self._level = levels[record[1]]
+            words = record[2]
+        elif text.startswith("Traceback (most recent call last)"):
+            level = self._level = logging.ERROR
+        else:
+            foreign = _FOREIGN.search(text)
+            level = levels[foreign[1]] if foreign else self._level
         now = self._clock()
         if now - self._window >= _WINDOW_S:
             if (dropped := self._lines - _MAX_LINES) > 0:
@@ -325,19 +314,8 @@ class StageLog:
         if self._lines <= _MAX_LINES:
             self._log(level, "%s", words[:_MAX_LENGTH])
 
-    def _parse(self, text: str) -> tuple[int, str]:
-        if record := _RECORD.match(text):
-            self._level = logging.getLevelNamesMapping()[record[1]]
-            return self._level, record[2]
-        if text.startswith("Traceback (most recent call last)"):
-            self._level = logging.ERROR
-        elif foreign := _FOREIGN.search(text):
-            return logging.getLevelNamesMapping()[foreign[1]], text
-        return self._level, text
-
 
 def was_cancelled() -> bool:
-    """Whether a run of this process was cancelled."""
     return _cancelled.is_set()
 
 

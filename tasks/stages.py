@@ -166,8 +166,16 @@ def _take(wanted: int) -> ExitStack | None:
 
     If Prefect has no limit or fails, the result holds no slots.
     """
-    slots, limit = ExitStack(), _limit()
-    if limit is None:
+    slots = ExitStack()
+    limit: GlobalConcurrencyLimitResponse | None = None
+    unread = f"the limit {QUEUE!r} could not be read, and the stage goes on without it"
+    with (
+        tolerating_prefect(unread, logging.WARNING),
+        suppress(ObjectNotFound),
+        get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}) as client,
+    ):
+        limit = client.read_global_concurrency_limit_by_name(QUEUE)
+    if limit is None or not limit.active:
         return slots
     if wanted > limit.limit:
         raise ConfigError(
@@ -190,16 +198,3 @@ def _take(wanted: int) -> ExitStack | None:
                 return None
             raise
     return slots
-
-
-def _limit() -> GlobalConcurrencyLimitResponse | None:
-    """The active limit; None if there is none or no server responds."""
-    unread = f"the limit {QUEUE!r} could not be read, and the stage goes on without it"
-    with (
-        tolerating_prefect(unread, logging.WARNING),
-        suppress(ObjectNotFound),
-        get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}) as client,
-    ):
-        found = client.read_global_concurrency_limit_by_name(QUEUE)
-        return found if found.active else None
-    return None

@@ -31,7 +31,7 @@ from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.experiment import Experiment, ExperimentRun, StageObserver, open_experiment
 from luffy.pipeline.gpus import detected_gpus, gpus_of_stage, own_gpus
 from luffy.pipeline.job import JOB_FILE, write_job
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import finished_manifest
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.supervise import stage_command, supervise
@@ -48,8 +48,6 @@ Generation = EvaluateSettings | DifficultySettings | SampleSettings
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """The cost of one whole stage."""
-
     node: str
     seconds: float | None
     """None: unknown, for the reason in `words`."""
@@ -87,7 +85,7 @@ def open_bench(
     workspace.prepare()
     folder = workspace.root / "bench"
     folder.mkdir(exist_ok=True)
-    with StageLock(folder):
+    with stage_lock(folder):
         for left in folder.glob("scratch-*"):  # by a bench that was killed
             shutil.rmtree(left)
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as name:
@@ -117,7 +115,13 @@ class Bench:
         """
         known: dict[object, StageCost] = {}
         for plan in self._plans.values():
-            inputs = {entry: self._finished(plan, entry) for entry in plan.node.inputs}
+            inputs = {}
+            for entry, provider in plan.node.inputs.items():
+                # The newest finished result of the stages that lead there.
+                source = self._plans[provider]
+                while source.action != "reuse" and entry in source.node.inputs:
+                    source = self._plans[source.node.inputs[entry]]
+                inputs[entry] = source.directory
             kind = plan.node.stage, plan.action == "reuse" and plan.directory, *inputs.values()
             if kind in known:
                 cost = replace(known[kind], node=plan.node.name, words=f"as {known[kind].node}")
@@ -126,13 +130,6 @@ class Bench:
                 cost = replace(self._cost(plan, inputs), gpus=gpus)
             known.setdefault(kind, cost)
             yield cost
-
-    def _finished(self, plan: StagePlan, entry: str) -> Path:
-        """What the stage reads through `entry`: the newest finished result of the stages that lead there."""
-        source = self._plans[plan.node.inputs[entry]]
-        while source.action != "reuse" and entry in source.node.inputs:
-            source = self._plans[source.node.inputs[entry]]
-        return source.directory
 
     def _cost(self, plan: StagePlan, inputs: Mapping[str, Path]) -> StageCost:
         name, settings = plan.node.name, plan.node.settings
@@ -152,28 +149,23 @@ class Bench:
     def _training(self, plan: StagePlan, settings: SFTSettings | RLSettings, inputs: Mapping[str, Path]) -> StageCost:
         """The first steps do not count: they are slower, and with stale rollouts the last ones generate nothing."""
         checkpoint, name = self._execution.checkpoint, plan.node.name
-        if isinstance(settings, SFTSettings):
-            steps = self._steps + 1
-            measured = self._run(plan, shortened(settings, steps), inputs, save_every=max(1, steps - 1))
-            whole = self._sft_steps(plan, settings, inputs["data"])
-            return training_cost(name, measured, 0, whole, settings, checkpoint.sft_every)
-        if settings.rl.engine == "openai":
-            return StageCost(name, None, _ELSEWHERE)
-        ahead = settings.rl.max_staleness
-        steps = self._steps + 1 + 2 * ahead
-        measured = self._run(plan, shortened(settings, steps), inputs, save_every=steps)
-        return training_cost(name, measured, ahead, settings.rl.steps, settings, checkpoint.rl_every)
+        if isinstance(settings, RLSettings):
+            if settings.rl.engine == "openai":
+                return StageCost(name, None, _ELSEWHERE)
+            ahead = settings.rl.max_staleness
+            steps = self._steps + 1 + 2 * ahead
+            measured = self._run(plan, shortened(settings, steps), inputs, save_every=steps)
+            return training_cost(name, measured, ahead, settings.rl.steps, settings, checkpoint.rl_every)
+        steps = self._steps + 1
+        measured = self._run(plan, shortened(settings, steps), inputs, save_every=max(1, steps - 1))
+        whole = settings.sft.steps
+        # Their number may depend on traces that have yet to be made.
+        if whole is None and self._plans[plan.node.inputs["data"]].action == "reuse":
+            from luffy.data.splits import read_demonstrations  # loads transformers
 
-    def _sft_steps(self, plan: StagePlan, settings: SFTSettings, data: Path) -> int | None:
-        """None where their number depends on traces that have yet to be made."""
-        if settings.sft.steps is not None:
-            return settings.sft.steps
-        if self._plans[plan.node.inputs["data"]].action != "reuse":
-            return None
-        from luffy.data.splits import read_demonstrations  # loads transformers
-
-        chosen = read_demonstrations(data, settings.sft.num_traces, settings.seed)
-        return settings.sft.num_steps(sum(len(prompt.traces) for prompt in chosen))
+            chosen = read_demonstrations(inputs["data"], settings.sft.num_traces, settings.seed)
+            whole = settings.sft.num_steps(sum(len(prompt.traces) for prompt in chosen))
+        return training_cost(name, measured, 0, whole, settings, checkpoint.sft_every)
 
     def _generation(self, plan: StagePlan, settings: Generation, inputs: Mapping[str, Path]) -> StageCost:
         data, folder = inputs["data"], self._scratch / "data"
@@ -261,10 +253,15 @@ def training_cost(
     What remains of the program's time after its steps, its one checkpoint and its validations is spent once: start,
     loading, the excess of the first steps, export, hashes.
     """
-    rows = training_rows(measured.rows)
+    rows, save_s = training_rows(measured.rows), 0.0
     step_s = fmean(row[_STEP] for row in rows[1 + ahead : len(rows) - ahead])
     validations = [row[_VALIDATION] for row in measured.rows if _VALIDATION in row]
-    save_s = _save_s(measured)
+    if len(measured.progress) >= 2:
+        # The checkpoint comes before the last report of progress: the time between two reports, without the steps.
+        before, last = measured.progress[-2:]
+        between = [row for row in measured.rows if before.step < row["step"] <= last.step]
+        spent = sum(row.get(_STEP, 0.0) + row.get(_VALIDATION, 0.0) for row in between)
+        save_s = max(0.0, last.time - before.time - spent)
     fixed_s = max(0.0, measured.wall_s - len(rows) * step_s - save_s - sum(validations))
     peaks = {where: max(row.get(name, 0.0) for row in rows) for name, where in _MEMORY.items()}
     memory = ", ".join(f"{peak:.2f} GiB{where}" for where, peak in peaks.items() if peak)
@@ -280,16 +277,6 @@ def training_cost(
     counted = " + ".join(f"{count:,} x {seconds:.2f} s a {what}" for count, seconds, what in parts if count)
     total = fixed_s + sum(count * seconds for count, seconds, _ in parts)
     return StageCost(node, total, f"{counted} + {fixed_s:.1f} s once", "measured", memory=memory)
-
-
-def _save_s(measured: Measured) -> float:
-    """Seconds of the checkpoint before the last report of progress: the time between two reports, without the steps."""
-    if len(measured.progress) < 2:
-        return 0.0
-    before, last = measured.progress[-2:]
-    between = [row for row in measured.rows if before.step < row["step"] <= last.step]
-    spent = sum(row.get(_STEP, 0.0) + row.get(_VALIDATION, 0.0) for row in between)
-    return max(0.0, last.time - before.time - spent)
 
 
 def some_problems(

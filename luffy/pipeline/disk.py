@@ -5,7 +5,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,7 +45,6 @@ def measure(*paths: Path) -> Extent:
 
 
 def joined(extents: Iterable[Extent]) -> Extent:
-    """The sum of `extents`."""
     total, inodes = 0, Counter[tuple[int, int, int, int]]()
     for extent in extents:
         total += extent.num_bytes
@@ -62,13 +61,17 @@ def free_bytes(path: Path) -> int:
 
 def lack_of_space(error: BaseException) -> str | None:
     """The problem with the disk that caused `error`, in words; None where it has another cause."""
-    for cause in _causes(error):
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         number = cause.errno if isinstance(cause, OSError) else None
         words = str(cause)
         if number in _FULL or any(part in words for part in _FULL_WORDS):
             return "no space left"
         if number in _READ_ONLY or any(part in words for part in _READ_ONLY_WORDS):
             return READ_ONLY
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -86,26 +89,11 @@ def usable(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or cause.__context__
-
-
 def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
     for path in paths:
+        files: Iterable[Path] = [path]
         if path.is_dir() and not path.is_symlink():
-            for folder, _, names in os.walk(path):
-                yield from filter(None, (_stat(Path(folder, name)) for name in names))
-        else:
-            yield from filter(None, [_stat(path)])
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except FileNotFoundError:
-        return None
+            files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+        for file in files:
+            with suppress(FileNotFoundError):
+                yield file.lstat()

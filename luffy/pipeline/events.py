@@ -82,7 +82,6 @@ class EventWriter:
         self._write("stopped", {"text": text})
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, kind: EventKind, fields: Mapping[str, object]) -> None:

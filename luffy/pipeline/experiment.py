@@ -23,10 +23,10 @@ from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest
 from luffy.pipeline.outside import outside_files
-from luffy.pipeline.plan import StagePlan, plan_graph, plan_stage
+from luffy.pipeline.plan import StagePlan, plan_stage
 from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints
 from luffy.pipeline.space import check_space
 from luffy.pipeline.supervise import stage_command, supervise
@@ -36,27 +36,13 @@ RunState = Literal["running", "finished", "failed", "interrupted"]
 
 
 class StageObserver(Protocol):
-    """Receives the events of a stage, for display."""
+    """Receives the events of a stage, for display: `finished` for one that was finished in an earlier run, too."""
 
-    def planned(self, plan: StagePlan) -> None:
-        """The stage has been planned."""
-        ...
-
-    def event(self, plan: StagePlan, event: Event) -> None:
-        """The stage program has reported something."""
-        ...
-
-    def line(self, plan: StagePlan, text: str) -> None:
-        """The stage program has logged a line."""
-        ...
-
-    def finished(self, plan: StagePlan, manifest: Manifest) -> None:
-        """The stage is finished, now or in an earlier run."""
-        ...
-
-    def failed(self, plan: StagePlan, error: BaseException) -> None:
-        """The stage has failed or was interrupted."""
-        ...
+    def planned(self, plan: StagePlan) -> None: ...
+    def event(self, plan: StagePlan, event: Event) -> None: ...
+    def line(self, plan: StagePlan, text: str) -> None: ...  # of the stage's log
+    def finished(self, plan: StagePlan, manifest: Manifest) -> None: ...
+    def failed(self, plan: StagePlan, error: BaseException) -> None: ...  # or was interrupted
 
 
 class Unwatched:
@@ -82,12 +68,16 @@ class Experiment:
 
     def plan(self) -> tuple[StagePlan, ...]:
         """The decisions that a run would make now; starts and writes nothing."""
-        return plan_graph(self.workspace, self.config.name, self.nodes, self.identities, verify=self.verify)
+        plans: list[StagePlan] = []
+        for node in self.nodes:
+            pending = frozenset(plan.node.name for plan in plans if plan.action != "reuse")
+            plans.append(self.plan_node(node.name, pending))
+        return tuple(plans)
 
-    def plan_node(self, name: str) -> StagePlan:
-        """The decision for one stage whose inputs are finished."""
+    def plan_node(self, name: str, pending: frozenset[str] = frozenset()) -> StagePlan:
+        """The decision for one stage, while the stages in `pending` that it reads from have yet to be made."""
         node = next(node for node in self.nodes if node.name == name)
-        return plan_stage(self.workspace, self.config.name, node, self.identities, verify=self.verify)
+        return plan_stage(self.workspace, self.config.name, node, self.identities, pending, verify=self.verify)
 
     def adopt(self, name: str) -> str | None:
         """Take over a finished result that differs from the stage's in its code alone; its key, or None without one.
@@ -113,7 +103,6 @@ class Experiment:
             raise LuffyError(f"{name}: {what}; the same command makes it again") from None
 
     def job(self, plan: StagePlan, *, afresh: bool = False) -> StageJob:
-        """The job for the stage program."""
         return StageJob(
             node=plan.node.name,
             stage=plan.node.stage,
@@ -184,38 +173,53 @@ class ExperimentRun:
         temporary failure another call resumes the stage. The time limit of a stage is that of all its calls together.
         `afresh` makes it again from the beginning, whatever is there.
         """
-        with claiming(self.experiment.workspace):
+        with ExitStack() as claimed:
+            claimed.enter_context(claiming(self.experiment.workspace))
             plan = self.experiment.plan_node(name)
             if afresh:
                 plan = replace(plan, action="run", reason="asked for", step=0, extends=None)
             observer.planned(plan)
-            with _reporting_to(observer, plan):
-                self.enter(plan)
-        with _reporting_to(observer, plan):
-            if plan.action != "reuse":
-                self._start(plan, observer, turn, afresh)
-            manifest = finished_manifest(plan.directory)
-            for page in plan.node.kind.pages:
-                link(plan.directory / page, self.directory / page)
+            try:
+                with usable(plan.directory):
+                    self.enter(plan)
+                    claimed.close()
+                    if plan.action != "reuse":
+                        self._start(plan, observer, turn, afresh)
+                    manifest = finished_manifest(plan.directory)
+                    for page in plan.node.kind.pages:
+                        link(plan.directory / page, self.directory / page)
+            except BaseException as error:  # also Ctrl-C: the display must stop showing the stage as running
+                observer.failed(plan, error)
+                raise
         observer.finished(plan, manifest)
         return manifest
 
     def enter(self, plan: StagePlan) -> None:
-        """Record the decision for a stage."""
         link(plan.directory, self.directory / "stages" / plan.node.name)
-        with self._recording:
-            self._stages[plan.node.name] = {
-                "key": plan.identity.key,
-                "directory": str(plan.directory),
-                "action": plan.headline,
-                "reason": plan.reason,
-            }
-            write_run(self.directory, self._record("running"))
+        self._stages[plan.node.name] = {
+            "key": plan.identity.key,
+            "directory": str(plan.directory),
+            "action": plan.headline,
+            "reason": plan.reason,
+        }
+        self.record("running")
 
-    def close(self, state: RunState) -> None:
-        """Record how the run ended."""
+    def record(self, state: RunState) -> None:
+        """Write the run's record: how it stands, or how it ended."""
+        nodes = self.experiment.nodes
         with self._recording:
-            write_run(self.directory, self._record(state))
+            record = {
+                "experiment": self.experiment.config.name,
+                "state": state,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "working_directory": self._working_directory,
+                "started": self._started,
+                "updated": _now(),
+                "stages": {node.name: self._stages[node.name] for node in nodes if node.name in self._stages},
+                "config": self.experiment.config.model_dump(mode="json"),
+            }
+            write_run(self.directory, record)
 
     def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn | None, afresh: bool) -> None:
         node, stage, execution = plan.node.name, plan.node.stage, self.experiment.config.execution
@@ -252,20 +256,6 @@ class ExperimentRun:
                 raise
             raise StageFailed(f"{node} {failure}", failure.exit_code, temporary=failure.temporary) from None
 
-    def _record(self, state: RunState) -> dict[str, object]:
-        nodes = self.experiment.nodes
-        return {
-            "experiment": self.experiment.config.name,
-            "state": state,
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "working_directory": self._working_directory,
-            "started": self._started,
-            "updated": _now(),
-            "stages": {node.name: self._stages[node.name] for node in nodes if node.name in self._stages},
-            "config": self.experiment.config.model_dump(mode="json"),
-        }
-
 
 @contextmanager
 def start_run(
@@ -281,29 +271,18 @@ def start_run(
     with ExitStack() as stack:
         with usable(experiment.workspace.root), claiming(experiment.workspace):
             directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
-            stack.enter_context(StageLock(directory))
+            stack.enter_context(stage_lock(directory))
             run = ExperimentRun(experiment, directory, command, stopped)
-            run.close("running")
+            run.record("running")
         try:
             yield run
         except BaseException as error:  # also Ctrl-C
             ended = isinstance(error, StageFailed) and error.is_interruption
             with contextlib.suppress(OSError):  # a full disk: `error` reports it, and the stale record shows a dead run
-                run.close("interrupted" if ended or not isinstance(error, Exception) else "failed")
+                run.record("interrupted" if ended or not isinstance(error, Exception) else "failed")
             raise
         with usable(directory):
-            run.close("finished")
-
-
-@contextmanager
-def _reporting_to(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
-    """Report any exception that ends the stage to the observer, and raise it again."""
-    try:
-        with usable(plan.directory):
-            yield
-    except BaseException as error:  # also Ctrl-C: the display must stop showing the stage as running
-        observer.failed(plan, error)
-        raise
+            run.record("finished")
 
 
 def _now() -> str:

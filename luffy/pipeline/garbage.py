@@ -11,10 +11,10 @@ that a process works on is never touched, since its lock is taken first.
 import json
 import os
 import re
-import shutil
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,11 +27,18 @@ from luffy.errors import DataError, LuffyError
 from luffy.files import sync_directory
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.identity import IDENTITY_FILE, KEY_LENGTH, Json, read_identity
-from luffy.pipeline.job import JOB_FILE, StageJob, in_workspace_of, inputs_of, read_job
+from luffy.pipeline.job import JOB_FILE, in_workspace_of, inputs_of, read_job
 from luffy.pipeline.lock import LOCK_FILE, holder_of, lock_if_free
-from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
+from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.records import RunRecord, list_records
-from luffy.pipeline.reuse import CHECKPOINTS_FOLDER, LOG_FILE, complete_checkpoints, is_temporary, partial_writes
+from luffy.pipeline.reuse import (
+    CHECKPOINTS_FOLDER,
+    LOG_FILE,
+    complete_checkpoints,
+    delete,
+    is_temporary,
+    partial_writes,
+)
 from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, TRASH_PREFIX, Workspace, disposing, is_discarded
 
 Kind = Literal["run", "result", "checkpoint", "part", "log"]
@@ -68,44 +75,34 @@ class Retention:
 
         Raises DataError for a name without a run, and for one of a run that is under way.
         """
-        named = self._named(records)
-        open_ended = ("running", "unreadable")
-        comparing = tuple(f"{record.experiment}." for record in records if record.is_live and record.experiment)
-        candidates = [
-            record
-            for record in records
-            # A comparison that is under way may reuse what its arms made before.
-            if record.condition not in open_ended and not record.experiment.startswith(comparing)
-        ]
-        newest: defaultdict[str, list[RunRecord]] = defaultdict(list)
-        for record in sorted(records, key=lambda record: record.started, reverse=True):
-            newest[record.experiment].append(record)
-        going = {record.directory for record in candidates if self._is_over(record, newest[record.experiment])} | named
-        kept = [record for record in records if record.directory not in going]
-        going -= {arm for record in kept for arm in record.arms.values()} - named
-        return [record for record in records if record.directory in going]
-
-    def _named(self, records: Sequence[RunRecord]) -> set[Path]:
-        by_name = {record.name: record for record in records}
+        by_name, named = {record.name: record for record in records}, set[Path]()
         for name in self.names:
             if name not in by_name:
                 raise DataError(f"--runs {name}: no such run; luffy show lists them")
-            if by_name[name].is_live:
-                raise DataError(
-                    f"--runs {name}: is under way (pid {by_name[name].pid} on {by_name[name].host}); end it first"
-                )
-        directories = {by_name[name].directory for name in self.names}
-        arms = {arm for name in self.names for arm in by_name[name].arms.values()}
-        return directories | {record.directory for record in records if record.directory in arms and not record.is_live}
-
-    def _is_over(self, record: RunRecord, newest: Sequence[RunRecord]) -> bool:
-        """`newest`: the runs of its experiment, newest first."""
-        limits = []
-        if self.keep_runs is not None:
-            limits.append(record not in newest[: self.keep_runs])
-        if self.older_than_s is not None:
-            limits.append(bool(record.started) and time.time() - record.started_s > self.older_than_s)
-        return bool(limits) and all(limits)
+            record = by_name[name]
+            if record.is_live:
+                raise DataError(f"--runs {name}: is under way (pid {record.pid} on {record.host}); end it first")
+            arms = {*record.arms.values()}
+            named |= {
+                record.directory,
+                *(arm.directory for arm in records if arm.directory in arms and not arm.is_live),
+            }
+        # A comparison that is under way may reuse what its arms made before.
+        comparing = tuple(f"{record.experiment}." for record in records if record.is_live and record.experiment)
+        num_newer, going = Counter[str](), set(named)
+        for record in sorted(records, key=lambda record: record.started, reverse=True):
+            beyond = []
+            if self.keep_runs is not None:
+                beyond.append(num_newer[record.experiment] >= self.keep_runs)
+            if self.older_than_s is not None:
+                beyond.append(bool(record.started) and time.time() - record.started_s > self.older_than_s)
+            num_newer[record.experiment] += 1
+            is_open = record.condition in ("running", "unreadable") or record.experiment.startswith(comparing)
+            if beyond and all(beyond) and not is_open:
+                going.add(record.directory)
+        kept = [record for record in records if record.directory not in going]
+        going -= {arm for record in kept for arm in record.arms.values()} - named
+        return [record for record in records if record.directory in going]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +117,6 @@ class Garbage:
     stage: Path | None = None
     """The stage directory whose lock guards it."""
 
-    @property
-    def age_s(self) -> float:
-        return max(0.0, time.time() - self.modified)
-
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -135,8 +128,6 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Disposal:
-    """Outcome of a deletion."""
-
     gone: tuple[Garbage, ...]
     spared: tuple[tuple[Garbage, str], ...]
     """Garbage that was not deleted, each item with the reason."""
@@ -147,7 +138,7 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
     records = list_records(workspace)
     given_up = retention.given_up(records)
     kept = [record for record in records if record not in given_up]
-    needs = find_needs(workspace, kept)
+    needs = _find_needs(workspace, kept)
     given_up = [record for record in given_up if record.directory not in needs.runs]
     notes = list(needs.notes)
     former = {entry.directory: record.name for record in reversed(given_up) for entry in record.stages.values()}
@@ -156,7 +147,7 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
         for record in given_up
         if _own(record.directory, notes)
     ]
-    for directory in stage_directories(workspace):
+    for directory in _stage_directories(workspace):
         if _own(directory, notes):
             garbage += _of_stage(directory, needs, former, retention, notes)
     garbage += _leftovers(workspace)
@@ -176,7 +167,7 @@ def dispose(workspace: Workspace, retention: Retention, chosen: Iterable[Garbage
     spared = [(item, reason) for item, reason in results if isinstance(reason, str)]
     gone = []
     for item, place in renamed:
-        _delete(place)
+        delete(place, ignore_errors=True)
         if place.exists() or place.is_symlink():
             spared.append((item, f"{place} could not be deleted"))
         else:
@@ -188,128 +179,97 @@ def dispose(workspace: Workspace, retention: Retention, chosen: Iterable[Garbage
 
 def _discard(item: Garbage) -> Path | str:
     """Rename a folder, or delete a file; returns the path that is left to delete, or the reason why the item stays."""
+    path = item.path
     try:
-        if item.stage is None:
-            return _put_away(item.path)
-        with lock_if_free(item.stage) as is_ours:
-            return _put_away(item.path) if is_ours else "a process has just begun to work on it"
+        with lock_if_free(item.stage) if item.stage is not None else nullcontext(True) as is_ours:
+            if not is_ours:
+                return "a process has just begun to work on it"
+            if path.is_symlink() or not path.is_dir():
+                path.unlink(missing_ok=True)  # a kill cannot leave half of it
+                return path
+            if is_discarded(path):
+                return path
+            number, place = 0, path.with_name(f"{TRASH_PREFIX}{path.name}")
+            while place.exists() or place.is_symlink():
+                number += 1
+                place = path.with_name(f"{TRASH_PREFIX}{path.name}-{number}")
+            path.rename(place)
+            # Runs go before their stages, and must stay so if the power fails.
+            sync_directory(path.parent)
+            return place
     except OSError as error:
         return error.strerror or str(error)
 
 
-def _put_away(path: Path) -> Path:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)  # a kill cannot leave half of it
-        return path
-    if is_discarded(path):
-        return path
-    number, place = 0, path.with_name(f"{TRASH_PREFIX}{path.name}")
-    while place.exists() or place.is_symlink():
-        number += 1
-        place = path.with_name(f"{TRASH_PREFIX}{path.name}-{number}")
-    path.rename(place)
-    # Runs go before their stages, and must stay so if the power fails.
-    sync_directory(path.parent)
-    return place
-
-
-def _delete(path: Path) -> None:
-    """Delete `path` without following links; continues after a file that cannot be deleted."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """Directories that must be kept."""
-
-    stages: frozenset[Path]
-    """Stage directories."""
-    runs: frozenset[Path]
-    """Run directories."""
-    live: frozenset[Path]
-    """Stage directories of runs that are under way: nothing in them is touched."""
-    checkpoints: frozenset[Path]
-    """Stage directories whose checkpoints an unfinished stage has yet to read."""
-    are_known: bool
-    """False if it could not be determined which results the runs under way will reuse."""
-    notes: tuple[str, ...]
+class _Needs:
+    stages: set[Path]
+    runs: set[Path]
+    live: set[Path]
+    """Stages of runs that are under way: nothing in them is touched."""
+    checkpoints: set[Path]
+    """Stages whose checkpoints an unfinished stage has yet to read."""
+    notes: list[str]
+    """Reasons why it could not be determined which results the runs under way will reuse."""
 
 
-def find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> Needs:
+def _find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> _Needs:
     """The needs of the runs `kept`, and the stages that are being made now."""
-    by_key = {directory.name: directory for directory in stage_directories(workspace)}
-    notes, planned = [], set[Path]()
+    by_key = {directory.name: directory for directory in _stage_directories(workspace)}
+
+    def with_sources(roots: Iterable[Path]) -> set[Path]:
+        """Stage directories, and those that they were made from."""
+        waiting, found = list(roots), set[Path]()
+        while waiting:
+            directory = waiting.pop()
+            if directory not in found:
+                found.add(directory)
+                record = read_identity(directory)
+                keys = record.identity.upstream.values() if record is not None else ()
+                waiting.extend(by_key[key] for key in keys if key in by_key)
+        return found
+
+    needs = _Needs(set(), set(), set(), set(), [])
+    begun = {directory for directory in by_key.values() if holder_of(directory) is not None}
+    live, named = set[Path](), set[Path]()
     for record in kept:
+        used = {entry.directory for entry in record.stages.values()}
+        begun |= used
         if record.is_live:
+            live |= used
+        if record.is_live and record.config:  # else it has not entered anything yet
             try:
-                planned |= _planned(workspace, record)
+                config = ExperimentConfig.model_validate_json(json.dumps(record.config))
+                for identity in open_experiment(config, workspace).identities.values():
+                    live.add(workspace.stage_directory(identity.stage, identity.key))
             except (LuffyError, ValidationError) as error:
                 reason = str(error).partition("\n")[0]
-                notes.append(
+                needs.notes.append(
                     f"{record.name} is under way, and what it will reuse is not known ({reason}): no result is deleted"
                 )
         elif record.condition == "unreadable" and holder_of(record.directory) is not None:
-            notes.append(f"{record.name} is under way, and its record cannot be read: no result is deleted")
-    live = planned | {entry.directory for record in kept if record.is_live for entry in record.stages.values()}
-    used = {entry.directory for record in kept for entry in record.stages.values()}
-    held = {directory for directory in by_key.values() if holder_of(directory) is not None}
-    named = {path for record in kept for path in _named_paths(record.config, record.working_directory, workspace)}
-    unfinished = {path: job for path in used | held if (job := _unfinished(path)) is not None}
-    roots = used | held | live | {_child_of(workspace.stages, path, 2) for path in named}
-    roots |= {in_workspace_of(path, job.extends) for path, job in unfinished.items() if job.extends}
-    inputs = {source for path, job in unfinished.items() for source in inputs_of(job, path).values()}
-    return Needs(
-        frozenset(_with_sources(roots, by_key)),
-        frozenset(filter(None, (_child_of(workspace.runs, path, 1) for path in named)))
-        | {arm for record in kept for arm in record.arms.values()},
-        frozenset(_with_sources(live, by_key)),
-        frozenset(inputs),
-        not notes,
-        tuple(notes),
-    )
+            needs.notes.append(f"{record.name} is under way, and its record cannot be read: no result is deleted")
+        needs.runs.update(record.arms.values())
+        named.update(_named_paths(record.config, record.working_directory, workspace))
+    needs.runs.update(filter(None, (_child_of(workspace.runs, path, 1) for path in named)))
+    roots = begun | live | set(filter(None, (_child_of(workspace.stages, path, 2) for path in named)))
+    for directory in begun:
+        if (directory / MANIFEST_FILE).exists() or not (directory / JOB_FILE).is_file():
+            continue
+        with suppress(LuffyError):  # from another version; this one would make the stage from scratch
+            job = read_job(directory / JOB_FILE)
+            needs.checkpoints.update(inputs_of(job, directory).values())
+            if job.extends:
+                roots.add(in_workspace_of(directory, job.extends))
+    needs.live.update(with_sources(live))
+    needs.stages.update(with_sources(roots))
+    return needs
 
 
-def stage_directories(workspace: Workspace) -> Iterator[Path]:
-    """The directories of results of all stages."""
+def _stage_directories(workspace: Workspace) -> Iterator[Path]:
     for folder in sorted(workspace.stages.iterdir()) if workspace.stages.is_dir() else ():
-        for directory in sorted(folder.iterdir()) if folder.is_dir() and not is_discarded(folder) else ():
-            if directory.is_dir() and not is_discarded(directory):
-                yield directory
-
-
-def _planned(workspace: Workspace, record: RunRecord) -> set[Path]:
-    """The results that a run will use, as far as its current configuration determines them."""
-    if not record.config:
-        return set()  # it has not entered anything yet
-    config = ExperimentConfig.model_validate_json(json.dumps(record.config))
-    identities = open_experiment(config, workspace).identities.values()
-    return {workspace.stage_directory(identity.stage, identity.key) for identity in identities}
-
-
-def _with_sources(roots: Iterable[Path | None], by_key: Mapping[str, Path]) -> set[Path]:
-    """Stage directories, and those that they were made from."""
-    waiting, found = [root for root in roots if root is not None], set[Path]()
-    while waiting:
-        directory = waiting.pop()
-        if directory not in found:
-            found.add(directory)
-            record = read_identity(directory)
-            keys = record.identity.upstream.values() if record is not None else ()
-            waiting.extend(by_key[key] for key in keys if key in by_key)
-    return found
-
-
-def _unfinished(directory: Path) -> StageJob | None:
-    """The job of a stage that is not finished; None for a finished one."""
-    if (directory / MANIFEST_FILE).exists() or not (directory / JOB_FILE).is_file():
-        return None
-    try:
-        return read_job(directory / JOB_FILE)
-    except LuffyError:
-        return None  # from another version; this one would make the stage from scratch
+        if folder.is_dir() and not is_discarded(folder):
+            yield from workspace.siblings(folder.name)
 
 
 def _named_paths(values: Json | Mapping[str, Json], start: str, workspace: Workspace) -> Iterator[Path]:
@@ -339,7 +299,7 @@ def _child_of(folder: Path, path: Path, depth: int) -> Path | None:
 
 
 def _of_stage(
-    directory: Path, needs: Needs, former: Mapping[Path, str], retention: Retention, notes: list[str]
+    directory: Path, needs: _Needs, former: Mapping[Path, str], retention: Retention, notes: list[str]
 ) -> Iterator[Garbage]:
     holder = holder_of(directory)
     if holder is not None:
@@ -347,7 +307,7 @@ def _of_stage(
         return
     manifest = read_manifest(directory)
     if directory not in needs.stages:
-        if needs.are_known:
+        if not needs.notes:
             reason = f"only {former[directory]} used it" if directory in former else "no run uses it"
             if manifest is None:
                 newest = max(complete_checkpoints(directory), default=None)
@@ -363,19 +323,14 @@ def _of_stage(
         for folder in (directory / name for name in manifest.scratch):
             if folder.is_dir():
                 yield Garbage("part", folder, "needed only until the stage was finished", _modified(folder), directory)
-        yield from _superseded(directory, manifest, needs, retention)
+        # A longer run, or the repair of a damaged model, needs only the newest checkpoint.
+        more_kept = manifest.execution.checkpoint.keep > CheckpointConfig().keep
+        if directory not in needs.checkpoints and (retention.all_checkpoints or not more_kept):
+            checkpoints = sorted(complete_checkpoints(directory).items())
+            for _, folder in checkpoints[:-1]:
+                reason = f"the stage is finished, and its checkpoint of step {checkpoints[-1][0]} stays"
+                yield Garbage("checkpoint", folder, reason, _modified(folder), directory)
         yield from _old_log(directory / LOG_FILE, directory)
-
-
-def _superseded(directory: Path, manifest: Manifest, needs: Needs, retention: Retention) -> Iterator[Garbage]:
-    """Checkpoints before the newest one; a longer run, or the repair of a damaged model, needs only the newest."""
-    more_kept = manifest.execution.checkpoint.keep > CheckpointConfig().keep
-    if directory in needs.checkpoints or (more_kept and not retention.all_checkpoints):
-        return
-    checkpoints = sorted(complete_checkpoints(directory).items())
-    for _, folder in checkpoints[:-1]:
-        reason = f"the stage is finished, and its checkpoint of step {checkpoints[-1][0]} stays"
-        yield Garbage("checkpoint", folder, reason, _modified(folder), directory)
 
 
 def partial_files(directory: Path) -> Iterator[Garbage]:

@@ -85,22 +85,19 @@ def detected_gpus() -> tuple[Gpu, ...] | None:
 def hidden_gpus() -> str:
     """The kinds of this machine's GPUs where CUDA_VISIBLE_DEVICES hides all of them, else empty."""
     names = _admitted_names()
-    return ", ".join(gpu_names()) if names is not None and names[:1] in _NONE else ""
+    if names is None or names[:1] not in _NONE:
+        return ""
+    try:
+        answer = subprocess.run(_QUERY_NAMES, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""  # no GPUs, or a driver that does not respond
+    return ", ".join(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
 def _admitted_names() -> list[str] | None:
     """The names in CUDA_VISIBLE_DEVICES; None where it is not set."""
     listed = os.environ.get(_VISIBLE)
     return None if listed is None else [name.strip() for name in listed.split(",") if name.strip()]
-
-
-def gpu_names() -> tuple[str, ...]:
-    """Names of all GPUs of this machine, as torch also calls them; empty without GPUs or without a driver's answer."""
-    try:
-        answer = subprocess.run(_QUERY_NAMES, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
 def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:

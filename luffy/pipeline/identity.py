@@ -84,13 +84,10 @@ class Identity:
         return section
 
     def _ingredients(self, settings: dict[str, Json]) -> Json:
-        return [
-            self.stage,
-            settings,
-            _pairs(self.upstream),
-            _pairs(self.code),
-            _pairs(self.files),
+        given: list[Json] = [
+            [[name, mapping[name]] for name in sorted(mapping)] for mapping in (self.upstream, self.code, self.files)
         ]
+        return [self.stage, settings, *given]
 
 
 def identity_of(
@@ -143,7 +140,6 @@ class IdentityRecord:
 
 
 def write_identity(directory: Path, record: IdentityRecord) -> None:
-    """Put `identity.json` into a stage's directory."""
     fields = {**asdict(record), "series": record.identity.series}
     write_atomic(directory / IDENTITY_FILE, json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
 
@@ -159,20 +155,28 @@ def read_identity(directory: Path) -> IdentityRecord | None:
         return None  # written by another version, or damaged
 
 
-def _pairs(mapping: Mapping[str, str]) -> list[Json]:
-    return [[name, mapping[name]] for name in sorted(mapping)]
-
-
 def _digest(ingredients: Json) -> str:
     return hashlib.sha256(canonical_json(ingredients).encode()).hexdigest()[:KEY_LENGTH]
 
 
 @functools.cache
 def _hash_of(room: str, package: Path) -> str:
-    trees = _Trees.of(package)
-    lines = [f"{file.relative_to(package).as_posix()}\0{trees.hash_of(file)}\n" for file in _files_of(room, package)]
-    trees.save()
-    return _hash("".join(lines).encode())
+    place, known = _known_trees(package)
+    lines, before = "", len(known)
+    for file in _files_of(room, package):
+        content = file.read_bytes()
+        hashed = key = _hash(content)
+        if file.suffix == ".py":
+            if key not in known:
+                tree = _WithoutDocstrings().visit(ast.parse(content, filename=str(file)))
+                known[key] = _hash(_dump(tree).encode())
+            hashed = known[key]
+        lines += f"{file.relative_to(package).as_posix()}\0{hashed}\n"
+    if len(known) > before:
+        with suppress(OSError):  # a read-only installation: modules are parsed each time
+            place.parent.mkdir(exist_ok=True)
+            write_atomic(place, json.dumps(known))
+    return _hash(lines.encode())
 
 
 def _files_of(room: str, package: Path) -> list[Path]:
@@ -189,42 +193,14 @@ def _counts(file: Path) -> bool:
     return not hidden and file.suffix not in (".pyc", ".md") and file.as_posix() not in FRAME
 
 
-class _Trees:
-    """Hashes of the modules' syntax trees by the hash of their bytes, kept beside the byte code: parsing takes seconds.
-
-    Where they cannot be written, modules are parsed each time.
-    """
-
-    def __init__(self, package: Path) -> None:
-        self._path = package / "__pycache__" / f"trees.{_hash(Path(__file__).read_bytes())}.json"
-        self._known: dict[str, str] = {}
-        with suppress(OSError, ValueError, AttributeError):  # none yet, or not ours
-            self._known = {str(key): str(value) for key, value in json.loads(self._path.read_bytes()).items()}
-        self._is_saved = True
-
-    @classmethod
-    @functools.cache
-    def of(cls, package: Path) -> "_Trees":
-        return cls(package)
-
-    def hash_of(self, file: Path) -> str:
-        """The hash of a module's tree, or of another file's bytes."""
-        content = file.read_bytes()
-        key = _hash(content)
-        if file.suffix != ".py":
-            return key
-        if key not in self._known:
-            self._known[key] = _hash(_dump(_WithoutDocstrings().visit(ast.parse(content, filename=str(file)))).encode())
-            self._is_saved = False
-        return self._known[key]
-
-    def save(self) -> None:
-        """Write what is new to disk."""
-        if not self._is_saved:
-            with suppress(OSError):  # a read-only installation
-                self._path.parent.mkdir(exist_ok=True)
-                write_atomic(self._path, json.dumps(self._known))
-            self._is_saved = True
+@functools.cache
+def _known_trees(package: Path) -> tuple[Path, dict[str, str]]:
+    """Hashes of the modules' syntax trees by the hash of their bytes, and the file that keeps them: parsing takes
+    seconds."""
+    place = package / "__pycache__" / f"trees.{_hash(Path(__file__).read_bytes())}.json"
+    with suppress(OSError, ValueError, AttributeError):  # none yet, or not ours
+        return place, {str(key): str(value) for key, value in json.loads(place.read_bytes()).items()}
+    return place, {}
 
 
 def _dump(value: object) -> str:

@@ -57,14 +57,12 @@ def drop_foreign(variables: MutableMapping[str, str]) -> None:
 
 def complaints_about_variables(variables: Mapping[str, str], *, starts_ray: bool) -> list[str]:
     """One line for each variable with which a stage would fail; `starts_ray`: on this machine."""
-    return [*_about_values(variables), *_about_temporary_folder(variables, starts_ray)]
-
-
-def _about_values(variables: Mapping[str, str]) -> Iterator[str]:
+    found = []
     for name, (pattern, allowed) in _ALLOWED.items():
         value = variables.get(name)
         if value is not None and not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
-            yield f"{name}={value!r}: is not {allowed}; correct it, or unset it"
+            found.append(f"{name}={value!r}: is not {allowed}; correct it, or unset it")
+    return [*found, *_about_temporary_folder(variables, starts_ray)]
 
 
 def _about_temporary_folder(variables: Mapping[str, str], starts_ray: bool) -> Iterator[str]:

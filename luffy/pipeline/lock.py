@@ -5,6 +5,7 @@ they do not.
 """
 
 import fcntl
+import math
 import os
 import re
 import socket
@@ -14,7 +15,6 @@ from asyncio import to_thread
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed, WorkspaceError
 
@@ -39,50 +39,53 @@ _SHARED: dict[str, tuple[str, ...]] = {
 mount.lustre(8), mount.ocfs2(8), mount.cifs(8). sshfs always does."""
 
 
-class StageLock:
-    """Context manager: holds the lock of `directory` while inside; raises LuffyError when it is deleted meanwhile.
+@contextmanager
+def stage_lock(directory: Path, waiting: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
+    """Holds the lock of `directory` while inside; raises LuffyError when it is deleted meanwhile.
 
     `waiting` is called with the name of the holder ("pid 17 on host") once for each holder that is waited for.
     """
-
-    def __init__(self, directory: Path, waiting: Callable[[str], None] = lambda holder: None) -> None:
-        self._path = directory / LOCK_FILE
-        self._waiting = waiting
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> "StageLock":
-        # Close-on-exec: a child that outlives the stage must not keep the lock.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with ExitStack() as on_failure:
-            on_failure.callback(os.close, descriptor)
-            self._wait(descriptor)
-            if not _is_still(self._path, descriptor):
-                raise LuffyError(
-                    f"{self._path.parent}: was deleted while this process waited for its lock; start again"
-                )
-            on_failure.pop_all()
+    path = directory / LOCK_FILE
+    # Close-on-exec: a child that outlives the stage must not keep the lock.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _wait(descriptor, waiting)
+        try:
+            is_still = os.path.samestat(path.stat(), os.fstat(descriptor))
+        except FileNotFoundError:
+            is_still = False
+        if not is_still:
+            raise LuffyError(f"{directory}: was deleted while this process waited for its lock; start again")
         _write_name(descriptor, _own_name())
-        self._descriptor = descriptor
-        return self
+        try:
+            yield
+        finally:
+            _write_name(descriptor, "")
+    finally:
+        os.close(descriptor)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._descriptor is not None:
-            _write_name(self._descriptor, "")
-            os.close(self._descriptor)
-            self._descriptor = None
 
-    def _wait(self, descriptor: int) -> None:
-        announced: str | None = None
-        while not _try_lock(descriptor):
-            time.sleep(_POLL_S)
-            if _try_lock(descriptor):  # somebody had only looked who holds it
-                return
-            holder = _name_in(descriptor) or announced or "another process"  # on a full disk it has no name
-            if holder != announced:
-                self._waiting(holder)
-                announced = holder
+def _wait(
+    descriptor: int,
+    waiting: Callable[[str], None],
+    stopped: Callable[[], bool] = lambda: False,
+    deadline: float = math.inf,
+) -> bool:
+    """Whether the lock was free before `deadline`, a time of the monotonic clock; StageFailed once `stopped`."""
+    announced = ""
+    while not _try_lock(descriptor):
+        if stopped():
+            raise StageFailed("interrupted while waiting; the same command resumes it", EXIT_INTERRUPTED)
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+        if _try_lock(descriptor):  # somebody had only looked who holds it
+            break
+        holder = _name_in(descriptor) or announced or "another process"  # on a full disk it has no name
+        if holder != announced:
+            waiting(holder)
+            announced = holder
+    return True
 
 
 @contextmanager
@@ -120,7 +123,7 @@ class FlockManager:
 
     Args:
         folder: Where the files are, such as `rl-0f3a….lock` for the record `rl/0f3a…/record.json`.
-        waiting: Called once with the name of the holder, when a wait begins.
+        waiting: Called with the name of each holder that is waited for.
         stopped: Whether to give up waiting, which raises StageFailed.
     """
 
@@ -143,17 +146,9 @@ class FlockManager:
         descriptor = os.open(self._path(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with ExitStack() as on_failure:
             on_failure.callback(os.close, descriptor)
-            deadline = None if acquire_timeout is None else time.monotonic() + acquire_timeout
-            announced = False
-            while not _try_lock(descriptor):
-                if self._stopped():
-                    raise StageFailed("interrupted while waiting; the same command resumes it", EXIT_INTERRUPTED)
-                if deadline is not None and time.monotonic() >= deadline:
-                    return False
-                if not announced and (name := _name_in(descriptor)):
-                    self._waiting(name)
-                    announced = True
-                time.sleep(_POLL_S)
+            deadline = math.inf if acquire_timeout is None else time.monotonic() + acquire_timeout
+            if not _wait(descriptor, self._waiting, self._stopped, deadline):
+                return False
             on_failure.pop_all()
         _write_name(descriptor, _own_name())
         self._held[key, holder] = descriptor
@@ -166,11 +161,9 @@ class FlockManager:
             os.close(descriptor)
 
     def is_lock_holder(self, key: str, holder: str) -> bool:
-        """Whether `holder` holds the lock of the record `key`."""
         return (key, holder) in self._held
 
     def is_locked(self, key: str) -> bool:
-        """Whether anybody holds the lock of the record `key`."""
         return not self.wait_for_lock(key, timeout=0.0)
 
     def wait_for_lock(self, key: str, timeout: float | None = None) -> bool:
@@ -198,8 +191,15 @@ class FlockManager:
 
 def check_locks(folder: Path, mounts: Path = _MOUNTS) -> None:
     """Raise WorkspaceError where `flock` does not keep a second process out, here or on another machine."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
-        fault = _fault(probe.name)
+    fault: str | None = "a second holder is not kept out"
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe, Path(probe.name).open("r+b") as second:
+        try:
+            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fault = None
+        except OSError as error:
+            fault = error.strerror
     kind, options = _mount_of(folder.resolve(), mounts)
     local = [option for option in _SHARED.get(kind, ()) if option in options]
     if fault is None and local:
@@ -214,21 +214,6 @@ def check_locks(folder: Path, mounts: Path = _MOUNTS) -> None:
 def is_shared(folder: Path, mounts: Path = _MOUNTS) -> bool:
     """Whether other machines may write there, by the kind of its file system."""
     return _mount_of(folder.resolve(), mounts)[0] in _SHARED
-
-
-def _fault(path: str) -> str | None:
-    first, second = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for _ in range(2))
-    try:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return None
-    except OSError as error:
-        return error.strerror
-    finally:
-        os.close(first)
-        os.close(second)
-    return "a second holder is not kept out"
 
 
 def _mount_of(folder: Path, mounts: Path) -> tuple[str, list[str]]:
@@ -249,13 +234,6 @@ def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _own_name() -> str:

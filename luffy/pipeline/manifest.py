@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -32,8 +33,6 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class OutputFile(StrictModel):
-    """One file of a stage's result."""
-
     path: str
     """Relative to the stage's directory, with `/`."""
     bytes: int
@@ -77,7 +76,6 @@ class Manifest(StrictModel):
 
     @property
     def attempt_s(self) -> float:
-        """Seconds that the last attempt took."""
         return (datetime.fromisoformat(self.ended) - datetime.fromisoformat(self.started)).total_seconds()
 
     @property
@@ -138,7 +136,11 @@ def collect_outputs(directory: Path, names: Iterable[str]) -> tuple[OutputFile, 
         if not below:
             raise LuffyError(f"{path}: the stage lists it as an output, but it is missing (or an empty folder)")
         files.update(below)
-    return tuple(_output(directory, file) for file in sorted(files))
+    found = []
+    for file in sorted(files):
+        stat, relative = file.stat(), file.relative_to(directory).as_posix()
+        found.append(OutputFile(path=relative, bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=hash_file(file)))
+    return tuple(found)
 
 
 def consumed_digest(input_name: str, manifest: Manifest) -> str:
@@ -175,12 +177,6 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _output(directory: Path, file: Path) -> OutputFile:
-    stat = file.stat()
-    relative = file.relative_to(directory).as_posix()
-    return OutputFile(path=relative, bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=hash_file(file))
-
-
 def _complaint(file: Path, expected: OutputFile, verify: bool) -> str:
     try:
         stat = file.stat()
@@ -201,38 +197,28 @@ def package_versions() -> dict[str, str]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue  # an extra that is not installed
-    commit = _commit()
-    return {**versions, "commit": commit} if commit else versions
+    if (_REPOSITORY / ".git").exists():
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        answer = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
+        if commit := answer.stdout.strip():
+            versions["commit"] = commit
+    return versions
 
 
 def hardware() -> dict[str, str]:
     """Machine, CPU, memory and GPUs; GPUs only when the stage has loaded torch anyway."""
+    names: list[str] = []
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     facts = {
         "host": platform.node(),
         "system": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": names[0] if names else platform.machine(),
         "cpu_cores": str(os.cpu_count()),
         "memory_gib": f"{psutil.virtual_memory().total / 2**30:.0f}",
     }
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        facts["gpu"] = ", ".join(names)
+        facts["gpu"] = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     return facts
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _commit() -> str | None:
-    if not (_REPOSITORY / ".git").exists():
-        return None
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    answer = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or None

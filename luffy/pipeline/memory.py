@@ -22,19 +22,15 @@ from dataclasses import dataclass, replace
 from luffy.config import ExperimentConfig
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.evaluation import EvaluationConfig
-from luffy.config.model import LoRAConfig, ModelConfig
-from luffy.config.terms import EntropyLoss, TermConfig, is_untempered
-from luffy.config.training import ModelTeacher, SelfTeacher, ServedTeacher
+from luffy.config.model import ModelConfig
+from luffy.config.terms import EntropyLoss, is_untempered
+from luffy.config.training import ModelTeacher, SelfTeacher
 from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapter_parameters, architecture_of
 
 GIB = 2**30
 RL_ENGINE = "engine GPU"
 _FLOAT32 = 4
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-_PROCESS_GIB = 1.5
-"""Empirical allowance for a process: CUDA context, library workspaces and NCCL."""
-_ENGINE_PROCESS_GIB = 2.0
-"""The same for a vLLM engine, with its CUDA graphs. A sleeping engine keeps it."""
 _REDUCE_BUCKET = 500_000_000
 """Elements of DeepSpeed's reduce bucket, unless the model is smaller."""
 _LIVE_PARAMETERS = 1_050_000_000
@@ -56,8 +52,10 @@ class Component:
     """How the number is computed, in words."""
 
 
-_PROCESS = Component("process", _PROCESS_GIB, "allowance: CUDA context, NCCL")
-_ENGINE_PROCESS = Component("process", _ENGINE_PROCESS_GIB, "allowance: CUDA context, NCCL, CUDA graphs")
+_PROCESS = Component("process", 1.5, "allowance: CUDA context, NCCL")
+"""Empirical, with library workspaces."""
+_ENGINE_PROCESS = Component("process", 2.0, "allowance: CUDA context, NCCL, CUDA graphs")
+"""The same for a vLLM engine. A sleeping engine keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +86,10 @@ def _total_gib(components: Iterable[Component]) -> float:
     return sum(component.gib for component in components)
 
 
+def _part(name: str, num_bytes: float, formula: str) -> Component:
+    return Component(name, num_bytes / GIB, formula)
+
+
 def estimate_memory(
     architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None
 ) -> tuple[GpuMemory, ...]:
@@ -99,25 +101,23 @@ def estimate_memory(
     """
     found = []
     if "sft" in config.stages:
-        found.append(_in_update("GPU in SFT", _TrainerMemory(architecture, config, _sft_workload(config)), gpu_gib))
-    if "rl" not in config.stages:
-        return tuple(found)
-    trainer = _TrainerMemory(architecture, config, _rl_workload(config))
-    of_trainer = _in_update("trainer GPU", trainer, gpu_gib)
-    if not config.num_engines:
-        return (*found, of_trainer)
-    engine = rl_engine_memory(architecture, config, gpu_gib)
-    if config.execution.ray.placement == "disaggregated":
-        return (*found, of_trainer, engine)
-    of_engine = (replace(part, name=f"engine {part.name}") for part in engine.components)
-    rollout = (*trainer.states_in_rollouts(), _PROCESS, *of_engine)
-    asleep = Component("engine, asleep", _ENGINE_PROCESS_GIB, "allowance: its process; weights and cache are released")
-    count = max(trainer.num_ranks, engine.count)
-    return (
-        *found,
-        GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib),
-        GpuMemory("shared GPU in an update", count, (*of_trainer.components, asleep), gpu_gib),
-    )
+        rank = _Rank(architecture, config, "sft")
+        found.append(GpuMemory("GPU in SFT", rank.count, rank.in_update(), gpu_gib))
+    if "rl" in config.stages:
+        rank = _Rank(architecture, config, "rl")
+        if config.num_engines and config.execution.ray.placement == "colocated":
+            engine = rl_engine_memory(architecture, config, gpu_gib)
+            of_engine = (replace(part, name=f"engine {part.name}") for part in engine.components)
+            rollout = (*rank.in_rollout(), _PROCESS, *of_engine)
+            words = "allowance: its process; weights and cache are released"
+            update = (*rank.in_update(), Component("engine, asleep", _ENGINE_PROCESS.gib, words))
+            count = max(rank.count, engine.count)
+            found.append(GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib))
+            found.append(GpuMemory("shared GPU in an update", count, update, gpu_gib))
+        else:
+            found.append(GpuMemory("trainer GPU", rank.count, rank.in_update(), gpu_gib))
+            found += [rl_engine_memory(architecture, config, gpu_gib)] if config.num_engines else []
+    return tuple(found)
 
 
 def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, *, by_sequence: bool) -> int:
@@ -137,6 +137,10 @@ def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, *,
         heads = architecture.num_heads + architecture.num_kv_heads
         norms += (_FLOAT32 + dtype_bytes) * heads * architecture.head_size + _FLOAT32 * heads
     return mlp + attention + norms
+
+
+def _norm_bytes(size: int, dtype_bytes: int) -> int:
+    return _FLOAT32 * size + 2 * dtype_bytes * size + _FLOAT32
 
 
 def activation_bytes(
@@ -179,273 +183,200 @@ def head_bytes(
     return logits, dtype_bytes * (embeddings + tokens * architecture.hidden_size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Workload:
-    """The properties of a stage's training that its memory depends on."""
+class _Rank:
+    """One DeepSpeed rank of `sft` or `rl`."""
 
-    longest: int
-    """Tokens of the longest row."""
-    entropy_gradient: bool
-    """Whether a term differentiates the entropy."""
-    untempered: bool = False
-    """Whether a term uses the policy at temperature 1 besides the rollouts' temperature."""
-    has_frozen: bool = False
-    """Whether the initial policy stays in memory, as a reference, as the teacher or as both."""
-    has_moving: bool = False
-    """Whether there is a reference that follows the policy."""
-    has_critic: bool = False
-    teacher: "_Teaching | None" = None
-    lora: LoRAConfig | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Teaching:
-    """The scoring pass of the teacher of `rl.teacher`."""
-
-    longest: int
-    """Tokens of the longest row that it is shown."""
-    model: ModelArchitecture | None = None
-    """A model of its own; None: the policy teaches itself, or the model's shape is unknown here."""
-    dtype_bytes: int = _FLOAT32
-
-
-def _teaching(config: ExperimentConfig) -> _Teaching | None:
-    rl = config.rl
-    assert rl is not None
-    if rl.teacher is None or isinstance(rl.teacher, ServedTeacher):
-        return None
-    longest = config.data.max_prompt_tokens + rl.max_response_tokens
-    if isinstance(rl.teacher, ModelTeacher):
-        model = architecture_of(ModelConfig(path=rl.teacher.path))
-        return _Teaching(longest, model, _DTYPE_BYTES[rl.teacher.dtype or config.model.dtype])
-    # No token is shorter than a byte: a bound for the words around the problem and the trace.
-    shown = config.data.max_trace_tokens + len(rl.teacher.prompt.encode())
-    return _Teaching(longest + shown, dtype_bytes=_DTYPE_BYTES[config.model.dtype])
-
-
-def _sft_workload(config: ExperimentConfig) -> _Workload:
-    assert config.sft is not None
-    longest = config.data.max_prompt_tokens + config.data.max_trace_tokens
-    return _Workload(longest, _differentiates_entropy(config.sft.objective.terms), lora=config.model.lora)
-
-
-def _rl_workload(config: ExperimentConfig) -> _Workload:
-    rl, objective, lora = config.rl, config.objective, config.model.lora
-    assert rl is not None and objective is not None
-    terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
-    shown = 0 if objective.learns_without_hints else _hint_tokens(config)
-    teaches_itself = isinstance(rl.teacher, SelfTeacher)
-    # A reference that follows the policy is not the initial policy for long.
-    moves = objective.needs_reference and rl.reference is not None
-    return _Workload(
-        longest=config.data.max_prompt_tokens + rl.max_response_tokens + shown,
-        entropy_gradient=_differentiates_entropy(terms),
-        untempered=rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
-        # With an adapter the initial policy is the policy without it.
-        has_frozen=lora is None and (teaches_itself or (objective.needs_reference and not moves)),
-        has_moving=lora is None and moves,
-        has_critic=rl.critic is not None,
-        teacher=_teaching(config),
-        lora=None if lora is None else lora.without_dropout,
-    )
-
-
-def _differentiates_entropy(terms: Iterable[TermConfig]) -> bool:
-    return any(isinstance(term.loss, EntropyLoss) for term in terms)
-
-
-def _in_update(name: str, trainer: "_TrainerMemory", gpu_gib: float | None) -> GpuMemory:
-    components = (*trainer.states(), *trainer.transient(), _PROCESS)
-    return GpuMemory(name, trainer.num_ranks, components, gpu_gib)
-
-
-class _TrainerMemory:
-    """One DeepSpeed rank."""
-
-    def __init__(self, architecture: ModelArchitecture, config: ExperimentConfig, workload: _Workload) -> None:
-        self._shape = architecture
+    def __init__(self, shape: ModelArchitecture, config: ExperimentConfig, stage: str) -> None:
+        self._shape = shape
+        self._config = config
         self._execution = config.execution
         self._bytes = _DTYPE_BYTES[config.model.dtype]
-        self._workload = workload
-        self._lora = workload.lora
-        self.num_ranks = config.execution.ray.trainer_ranks
+        self._rl = config.rl if stage == "rl" else None
+        self._lora = config.model.lora
+        # Parameters that the optimizer updates: all of them, or those of the adapter.
+        self._trained = shape.num_parameters if self._lora is None else adapter_parameters(shape, self._lora)
+        self.count = config.execution.ray.trainer_ranks
+        """Number of ranks."""
+        # ZeRO 1 in mixed precision sums whole gradients in float32 and shards them only at the step.
+        self._sums_whole_gradients = self._execution.zero_stage == 1 and self._bytes != _FLOAT32
+        elements = min(_REDUCE_BUCKET, self._trained)
+        words = f"DeepSpeed's reduce bucket: {elements:,} elements x {self._bytes} bytes"
+        bucket = _part("gradient bucket", elements * self._bytes, words)
+        self._bucket = () if self.count == 1 and self._execution.zero_stage == 0 else (bucket,)
 
-    def states(self) -> tuple[Component, ...]:
+    def in_update(self) -> tuple[Component, ...]:
+        """At the peak of an update: in the head, in a layer's backward pass, in Adam's step, or in the teacher."""
+        return *self._states(), *max(self._in_pass(), self._in_step(), self._in_teacher(), key=_total_gib), _PROCESS
+
+    def in_rollout(self) -> tuple[Component, ...]:
+        """The states that stay while the engine generates, with gradients if DeepSpeed keeps them in fixed buffers."""
+        if self._execution.zero_stage == 3 or self._sums_whole_gradients:
+            return *self._states(), *self._bucket
+        return tuple(part for part in self._states() if not part.name.endswith("gradients"))
+
+    def _states(self) -> list[Component]:
         """Weights, gradients and optimizer states, which do not depend on the batch."""
-        workload, shape, size = self._workload, self._shape, self._bytes
+        shape, objective, rl = self._shape, self._config.objective, self._rl
         policy = shape.num_parameters + (self._trained if self._lora is not None else 0)
         parts = self._learning("", policy, self._trained)
-        if workload.has_frozen:
-            parts.append(self._weights("frozen reference", shape.num_parameters, size))
-        if workload.has_moving:
-            parts.append(self._weights("moving reference", shape.num_parameters, size, always_whole=True))
-        if workload.teacher is not None and (model := workload.teacher.model) is not None:
-            parts.append(self._weights("frozen teacher", model.num_parameters, workload.teacher.dtype_bytes))
-        if workload.has_critic:
+        if rl is None:
+            return parts
+        assert objective is not None
+        # A reference that follows the policy is not the initial policy for long. With an adapter the initial policy is
+        # the policy without it.
+        moves = objective.needs_reference and rl.reference is not None
+        stays = isinstance(rl.teacher, SelfTeacher) or (objective.needs_reference and not moves)
+        if stays and self._lora is None:
+            parts.append(self._weights("frozen reference", shape.num_parameters, self._bytes))
+        if moves and self._lora is None:
+            parts.append(self._weights("moving reference", shape.num_parameters, self._bytes, always_whole=True))
+        teacher, size = self._teacher()
+        if teacher is not None:
+            parts.append(self._weights("frozen teacher", teacher.num_parameters, size))
+        if rl.critic is not None:
             # The policy's decoder under a head of h weights and a bias; no output embeddings.
             head = shape.hidden_size + 1
             critic = shape.num_parameters - (0 if shape.tied else shape.embedding_parameters) + head
             parts += self._learning("critic ", critic, critic)
-        return tuple(parts)
-
-    def states_in_rollouts(self) -> tuple[Component, ...]:
-        """The states that stay while the engine generates, with gradients if DeepSpeed keeps them in fixed buffers."""
-        if self._execution.zero_stage == 3 or self._sums_whole_gradients:
-            return *self.states(), *self._bucket()
-        return tuple(part for part in self.states() if not part.name.endswith("gradients"))
-
-    def transient(self) -> tuple[Component, ...]:
-        """Peak of temporary memory: in the head, in a layer's backward pass, in Adam's step, or in the teacher."""
-        return max(self._in_head(), self._in_layer(), self._in_step(), self._in_teacher(), key=_total_gib)
-
-    @property
-    def _trained(self) -> int:
-        """Parameters that the optimizer updates: all of them, or those of the adapter."""
-        return self._shape.num_parameters if self._lora is None else adapter_parameters(self._shape, self._lora)
-
-    @property
-    def _sums_whole_gradients(self) -> bool:
-        """ZeRO 1 in mixed precision sums whole gradients in float32 and shards them only at the step."""
-        return self._execution.zero_stage == 1 and self._bytes != _FLOAT32
+        return parts
 
     def _learning(self, owner: str, parameters: int, trained: int) -> list[Component]:
+        """Of the `parameters`, `trained` have gradients and optimizer states.
+
+        Gradients: sums in float32, sharded from ZeRO 2 on; with ZeRO 1 also the gradients of the pass. Optimizer:
+        Adam's two moments, and the master weights that ZeRO keeps for every compute type.
+        """
+        execution, ranks = self._execution, self.count
         of_adapter = "" if trained == parameters else f"{trained:,} parameters of the adapter; "
-        gradients, gradient_words = self._gradient_bytes()
-        optimizer, optimizer_words = self._optimizer_bytes()
+        if execution.zero_stage >= 2 and execution.offload_optimizer:
+            gradients, gradient_words = 0.0, "in CPU memory"
+        elif execution.zero_stage >= 2:
+            gradients, gradient_words = _FLOAT32 / ranks, f"float32: 4 bytes per parameter / {ranks} ranks"
+        elif self._sums_whole_gradients:
+            gradients = float(_FLOAT32 + self._bytes)
+            gradient_words = "4 bytes per parameter summed and 2 of the pass, whole on each rank"
+        else:
+            gradients, gradient_words = float(_FLOAT32), "float32: 4 bytes per parameter, whole on each rank"
+        if execution.offload_optimizer:
+            moments, words = 0.0, "in CPU memory"
+        elif execution.zero_stage == 0:
+            moments, words = 2.0 * _FLOAT32, "two moments: 8 bytes per parameter"
+        else:
+            moments = 3.0 * _FLOAT32 / ranks
+            words = f"master weights and two moments: 12 bytes per parameter / {ranks} ranks"
         return [
             self._weights(f"{owner}weights", parameters, self._bytes),
-            Component(f"{owner}gradients", gradients * trained / GIB, of_adapter + gradient_words),
-            Component(f"{owner}optimizer", optimizer * trained / GIB, of_adapter + optimizer_words),
+            _part(f"{owner}gradients", gradients * trained, of_adapter + gradient_words),
+            _part(f"{owner}optimizer", moments * trained, of_adapter + words),
         ]
 
     def _weights(self, name: str, parameters: int, size: int, *, always_whole: bool = False) -> Component:
         """Weights of `size` bytes each: all of them, or under ZeRO 3 this rank's share and those gathered at a time."""
         words = f"{parameters:,} parameters x {size} bytes"
         if self._execution.zero_stage < 3 or always_whole:
-            return Component(name, parameters * size / GIB, f"{words}, whole on each rank")
+            return _part(name, parameters * size, f"{words}, whole on each rank")
         live = min(parameters, _LIVE_PARAMETERS)
         if self._execution.offload_parameters:
-            return Component(name, live * size / GIB, f"{words}, in CPU memory but for {live:,} gathered")
-        share = parameters / self.num_ranks
-        return Component(name, (share + live) * size / GIB, f"{words} / {self.num_ranks} ranks, and {live:,} gathered")
+            return _part(name, live * size, f"{words}, in CPU memory but for {live:,} gathered")
+        words = f"{words} / {self.count} ranks, and {live:,} gathered"
+        return _part(name, (parameters / self.count + live) * size, words)
 
-    def _gradient_bytes(self) -> tuple[float, str]:
-        """Per parameter: sums in float32, sharded from ZeRO 2 on; with ZeRO 1 also the gradients of the pass."""
-        stage = self._execution.zero_stage
-        if stage >= 2:
-            if self._execution.offload_optimizer:
-                return 0.0, "in CPU memory"
-            return _FLOAT32 / self.num_ranks, f"float32: 4 bytes per parameter / {self.num_ranks} ranks"
-        if not self._sums_whole_gradients:
-            return float(_FLOAT32), "float32: 4 bytes per parameter, whole on each rank"
-        return float(_FLOAT32 + self._bytes), "4 bytes per parameter summed and 2 of the pass, whole on each rank"
+    def _in_pass(self) -> tuple[Component, ...]:
+        """In the head or in a layer's backward pass, whichever takes more."""
+        shape, rl, config, checkpointing = self._shape, self._rl, self._config, self._execution.gradient_checkpointing
+        if rl is None:
+            assert config.sft is not None
+            terms, more = config.sft.objective.terms, config.data.max_trace_tokens
+        else:
+            objective = config.objective
+            assert objective is not None
+            terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
+            more = rl.max_response_tokens + (0 if objective.learns_without_hints else _hint_tokens(config))
+        tokens = self._own_tokens(config.data.max_prompt_tokens + more)
+        kept, one_layer = self._activations()
+        which = "layers' inputs" if checkpointing else "all layers"
+        words = f"{tokens:,} tokens x {kept:,} bytes ({which})"
+        activations = _part("activations", tokens * kept, words)
+        name = "recomputed layer" if checkpointing else "layer's gradients"
+        layer = _part(name, tokens * one_layer, f"{tokens:,} tokens x {one_layer:,} bytes")
 
-    def _optimizer_bytes(self) -> tuple[float, str]:
-        """Per parameter: Adam's two moments, and the master weights that ZeRO keeps for every compute type."""
-        if self._execution.offload_optimizer:
-            return 0.0, "in CPU memory"
-        if self._execution.zero_stage == 0:
-            return 2.0 * _FLOAT32, "two moments: 8 bytes per parameter"
-        words = f"master weights and two moments: 12 bytes per parameter / {self.num_ranks} ranks"
-        return 3.0 * _FLOAT32 / self.num_ranks, words
-
-    def _in_teacher(self) -> tuple[Component, ...]:
-        """A pass without gradient: what one layer allocates, and a chunk's logits."""
-        teacher = self._workload.teacher
-        if teacher is None:
-            return ()
-        shape = teacher.model or self._shape
-        tokens = self._own_tokens(teacher.longest)
-        chunk = self._execution.logprob_chunk_tokens
-        logits, _ = head_bytes(shape, teacher.dtype_bytes, tokens, chunk, entropy_gradient=False)
-        layer = layer_activation_bytes(shape, teacher.dtype_bytes, by_sequence=True)
-        layer += 2 * teacher.dtype_bytes * shape.hidden_size  # the residual stream, before and after
-        words = f"{tokens:,} tokens x {layer:,} bytes"
-        return (
-            Component("teacher's layer", tokens * layer / GIB, words),
-            Component("teacher's logits", logits / GIB, f"{min(chunk, tokens):,} tokens at a time"),
-        )
-
-    def _in_head(self) -> tuple[Component, ...]:
-        chunk = min(self._execution.logprob_chunk_tokens, self._tokens)
+        chunk = min(self._execution.logprob_chunk_tokens, tokens)
         logits, gradients = head_bytes(
-            self._shape,
+            shape,
             self._bytes,
-            self._tokens,
+            tokens,
             chunk,
-            entropy_gradient=self._workload.entropy_gradient,
-            untempered=self._workload.untempered,
+            entropy_gradient=any(isinstance(term.loss, EntropyLoss) for term in terms),
+            untempered=rl is not None and rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
             frozen=self._lora is not None,
         )
-        per_logit = logits // (chunk * self._shape.vocabulary_size)
-        words = f"{chunk:,} tokens x {self._shape.vocabulary_size:,} logits x {per_logit} bytes"
-        return (
-            *self._kept(),
-            Component("logits", logits / GIB, words),
-            Component("head's gradients", gradients / GIB, "output embeddings and the micro-batch's hidden states"),
-            *self._bucket(),
+        per_logit = logits // (chunk * shape.vocabulary_size)
+        words = f"{chunk:,} tokens x {shape.vocabulary_size:,} logits x {per_logit} bytes"
+        head = (
+            _part("logits", logits, words),
+            _part("head's gradients", gradients, "output embeddings and the micro-batch's hidden states"),
         )
+        in_head, in_layer = (activations, *head, *self._bucket), (activations, layer, *self._bucket)
+        return max(in_head, in_layer, key=_total_gib)
 
-    def _in_layer(self) -> tuple[Component, ...]:
-        _, one_layer = self._activations
-        words = f"{self._tokens:,} tokens x {one_layer:,} bytes"
-        name = "recomputed layer" if self._checkpointing else "layer's gradients"
-        return *self._kept(), Component(name, self._tokens * one_layer / GIB, words), *self._bucket()
+    def _activations(self) -> tuple[int, int]:
+        """`activation_bytes` with those of the adapter."""
+        checkpointing, slices = self._execution.gradient_checkpointing, self._execution.sequence_parallel
+        # The output of attention is also copied where ranks exchange it.
+        by_sequence = (self._execution.packing and self._execution.attention == "sdpa") or slices > 1
+        # Ranks repeat key heads where there are too few for all.
+        shape = replace(self._shape, num_kv_heads=math.lcm(self._shape.num_kv_heads, slices))
+        kept, one_layer = activation_bytes(shape, self._bytes, checkpointing=checkpointing, by_sequence=by_sequence)
+        if self._lora is None:
+            return kept, one_layer
+        lora = self._lora if self._rl is None else self._lora.without_dropout
+        of_layers, transient = adapter_activation_bytes(self._shape, lora, self._bytes)
+        if checkpointing:
+            return kept, one_layer + of_layers // self._shape.num_layers + transient
+        return kept + of_layers, one_layer + transient
 
     def _in_step(self) -> tuple[Component, ...]:
         """torch's Adam allocates one temporary the size of its flat tensor; ZeRO 3 splits it into parts of 1e9."""
         if self._execution.offload_optimizer:
             return ()
         stage = self._execution.zero_stage
-        size = self._trained / (1 if stage == 0 else self.num_ranks)
+        size = self._trained / (1 if stage == 0 else self.count)
         size = min(size, 1e9) if stage == 3 else size
-        return (Component("optimizer step", _FLOAT32 * size / GIB, "one float32 temporary of Adam's shard"),)
+        return (_part("optimizer step", _FLOAT32 * size, "one float32 temporary of Adam's shard"),)
 
-    def _kept(self) -> tuple[Component, ...]:
-        kept, _ = self._activations
-        which = "layers' inputs" if self._checkpointing else "all layers"
-        words = f"{self._tokens:,} tokens x {kept:,} bytes ({which})"
-        return (Component("activations", self._tokens * kept / GIB, words),)
+    def _teacher(self) -> tuple[ModelArchitecture | None, int]:
+        """The teacher's own model, and bytes of its compute type; None: there is none, or its shape is unknown here."""
+        teacher = self._rl.teacher if self._rl is not None else None
+        if not isinstance(teacher, ModelTeacher):
+            return None, self._bytes
+        size = _DTYPE_BYTES[teacher.dtype or self._config.model.dtype]
+        return architecture_of(ModelConfig(path=teacher.path)), size
 
-    def _bucket(self) -> tuple[Component, ...]:
-        if self.num_ranks == 1 and self._execution.zero_stage == 0:
+    def _in_teacher(self) -> tuple[Component, ...]:
+        """A pass without gradient: what one layer allocates, and a chunk's logits."""
+        rl, data = self._rl, self._config.data
+        if rl is None or not isinstance(rl.teacher, ModelTeacher | SelfTeacher):
             return ()
-        elements = min(_REDUCE_BUCKET, self._trained)
-        words = f"DeepSpeed's reduce bucket: {elements:,} elements x {self._bytes} bytes"
-        return (Component("gradient bucket", elements * self._bytes / GIB, words),)
-
-    @property
-    def _activations(self) -> tuple[int, int]:
-        lora, checkpointing = self._lora, self._checkpointing
-        slices = self._execution.sequence_parallel
-        # The output of attention is also copied where ranks exchange it.
-        by_sequence = (self._execution.packing and self._execution.attention == "sdpa") or slices > 1
-        # Ranks repeat key heads where there are too few for all.
-        shape = replace(self._shape, num_kv_heads=math.lcm(self._shape.num_kv_heads, slices))
-        kept, one_layer = activation_bytes(shape, self._bytes, checkpointing=checkpointing, by_sequence=by_sequence)
-        if lora is None:
-            return kept, one_layer
-        of_layers, transient = adapter_activation_bytes(self._shape, lora, self._bytes)
-        if checkpointing:
-            return kept, one_layer + of_layers // self._shape.num_layers + transient
-        return kept + of_layers, one_layer + transient
-
-    @property
-    def _checkpointing(self) -> bool:
-        return self._execution.gradient_checkpointing
-
-    @property
-    def _tokens(self) -> int:
-        """This rank's tokens of the largest micro-batch."""
-        return self._own_tokens(self._workload.longest)
+        longest = data.max_prompt_tokens + rl.max_response_tokens
+        if isinstance(rl.teacher, SelfTeacher):
+            # No token is shorter than a byte: a bound for the words around the problem and the trace.
+            longest += data.max_trace_tokens + len(rl.teacher.prompt.encode())
+        model, size = self._teacher()
+        shape, tokens, chunk = model or self._shape, self._own_tokens(longest), self._execution.logprob_chunk_tokens
+        logits, _ = head_bytes(shape, size, tokens, chunk, entropy_gradient=False)
+        layer = layer_activation_bytes(shape, size, by_sequence=True)
+        layer += 2 * size * shape.hidden_size  # the residual stream, before and after
+        return (
+            _part("teacher's layer", tokens * layer, f"{tokens:,} tokens x {layer:,} bytes"),
+            _part("teacher's logits", logits, f"{min(chunk, tokens):,} tokens at a time"),
+        )
 
     def _own_tokens(self, longest: int) -> int:
-        """Ranks that share sequences have a slice each; a row longer than the budget forms its own micro-batch."""
+        """This rank's tokens of the largest micro-batch whose longest row has so many.
+
+        Ranks that share sequences have a slice each; a row longer than the budget forms its own micro-batch.
+        """
         return math.ceil(max(self._execution.micro_batch_tokens, longest) / self._execution.sequence_parallel)
-
-
-def _norm_bytes(size: int, dtype_bytes: int) -> int:
-    return _FLOAT32 * size + 2 * dtype_bytes * size + _FLOAT32
 
 
 def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:
@@ -517,13 +448,11 @@ def _vllm_memory(
     step = f"a step of {tokens:,} tokens, logits of {vllm.max_num_seqs} sequences"
     taken = (
         _engine_weights(architecture, size, vllm.tensor_parallel_size),
-        Component("activations", (tokens * width * size + logits) / GIB, step),
+        _part("activations", tokens * width * size + logits, step),
         _ENGINE_PROCESS,
     )
-    longest, per_token = (
-        config.data.max_prompt_tokens + max_response_tokens,
-        kv_cache_bytes_per_token(architecture, config),
-    )
+    longest = config.data.max_prompt_tokens + max_response_tokens
+    per_token = kv_cache_bytes_per_token(architecture, config)
     least, left = longest * per_token / GIB, None if limit is None else limit - _total_gib(taken)
     if left is None or left < least:
         cache = Component("KV cache", least, f"at least one sequence of {longest:,} tokens x {per_token:,.0f} bytes")
@@ -536,7 +465,7 @@ def _vllm_memory(
 
 def _engine_weights(architecture: ModelArchitecture, size: int, ways: int) -> Component:
     words = f"{architecture.num_parameters:,} parameters x {size} bytes{f' / {ways} GPUs' if ways > 1 else ''}"
-    return Component("weights", architecture.num_parameters * size / ways / GIB, words)
+    return _part("weights", architecture.num_parameters * size / ways, words)
 
 
 def _embedded_memory(
@@ -553,11 +482,8 @@ def _embedded_memory(
     their product, 4 b i + 2 b h; or attention: queries, repeated keys and values and the output, 4 b a + 2 b h, and the
     mask as a bias, b per token of the row, besides its one byte.
     """
-    size, rows, prompt = (
-        _DTYPE_BYTES[config.model.dtype],
-        config.execution.rollout_batch_size,
-        config.data.max_prompt_tokens,
-    )
+    size, rows = _DTYPE_BYTES[config.model.dtype], config.execution.rollout_batch_size
+    prompt = config.data.max_prompt_tokens
     longest = prompt + max_response_tokens
     cache = 2 * (architecture.num_layers + 1) * architecture.kv_size * size * rows
     logits = rows * architecture.vocabulary_size * _BYTES_A_LOGIT
@@ -565,12 +491,12 @@ def _embedded_memory(
     hidden = (2 * size + _FLOAT32) * architecture.hidden_size
     prefill = (widest + hidden + (size + 1) * prompt) * rows * prompt
     at_the_end = (
-        Component("KV cache", cache * longest / GIB, f"{rows} rows of {longest:,} tokens, and a copy of one layer's"),
-        Component("logits", logits / GIB, f"{rows} rows x {architecture.vocabulary_size:,} x {_BYTES_A_LOGIT} bytes"),
+        _part("KV cache", cache * longest, f"{rows} rows of {longest:,} tokens, and a copy of one layer's"),
+        _part("logits", logits, f"{rows} rows x {architecture.vocabulary_size:,} x {_BYTES_A_LOGIT} bytes"),
     )
     at_the_start = (
-        Component("KV cache", cache * prompt / GIB, f"{rows} rows of {prompt:,} tokens"),
-        Component("activations", (prefill + logits) / GIB, f"a layer over {rows} prompts, and their logits"),
+        _part("KV cache", cache * prompt, f"{rows} rows of {prompt:,} tokens"),
+        _part("activations", prefill + logits, f"a layer over {rows} prompts, and their logits"),
     )
     peak = max(at_the_end, at_the_start, key=_total_gib)
     return GpuMemory(name, 1, (_engine_weights(architecture, size, 1), *peak, _PROCESS), gpu_gib)

@@ -1,7 +1,7 @@
 """Files outside the workspace that a stage's settings refer to; their contents are part of its identity."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
@@ -69,31 +69,29 @@ def _sources(data: DataConfig) -> Iterator[Named]:
 
 def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
     """The files of the modules that hold the user's own functions and classes."""
-    for key, path in _imports(value):
+    imports: Iterable[tuple[str, str]] = ()
+    match value:
+        case CustomSource(factory=path) | CustomEnvironment(factory=path):
+            imports = [("factory", path)]
+        case CustomGrader(function=path):
+            imports = [("function", path)]
+        case ToolsEnvironment(tools=tools):
+            imports = [("tools", tool) for tool in tools if ":" in tool]
+        case EpisodeScoring(measures=measures, group_measures=of_groups):
+            imports = [(name, path) for name, path in {**measures, **of_groups}.items() if isinstance(path, str)]
+    for key, path in imports:
         where = ".".join((*field, key))
         if (file := module_file(path, where)) is not None:
             yield where, path, file
+    below: Iterable[tuple[object, object]] = ()
     if isinstance(value, StrictModel):
-        below: Mapping[str, object] = {name: getattr(value, name) for name in type(value).model_fields}
-    elif isinstance(value, Mapping | list | tuple):
-        below = {str(key): each for key, each in (value.items() if isinstance(value, Mapping) else enumerate(value))}
-    else:
-        return
-    for name, each in below.items():
-        yield from _modules(each, (*field, name))
-
-
-def _imports(value: object) -> Iterator[tuple[str, str]]:
-    """Fields of this section alone that are `package.module:name`, and their values."""
-    match value:
-        case CustomSource(factory=path) | CustomEnvironment(factory=path):
-            yield "factory", path
-        case CustomGrader(function=path):
-            yield "function", path
-        case ToolsEnvironment(tools=tools):
-            yield from (("tools", tool) for tool in tools if ":" in tool)
-        case EpisodeScoring(measures=measures, group_measures=of_groups):
-            yield from ((name, path) for name, path in {**measures, **of_groups}.items() if isinstance(path, str))
+        below = [(name, getattr(value, name)) for name in type(value).model_fields]
+    elif isinstance(value, Mapping):
+        below = value.items()
+    elif isinstance(value, list | tuple):
+        below = enumerate(value)
+    for name, each in below:
+        yield from _modules(each, (*field, str(name)))
 
 
 def _model(path: str | None, chat_template: str | None) -> Iterator[Named]:
@@ -112,25 +110,18 @@ def _is_local(path: str) -> bool:
 def _content(field: str, path: Path) -> str:
     try:
         if (path / "config.json").is_file():  # refused before any stage runs
-            return _hashed(model_files(path, field))
-        return _hash(path)
+            lines = [f"{name}\0{_mark(name, file)}\n" for name, file in model_files(path, field).items()]
+        elif "*" in str(path):
+            lines = [f"{file.name}\0{hash_file(file)}\n" for file in expand_pattern(str(path))]
+        elif path.is_dir():
+            files = {str(file.relative_to(path)): file for file in sorted(path.rglob("*")) if file.is_file()}
+            lines = [f"{name}\0{_mark(name, file)}\n" for name, file in files.items()]
+        else:
+            return hash_file(path)
     except FileNotFoundError:
         raise DataError(f"{field}: {path}: no such file; relative paths start at {Path.cwd()}") from None
     except OSError as error:
         raise DataError(f"{field}: {path}: cannot be read ({error.strerror})") from None
-
-
-def _hash(path: Path) -> str:
-    if "*" in str(path):
-        lines = [f"{file.name}\0{hash_file(file)}\n" for file in expand_pattern(str(path))]
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
-    if path.is_dir():
-        return _hashed({str(file.relative_to(path)): file for file in sorted(path.rglob("*")) if file.is_file()})
-    return hash_file(path)
-
-
-def _hashed(files: Mapping[str, Path]) -> str:
-    lines = [f"{name}\0{_mark(name, file)}\n" for name, file in files.items()]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

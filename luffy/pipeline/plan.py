@@ -1,6 +1,6 @@
 """The decision that a run would make for each stage, with its reason; starts and writes nothing."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,8 +19,6 @@ _HASH_DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """The decision for one stage."""
-
     node: StageNode
     identity: Identity
     directory: Path
@@ -43,27 +41,6 @@ class StagePlan:
         return {"reuse": "reused", "depends": "reused or run"}.get(self.action, "run")
 
 
-def plan_graph(
-    workspace: Workspace,
-    experiment: str,
-    nodes: Sequence[StageNode],
-    identities: Mapping[str, Identity],
-    *,
-    verify: bool = False,
-) -> tuple[StagePlan, ...]:
-    """The decision for every stage of `experiment`, in the order of `nodes`."""
-    plans: dict[str, StagePlan] = {}
-    for node in nodes:
-        pending = unfinished(plans.values())
-        plans[node.name] = plan_stage(workspace, experiment, node, identities, pending, verify=verify)
-    return tuple(plans.values())
-
-
-def unfinished(plans: Iterable[StagePlan]) -> frozenset[str]:
-    """Names of the stages whose decision is not `reuse`."""
-    return frozenset(plan.node.name for plan in plans if plan.action != "reuse")
-
-
 def plan_stage(
     workspace: Workspace,
     experiment: str,
@@ -82,7 +59,8 @@ def plan_stage(
     }
     known = {name: path for name, path in inputs.items() if node.inputs[name] not in pending}
     awaited = sorted(set(node.inputs.values()) & pending)
-    condition = examine(directory, identity.key, consumed_digests(known), verify=verify)
+    consumed = consumed_digests(known)
+    condition = examine(directory, identity.key, consumed, verify=verify)
 
     def decide(action: Action, reason: str = "", step: int = 0, extends: Path | None = None) -> StagePlan:
         return StagePlan(node, identity, directory, inputs, action, reason, step, extends)
@@ -98,28 +76,22 @@ def plan_stage(
         reason = f"{reason}; {holder} is working on it"
     if condition.step:
         return decide("resume", reason, condition.step)
-    shorter = _shorter_run(workspace, identity, consumed_digests(known))
-    if shorter is not None and not condition.reason:
-        step, extended = shorter
-        recorded = read_identity(extended)
-        before = recorded.identity.length if recorded else "?"
-        return decide("continue", f"{identity.stage}.steps {before} -> {identity.length}", step, extended)
-    return decide("run", reason)
-
-
-def _shorter_run(workspace: Workspace, identity: Identity, consumed: Mapping[str, str]) -> tuple[int, Path] | None:
-    """The longest finished run of the same series that is shorter than this one."""
-    if identity.series is None:
-        return None
-    found = []
-    for directory in workspace.siblings(identity.stage):
-        manifest, newest = read_manifest(directory), newest_checkpoint(directory)
-        if manifest is None or newest is None or manifest.series != identity.series:
+    if condition.reason or identity.series is None:
+        return decide("run", reason)
+    # The longest finished run of the same series that is shorter than this one.
+    shorter = []
+    for sibling in workspace.siblings(node.stage):
+        manifest, newest = read_manifest(sibling), newest_checkpoint(sibling)
+        if manifest is None or newest is None or manifest.series != identity.series or newest[0] >= identity.length:
             continue
-        fits = newest[0] < identity.length and examine(directory, manifest.key, consumed).reusable
-        if fits:
-            found.append((newest[0], directory))
-    return max(found, default=None)
+        if examine(sibling, manifest.key, consumed).reusable:
+            shorter.append((newest[0], sibling))
+    if not shorter:
+        return decide("run", reason)
+    step, extended = max(shorter)
+    recorded = read_identity(extended)
+    before = recorded.identity.length if recorded else "?"
+    return decide("continue", f"{identity.stage}.steps {before} -> {identity.length}", step, extended)
 
 
 def why_not_reused(
@@ -147,7 +119,8 @@ def differences(before: Identity, after: Identity, inputs: Mapping[str, str]) ->
     """Each difference in words, settings first; `inputs`: input name to the node that provides it."""
     yield from dict.fromkeys(_of_settings(dict(flatten(before.settings)), dict(flatten(after.settings))))
     for name in _changed(before.files, after.files):
-        yield f"content of {name} {_hash(before.files.get(name))} -> {_hash(after.files.get(name))}"
+        old_hash, new_hash = (files.get(name, "none")[:_HASH_DIGITS] for files in (before.files, after.files))
+        yield f"content of {name} {old_hash} -> {new_hash}"
     for name in _changed(before.upstream, after.upstream):
         old_key, new_key = before.upstream.get(name, "none"), after.upstream.get(name, "none")
         yield f"different result of {inputs.get(name, name)} ({old_key} -> {new_key})"
@@ -192,10 +165,6 @@ def flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
             yield from flatten(below, f"{prefix}.{label}")
     else:
         yield prefix, value
-
-
-def _hash(content: str | None) -> str:
-    return "none" if content is None else content[:_HASH_DIGITS]
 
 
 def _short(value: Json) -> str:

@@ -27,8 +27,6 @@ _SUGGESTED = 5
 
 @dataclass(frozen=True, slots=True)
 class StageEntry:
-    """One stage of a run."""
-
     key: str
     directory: Path
     action: str
@@ -73,7 +71,6 @@ class RunRecord:
 
     @property
     def is_live(self) -> bool:
-        """Whether a process works on it."""
         return self.condition == "running"
 
     @property
@@ -107,18 +104,9 @@ def read_run(directory: Path) -> RunRecord:
             link = links / node
             where = link.resolve() if link.exists() else Path(stage.get("directory", link))
             stages[node] = StageEntry(stage["key"], where, stage.get("action", ""), stage.get("reason", ""))
-        return RunRecord(
-            directory,
-            values["state"],
-            values.get("experiment", ""),
-            values.get("pid"),
-            values.get("host", ""),
-            values.get("started", ""),
-            values.get("updated", ""),
-            stages,
-            values.get("config", {}),
-            values.get("working_directory", ""),
-        )
+        names = ("experiment", "pid", "host", "started", "updated", "config", "working_directory")
+        given = {name: values[name] for name in names if name in values}
+        return RunRecord(directory, values["state"], stages=stages, **given)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         targets = {link.name: link.resolve() for link in (sorted(links.iterdir()) if links.is_dir() else ())}
         linked = {node: StageEntry(target.name, target, "", "") for node, target in targets.items()}

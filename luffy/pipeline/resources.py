@@ -6,15 +6,15 @@ rollout engine.
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from luffy.config import ExperimentConfig
 from luffy.config.model import ModelConfig
 from luffy.config.settings import cluster_gpus, engine_gpus
 from luffy.config.training import ModelTeacher
 from luffy.errors import ConfigError
-from luffy.model_shape import ModelArchitecture, architecture_of, linear_layers, missing_package, positions_of
-from luffy.pipeline.gpus import detected_gpus, hidden_gpus
+from luffy.model_shape import architecture_of, linear_layers, missing_package, positions_of
+from luffy.pipeline.gpus import Gpu, detected_gpus, hidden_gpus
 from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.memory import (
     RL_ENGINE,
@@ -34,8 +34,6 @@ _ROUNDING = 1.03
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The findings about an experiment's GPUs."""
-
     gpus: tuple[GpuMemory, ...]
     """Estimated memory of each kind of GPU; empty if there is no estimate."""
     notes: tuple[str, ...]
@@ -57,111 +55,63 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     Under `cluster: local` only vLLM engines on known GPUs are checked, and there may be a note. Raises DataError if
     `model.path` is a local path that is not a model folder.
     """
-    wanted = config.stages if stages is None else stages
-    placement = _Placement(config, wanted, detected_gpus_gib())
-    notes = _advice_on_engine(config) if config.cluster == "local" and "rl" in wanted else []
+    gpus, wanted = detected_gpus(), config.stages if stages is None else stages
+    placement = _Placement(config, wanted, None if gpus is None else [gpu.memory_gib for gpu in gpus])
+    notes = _advice_on_engine(config, gpus) if config.cluster == "local" and "rl" in wanted else []
     notes += _unset_keys(config, wanted)
     if hidden := hidden_gpus():
         notes.append(f"CUDA_VISIBLE_DEVICES hides the GPUs of this machine ({hidden}): stages run on its CPU")
     complaints = complaints_about_variables(os.environ, starts_ray=placement.starts_ray)
-    complaints += [*_too_long(config, wanted), *_unusable_adapter(placement), *_attention_without_gpu(placement)]
-    if not placement.trains_on_ray and not placement.checks_generation:
-        return Resources((), tuple(notes), tuple(complaints))
-    placement = replace(placement, architecture=architecture_of(config.model))
-    notes += _notes(placement) if config.cluster == "ray" else []
-    for check in (_too_few_gpus, _smaller_gpus, _heads_not_divided, _too_full):
-        complaints += check(placement)
+    complaints += [*_too_long(config, wanted), *_untrainable(placement)]
+    if placement.is_estimated:
+        notes += _notes(placement) if config.cluster == "ray" else []
+        complaints += [*_unfit_gpus(placement), *_heads_not_divided(placement), *_too_full(placement)]
     return Resources(placement.memory, tuple(notes), tuple(complaints))
 
 
-def detected_gpus_gib() -> tuple[float, ...] | None:
-    """Memory of each GPU that this process may use; None if the driver does not respond."""
-    gpus = detected_gpus()
-    return None if gpus is None else tuple(gpu.memory_gib for gpu in gpus)
-
-
-@dataclass(frozen=True, slots=True)
 class _Placement:
     """The stages of an experiment that will run, and the GPUs that are available to them."""
 
-    config: ExperimentConfig
-    stages: Collection[str]
-    here_gib: tuple[float, ...] | None
-    """Memory of each GPU of this machine; None: unknown."""
-    architecture: ModelArchitecture | None = None
-    """None: unknown."""
-
-    @property
-    def trains_on_ray(self) -> bool:
-        """Whether SFT or RL runs under `cluster: ray`."""
-        return self.config.cluster == "ray" and bool({"sft", "rl"} & {*self.stages})
-
-    @property
-    def starts_ray(self) -> bool:
-        """Whether a stage starts Ray on this machine, for training or for several engines that answer prompts."""
-        execution = self.config.execution
-        trains_here = self.trains_on_ray and execution.ray.address is None
-        return trains_here or (bool(self.vllm_users) and execution.vllm.engines > 1)
-
-    @property
-    def has_rl_engines(self) -> bool:
-        """Whether RL has engines of its own under `cluster: ray`."""
-        return self.trains_on_ray and "rl" in self.stages and self.config.num_engines > 0
-
-    @property
-    def vllm_users(self) -> tuple[str, ...]:
-        """The stages, in words, in which a finished model answers prompts with vLLM."""
-        return tuple(name for name, engine in self._answering if engine == "vllm")
-
-    @property
-    def training_here_gib(self) -> tuple[float, ...] | None:
+    def __init__(self, config: ExperimentConfig, stages: Collection[str], here_gib: Sequence[float] | None) -> None:
+        execution = config.execution
+        self.config = config
+        self.here_gib = here_gib
+        """Memory of each GPU of this machine; None: unknown."""
+        self.training_here_gib = here_gib if execution.ray.address is None else None
         """Memory of each GPU available to training; None: unknown, as on a joined cluster."""
-        return self.here_gib if self.config.execution.ray.address is None else None
-
-    @property
-    def training_gpu_gib(self) -> float | None:
+        self.training_gpu_gib = execution.gpu_memory_gb or min(self.training_here_gib or (), default=None)
         """Memory of the smallest GPU of training; None: unknown."""
-        return self._smallest(self.training_here_gib)
-
-    @property
-    def generation_gpu_gib(self) -> float | None:
+        self.generation_gpu_gib = execution.gpu_memory_gb or min(here_gib or (), default=None)
         """The same for stages in which a finished model answers, which always run on this machine."""
-        return self._smallest(self.here_gib)
-
-    @property
-    def checks_generation(self) -> bool:
-        """Whether stages in which a finished model answers are estimated: with `cluster: ray`, or with vLLM on known
-        GPUs.
-
-        `cluster: local` without vLLM is for small models; its training is not estimated either.
-        """
-        by_vllm = bool(self.vllm_users) and self.generation_gpu_gib is not None
-        return by_vllm or (self.config.cluster == "ray" and any(engine != "openai" for _, engine in self._answering))
-
-    @property
-    def generating(self) -> tuple[GpuMemory, ...]:
+        self.trains = bool({"sft", "rl"} & {*stages})
+        self.trains_on_ray = config.cluster == "ray" and self.trains
+        self.has_rl_engines = self.trains_on_ray and "rl" in stages and config.num_engines > 0
+        """Whether RL has engines of its own under `cluster: ray`."""
+        engines = {name: section.engine for name, section in answering(config, stages).items()}
+        self.vllm_users = [name for name, engine in engines.items() if engine == "vllm"]
+        """The stages, in words, in which a finished model answers prompts with vLLM."""
+        trains_here = self.trains_on_ray and execution.ray.address is None
+        self.starts_ray = trains_here or (bool(self.vllm_users) and execution.vllm.engines > 1)
+        """Whether a stage starts Ray on this machine, for training or for several engines that answer prompts."""
+        # `cluster: local` without vLLM is for small models, whose training is not estimated either.
+        on_ray = config.cluster == "ray" and any(engine != "openai" for engine in engines.values())
+        generates = on_ray or (bool(self.vllm_users) and self.generation_gpu_gib is not None)
+        self.is_estimated = self.trains_on_ray or generates
+        self.architecture = architecture_of(config.model) if self.is_estimated else None
+        """None: unknown."""
+        self.generating: tuple[GpuMemory, ...] = ()
         """Memory of each kind of GPU in the stages in which a finished model answers; empty where not estimated."""
-        if self.architecture is None or not self.checks_generation:
-            return ()
-        return generation_memory(self.architecture, self.config, self.generation_gpu_gib, self.stages)
-
-    @property
-    def memory(self) -> tuple[GpuMemory, ...]:
-        """Memory of each kind of GPU in the stages that are estimated; empty for a model of unknown shape."""
-        if self.architecture is None or not self.trains_on_ray:
-            return self.generating
-        return *estimate_memory(self.architecture, self.config, self.training_gpu_gib), *self.generating
-
-    @property
-    def _answering(self) -> list[tuple[str, str | None]]:
-        """The stages in which a finished model answers prompts, each with its engine."""
-        return [(name, section.engine) for name, section in answering(self.config, self.stages).items()]
-
-    def _smallest(self, gpus_gib: tuple[float, ...] | None) -> float | None:
-        return self.config.execution.gpu_memory_gb or (min(gpus_gib) if gpus_gib else None)
+        self.memory: tuple[GpuMemory, ...] = ()
+        """The same for all stages."""
+        if self.architecture is not None:
+            if generates:
+                self.generating = generation_memory(self.architecture, config, self.generation_gpu_gib, stages)
+            trained = estimate_memory(self.architecture, config, self.training_gpu_gib) if self.trains_on_ray else ()
+            self.memory = (*trained, *self.generating)
 
 
-def _too_few_gpus(placement: _Placement) -> Iterator[str]:
+def _unfit_gpus(placement: _Placement) -> Iterator[str]:
+    """Complaints about too few GPUs, and about smaller ones than stated."""
     config = placement.config
     ray, vllm = config.execution.ray, config.execution.vllm
     here, training_here = placement.here_gib, placement.training_here_gib
@@ -179,11 +129,8 @@ def _too_few_gpus(placement: _Placement) -> Iterator[str]:
             f"{engine_gpus(config)} GPUs, this machine has {len(here)}; lower execution.vllm.engines or "
             "execution.vllm.tensor_parallel_size"
         )
-
-
-def _smaller_gpus(placement: _Placement) -> Iterator[str]:
-    stated = placement.config.execution.gpu_memory_gb
-    used = placement.here_gib if placement.vllm_users else placement.training_here_gib
+    stated = config.execution.gpu_memory_gb
+    used = here if placement.vllm_users else training_here
     if used and stated is not None and stated > min(used) * _ROUNDING:
         yield (
             f"execution.gpu_memory_gb: {stated:g} GiB, but the smallest GPU of this machine has {min(used):.1f}; "
@@ -324,33 +271,28 @@ def _beyond(positions: int | None, where: str, row: Mapping[str, int | None], wh
         )
 
 
-def _attention_without_gpu(placement: _Placement) -> list[str]:
-    kind = placement.config.execution.attention
-    trains = {"sft", "rl"} & {*placement.stages}
-    if placement.training_here_gib != () or kind == "sdpa" or not trains:
+def _untrainable(placement: _Placement) -> list[str]:
+    """Complaints about an adapter and attention that the first training stage would refuse, perhaps hours later."""
+    lora, kind, found = placement.config.model.lora, placement.config.execution.attention, list[str | None]()
+    if not placement.trains:
         return []
-    return [f"execution.attention: {kind} needs a GPU, this machine has none; use sdpa"]
+    if lora is not None:
+        architecture = architecture_of(placement.config.model)
+        layers = list(linear_layers(architecture)) if architecture is not None else []
+        found = [missing_package(), lora.complaint(layers) if layers else None]
+    if kind != "sdpa" and placement.training_here_gib is not None and not placement.training_here_gib:
+        found.append(f"execution.attention: {kind} needs a GPU, this machine has none; use sdpa")
+    return [line for line in found if line is not None]
 
 
-def _unusable_adapter(placement: _Placement) -> list[str]:
-    """Complaints about an adapter that the first training stage would refuse, perhaps hours later."""
-    lora = placement.config.model.lora
-    if lora is None or not {"sft", "rl"} & {*placement.stages}:
-        return []
-    architecture = architecture_of(placement.config.model)
-    layers = [layer.name for layer in linear_layers(architecture)] if architecture is not None else []
-    complaint = lora.complaint(layers) if layers else None
-    return [line for line in (missing_package(), complaint) if line is not None]
-
-
-def _advice_on_engine(config: ExperimentConfig) -> list[str]:
+def _advice_on_engine(config: ExperimentConfig, gpus: Sequence[Gpu] | None) -> list[str]:
     """Advice against the embedded engine for large models; a pretrained model of unknown shape counts as large.
 
     And against vLLM in the trainer's process on a machine with GPUs: the stage itself would refuse it only after SFT.
     """
     if "rl" not in config.stages or config.rl is None:
         return []
-    if config.rl.engine == "vllm" and (gpus := detected_gpus()):
+    if config.rl.engine == "vllm" and gpus:
         return [
             f"rl.engine: vllm works only without a GPU, and this machine has {len(gpus)}: RL fails if torch sees "
             "one; set cluster: ray with execution.ray.placement: colocated instead"
@@ -360,21 +302,15 @@ def _advice_on_engine(config: ExperimentConfig) -> list[str]:
     architecture = architecture_of(config.model)
     if architecture is not None and architecture.num_parameters < _LARGE_FOR_EMBEDDED:
         return []
-    better = "cluster: ray generates with vLLM" if detected_gpus() else "rl.engine: vllm is about three times as fast"
+    better = "cluster: ray generates with vLLM" if gpus else "rl.engine: vllm is about three times as fast"
     return [f"the embedded engine is slow for a model of this size; {better}"]
-
-
-def _teacher_of_unknown_shape(config: ExperimentConfig) -> str | None:
-    teacher = config.rl.teacher if "rl" in config.stages and config.rl is not None else None
-    if not isinstance(teacher, ModelTeacher) or architecture_of(ModelConfig(path=teacher.path)) is not None:
-        return None
-    return teacher.path
 
 
 def _notes(placement: _Placement) -> list[str]:
     config, architecture = placement.config, placement.architecture
     address, here = config.execution.ray.address, placement.here_gib
     wanted = cluster_gpus(config) if placement.trains_on_ray else engine_gpus(config) if placement.vllm_users else 1
+    teacher = config.rl.teacher if "rl" in config.stages and config.rl is not None else None
     notes = []
     if placement.trains_on_ray and address is not None:
         notes.append(f"{wanted} GPUs needed on the cluster at {address}, whose GPUs were not checked")
@@ -386,8 +322,8 @@ def _notes(placement: _Placement) -> list[str]:
         notes.append(f"{wanted} GPUs needed, this machine has {len(here)}")
     if architecture is None:
         notes.append(f"no memory estimate: the shape of {config.model.path} is unknown here; give a model folder")
-    elif (unknown := _teacher_of_unknown_shape(config)) is not None:
-        notes.append(f"the memory estimate lacks rl.teacher: the shape of {unknown} is unknown here")
+    elif isinstance(teacher, ModelTeacher) and architecture_of(ModelConfig(path=teacher.path)) is None:
+        notes.append(f"the memory estimate lacks rl.teacher: the shape of {teacher.path} is unknown here")
     elif (placement.training_gpu_gib if placement.trains_on_ray else placement.generation_gpu_gib) is None:
         notes.append("memory not checked: no GPU found; set execution.gpu_memory_gb")
     return notes

@@ -126,7 +126,6 @@ class FinishedStage(BaseModel):
 
     @property
     def directory(self) -> Path:
-        """The stage's directory."""
         return find_workspace().stage_directory(self.stage, self.key)
 
 
@@ -186,16 +185,17 @@ def clear(directory: Path, condition: Condition) -> None:
         with (directory / IDENTITY_FILE).open("wb") as file:
             os.fsync(file.fileno())
     for name in sorted(condition.stale, key=lambda name: (name == IDENTITY_FILE, name != MANIFEST_FILE)):
-        path = directory / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        delete(directory / name)
     for path in partial_writes(directory):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)  # the deletion that has renamed it may still be at work
-        else:
-            path.unlink(missing_ok=True)
+        delete(path, ignore_errors=True)  # the deletion that has renamed it may still be at work
+
+
+def delete(path: Path, *, ignore_errors: bool = False) -> None:
+    """Delete a file, a link or a folder without following links; `ignore_errors` of what is in a folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def complete_checkpoints(directory: Path) -> dict[int, Path]:

@@ -3,7 +3,7 @@
 from math import ceil
 
 from luffy.config.execution import CheckpointConfig
-from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings
+from luffy.config.settings import BaseSettings, RLSettings, SFTSettings
 from luffy.errors import WorkspaceError
 from luffy.json_text import parse_json
 from luffy.model_shape import architecture_of, from_model_config
@@ -40,8 +40,13 @@ def _disk_need(plan: StagePlan, checkpoint: CheckpointConfig) -> tuple[int, str]
     if not isinstance(settings, BaseSettings) and settings.lora is not None:
         # Checkpoints of an adapter are too small to count.
         return model + MIN_FREE_BYTES, f" ({parameters:,} parameters: a model in {dtype})"
-    # The new one is written before an old one goes.
-    count = min(_saves(settings, checkpoint), checkpoint.keep + 1)
+    # What it writes at the least, and keeps: the new one is written before an old one goes.
+    count = 1
+    if isinstance(settings, RLSettings):
+        count = ceil(settings.rl.steps / checkpoint.rl_every)
+    elif isinstance(settings, BaseSettings):
+        count = ceil(settings.base.steps / checkpoint.base_every) if settings.base is not None else 0
+    count = min(count, checkpoint.keep + 1)
     there = measure(plan.directory / CHECKPOINTS_FOLDER).num_bytes
     states = max(0, count * parameters * _STATE_BYTES - there)
     saved = f", {count} checkpoints of {_gib(parameters * _STATE_BYTES)}" if count else ""
@@ -64,15 +69,6 @@ def _parameters(plan: StagePlan) -> int | None:
     if known is not None:
         return known.num_parameters
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) // max(_MODEL_BYTES.values())
-
-
-def _saves(settings: StageSettings, checkpoint: CheckpointConfig) -> int:
-    """How many checkpoints the stage writes, at the least."""
-    if isinstance(settings, RLSettings):
-        return ceil(settings.rl.steps / checkpoint.rl_every)
-    if isinstance(settings, BaseSettings):
-        return ceil(settings.base.steps / checkpoint.base_every) if settings.base is not None else 0
-    return 1
 
 
 def _gib(num_bytes: int) -> str:

@@ -30,7 +30,6 @@ class Room:
     """Upper limit of stages at the same time."""
 
     def fits(self, node: StageNode, running: Collection[StageNode]) -> bool:
-        """Whether `node` may start while `running` run."""
         taken = sum(self.needs[other.name] for other in running)
         return not running or (len(running) < self.most and taken + self.needs[node.name] <= self.slots)
 
@@ -63,13 +62,34 @@ def walk(nodes: Sequence[StageNode], make: Make[Result], room: Room, stop: Calla
     Concurrent stages run in threads. An interrupt calls `stop`, which has to end them. After a failure no further stage
     starts; running ones finish, and then the first failure in the order of the chain is raised.
     """
+    done: dict[str, Result] = {}
     if room.most == 1:
-        done: dict[str, Result] = {}
         for node in nodes:
             done[node.name] = make(node, _inputs(node, done))
         return done
+    running: dict[Future[Result], StageNode] = {}
+    waiting, failures = list(nodes), dict[str, Exception]()
     with ThreadPoolExecutor(len(nodes), thread_name_prefix="stage") as pool, stopping_on_failure(pool, stop):
-        return _side_by_side(nodes, make, room, pool)
+        while running or (waiting and not failures):
+            for node in [] if failures else list(waiting):
+                if all(source in done for source in node.inputs.values()):
+                    if not room.fits(node, running.values()):
+                        break  # none overtakes a stage that only waits for resources
+                    waiting.remove(node)
+                    began = partial(make, node, _inputs(node, done))
+                    running[pool.submit(contextvars.copy_context().run, began)] = node
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                node, error = running.pop(future), future.exception()
+                if error is None:
+                    done[node.name] = future.result()
+                elif isinstance(error, Exception):
+                    failures[node.name] = error
+                else:  # an interrupt is raised at once
+                    raise error
+    for node in nodes:
+        if node.name in failures:
+            raise failures[node.name]
+    return {node.name: done[node.name] for node in nodes}
 
 
 @contextmanager
@@ -80,44 +100,6 @@ def stopping_on_failure(pool: ThreadPoolExecutor, stop: Callable[[], None]) -> I
         on_failure.callback(stop)
         yield
         on_failure.pop_all()
-
-
-def _side_by_side(
-    nodes: Sequence[StageNode], make: Make[Result], room: Room, pool: ThreadPoolExecutor
-) -> dict[str, Result]:
-    done: dict[str, Result] = {}
-    running: dict[Future[Result], StageNode] = {}
-    waiting, failures = list(nodes), dict[str, Exception]()
-    while running or (waiting and not failures):
-        for node in [] if failures else _startable(waiting, done, room, list(running.values())):
-            waiting.remove(node)
-            began = partial(make, node, _inputs(node, done))
-            running[pool.submit(contextvars.copy_context().run, began)] = node
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            node, error = running.pop(future), future.exception()
-            if error is None:
-                done[node.name] = future.result()
-            elif isinstance(error, Exception):
-                failures[node.name] = error
-            else:  # an interrupt is raised at once
-                raise error
-    for node in nodes:
-        if node.name in failures:
-            raise failures[node.name]
-    return {node.name: done[node.name] for node in nodes}
-
-
-def _startable(
-    waiting: Sequence[StageNode], done: Collection[str], room: Room, running: Sequence[StageNode]
-) -> list[StageNode]:
-    """The next stages in the order of the chain; none overtakes a stage that only waits for resources."""
-    found: list[StageNode] = []
-    for node in waiting:
-        if all(source in done for source in node.inputs.values()):
-            if not room.fits(node, [*running, *found]):
-                break
-            found.append(node)
-    return found
 
 
 def _inputs(node: StageNode, done: Mapping[str, Result]) -> dict[str, Result]:

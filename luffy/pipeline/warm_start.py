@@ -57,7 +57,6 @@ class Order(TypedDict):
 
 
 def current_warm_server() -> "WarmServer | None":
-    """The server in use in this context."""
     return _current.get()
 
 

@@ -66,7 +66,6 @@ class Workspace:
 
     @property
     def warm_log(self) -> Path:
-        """Log of the process that stages are forked from."""
         return self.root / "warm_server.log"
 
     def stage_directory(self, stage: StageName, key: str) -> Path:
@@ -183,7 +182,6 @@ def is_discarded(path: Path) -> bool:
 
 
 def write_run(directory: Path, record: dict[str, object]) -> None:
-    """Replace the run's record."""
     write_atomic(directory / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -41,7 +41,7 @@ from luffy.pipeline.disk import READ_ONLY, lack_of_space
 from luffy.pipeline.events import EVENTS_FILE, EventReader, EventWriter, seconds_of_attempts
 from luffy.pipeline.identity import IdentityRecord, code_identity, read_identity, write_identity
 from luffy.pipeline.job import StageJob, read_job
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import (
     Manifest,
     collect_outputs,
@@ -154,7 +154,7 @@ def run_program(
 
     # Every outcome becomes an event and an exit code, and no child process is left.
     try:
-        with _telling_of_waits(events), StageLock(out, waiting=waiting), deferring:
+        with _telling_of_waits(events), stage_lock(out, waiting=waiting), deferring:
             _run_locked(job, run, out, events)
     except StoppedOnRequest as stopped:
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from luffy.errors import LuffyError
 from luffy.flows import prefect_api as api_module
 from luffy.flows.launch import call_flow
 from luffy.flows.prefect_api import answers, configured_api, free_port, prefect_api
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 
 START = """
 import sys, time
@@ -69,7 +69,7 @@ def test_a_run_finds_the_server_of_its_workspace_while_it_is_served_on_this_mach
     (home / "serving").mkdir()
     (home / "server.url").write_text(url)  # stays after a kill
     monkeypatch.setattr(api_module, "ApiServer", lambda home: SimpleNamespace(url="embedded", stop=lambda: None))
-    with StageLock(home / "serving") if holder else nullcontext():
+    with stage_lock(home / "serving") if holder else nullcontext():
         if holder == "another-host":
             (home / "serving" / ".lock").write_text("pid 17 on another-host")
         if holder == "damaged":

@@ -15,7 +15,7 @@ from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.flows import serve
 from luffy.flows.prefect_api import ServerAddress, free_port
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.workspace import Workspace
 
 IDLE = [sys.executable, "-c", "import time; time.sleep(7200)"]
@@ -54,7 +54,7 @@ def test_the_lock_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
     workspace = Workspace(tmp_path / "workspace")
     workspace.prepare()
     (workspace.prefect_home / "serving").mkdir(parents=True)
-    with StageLock(workspace.prefect_home / "serving"), pytest.raises(UserError, match="is served already"):
+    with stage_lock(workspace.prefect_home / "serving"), pytest.raises(UserError, match="is served already"):
         serve._serve(workspace, ServerAddress(free_port()), 1)
 
 

@@ -74,5 +74,5 @@ def run_of(experiment: Experiment, state: RunState = "finished") -> Path:
     run = ExperimentRun(experiment, experiment.workspace.new_run(experiment.config.name, {"state": "running"}))
     for node in experiment.nodes:
         run.execute(node.name, Unwatched())
-    run.close(state)
+    run.record(state)
     return run.directory

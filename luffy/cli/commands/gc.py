@@ -1,5 +1,6 @@
 """`luffy gc`: what can be deleted from the workspace; with `--delete` it is."""
 
+import time
 from collections.abc import Sequence
 from typing import Annotated, get_args
 
@@ -71,4 +72,4 @@ def _delete(workspace: Workspace, retention: Retention, garbage: Sequence[Garbag
 
 def _row(workspace: Workspace, item: Garbage, extent: Extent) -> tuple[str, ...]:
     what = str(item.path.relative_to(workspace.root))
-    return item.kind, what, size_words(extent.num_bytes), duration(item.age_s), item.reason
+    return item.kind, what, size_words(extent.num_bytes), duration(max(0.0, time.time() - item.modified)), item.reason

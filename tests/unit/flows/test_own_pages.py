@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from luffy.flows.own_pages import OwnPages, ServerNames
+from luffy.flows.own_pages import OwnPages
 
 OWN = ["127.0.0.1:4200", "localhost:9999", "LOCALHOST", "localhost.", "[::1]:4200", "192.168.1.7:4200", "gpu1:4200"]
 FOREIGN = ["evil.example:4200", "localhost.evil.example", "127.0.0.1.evil.example:4200", "", "gpu1@evil.example", "a b"]
@@ -25,7 +25,7 @@ async def answer(kind, *headers):
         sent.append(message)
 
     encoded = [(name.encode(), value.encode()) for name, value in headers]
-    await OwnPages(application, ServerNames.of(["gpu1"]))({"type": kind, "headers": encoded}, receive, send)
+    await OwnPages(application, ["gpu1"])({"type": kind, "headers": encoded}, receive, send)
     return sent, bool(reached)
 
 
@@ -83,7 +83,7 @@ def test_what_is_no_request_passes():
         async def application(scope, receive, send):
             seen.append(scope["type"])
 
-        await OwnPages(application, ServerNames())({"type": "lifespan"}, None, None)
+        await OwnPages(application, [])({"type": "lifespan"}, None, None)
         return seen
 
     assert asyncio.run(start()) == ["lifespan"]

@@ -18,25 +18,25 @@ from luffy.pipeline.disk import joined, measure
 from luffy.pipeline.experiment import ExperimentRun, Unwatched, open_experiment, start_run
 from luffy.pipeline.garbage import Retention, dispose, survey
 from luffy.pipeline.job import write_job
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import read_manifest, write_manifest
 from luffy.pipeline.records import find_run, read_run
 from luffy.pipeline.workspace import Workspace, disposing, write_run
 
 ALL = Retention()
 OTHER_SFT = "sft.optimizer.lr=2e-3"
-HOLD = "import sys; from pathlib import Path; from luffy.pipeline.lock import StageLock\n"
-HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+HOLD = "import sys; from pathlib import Path; from luffy.pipeline.lock import stage_lock\n"
+HOLD += "with stage_lock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
 READ = "import sys; from pathlib import Path; from luffy.pipeline.records import read_run\n"
 READ += "print(read_run(Path(sys.argv[1])).condition)"
 RUN = """
 import os, socket, sys
 from pathlib import Path
 from luffy.pipeline.workspace import write_run
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.lock import stage_lock
 
 directory = Path(sys.argv[1])
-with StageLock(directory):
+with stage_lock(directory):
     write_run(directory, {"state": "running", "pid": os.getpid(), "host": socket.gethostname()})
     print("runs", flush=True)
     sys.stdin.read()
@@ -47,12 +47,12 @@ import sys, time
 from luffy.cli.main import main
 from luffy.pipeline import garbage
 
-def delete(path):
+def delete(path, **options):
     next(file for file in path.rglob("*") if file.is_file()).unlink()
     print("deleting", flush=True)
     time.sleep(7200)
 
-garbage._delete = delete
+garbage.delete = delete
 main(["gc", "--delete", *sys.argv[1:]])
 """
 
@@ -126,7 +126,7 @@ def test_a_live_run_whose_record_cannot_be_read_keeps_all_results(workspace, ope
     finish_all(opened())
     directory = workspace.new_run("smoke", {})
     (directory / "run.json").write_text("{")
-    with StageLock(directory):
+    with stage_lock(directory):
         assert found(workspace) == {}
     assert directories(opened(), "prepare_data", "rl") <= set(found(workspace))
 
@@ -136,7 +136,7 @@ def test_a_stage_in_use_by_another_process_stays(workspace, opened, finish_all, 
     finish_all(opened())
     workspace.runs.mkdir()
     (victim,) = directories(opened(), "rl")
-    with StageLock(victim):
+    with stage_lock(victim):
         pass  # a stage has begun here
     before = survey(workspace, ALL)
     holder = subprocess.Popen(
@@ -181,7 +181,7 @@ def test_a_run_under_way_keeps_the_results_it_will_reuse_and_cannot_be_given_up(
     experiment = open_experiment(opened().config, workspace)
     finish_all(experiment, steps=20)
     run = ExperimentRun(experiment, workspace.new_run("smoke", {"state": "running"}))
-    with StageLock(run.directory):
+    with stage_lock(run.directory):
         run.execute("prepare_data", Unwatched())
         assert found(workspace, Retention(keep_runs=0)) == {}
         with pytest.raises(DataError, match=f"smoke-1: is under way \\(pid {os.getpid()} on "):
@@ -294,7 +294,7 @@ def test_an_unfinished_sweep_keeps_its_checkpoints_in_a_workspace_that_was_moved
     plan = swept.plan_node("sweep")
     begin(plan)
     write_job(plan.directory / "config.yaml", swept.job(plan))
-    run.close("interrupted")
+    run.record("interrupted")
     own = (plan.inputs["model"] / "checkpoints").relative_to(workspace.root)
     moved = workspace.root.rename(workspace.root.with_name("moved"))
     going = {path.parent for path in found(Workspace(moved))}
@@ -319,7 +319,7 @@ def test_leftovers_of_a_kill_are_deleted_from_a_stage(workspace, opened, finish,
     run = ExperimentRun(experiment, workspace.new_run("smoke", {}))
     run.enter(experiment.plan_node("prepare_data"))
     run.enter(plan)
-    run.close("interrupted")
+    run.record("interrupted")
     left = {plan.directory / "checkpoints/step_000030", plan.directory / "checkpoints/incoming_step_000010"}
     for folder in left:
         folder.mkdir()
@@ -359,7 +359,7 @@ def test_a_deletion_that_is_killed_inside_a_stage_is_finished_by_the_next_one(wo
         (directory / name).write_text("left")
     os.utime(directory / "log.txt", (0, 0))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr("luffy.pipeline.garbage._delete", kill)
+        killed.setattr("luffy.pipeline.garbage.delete", kill)
         dispose(workspace, ALL, survey(workspace, ALL).garbage)
     (left,) = found(workspace).values()
     assert (left.path, left.reason) == (directory / ".trash-shards", "an interrupted deletion")
@@ -369,7 +369,7 @@ def test_a_deletion_that_is_killed_inside_a_stage_is_finished_by_the_next_one(wo
     assert {plan.action for plan in two[0].plan()} == {"reuse"}
 
 
-def kill(path):
+def kill(path, **options):
     raise KeyboardInterrupt
 
 
@@ -412,7 +412,7 @@ def test_a_relative_path_of_a_configuration_starts_where_its_run_began(workspace
     run_of(opened())
     monkeypatch.chdir(workspace.root.parent)
     other = opened(f"data.corpus={{kind: file, path: {rows.relative_to(workspace.root.parent)}}}")
-    ExperimentRun(other, workspace.new_run("other", {})).close("finished")
+    ExperimentRun(other, workspace.new_run("other", {})).record("finished")
     monkeypatch.chdir("/")
     assert directories(opened(), "rl").isdisjoint(found(workspace, Retention(names=("smoke-1",))))
 
@@ -440,7 +440,7 @@ def test_arms_stay_with_their_comparison_and_go_with_it(workspace):
     assert set(found(workspace, Retention(names=("compare-1",)))) == {comparison, arm}
     assert set(found(workspace, Retention(keep_runs=0))) == {comparison, arm, newer}
     again = {"state": "running", "experiment": "compare", "pid": os.getpid(), "host": os.uname().nodename}
-    with StageLock(workspace.new_run("compare", again)):
+    with stage_lock(workspace.new_run("compare", again)):
         assert set(found(workspace, Retention(keep_runs=0))) == {comparison}, "it may reuse what its arms made before"
 
 
@@ -516,12 +516,12 @@ def test_waiting_for_a_stage_that_is_then_deleted_is_an_error(tmp_path):
 
     def wait():
         try:
-            StageLock(directory, waiting=lambda holder: waits.set()).__enter__()
+            stage_lock(directory, waiting=lambda holder: waits.set()).__enter__()
         except Exception as error:
             said.append(str(error))
 
     waiter = threading.Thread(target=wait)
-    with StageLock(directory):
+    with stage_lock(directory):
         waiter.start()
         assert waits.wait(PATIENCE_S)
         directory.rename(tmp_path / ".trash-stage")

@@ -11,10 +11,10 @@ from patience import PATIENCE_S, wait_until
 from prefect.locking.protocol import LockManager
 
 from luffy.errors import StageFailed, WorkspaceError
-from luffy.pipeline.lock import LOCK_FILE, FlockManager, StageLock, check_locks, holder_of, is_shared
+from luffy.pipeline.lock import LOCK_FILE, FlockManager, check_locks, holder_of, is_shared, stage_lock
 
-HOLD = "import sys, time; from pathlib import Path; from luffy.pipeline.lock import StageLock\n"
-HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); time.sleep(7200)"
+HOLD = "import sys, time; from pathlib import Path; from luffy.pipeline.lock import stage_lock\n"
+HOLD += "with stage_lock(Path(sys.argv[1])): print('locked', flush=True); time.sleep(7200)"
 
 FLOCK = """
 #include <errno.h>
@@ -57,14 +57,14 @@ def hold(directory):
 
 def test_the_holder_is_known_by_its_pid(tmp_path):
     assert holder_of(tmp_path) is None
-    with StageLock(tmp_path):
+    with stage_lock(tmp_path):
         assert f"pid {os.getpid()} " in holder_of(tmp_path)
     assert holder_of(tmp_path) is None
 
 
 def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path):
     process, told = hold(tmp_path), []
-    waiter = threading.Thread(target=lambda: StageLock(tmp_path, told.append).__enter__())
+    waiter = threading.Thread(target=lambda: stage_lock(tmp_path, told.append).__enter__())
     waiter.start()
     wait_until(lambda: told)
     assert waiter.is_alive()
@@ -78,7 +78,7 @@ def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path
 def test_a_waiter_says_so_where_the_holder_could_not_write_its_name(tmp_path):
     process, told = hold(tmp_path), []
     (tmp_path / LOCK_FILE).write_text("")
-    waiter = threading.Thread(target=lambda: StageLock(tmp_path, told.append).__enter__())
+    waiter = threading.Thread(target=lambda: stage_lock(tmp_path, told.append).__enter__())
     waiter.start()
     wait_until(lambda: told)
     process.kill()
@@ -88,7 +88,7 @@ def test_a_waiter_says_so_where_the_holder_could_not_write_its_name(tmp_path):
 
 
 def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path):
-    with StageLock(tmp_path):
+    with stage_lock(tmp_path):
         child = subprocess.Popen(["sleep", "7200"], close_fds=False)
     assert holder_of(tmp_path) is None
     child.kill()
@@ -101,7 +101,7 @@ def test_a_full_disk_costs_the_name_of_the_holder_and_never_the_lock(tmp_path, m
 
     monkeypatch.setattr(os, "ftruncate", full)
     monkeypatch.setattr(os, "pwrite", full)
-    with StageLock(tmp_path):
+    with stage_lock(tmp_path):
         assert holder_of(tmp_path) == "another process"
     assert holder_of(tmp_path) is None
 

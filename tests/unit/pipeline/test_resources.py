@@ -13,7 +13,7 @@ from luffy.config import load_experiment
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline import gpus
-from luffy.pipeline.resources import check_resources, detected_gpus_gib, find_resources
+from luffy.pipeline.resources import check_resources, find_resources
 
 CONFIGS = Path(__file__).parents[3] / "exp_configs"
 SEVEN_B = CONFIGS / "luffy_qwen2.5_math_7b.yaml"
@@ -35,6 +35,11 @@ def driver(tmp_path, monkeypatch):
 
 def cards(*mib):
     return "\n".join(f"echo '{index}, GPU-{index}{index}-aa, {size}'" for index, size in enumerate(mib))
+
+
+def detected_gpus_gib():
+    found = gpus.detected_gpus()
+    return None if found is None else tuple(gpu.memory_gib for gpu in found)
 
 
 def refusals(*overrides):

@@ -17,10 +17,11 @@ class Records:
     """A writer that remembers, and does as it is told first."""
 
     def __init__(self, before=lambda: None):
-        self.created, self.updated, self.written_at = [], [], []
+        self.created, self.updated, self.written_at, self.asked = [], [], [], 0
         self.before = before
 
     def __call__(self, slot, artifact, identifier):
+        self.asked += 1
         self.before()
         self.written_at.append(time.monotonic())
         if identifier is None:
@@ -69,19 +70,18 @@ def test_nothing_is_written_as_long_as_there_is_nothing_to_show():
     records = Records()
     with Publisher(records) as publisher:
         publisher.offer(SLOT, lambda: None)
-    assert records.created == []
-    assert publisher.cost.written == publisher.cost.failed == 0
+    assert records.created == [] and not records.asked
 
 
 def test_a_view_or_an_api_that_raises_costs_artifacts_and_nothing_else():
     def fail():
         raise RuntimeError("no such file, or no such server")
 
-    with Publisher(Records(before=fail)) as publisher:
+    records = Records(before=fail)
+    with Publisher(records) as publisher:
         publisher.offer(SLOT, percent(1.0))
         publisher.offer(Slot(SLOT.task_run, "other"), fail)
-    assert publisher.cost.failed >= 2
-    assert publisher.cost.written == 0
+    assert records.asked and not records.created
 
 
 @pytest.mark.parametrize("newer", [None, 100.0])
@@ -97,7 +97,7 @@ def test_the_last_artifact_survives_a_hiccup_of_the_api(monkeypatch, newer):
     records = Records(before=fail_once)
     with Publisher(records) as publisher:
         publisher.offer(SLOT, percent(99.0))
-        wait_until(lambda: publisher.cost.failed)
+        wait_until(lambda: not hiccups)
         if newer:
             publisher.offer(SLOT, percent(newer))
         wait_until(lambda: records.created)
