@@ -6,7 +6,7 @@ same calls; this has never been run.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -78,7 +78,7 @@ class BroadcastGroup:
         """Names of the receivers; known to rank 0 alone."""
         self._store = store  # that of rank 0 is the server, which has to outlive the group
         self._timeout = timedelta(seconds=invitation.timeout_s)
-        self._backend: Any = _BACKENDS[device.type](store, rank, invitation.size, self._timeout)
+        self._backend: Any = _backend(device, store, rank, invitation.size, self._timeout)
         # NCCL connects at the first use: let a member that is missing show here.
         self.finish(self.start([torch.zeros(1, device=device)]))
 
@@ -116,11 +116,9 @@ class BroadcastGroup:
             self._backend = None
 
 
-def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> object:
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
-
-
-def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> object:
+def _backend(device: torch.device, store: dist.Store, rank: int, size: int, timeout: timedelta) -> object:
+    if device.type == "cpu":
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
     # Read by the constructor: a wait has to raise in its own thread, where torch's default is to end the process.
     name = "TORCH_NCCL_BLOCKING_WAIT"
     before = os.environ.get(name)
@@ -133,9 +131,6 @@ def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> object
         del os.environ[name]
         if before is not None:
             os.environ[name] = before
-
-
-_BACKENDS: dict[str, Callable[[dist.Store, int, int, timedelta], object]] = {"cpu": _gloo, "cuda": _nccl}
 
 
 @contextmanager

@@ -53,7 +53,9 @@ class LineAppender:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = path.open("ab", buffering=0)
-        self._is_torn = _ends_in_torn_line(path)
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+            self._is_torn = file.read(1) not in (b"", b"\n")
 
     def append(self, line: bytes) -> None:
         """Write `line` with its newline; when this returns, it survives the death of this process.
@@ -77,14 +79,6 @@ class LineAppender:
     @property
     def is_closed(self) -> bool:
         return self._file.closed
-
-
-def _ends_in_torn_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
 
 
 def sync_directory(directory: Path) -> None:

@@ -161,7 +161,9 @@ class HTTPClient:
                 if self._limits.max_bytes is not None and len(content) > self._limits.max_bytes:
                     raise NoAnswer(f"{self.url}: the response is longer than {self._limits.max_bytes} bytes")
         text = content.decode(errors="replace")
-        found = self._without_key(text, response.is_success)
+        found = _json_object(text)
+        if not response.is_success or "error" in found:  # may repeat the key
+            found = _json_object(self._hidden(text))
         shown = "" if response.is_success or found else self._hidden(text[:_MAX_ERROR_CHARS])
         if response.has_redirect_location:
             shown = f"the server redirects to {response.headers['Location']}"
@@ -215,11 +217,6 @@ class HTTPClient:
             kind = RefusedForNow if answer.may_pass else Refused
             raise kind(f"{self.url}{path}: {answer.complaint}", answer)
         return answer.body
-
-    def _without_key(self, text: str, is_success: bool) -> Mapping[str, Any]:
-        """The JSON object in `text`; an error, without the key that it may repeat."""
-        body = _json_object(text)
-        return _json_object(self._hidden(text)) if not is_success or "error" in body else body
 
     def _hidden(self, text: str) -> str:
         return text if self._api_key is None else text.replace(self._api_key, "***")

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from luffy.errors import ConfigError
@@ -42,8 +42,12 @@ def module_file(path: str, where: str) -> Path | None:
     module, or where its file shows that it lacks the name.
     """
     module, _, name = path.partition(":")
+    top, *below = module.split(".")
     try:
-        spec = _find(module)
+        spec, place = importlib.util.find_spec(top) or PathFinder.find_spec(top, [os.getcwd()]), top  # noqa: PTH109
+        for part in below:  # without running the packages around it
+            inside, place = None if spec is None else spec.submodule_search_locations, f"{place}.{part}"
+            spec = PathFinder.find_spec(place, list(inside)) if inside is not None else None
     except ValueError:
         return None
     if spec is None:
@@ -59,18 +63,6 @@ def module_file(path: str, where: str) -> Path | None:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"{where}: {path}: {file} has no {name!r}{hint}")
     return file
-
-
-def _find(module: str) -> ModuleSpec | None:
-    """Where a module is, without running the packages around it."""
-    top, *below = module.split(".")
-    spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])  # noqa: PTH109
-    name = top
-    for part in below:
-        inside = None if spec is None else spec.submodule_search_locations
-        name = f"{name}.{part}"
-        spec = PathFinder.find_spec(name, list(inside)) if inside is not None else None
-    return spec
 
 
 def _names_in(file: Path) -> set[str] | None:

@@ -61,7 +61,11 @@ def end_group(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> No
     signal_group(process.pid, signal.SIGTERM)
     try:
         # Waited for without collecting it: until then its number cannot become another group's.
-        _wait_uncollected(process, grace_s)
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and process.returncode is None:
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+            time.sleep(0.02)
     finally:
         signal_group(process.pid, signal.SIGKILL)
         process.wait()
@@ -145,11 +149,3 @@ def _signal(processes: list[psutil.Process], sent: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(sent)
-
-
-def _wait_uncollected(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if process.returncode is not None or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return
-        time.sleep(0.02)

@@ -188,24 +188,25 @@ class Trajectory:
         """The episode as sequences for the model: one for each context, whose prompt is that context."""
         if not self.context_starts:
             return (self,)
-        starts, ends = (0, *self.context_starts), (*self.context_starts, len(self.response_ids))
-        return tuple(self._branch(start, end) for start, end in zip(starts, ends, strict=True))
-
-    def _branch(self, start: int, end: int) -> Trajectory:
         assert not self.teacher_prompt_ids
         assert not self.teacher_logprobs
-        place = start
-        while start and self.source[place] is Source.ENVIRONMENT:
-            place += 1
-        return replace(
-            self,
-            prompt_ids=self.response_ids[start:place] if start else self.prompt_ids,
-            response_ids=self.response_ids[place:end],
-            source=self.source[place:end],
-            logp_behavior=self.logp_behavior[place:end],
-            weight_version=self.weight_version[place:end],
-            context_starts=(),
-        )
+        starts, ends = (0, *self.context_starts), (*self.context_starts, len(self.response_ids))
+        branches = []
+        for start, end in zip(starts, ends, strict=True):
+            place = start
+            while start and self.source[place] is Source.ENVIRONMENT:
+                place += 1
+            branch = replace(
+                self,
+                prompt_ids=self.response_ids[start:place] if start else self.prompt_ids,
+                response_ids=self.response_ids[place:end],
+                source=self.source[place:end],
+                logp_behavior=self.logp_behavior[place:end],
+                weight_version=self.weight_version[place:end],
+                context_starts=(),
+            )
+            branches.append(branch)
+        return tuple(branches)
 
     @property
     def is_off_policy(self) -> bool:

@@ -20,7 +20,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 
-from luffy.cli.console import ChainProgress, PlainDisplay, TitledDisplay, stage_title, terminal
+from luffy.cli.console import ChainProgress, stage_title, terminal
 from luffy.config.many_runs.sweep_design import CENTRE
 from luffy.config.many_runs.sweep_runs import SHARED_NODES, Chosen, Sweep, SweepRun, distinct
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
@@ -36,7 +36,7 @@ from luffy.evaluation.across_runs.sweep_findings import (
 from luffy.evaluation.across_runs.sweep_progress import SweepProgress
 from luffy.evaluation.results import read_scores
 from luffy.files import write_atomic
-from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
+from luffy.pipeline.experiment import Unwatched, open_experiment, start_run
 from luffy.pipeline.walk import stopping_on_failure
 from luffy.pipeline.workspace import Workspace, link
 from luffy.report.cells import Table, plain_table
@@ -82,7 +82,7 @@ class ManyRuns:
         workspace: Workspace,
         workers: int,
         verify: bool,
-        display: StageObserver,
+        display: ChainProgress,
         session: Session,
         stopped: threading.Event,
     ) -> None:
@@ -123,7 +123,7 @@ def open_runs(sweep: Sweep, cells: Sequence[str], workspace: Workspace, *, verif
     runs, common = [*sweep.tuning_runs(cells), *sweep.reported_runs(cells)], sweep.common()
     shared = SHARED_NODES if sweep.design.kind == "comparison" else ()
     titles = dict.fromkeys([*shared, *(stage_title(run.title, node) for run in runs for node in run.nodes)])
-    display = PlainDisplay(ChainProgress(list(titles)), terminal())
+    display = ChainProgress(titles, terminal())
     experiment = open_experiment(common, workspace, verify=verify)
     stopped = threading.Event()
     with (
@@ -222,7 +222,7 @@ def learn(running: ManyRuns, run: SweepRun, shared: Mapping[str, FinishedStage])
         made = {name: stage for name, stage in shared.items() if name in run.nodes}
         for name in made:
             started.execute(name, Unwatched())  # reused: only enters the stage into the run's record
-        session = Session(started, TitledDisplay(run.title, running.display), running.session.publisher)
+        session = Session(started, running.display.titled(run.title), running.session.publisher)
         for node in experiment.nodes:
             if node.name in run.nodes and node.name not in made:
                 if running.stopped.is_set():

@@ -94,7 +94,13 @@ def broken(check: str, found: str, remedy: str) -> Finding:
 def check_everything(workspace: Workspace, config: str | None, *, no_run: bool) -> Iterator[Finding]:
     """All findings, each as soon as it is made; raises ConfigError for a mistake in the experiment `config`."""
     experiment = None if config is None else load_experiment(config)
-    yield from check_distribution()
+    try:
+        metadata = importlib.metadata.metadata(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        yield broken("packages", f"{_DISTRIBUTION} is not installed in this environment", "pip install -e .")
+    else:
+        yield check_python(metadata["Requires-Python"])
+        yield check_packages(importlib.metadata.requires(_DISTRIBUTION) or [])
     if (constraints := check_constraints()) is not None:
         yield constraints
     yield from check_variables()
@@ -120,7 +126,6 @@ def check_everything(workspace: Workspace, config: str | None, *, no_run: bool) 
 
 
 def installed_version(name: str) -> str | None:
-    """The version in this environment."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -139,17 +144,6 @@ def run_probe(code: str) -> tuple[int, str]:
     return done.returncode, lines[-1] if lines else f"exit code {done.returncode}"
 
 
-def check_distribution() -> Iterator[Finding]:
-    """Whether luffy is installed, with a Python and packages that it can work with."""
-    try:
-        metadata = importlib.metadata.metadata(_DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        yield broken("packages", f"{_DISTRIBUTION} is not installed in this environment", "pip install -e .")
-        return
-    yield check_python(metadata["Requires-Python"])
-    yield check_packages(importlib.metadata.requires(_DISTRIBUTION) or [])
-
-
 def check_python(allowed: str, version: str | None = None) -> Finding:
     """Whether this Python is one that luffy is made for; `allowed` is a version specifier."""
     version = version or platform.python_version()
@@ -163,7 +157,14 @@ def check_packages(requirements: Sequence[str], versions: Versions = installed_v
 
     Packages of extras may be missing; one that is there has to fit.
     """
-    wrong = [line for text in requirements for line in _mismatch(Requirement(text), versions)]
+    wrong = []
+    for wanted in map(Requirement, requirements):
+        of_extra = wanted.marker is not None and not wanted.marker.evaluate({"extra": ""})
+        found = versions(wanted.name)
+        if found is None and not of_extra:
+            wrong.append(f"{wanted.name} is missing")
+        elif found is not None and not wanted.specifier.contains(found, prereleases=True):
+            wrong.append(f"{wanted.name} {found} (needed: {wanted.specifier})")
     if not wrong:
         return ok("packages", "all requirements are met")
     return broken("packages", _list(wrong), "pip install -c constraints.txt -e .   (or: pip install luffy-rl)")
@@ -232,15 +233,6 @@ def check_sandbox(config: SandboxConfig | None = None) -> Finding:
     return ok("sandbox", "bubblewrap runs code in namespaces of its own")
 
 
-def _mismatch(wanted: Requirement, versions: Versions) -> Iterator[str]:
-    of_extra = wanted.marker is not None and not wanted.marker.evaluate({"extra": ""})
-    found = versions(wanted.name)
-    if found is None and not of_extra:
-        yield f"{wanted.name} is missing"
-    elif found is not None and not wanted.specifier.contains(found, prereleases=True):
-        yield f"{wanted.name} {found} (needed: {wanted.specifier})"
-
-
 def _list(parts: Sequence[str]) -> str:
     rest = len(parts) - _SHOWN
     return ", ".join(parts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
@@ -281,7 +273,14 @@ def check_open_files(limit: int | None = None) -> Finding:
 
 def check_ports(port: int, is_prefect: Callable[[str], bool]) -> Finding:
     """Whether `luffy serve` could take `port` and the next one on the loopback address."""
-    taken = [number for number in (port, port + 1) if not _can_bind(number)]
+    taken = []
+    for number in (port, port + 1):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", number))
+            except OSError:
+                taken.append(number)
     if not taken:
         return ok("ports", f"{port} and {port + 1} are free")
     if port in taken and is_prefect(f"http://127.0.0.1:{port}/api"):
@@ -313,9 +312,8 @@ def check_prefect(url: str | None, does_answer: Callable[[str], bool]) -> Findin
         return ok("prefect", "no server is configured; every run starts an embedded one")
     if does_answer(url):
         return ok("prefect", f"a server answers at {url}")
-    return note(
-        "prefect", f"nothing answers at {url}; runs use an embedded server", "luffy serve, or unset the address"
-    )
+    found = f"nothing answers at {url}; runs use an embedded server"
+    return note("prefect", found, "luffy serve, or unset the address")
 
 
 def check_variables() -> Iterator[Finding]:
@@ -335,24 +333,12 @@ def check_keys(config: ExperimentConfig) -> Iterator[Finding]:
     for setting, server in servers:
         variable = server.api_key_variable
         try:
-            complaint = missing_key(server, setting)
+            if (complaint := missing_key(server, setting)) is not None:
+                yield broken("keys", complaint, f"export {variable}=...")
+            else:
+                yield ok("keys", f"{setting}: {variable} is set or not needed")
         except ConfigError as error:
             yield broken("keys", str(error), f"export {variable} again")
-            continue
-        if complaint is not None:
-            yield broken("keys", complaint, f"export {variable}=...")
-        else:
-            yield ok("keys", f"{setting}: {variable} is set or not needed")
-
-
-def _can_bind(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def trial_run(overrides: Sequence[str] = TINY) -> Finding:

@@ -1,10 +1,11 @@
 """Everything that luffy shows on a terminal, and the only module that imports `rich`; the state of a running chain."""
 
+import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -123,6 +124,8 @@ class StageLine:
     metrics: dict[str, float] = field(default_factory=dict)
     began: float | None = None
     ended: float | None = None
+    told: float = 0.0
+    """When a line about it was last printed."""
     _first_step: int = 0
     _first_time: float | None = None
     _last_time: float = 0.0
@@ -162,116 +165,75 @@ class StageLine:
 
 
 class ChainProgress:
-    """The lines of all stages; a `StageObserver` that only keeps state."""
+    """The lines of all stages: a `StageObserver` that keeps them, and where there is a `log` prints what is new.
 
-    def __init__(self, names: list[str], clock: Callable[[], float] = time.time) -> None:
+    The log gets a line when a stage starts, ends or has news, and every ten seconds in between.
+    """
+
+    def __init__(self, names: Iterable[str], log: Console | None = None) -> None:
         self.lines = {name: StageLine(name) for name in names}
-        self._clock = clock
+        self._log = log
+        self._title = ""
+
+    def titled(self, title: str) -> "ChainProgress":
+        """The display for the run `title` of several, whose stages are called `<title>: <stage>`."""
+        of_run = copy.copy(self)
+        of_run._title = title
+        return of_run
 
     def planned(self, plan: StagePlan) -> None:
-        line = self.lines[plan.node.name]
-        line.began = self._clock()
+        line = self._line(plan)
+        line.began = time.time()
         line.state = "starting"
         line.note = f"{plan.headline}: {plan.reason}" if plan.reason else plan.headline
+        if plan.action != "reuse":
+            self._tell(line, line.note)
 
     def event(self, plan: StagePlan, event: Event) -> None:
-        self.lines[plan.node.name].take(event)
+        line = self._line(plan)
+        line.take(event)
+        if event.kind in ("waiting", "message"):
+            self._tell(line, line.note)
+        elif event.kind == "progress" and event.time - line.told >= _PLAIN_INTERVAL_S:
+            self._tell(line, progress_words(line))
 
     def line(self, plan: StagePlan, text: str) -> None:
         """Log lines stay in the log."""
 
     def finished(self, plan: StagePlan, manifest: Manifest) -> None:
-        line = self.lines[plan.node.name]
-        line.ended = self._clock()
-        line.state = "reused" if plan.action == "reuse" else "finished"
-        line.note = plan.identity.key
+        line = self._line(plan)
+        line.ended = time.time()
+        line.state, line.note = "reused" if plan.action == "reuse" else "finished", plan.identity.key
+        took = "" if line.state == "reused" else f" in {duration(line.seconds(line.ended) or 0.0)}"
+        self._tell(line, " ".join(filter(None, [f"{line.state}{took}", _metric_words(line), f"({line.note})"])))
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
-        line = self.lines[plan.node.name]
-        line.ended = self._clock()
+        line = self._line(plan)
+        line.ended = time.time()
         interrupted = isinstance(error, StageFailed) and error.is_interruption
         line.state = "failed" if isinstance(error, Exception) and not interrupted else "interrupted"
         line.note = plan.identity.key
+        self._tell(line, line.state)
+
+    def _line(self, plan: StagePlan) -> StageLine:
+        return self.lines[stage_title(self._title, plan.node.name) if self._title else plan.node.name]
+
+    def _tell(self, line: StageLine, text: str) -> None:
+        if self._log is not None:
+            line.told = time.time()
+            self._log.print(Text(f"{time.strftime('%H:%M:%S')} {line.name}: {text}"), soft_wrap=True)
 
 
 @contextmanager
 def stage_display(names: list[str], console: Console | None = None) -> Iterator[StageObserver]:
     """Shows a running chain: one live line per stage on a terminal, plain lines elsewhere."""
     console = console or terminal()
-    progress = ChainProgress(names)
     if not console.is_terminal:
-        yield PlainDisplay(progress, console)
+        yield ChainProgress(names, console)
         return
+    progress = ChainProgress(names)
     with Live(console=console, get_renderable=lambda: _VisibleControls(live_table(progress)), refresh_per_second=4):
         yield progress
-
-
-class TitledDisplay:
-    """One of several runs that are shown together: its stages are called `<title>: <stage>`."""
-
-    def __init__(self, title: str, display: StageObserver) -> None:
-        self._title = title
-        self._display = display
-
-    def planned(self, plan: StagePlan) -> None:
-        self._display.planned(self._titled(plan))
-
-    def event(self, plan: StagePlan, event: Event) -> None:
-        self._display.event(self._titled(plan), event)
-
-    def line(self, plan: StagePlan, text: str) -> None:
-        self._display.line(self._titled(plan), text)
-
-    def finished(self, plan: StagePlan, manifest: Manifest) -> None:
-        self._display.finished(self._titled(plan), manifest)
-
-    def failed(self, plan: StagePlan, error: BaseException) -> None:
-        self._display.failed(self._titled(plan), error)
-
-    def _titled(self, plan: StagePlan) -> StagePlan:
-        return replace(plan, node=replace(plan.node, name=stage_title(self._title, plan.node.name)))
-
-
-class PlainDisplay:
-    """Prints a line when a stage starts, ends or has news, and every ten seconds in between."""
-
-    def __init__(self, progress: ChainProgress, console: Console) -> None:
-        self._progress = progress
-        self._console = console
-        self._last_time: dict[str, float] = {}
-
-    def planned(self, plan: StagePlan) -> None:
-        self._progress.planned(plan)
-        if plan.action != "reuse":
-            self._say(plan, self._line(plan).note)
-
-    def event(self, plan: StagePlan, event: Event) -> None:
-        self._progress.event(plan, event)
-        line = self._line(plan)
-        if event.kind in ("waiting", "message"):
-            self._say(plan, line.note)
-        elif event.kind == "progress" and event.time - self._last_time[plan.node.name] >= _PLAIN_INTERVAL_S:
-            self._say(plan, progress_words(line))
-
-    def line(self, plan: StagePlan, text: str) -> None:
-        self._progress.line(plan, text)
-
-    def finished(self, plan: StagePlan, manifest: Manifest) -> None:
-        self._progress.finished(plan, manifest)
-        line = self._line(plan)
-        took = "" if line.state == "reused" else f" in {duration(line.seconds(time.time()) or 0.0)}"
-        self._say(plan, " ".join(filter(None, [f"{line.state}{took}", _metric_words(line), f"({line.note})"])))
-
-    def failed(self, plan: StagePlan, error: BaseException) -> None:
-        self._progress.failed(plan, error)
-        self._say(plan, self._line(plan).state)
-
-    def _line(self, plan: StagePlan) -> StageLine:
-        return self._progress.lines[plan.node.name]
-
-    def _say(self, plan: StagePlan, text: str) -> None:
-        self._last_time[plan.node.name] = time.time()
-        self._console.print(Text(f"{time.strftime('%H:%M:%S')} {plan.node.name}: {text}"), soft_wrap=True)
 
 
 def live_table(progress: ChainProgress) -> Table:
@@ -318,9 +280,7 @@ def plan_table(plans: Sequence[StagePlan], took_s: Mapping[str, float], gpus: Ma
 def memory_table(gpu: GpuMemory) -> Table:
     """The estimated memory of a GPU of one kind by component, and its size."""
     title = f"{gpu.name} (x {gpu.count}), estimate in GiB"
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 2), show_header=False
-    )
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold", style="dim")
@@ -371,13 +331,8 @@ def duration(seconds: float) -> str:
 
 def progress_words(line: StageLine) -> str:
     """`step 40/100, reward 0.512  5389 tokens/s, 3m20s left`."""
-    left = line.seconds_left
-    parts = [
-        f"step {line.step}/{line.total}",
-        _metric_words(line),
-        f"{duration(left)} left" if left is not None else "",
-    ]
-    return ", ".join(filter(None, parts))
+    left = "" if line.seconds_left is None else f"{duration(line.seconds_left)} left"
+    return ", ".join(filter(None, (f"step {line.step}/{line.total}", _metric_words(line), left)))
 
 
 def _metric_words(line: StageLine) -> str:

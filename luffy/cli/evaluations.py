@@ -4,72 +4,59 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
+from luffy.cli.console import say, shown_of, terminal, text_table
 from luffy.config.grading import ChoiceGrader, GraderKind, GradingConfig
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
-from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, ProblemAnswers, find_changes
+from luffy.evaluation.changes import ProblemAnswers, find_changes
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
-from luffy.evaluation.results import FinishedEvaluation, ResultRow, read_evaluation
+from luffy.evaluation.results import FinishedEvaluation, read_evaluation
 from luffy.evaluation.sample_files import SampleRecord
 from luffy.grading.kinds import leaves
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import Problem
 from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
+from luffy.report.cells import accuracy
 from luffy.report.evaluation_page import write_summaries
 
-Rows = list[tuple[str, ...]]
-_RESCORED = "rescored"
 _WITHHELD = "(confidential)"
-_CHOICE = ChoiceGrader().kind
 _MAX_ANSWER = 60
 _MAX_FOLDER_NAME = 60
 _ANSWERS_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Rescored:
-    """The result of `rescore` for display."""
-
-    folder: Path
-    scores: Rows
-    """One row per suite and decoding."""
-    changed: Rows
-    """One row per response whose verdict changed."""
-    notes: tuple[str, ...]
-
-
-SCORE_HEADER = ("suite", "decoding", "before", "after", "now correct", "no longer")
-CHANGED_HEADER = ("suite", "problem", "sample", "reference", "before", "after", "why")
-COMPARISON_HEADER = (
+_COMPARISON_HEADER = (
     "suite", "decoding", "problems", "first", "second", "difference", "interval", "wins/ties/losses", "p (Holm)", "",
 )  # fmt: skip
-PROBLEM_HEADER = ("problem", "subject", "reference", "first", "second", "first answered", "second answered")
+_PROBLEM_HEADER = ("problem", "subject", "reference", "first", "second", "first answered", "second answered")
 
 
-def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[str]) -> Rescored:
-    """Grade the responses of the finished evaluation in `directory` again, and write what comes out.
+def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[str], show: int) -> None:
+    """Grade the responses of the finished evaluation in `directory` again; write and print what comes out.
 
     `grader`: a kind by name, a name of the evaluation's `grading.named`, or a kind with its settings in YAML. `suites`
-    empty: all. Without `folder` it is a folder in `rescored/` of the stage. Raises ConfigError for an unknown grader or
-    suite, DataError without an evaluation.
+    empty: all. Without `folder` it is a folder in `rescored/` of the stage. At most `show` changes are printed. Raises
+    ConfigError for an unknown grader or suite, DataError without an evaluation.
     """
     evaluation = read_evaluation(directory)
     grading, data = _surroundings(directory)
-    kind = read_kind(grader, grading)
+    kind = _read_kind(grader, grading)
     chosen, notes = _chosen(evaluation, suites, kind)
     problems: dict[tuple[str, str], Problem] = {}
     if data is None:
         notes.append(f"{directory} does not say where its data is: graded without the questions and their options")
     else:
         problems = read_problems(data / "suites", chosen)
-    folder = folder or directory / _RESCORED / _folder_name(grader)
+    if folder is None:
+        name = grader
+        if not grader.isidentifier():  # written out in YAML: its beginning and a hash
+            name = "".join(c if c.isalnum() or c in "_-" else "_" for c in grader).strip("_")
+            name = f"{name[:_MAX_FOLDER_NAME]}_{hashlib.sha256(grader.encode()).hexdigest()[:8]}"
+        folder = directory / "rescored" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,18 +66,73 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
     ) as pool:
         regraded = regrade(evaluation, kind, pool, problems, chosen)
         comparison = write_regraded(folder, evaluation, regraded, write_summaries)
-    scores: Rows = []
+    scores, changed = [], list[tuple[str, ...]]()
     for part in comparison:
         gained = sum(new.correct for _, new in part.changed)
-        accuracies = _score(part.before), _score(part.after)
-        scores.append(
-            (part.before.suite, part.before.decoding, *accuracies, f"+{gained}", f"-{len(part.changed) - gained}")
+        accuracies = (accuracy(row.estimate).plain for row in (part.before, part.after))
+        lost = len(part.changed) - gained
+        scores.append((part.before.suite, part.before.decoding, *accuracies, f"+{gained}", f"-{lost}"))
+        for old, new in part.changed:
+            texts = (_WITHHELD, old.outcome, new.outcome, _WITHHELD)
+            if old.may_be_shown:
+                texts = (_short(old.ground_truth), _verdict(old), _verdict(new), new.reason)
+            changed.append((old.suite, old.uid, str(old.sample), *texts))
+    say(f"graded again by {grader}")
+    terminal().print(text_table(("suite", "decoding", "before", "after", "now correct", "no longer"), scores))
+    if changed:
+        say(f"\n{shown_of(len(changed), show)} responses with another verdict")
+        header = ("suite", "problem", "sample", "reference", "before", "after", "why")
+        terminal().print(text_table(header, changed[:show]))
+    for note in notes:
+        say(note)
+    say(f"written to {folder}")
+
+
+def diff(first: Path, second: Path, show: int) -> None:
+    """Print how two finished evaluations compare, and at most `show` changed problems of each suite.
+
+    Raises DataError where there is nothing to compare.
+    """
+    changes = find_changes(read_evaluation(first), read_evaluation(second))
+    say(f"{second} minus {first}, in percentage points")
+    rows = []
+    for part in changes.cells:
+        paired = part.comparison.paired
+        low, high = paired.difference.interval
+        rows.append(
+            (
+                *part.cell,
+                str(paired.difference.num_problems),
+                *(f"{100 * share:.1f}" for share in part.accuracies),
+                f"{100 * paired.difference.value:+.1f}",
+                f"[{100 * low:+.1f}, {100 * high:+.1f}] {paired.difference.method}",
+                f"{paired.wins}/{paired.ties}/{paired.losses}",
+                f"{part.comparison.adjusted_p:.2g}",
+                "significant" if part.comparison.is_significant else "",
+            )
         )
-    changed = [_changed_row(old, new) for part in comparison for old, new in part.changed]
-    return Rescored(folder, scores, changed, tuple(notes))
+    terminal().print(text_table(_COMPARISON_HEADER, rows))
+    for suite, decoding in changes.left_out:
+        say(f"{suite}, {decoding}: only in one of the two")
+    for part in changes.cells:
+        say(f"\n{', '.join(part.cell)}: {shown_of(len(part.changed), show)} changed")
+        problems = []
+        for problem in part.changed[:show]:
+            both, is_hidden = (problem.first, problem.second), problem.confidential
+            counts = (f"{each.num_correct}/{each.num_samples}" for each in both)
+            answers = (_WITHHELD if is_hidden else _answers(each) for each in both)
+            reference = _WITHHELD if is_hidden else _short(problem.ground_truth)
+            problems.append((problem.uid, problem.subject or "", reference, *counts, *answers))
+        if problems:
+            terminal().print(text_table(_PROBLEM_HEADER, problems))
+        if part.only_first or part.only_second:
+            only = f"{part.only_first} problems only in the first, {part.only_second} only in the second"
+            say(f"not compared: {only}")
+        if part.other_reference:
+            say(f"{part.other_reference} problems have another reference answer in the second evaluation")
 
 
-def read_kind(text: str, grading: GradingConfig) -> GraderKind:
+def _read_kind(text: str, grading: GradingConfig) -> GraderKind:
     """The kind of grader that `text` names or describes; ConfigError for anything else."""
     if text in grading.names:
         return grading.grader(text)
@@ -101,23 +143,6 @@ def read_kind(text: str, grading: GradingConfig) -> GraderKind:
             f"--grader {text}: no such grader; there are {', '.join(grading.names)}, and kinds with their settings, "
             "e.g. '{kind: math, boxed: preferred}'"
         ) from None
-
-
-def compare_evaluations(first: Path, second: Path) -> Changes:
-    """Compare two finished evaluations, problem by problem. Raises DataError where there is nothing to compare."""
-    return find_changes(read_evaluation(first), read_evaluation(second))
-
-
-def remarks(part: CellChanges) -> list[str]:
-    """Further notes on the comparison."""
-    found = []
-    if part.only_first or part.only_second:
-        found.append(
-            f"not compared: {part.only_first} problems only in the first, {part.only_second} only in the second"
-        )
-    if part.other_reference:
-        found.append(f"{part.other_reference} problems have another reference answer in the second evaluation")
-    return found
 
 
 def _surroundings(directory: Path) -> tuple[GradingConfig, Path | None]:
@@ -139,85 +164,33 @@ def _chosen(evaluation: FinishedEvaluation, suites: Sequence[str], kind: GraderK
     Beside other suites multiple choice is left out, unless `kind` reads letters: under a grader of mathematics a letter
     without a box is no answer.
     """
-    rows = evaluation.results.rows
-    there = list(dict.fromkeys(row.suite for row in rows))
-    unknown = [name for name in suites if name not in there]
+    graders: dict[str, set[str]] = {}
+    for row in evaluation.results.rows:
+        graders.setdefault(row.suite, set()).update(row.graders)
+    unknown = [name for name in suites if name not in graders]
     if unknown:
-        raise ConfigError(f"--suite {unknown[0]}: is not in this evaluation; there are {', '.join(there)}")
+        raise ConfigError(f"--suite {unknown[0]}: is not in this evaluation; there are {', '.join(graders)}")
     if suites:
-        return [name for name in there if name in suites], []
-    graders = {name: {kind for row in rows if row.suite == name for kind in row.graders} for name in there}
+        return [name for name in graders if name in suites], []
     letters = any(isinstance(leaf, ChoiceGrader) for leaf in leaves(kind))
-    left_out = [name for name in there if graders[name] == {_CHOICE} and not letters]
-    if left_out == there:
-        return there, []
+    left_out = [name for name, kinds in graders.items() if kinds == {ChoiceGrader().kind} and not letters]
+    if len(left_out) == len(graders):
+        return left_out, []
     notes = [f"{name}: multiple choice, left as it is; --suite {name} grades it, too" for name in left_out]
-    return [name for name in there if name not in left_out], notes
-
-
-def _folder_name(grader: str) -> str:
-    """The grader as part of a path; one written out in YAML by its beginning and a hash."""
-    if grader.isidentifier():
-        return grader
-    name = "".join(c if c.isalnum() or c in "_-" else "_" for c in grader).strip("_")
-    return f"{name[:_MAX_FOLDER_NAME]}_{hashlib.sha256(grader.encode()).hexdigest()[:8]}"
-
-
-def _score(row: ResultRow) -> str:
-    low, high = row.interval
-    return f"{100 * row.accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def _changed_row(old: SampleRecord, new: SampleRecord) -> tuple[str, ...]:
-    if not old.may_be_shown:
-        texts = (_WITHHELD, old.outcome, new.outcome, _WITHHELD)
-    else:
-        texts = (_short(old.ground_truth), _verdict(old), _verdict(new), new.reason)
-    return (old.suite, old.uid, str(old.sample), *texts)
+    return [name for name in graders if name not in left_out], notes
 
 
 def _verdict(record: SampleRecord) -> str:
     return record.outcome if record.answer is None else f"{record.outcome}: {_short(record.answer)}"
 
 
-def comparison_row(part: CellChanges) -> tuple[str, ...]:
-    """A suite under a decoding, `second` minus `first`; under `COMPARISON_HEADER`."""
-    paired = part.comparison.paired
-    low, high = paired.difference.interval
-    return (
-        *part.cell,
-        str(paired.difference.num_problems),
-        f"{100 * part.accuracies[0]:.1f}",
-        f"{100 * part.accuracies[1]:.1f}",
-        f"{100 * paired.difference.value:+.1f}",
-        f"[{100 * low:+.1f}, {100 * high:+.1f}] {paired.difference.method}",
-        f"{paired.wins}/{paired.ties}/{paired.losses}",
-        f"{part.comparison.adjusted_p:.2g}",
-        "significant" if part.comparison.is_significant else "",
-    )
-
-
-def problem_row(problem: ChangedProblem) -> tuple[str, ...]:
-    """A problem whose result changed, under `PROBLEM_HEADER`; without the text of a confidential one."""
-    shown = not problem.confidential
-    return (
-        problem.uid,
-        problem.subject or "",
-        _short(problem.ground_truth) if shown else _WITHHELD,
-        f"{problem.first.num_correct}/{problem.first.num_samples}",
-        f"{problem.second.num_correct}/{problem.second.num_samples}",
-        _answers(problem.first) if shown else _WITHHELD,
-        _answers(problem.second) if shown else _WITHHELD,
-    )
-
-
-def _answers(said: ProblemAnswers) -> str:
+def _answers(given: ProblemAnswers) -> str:
     """The most frequent answers, with how often each was given where there are several responses."""
     texts = [
-        ("no answer" if answer is None else _short(answer)) + (f" x{count}" if said.num_samples > 1 else "")
-        for answer, count in said.answers[:_ANSWERS_SHOWN]
+        ("no answer" if answer is None else _short(answer)) + (f" x{count}" if given.num_samples > 1 else "")
+        for answer, count in given.answers[:_ANSWERS_SHOWN]
     ]
-    return ", ".join(texts) + (", ..." if len(said.answers) > _ANSWERS_SHOWN else "")
+    return ", ".join(texts) + (", ..." if len(given.answers) > _ANSWERS_SHOWN else "")
 
 
 def _short(text: str) -> str:

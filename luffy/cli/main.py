@@ -74,9 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_error(str(error))
         return error.exit_code
     except OSError as error:
-        if "--debug" in arguments or (lack := _lack_of_space(error)) is None:
+        from luffy.pipeline.disk import lack_of_space  # late, to start fast
+
+        if "--debug" in arguments or (lack := lack_of_space(error)) is None:
             raise
-        show_error(lack)
+        remedy = "free space (luffy gc lists what to delete), or give another folder with --workspace"
+        show_error(f"{error.filename or 'workspace'}: {lack}; {remedy}")
         return EXIT_USER_ERROR
     except TyperException as error:
         context = getattr(error, "ctx", None)  # of the command, once that is known
@@ -87,16 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except Abort:
         return EXIT_FAILURE
-
-
-def _lack_of_space(error: OSError) -> str | None:
-    from luffy.pipeline.disk import lack_of_space  # late, to start fast
-
-    lack = lack_of_space(error)
-    if lack is None:
-        return None
-    where = error.filename or "workspace"
-    return f"{where}: {lack}; free space (luffy gc lists what to delete), or give another folder with --workspace"
 
 
 def script(command: str | None = None) -> NoReturn:

@@ -1,7 +1,6 @@
 """Arguments and options that several commands share, and their completion in the shell."""
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -35,21 +34,13 @@ def complete_config(incomplete: str) -> list[str]:
 def complete_override(incomplete: str) -> list[str]:
     """Keys one level below what is typed already, or the values that a key allows."""
     key, assigned, _ = incomplete.partition("=")
-    found = _values(key) if assigned else _keys(key)
+    if not assigned:
+        found = [field.path + ("." if field.is_section else "=") for field in children_of(key.rpartition(".")[0])]
+    elif key in ("chain", "method"):
+        found = [f"{key}={name}" for name in available_presets("chains" if key == "chain" else "methods")]
+    else:
+        found = [f"{key}={value}" for value in values_of(key)]
     return sorted(text for text in found if text.startswith(incomplete))
-
-
-def _keys(key: str) -> Iterator[str]:
-    parent = key.rpartition(".")[0]
-    for field in children_of(parent):
-        yield f"{field.path}." if field.is_section else f"{field.path}="
-
-
-def _values(key: str) -> list[str]:
-    presets = {"chain": "chains", "method": "methods"}
-    if key in presets:
-        return [f"{key}={name}" for name in available_presets("chains" if key == "chain" else "methods")]
-    return [f"{key}={value}" for value in values_of(key)]
 
 
 Config = Annotated[

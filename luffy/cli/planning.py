@@ -1,6 +1,6 @@
 """The plan of a run: what it would do with each stage, and whether it can start.
 
-One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `show_sweep_plan`, `sweep_plans`; there a
+One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `show_sweep_plan`, `plans_of_runs`; there a
 stage that several runs share is listed once, with the first of them.
 """
 
@@ -31,7 +31,8 @@ def show_plan(
 ) -> None:
     """Print the estimate of GPU memory, then for each stage what a run would do, why, and on how many GPUs.
 
-    Also how long the most similar finished result of the stage took.
+    Also how long the most similar finished result of the stage took. GPUs are left out where neither this machine nor
+    the experiment has any.
 
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
@@ -44,7 +45,10 @@ def show_plan(
     taken = {plan.node.name: _similar(plan, config.name, workspace) for plan in plans if plan.action != "reuse"}
     found = {name: manifest for name, manifest in taken.items() if manifest is not None}
     times = {name: manifest.total_s for name, manifest in found.items()}
-    console.print(plan_table(plans, times, _gpus_of_stages(config, plans)))
+    gpus = None
+    if config.cluster != "local" or detected_gpus():
+        gpus = {plan.node.name: gpus_of_stage(config, plan.node.stage) for plan in plans}
+    console.print(plan_table(plans, times, gpus))
     if found:
         sources = ", ".join(dict.fromkeys(f"{manifest.stage} {manifest.key}" for manifest in found.values()))
         say(f"took: the time of the most similar finished result of this experiment ({sources})")
@@ -56,7 +60,7 @@ def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None
     say(f"workspace {workspace.root}")
     rows = [
         (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
-        for title, plan in _plans_of_runs(sweep, workspace, verify)
+        for title, plan in plans_of_runs(sweep, workspace, verify=verify)
     ]
     terminal().print(text_table(_RUNS_HEADER, rows))
     if num_tuning := len(sweep.tuning_runs()):
@@ -68,11 +72,6 @@ def plans_of(
 ) -> Sequence[StagePlan]:
     """The plan of every stage; raises LuffyError if it cannot be determined yet."""
     return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
-
-
-def sweep_plans(sweep: Sweep, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
-    """The plan of every stage of a comparison or a grid, each stage once."""
-    return [plan for _, plan in _plans_of_runs(sweep, workspace, verify)]
 
 
 def check(
@@ -106,7 +105,7 @@ def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, stage
         raise ConfigError("\n".join(complaints))
 
 
-def _plans_of_runs(sweep: Sweep, workspace: Workspace, verify: bool) -> Iterator[tuple[str, StagePlan]]:
+def plans_of_runs(sweep: Sweep, workspace: Workspace, *, verify: bool) -> Iterator[tuple[str, StagePlan]]:
     """Each stage once, with the title of the first run that contains it; `all`: made before any run of a comparison."""
     known = set[str]()
     for plan in plans_of(sweep.common(), workspace, verify=verify) if sweep.design.arms else ():
@@ -129,10 +128,3 @@ def _similar(plan: StagePlan, experiment: str, workspace: Workspace) -> Manifest
             found.append((distance, -(directory / IDENTITY_FILE).stat().st_mtime_ns, directory))
     manifests = (read_manifest(directory) for *_, directory in sorted(found))
     return next((manifest for manifest in manifests if manifest is not None), None)
-
-
-def _gpus_of_stages(config: ExperimentConfig, plans: Sequence[StagePlan]) -> dict[str, int] | None:
-    """GPUs of each stage, by node; None if neither this machine nor the experiment has GPUs."""
-    if config.cluster == "local" and not detected_gpus():
-        return None
-    return {plan.node.name: gpus_of_stage(config, plan.node.stage) for plan in plans}

@@ -17,7 +17,7 @@ from luffy.files import write_atomic
 from luffy.json_text import parse_json
 from luffy.pipeline.disk import measure
 from luffy.pipeline.graph import nodes_showing
-from luffy.pipeline.identity import IdentityRecord, Json, read_identity
+from luffy.pipeline.identity import Json, read_identity
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.records import RunRecord, list_records
@@ -41,7 +41,6 @@ RESULTS_FILE = "results.json"
 _CARD_FILE = "card.json"
 _SECTION = "(section)"
 _MAX_TEXT = 100
-_QUARANTINE_FILE = "quarantine.jsonl"
 _LAST_LINE_BYTES = 1 << 16
 _DIGITS = 16
 
@@ -105,21 +104,21 @@ class Setting:
         return self.value == self.default
 
 
-def settings_of(model: StrictModel) -> list[Setting]:
-    """Every field of `model`, in its order."""
-    return list(_fields(model, None, ""))
+def settings_of(model: StrictModel, base: StrictModel | None = None, prefix: str = "") -> list[Setting]:
+    """Every field of `model`, in its order; `prefix`: the path of the field that holds it.
 
-
-def _fields(model: StrictModel, base: StrictModel | None, prefix: str) -> Iterator[Setting]:
-    """`base`: what the field that holds `model` has by default, where that is of the same class."""
+    `base`: what that field has by default, where this is of the same class.
+    """
+    found = list[Setting]()
     for name, info in type(model).model_fields.items():
         default = info.get_default(call_default_factory=True) if base is None else getattr(base, name)
-        yield from _setting(f"{prefix}{name}", getattr(model, name), default)
+        found += _setting(f"{prefix}{name}", getattr(model, name), default)
+    return found
 
 
 def _setting(path: str, value: object, default: object) -> Iterator[Setting]:
     if isinstance(value, StrictModel):
-        found = list(_fields(value, default if type(default) is type(value) else None, f"{path}."))
+        found = settings_of(value, default if type(default) is type(value) else None, f"{path}.")
         if not isinstance(default, StrictModel) and all(setting.is_default for setting in found):
             yield Setting(path, _SECTION, _default_text(default))
         yield from found
@@ -138,14 +137,13 @@ def _default_text(default: object) -> str | None:
 
 
 def _text(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=_plain, ensure_ascii=False)
+    def plain(value: object) -> object:
+        if isinstance(value, StrictModel):
+            return value.model_dump(mode="json")
+        return list(value) if isinstance(value, Sequence | set | frozenset) else str(value)
+
+    text = value if isinstance(value, str) else json.dumps(value, default=plain, ensure_ascii=False)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, StrictModel):
-        return value.model_dump(mode="json")
-    return list(value) if isinstance(value, Sequence | set | frozenset) else str(value)
 
 
 def stage_rows(record: RunRecord) -> Rows:
@@ -166,20 +164,17 @@ def lineage_rows(record: RunRecord) -> Rows:
     nodes = {entry.key: node for node, entry in record.stages.items()}
     rows = []
     for node, entry in record.stages.items():
-        identity = read_identity(entry.directory)
-        inputs = _inputs(entry.directory, identity, nodes) if identity is not None else iter([["?", "not begun", ""]])
-        for index, row in enumerate(inputs):
-            rows.append([node if index == 0 else "", *row])
+        inputs, found = [["?", "not begun", ""]], read_identity(entry.directory)
+        if found is not None:
+            stage = found.identity
+            inputs = [
+                [name, f"{nodes.get(key, 'stage')} {key}", found.consumed.get(name, "")[:_DIGITS]]
+                for name, key in stage.upstream.items()
+            ]
+            inputs += [["file", name, content[:_DIGITS]] for name, content in stage.files.items()]
+            inputs += _raw_data(entry.directory, stage.settings) if stage.stage == "prepare_data" else []
+        rows += [[node if index == 0 else "", *row] for index, row in enumerate(inputs)]
     return rows
-
-
-def _inputs(directory: Path, record: IdentityRecord, nodes: Mapping[str, str]) -> Iterator[list[str]]:
-    for name, key in record.identity.upstream.items():
-        yield [name, f"{nodes.get(key, 'stage')} {key}", record.consumed.get(name, "")[:_DIGITS]]
-    for name, content in record.identity.files.items():
-        yield ["file", name, content[:_DIGITS]]
-    if record.identity.stage == "prepare_data":
-        yield from _raw_data(directory, record.identity.settings)
 
 
 def _raw_data(directory: Path, settings: Mapping[str, Json]) -> Iterator[list[str]]:
@@ -325,25 +320,22 @@ def card_rows(directory: Path) -> tuple[Rows, list[str]]:
     def counts(found: Mapping[str, int]) -> str:
         return ", ".join(f"{what} {count}" for what, count in found.items())
 
-    rows = []
+    rows, malformed, rejections, replays, references = [], [], [], [], list[str]()
     for name, source in sources.items():
         lengths, rejected = source["prompt_tokens"], sum(source["rejected"].values())
         tokens = f"{lengths['min']} to {lengths['max']}, median {lengths['p50']}" if lengths else "-"
         numbers = (source["rows_in"], source["rows_out"], rejected, source["folded"], source["quarantined"])
         rows.append([name, source["kind"], *map(str, numbers), str(source["traces_out"]), tokens])
-    malformed = {name: source for name, source in sources.items() if source["quarantined"]}
-    notes = [f"Malformed in {name}, by field: {counts(source['malformed'])}" for name, source in malformed.items()]
-    notes += [f"Each malformed row: {directory / _QUARANTINE_FILE}"] if malformed else []
-    for name, source in sources.items():
+        if source["quarantined"]:
+            malformed.append(f"Malformed in {name}, by field: {counts(source['malformed'])}")
         if source["rejected"]:
-            notes.append(f"Rejected of {name}: {counts(source['rejected'])}")
-    for name, source in sources.items():
+            rejections.append(f"Rejected of {name}: {counts(source['rejected'])}")
         if source.get("replays"):
-            notes.append(f"Traces of {name} played again in the environment: {counts(source['replays'])}")
-    for name, source in sources.items():
+            replays.append(f"Traces of {name} played again in the environment: {counts(source['replays'])}")
         if source["gold_findings"]:
             golds = {finding.replace("_", " "): count for finding, count in source["golds"].items()}
-            notes.append(f"Reference answers of {name}: {counts(golds)}")
+            references.append(f"Reference answers of {name}: {counts(golds)}")
+    malformed += [f"Each malformed row: {directory / 'quarantine.jsonl'}"] if malformed else []
     checked, missing = (", ".join(card["benchmarks"][key]) or "none" for key in ("checked", "not_checked"))
-    notes.append(f"Training data was checked against: {checked}; not available: {missing}")
-    return rows, [*notes, f"The whole card: {directory / 'card.md'}"]
+    last = f"Training data was checked against: {checked}; not available: {missing}"
+    return rows, [*malformed, *rejections, *replays, *references, last, f"The whole card: {directory / 'card.md'}"]

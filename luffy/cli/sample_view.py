@@ -97,14 +97,11 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
             if row["uid"] in hidden:
                 continue
             origin, hint = origin_of(row["source"], row.get("hint_level")), row.get("hint")
-            yield ShownSample(
-                f"step {step}, {origin}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
-                decode(row["prompt_ids"]) + (f"\n--- hint while sampling ---\n{hint}\n" if hint else ""),
-                transcript(
-                    row["response_ids"], row["source"], decode, row["prompt_ids"], row.get("context_starts") or ()
-                ),
-                row["reward"],
-            )
+            heading = f"step {step}, {origin}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}"
+            prompt = decode(row["prompt_ids"]) + (f"\n--- hint while sampling ---\n{hint}\n" if hint else "")
+            starts = row.get("context_starts") or ()
+            response = transcript(row["response_ids"], row["source"], decode, row["prompt_ids"], starts)
+            yield ShownSample(heading, prompt, response, row["reward"])
 
 
 def _logged(file: Path) -> Iterator[ShownSample]:
@@ -159,25 +156,20 @@ def prompt_history(record: RunRecord, uid: str) -> tuple[str, list[list[str]]]:
     `uid` may be the beginning of one. Raises DataError without a journal, and ConfigError where no step, or more than
     one prompt, fits.
     """
+    import pyarrow.parquet as pq
+
     folders = (entry.directory / JOURNAL for entry in record.stages.values())
     folder = next((path for path in folders if path.is_dir()), None)
     if folder is None:
         raise DataError(f"{record.name}: no stage has a rollout journal; --prompt reads that of rl")
     files = sorted(folder.glob("step_*.parquet"))
-    whole = _whole_uid(uid, files)
-    return whole, [line for file in files for line in _lines(file, whole)]
-
-
-def _whole_uid(uid: str, files: Sequence[Path]) -> str:
-    import pyarrow.parquet as pq
-
     known = {found for file in files for found in pq.read_table(file, columns=["uid"])["uid"].to_pylist()}
     fitting = [uid] if uid in known else sorted(found for found in known if found.startswith(uid))
     if len(fitting) != 1:
         named = ", ".join(fitting[:_NAMED])
         found = f"{len(fitting)} uids start with it ({named}, ...)" if fitting else "no step has drawn such a prompt"
         raise ConfigError(f"--prompt {uid}: {found}; --samples shows uids, and so does train.parquet")
-    return fitting[0]
+    return fitting[0], [line for file in files for line in _lines(file, fitting[0])]
 
 
 def _lines(file: Path, uid: str) -> Iterator[list[str]]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from luffy.cli.console import duration, say, show_report_path, terminal, text_table
-from luffy.config.many_runs.sweep_runs import Sweep, SweepRun, distinct
+from luffy.cli.console import duration, say, show_error, show_report_path, terminal, text_table
+from luffy.config.many_runs.sweep_runs import Sweep, distinct
 from luffy.errors import DataError, UserError
 from luffy.evaluation.across_runs.sweep_findings import Effect, find
 from luffy.evaluation.across_runs.sweep_progress import SweepProgress
@@ -28,14 +28,12 @@ from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
 from luffy.report.sweep_pages import study_figure, study_html, study_markdown
 
-EFFECTS_HEADER = ("cell", "arm", "committed", "again")
 _MARK = "reproduction.json"
-_HEADER = ("cell", "levels", "runs", "done", "left", "estimated time")
 
 
 def show_study_plan(study: Sweep, cells: Sequence[str], workspace: Workspace, *, verify: bool) -> None:
     """Print the cells with their runs, what is done and left, and how long that takes; spends nothing."""
-    progress = SweepProgress(study, workspace, verify=verify)
+    progress, design = SweepProgress(study, workspace, verify=verify), study.design
     tuning = distinct(study.tuning_runs(cells))
     chosen = progress.chosen(cells)
     expected, known = ([*study.reported_runs(cells, each)] for each in (None, chosen))
@@ -43,24 +41,27 @@ def show_study_plan(study: Sweep, cells: Sequence[str], workspace: Workspace, *,
     places = {(run.cell, run.arm, run.seed): run for run in known}
     reported = [places.get((run.cell, run.arm, run.seed)) or run for run in expected]
     unchosen = {run.made_as for run in reported if (run.cell, run.arm, run.seed) not in places}
-    done = {
-        run.made_as
-        for run in [*tuning, *reported]
-        if run.made_as not in unchosen and progress.finished(run) is not None
-    }
     unique = distinct(reported)
     everything = [*tuning, *unique]
-    seconds = _seconds(progress, everything, done)
+    times: dict[str, list[float]] = defaultdict(list)
+    done = set[str]()
+    for run in everything:
+        if run.made_as not in unchosen and progress.finished(run) is not None:
+            done.add(run.made_as)
+            times[run.arm].append(progress.seconds(run))
+    seconds = {arm: fmean(values) for arm, values in times.items()}
+    parts = [("tuning", f"at {design.tuned_at}", tuning)] if tuning else []
+    parts += [(cell, design.situation(cell), [run for run in unique if run.cell == cell]) for cell in cells]
+    rows = []
+    for name, levels, runs in [*parts, ("all", "", everything)]:
+        left, time = [run for run in runs if run.made_as not in done], "-"
+        if seconds and left:
+            mean = fmean(seconds.values())
+            time = duration(sum(seconds.get(run.arm, mean) for run in left) / design.workers)
+        rows.append((name, levels, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time))
     say(f"workspace {workspace.root}")
-    rows = list[tuple[str, ...]]()
-    if tuning:
-        rows.append(_row("tuning", f"at {study.design.tuned_at}", tuning, done, seconds, study.design.workers))
-    for cell in cells:
-        runs = [run for run in unique if run.cell == cell]
-        rows.append(_row(cell, study.design.situation(cell), runs, done, seconds, study.design.workers))
-    rows.append(_row("all", "", everything, done, seconds, study.design.workers))
-    terminal().print(text_table(_HEADER, rows))
-    say(f"{len(study.design.planned)} planned tests; a run that several cells share is counted in the first of them")
+    terminal().print(text_table(("cell", "levels", "runs", "done", "left", "estimated time"), rows))
+    say(f"{len(design.planned)} planned tests; a run that several cells share is counted in the first of them")
     if not seconds:
         say("times are known once a run of each arm is finished")
 
@@ -126,11 +127,10 @@ def needed_results(study: Sweep, cells: Sequence[str]) -> SweepResults:
     return committed
 
 
-def compare_again(study: Sweep, cells: Sequence[str], workspace: Workspace) -> tuple[str | None, list[tuple[str, ...]]]:
-    """Compare the runs in `workspace` with the committed ones.
+def is_reproduced(study: Sweep, cells: Sequence[str], workspace: Workspace) -> bool:
+    """Whether the runs in `workspace` equal the committed ones bit for bit.
 
-    Returns the first difference, in a line (None: everything is equal bit for bit), and rows under `EFFECTS_HEADER`:
-    each arm against the reference on the primary measure, as committed and again.
+    Prints this, or the first difference below the effects of each arm on the primary measure, as committed and again.
     """
     committed = needed_results(study, cells)
     chosen = committed.chosen_for(study, cells)
@@ -138,13 +138,19 @@ def compare_again(study: Sweep, cells: Sequence[str], workspace: Workspace) -> t
     before, after = committed.of_cells(cells), again.of_cells(cells)
     difference = first_difference(before, after)
     if difference is None:
-        return None, []
+        say(f"reproduced, bit for bit: {', '.join(cells)}")
+        return True
     sides = find(study, before), find(study, after)
-    return difference, [
+    effects = [
         (cell, arm, *(effect_words(side.effect(cell, arm)) for side in sides))
         for cell in cells
         for arm in study.design.others
     ]
+    title = f"Effects against {study.design.reference} in percentage points, with their intervals"
+    terminal().print(text_table(("cell", "arm", "committed", "again"), effects, title=title))
+    say("another kind of CPU rounds differently, unless both use execution.cpu_instructions=avx2")
+    show_error(f"not reproduced: {difference}")
+    return False
 
 
 def effect_words(effect: Effect | None) -> str:
@@ -153,23 +159,3 @@ def effect_words(effect: Effect | None) -> str:
         return "-"
     found = effect.result.difference
     return f"{100 * found.value:+.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
-
-
-def _seconds(progress: SweepProgress, runs: Sequence[SweepRun], done: set[str]) -> dict[str, float]:
-    """Mean time of a finished run by arm; under "" the mean over all arms."""
-    times: dict[str, list[float]] = defaultdict(list)
-    for run in runs:
-        if run.made_as in done:
-            times[run.arm].append(progress.seconds(run))
-    means = {arm: fmean(values) for arm, values in times.items()}
-    return means | {"": fmean(means.values())} if means else {}
-
-
-def _row(
-    name: str, levels: str, runs: Sequence[SweepRun], done: set[str], seconds: dict[str, float], workers: int
-) -> tuple[str, ...]:
-    left = [run for run in runs if run.made_as not in done]
-    time = "-"
-    if seconds and left:
-        time = duration(sum(seconds.get(run.arm, seconds[""]) for run in left) / workers)
-    return name, levels, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time

@@ -47,11 +47,7 @@ class Table:
 
 
 def table(
-    header: Sequence[str],
-    rows: Iterable[Iterable[object]],
-    title: str = "",
-    note: str = "",
-    style: str = "compact",
+    header: Sequence[str], rows: Iterable[Iterable[object]], title: str = "", note: str = "", style: str = "compact"
 ) -> Table:
     """A table of cells, and of texts and numbers as they are."""
     cells = tuple(tuple(each if isinstance(each, TableCell) else TableCell(str(each)) for each in row) for row in rows)
@@ -67,8 +63,7 @@ def table_of(
 
 def plain_table(table: Table) -> tuple[list[str], list[list[str]]]:
     """Header and rows without markup, for a terminal."""
-    rows = [[cell.plain for cell in row] for row in table.rows]
-    return list(table.header), rows
+    return list(table.header), [[cell.plain for cell in row] for row in table.rows]
 
 
 def accuracy(found: "Estimate | None", by_seed: Iterable[float] = ()) -> TableCell:
@@ -87,7 +82,6 @@ def difference(found: "Estimate", p: float | None = None, *, notes: Sequence[str
 
 
 def tone(found: "Estimate", is_significant: bool) -> Tone:
-    """The tone of a difference."""
     return "" if not is_significant else "better" if found.value > 0 else "worse"
 
 
@@ -148,18 +142,15 @@ def count(number: int, noun: str) -> str:
 
 def costs_by_name(first: str, costs: "Mapping[str, Costs | None]") -> Table:
     """One row per name, under the heading `first`; costs that no name has get no column."""
-
-    def whole(value: float) -> str:
-        return f"{value:,.0f}"
-
+    whole, exact = "{:,.0f}".format, "{:.2f}".format
     formats: Mapping[str, tuple[str, Callable[[float], str]]] = {
         "optimizer_steps": ("optimizer steps", whole),
         "rollouts": ("rollouts", whole),
         "generated_tokens": ("generated tokens", whole),
         "trained_tokens": ("trained tokens", whole),
         "seconds": ("training time", duration),
-        "peak_memory_gib": ("peak memory, GiB", lambda value: f"{value:.2f}"),
-        "gpu_hours": ("GPU-hours", lambda value: f"{value:.2f}"),
+        "peak_memory_gib": ("peak memory, GiB", exact),
+        "gpu_hours": ("GPU-hours", exact),
     }
     values = {name: each.values() if each is not None else {} for name, each in costs.items()}
     known = [cost for cost in formats if any(of.get(cost) is not None for of in values.values())]

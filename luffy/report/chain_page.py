@@ -40,18 +40,11 @@ from luffy.report.cells import (
     timestamp,
     tone,
 )
-from luffy.report.curves import (
-    OUTCOME_COLORS,
-    draw_held_out,
-    draw_outcomes,
-    draw_panels,
-    rl_panels,
-    supervised_panels,
-)
+from luffy.report.curves import OUTCOME_COLORS, draw_held_out, draw_outcomes, draw_panels, rl_panels, supervised_panels
 from luffy.report.evaluation_page import DOT_NOTE, Scored, breakdowns, measures, shares_at_k, votes
 from luffy.report.figures import bars, dots
 from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn
-from luffy.statistics.paired import BenchmarkComparison, BenchmarkComparisons, PairedAccuracies, compare
+from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 from luffy.tracking.tracker import SAMPLES_FILE, SampleRollout, read_samples
@@ -114,7 +107,16 @@ class FinishedChain:
 
     def comparison(self, first: CheckpointScores, second: CheckpointScores, decoding: str) -> BenchmarkComparisons:
         """How `second` compares with `first` on the same problems of every suite."""
-        pairs = {suite: _paired(first, second, (suite, decoding)) for suite in self.suites}
+        pairs = {}
+        for cell in ((suite, decoding) for suite in self.suites):
+            before, after, row = first.correct[cell], second.correct[cell], second.row(cell)
+            if before.keys() != after.keys():
+                names = f"{first.checkpoint} and {second.checkpoint}"
+                raise LuffyError(f"{names} were evaluated on different problems of {cell}")
+            assert row is not None
+            k = row.num_samples
+            shares, others = ([solved[uid] / k for uid in before] for solved in (before, after))
+            pairs[cell[0]] = PairedAccuracies(shares, others, k)
         return compare(pairs, second.results.confidence)
 
 
@@ -160,6 +162,23 @@ def chain_page(chain: FinishedChain) -> Page:
         f"finished {timestamp(last.ended)}",
     )
     confidence = f"{100 * chain.evaluations[0].results.confidence:g} %"
+    every_number = table_of(
+        [(checkpoint_name(each.checkpoint), row) for each in chain.evaluations for row in each.results.rows],
+        {
+            "checkpoint": lambda found: found[0],
+            "suite": lambda found: found[1].suite,
+            "decoding": lambda found: found[1].decoding,
+            "problems": lambda found: f"{found[1].num_problems:,}",
+            "samples each": lambda found: found[1].num_samples,
+            "accuracy %": lambda found: accuracy(found[1].estimate),
+            "pass@k %": lambda found: shares_at_k(found[1].pass_at_k),
+            "mean tokens": lambda found: f"{found[1].mean_tokens:.0f}",
+            "truncated %": lambda found: percent(found[1].truncated_share),
+            "other outcomes": lambda found: _tally(
+                {name: n for name, n in found[1].outcomes.items() if name not in ("correct", "wrong") and n}
+            ),
+        },
+    )
     results = Section(
         title="Results",
         anchor="results",
@@ -171,17 +190,14 @@ def chain_page(chain: FinishedChain) -> Page:
         ),
         sections=(
             *(_decoding(chain, name) for name in chain.decodings),
-            Section(title="Every number", is_folded=True, tables=(_details(chain),)),
+            Section(title="Every number", is_folded=True, tables=(every_number,)),
         ),
     )
     sections = [_opening(chain, confidence), results, *_training(chain)]
     if chain.samples:
         sections.append(_samples(chain.samples))
     return Page(
-        config.name,
-        " · ".join(filter(None, facts)),
-        (*sections, _data(chain), _provenance(chain, last)),
-        "report",
+        config.name, " · ".join(filter(None, facts)), (*sections, _data(chain), _provenance(chain, last)), "report"
     )
 
 
@@ -189,14 +205,13 @@ def difference_table(chain: FinishedChain, decoding: str) -> Table:
     """Percentage points between consecutive checkpoints on the same problems."""
     header = (f"{checkpoint_name(a.checkpoint)} → {checkpoint_name(b.checkpoint)}" for a, b in chain.transitions)
     comparisons = [chain.comparison(first, second, decoding) for first, second in chain.transitions]
-
-    def change(row: BenchmarkComparison) -> TableCell:
-        found = row.paired
-        notes = (f"{found.wins} better,", f"{found.losses} worse,", f"{found.ties} same")
-        shown = tone(found.difference, row.is_significant)
-        return difference(found.difference, row.adjusted_p, notes=notes, tone=shown)
-
-    rows = ((suite, *(change(each.on(suite)) for each in comparisons)) for suite in chain.suites)
+    rows: list[list[str | TableCell]] = []
+    for suite in chain.suites:
+        rows.append([suite])
+        for row in (each.on(suite) for each in comparisons):
+            found, shown = row.paired, tone(row.paired.difference, row.is_significant)
+            notes = (f"{found.wins} better,", f"{found.losses} worse,", f"{found.ties} same")
+            rows[-1].append(difference(found.difference, row.adjusted_p, notes=notes, tone=shown))
     return table(("suite", *header), rows, "Change in percentage points", style="numbers")
 
 
@@ -286,7 +301,13 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
         checkpoint_name(each.checkpoint): advice_on([row for row in each.results.rows if row.decoding == name])
         for each in chain.evaluations
     }
-    tables = [_accuracies(chain, name), *([difference_table(chain, name)] if chain.transitions else [])]
+    rows = []
+    for suite, found in scored.items():
+        cells = {one.name: accuracy(one.row.estimate) for one in found}
+        problems = count(max(one.row.num_problems for one in found), "problem")
+        rows.append((TableCell(suite, (problems,)), *(cells.get(each) or accuracy(None) for _, each in legend)))
+    tables = [table(("suite", *(each for _, each in legend)), rows, style="numbers")]
+    tables += [difference_table(chain, name)] if chain.transitions else []
     tables += [table for table in _side_by_side(chain, name) if table.rows]
     return Section(
         title=name,
@@ -299,17 +320,6 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
         tables=tuple(tables),
         sections=tuple(section for found in scored.values() for section in breakdowns(f"breakdown-{name}", found)),
     )
-
-
-def _accuracies(chain: FinishedChain, decoding: str) -> Table:
-    """Accuracy in percent: one row per suite, one column per checkpoint."""
-    rows = []
-    for suite in chain.suites:
-        found = [evaluation.row((suite, decoding)) for evaluation in chain.evaluations]
-        name = TableCell(suite, (count(max(row.num_problems for row in found if row), "problem"),))
-        rows.append((name, *(accuracy(row.estimate if row else None) for row in found)))
-    names = (checkpoint_name(evaluation.checkpoint) for evaluation in chain.evaluations)
-    return table(("suite", *names), rows, style="numbers")
 
 
 def _side_by_side(chain: FinishedChain, decoding: str) -> list[Table]:
@@ -329,27 +339,6 @@ def _side_by_side(chain: FinishedChain, decoding: str) -> list[Table]:
         first, *others = same[0].header
         tables.append(replace(same[0], header=(first, "checkpoint", *others), rows=tuple(lines)))
     return tables
-
-
-def _details(chain: FinishedChain) -> Table:
-    """Everything in the results: one row per checkpoint, suite and decoding."""
-    return table_of(
-        [(checkpoint_name(each.checkpoint), row) for each in chain.evaluations for row in each.results.rows],
-        {
-            "checkpoint": lambda found: found[0],
-            "suite": lambda found: found[1].suite,
-            "decoding": lambda found: found[1].decoding,
-            "problems": lambda found: f"{found[1].num_problems:,}",
-            "samples each": lambda found: found[1].num_samples,
-            "accuracy %": lambda found: accuracy(found[1].estimate),
-            "pass@k %": lambda found: shares_at_k(found[1].pass_at_k),
-            "mean tokens": lambda found: f"{found[1].mean_tokens:.0f}",
-            "truncated %": lambda found: percent(found[1].truncated_share),
-            "other outcomes": lambda found: _tally(
-                {name: n for name, n in found[1].outcomes.items() if name not in ("correct", "wrong") and n}
-            ),
-        },
-    )
 
 
 def _training(chain: FinishedChain) -> list[Section]:
@@ -380,12 +369,12 @@ def _training(chain: FinishedChain) -> list[Section]:
 
 def _samples(samples: Sequence[tuple[int, SampleRollout]]) -> Section:
     """The rollouts of the first logged step and of the last."""
-    steps = [(step, [rollout for _, rollout in rows]) for step, rows in groupby(samples, key=lambda sample: sample[0])]
-    chosen = [("Early", *steps[0]), ("Late", *steps[-1])] if len(steps) > 1 else [("Samples", *steps[0])]
-    sections = (
-        Section(title=title, aside=f"step {step}", samples=tuple(map(_sample, rollouts[:_SAMPLES_SHOWN])))
-        for title, step, rollouts in chosen
-    )
+    by_step = [[*rows] for _, rows in groupby(samples, key=lambda sample: sample[0])]
+    chosen = {"Early": by_step[0], "Late": by_step[-1]} if len(by_step) > 1 else {"Samples": by_step[0]}
+    sections = []
+    for title, rows in chosen.items():
+        shown = tuple(_sample(rollout) for _, rollout in rows[:_SAMPLES_SHOWN])
+        sections.append(Section(title=title, aside=f"step {rows[0][0]}", samples=shown))
     return Section(title="Sample rollouts", anchor="samples", in_columns=True, sections=tuple(sections))
 
 
@@ -398,43 +387,78 @@ def _sample(rollout: SampleRollout) -> Sample:
         f"advantage {rollout.advantage:+.3f}" if rollout.advantage is not None else "",
         *(f"{name.replace('_', ' ')} {value:g}" for name, value in rollout.measures.items() if value),
     ]
-    turns = [Turn("prompt", "", rollout.prompt.strip())]
-    turns += [Turn("prompt", "", f"hint while sampling:\n{rollout.hint}")] if rollout.hint else []
-    for written_by, text in turns_of(rollout.response):
-        before, close, after = text.rpartition(THINK_CLOSE)
-        is_open = not close and THINK_OPEN in text
-        turns.append(Turn(written_by, text, "") if is_open else Turn(written_by, before + close, after))
-    hint = f"\n[hint] {rollout.hint}" if rollout.hint else ""
-    whole = f"{rollout.prompt.strip()}{hint}\n{rollout.response}"
+    prompt = rollout.prompt.strip()
+    turns, text = [Turn("prompt", "", prompt)], prompt
+    if rollout.hint:
+        turns.append(Turn("prompt", "", f"hint while sampling:\n{rollout.hint}"))
+        text += f"\n[hint] {rollout.hint}"
+    for written_by, said in turns_of(rollout.response):
+        before, close, after = said.rpartition(THINK_CLOSE)
+        is_open = not close and THINK_OPEN in said
+        turns.append(Turn(written_by, said, "") if is_open else Turn(written_by, before + close, after))
+    whole = f"{text}\n{rollout.response}"
     return Sample(tuple(filter(None, badges)), rollout.reward > 0, tuple(turns), whole)
 
 
 def _data(chain: FinishedChain) -> Section:
+    """What the stages that make data have counted: of each source, teacher, pass rate and round of sampling."""
     sections = []
     if chain.synthesis:
-        aside = "traces that teachers wrote"
-        sections.append(Section(title="Synthesis", aside=aside, tables=(_synthesis(chain.synthesis),)))
-    if chain.difficulty:
+        by_teacher = table_of(
+            chain.synthesis.teachers.items(),
+            {
+                "teacher": lambda item: item[0],
+                "model": lambda item: item[1].model,
+                "prompts": lambda item: f"{item[1].prompts:,}",
+                "answers": lambda item: f"{item[1].answers:,}",
+                "pass rate %": lambda item: percent(item[1].pass_rate),
+                "prompts solved": lambda item: f"{item[1].solved:,}",
+                "traces": lambda item: f"{item[1].traces:,}",
+                "tokens": lambda item: f"{item[1].prompt_tokens + item[1].num_tokens:,}",
+                "cost": lambda item: NONE if item[1].cost is None else f"{item[1].cost:.2f}",
+                "not asked": lambda item: f"{item[1].not_asked:,}",
+            },
+        )
+        sections.append(Section(title="Synthesis", aside="traces that teachers wrote", tables=(by_teacher,)))
+    if card := chain.difficulty:
+        kept = {
+            "measured by": checkpoint_name(card.policy),
+            "responses": f"{card.num_samples} a prompt",
+            "bounds": f"{card.min_pass_rate:g} to {card.max_pass_rate:g}",
+            **{fit.replace("_", " "): f"{card.fits[fit]:,} of {card.prompts:,}" for fit in Fit},
+            "mean pass rate %": percent(card.mean_pass_rate),
+            "truncated %": percent(card.truncated_share),
+        }
+        solved = ("prompts", *(f"{number:,}" for number in card.histogram.values()))
+        tables = (
+            table(tuple(kept), [kept.values()]),
+            table((f"correct of {card.num_samples}", *card.histogram), [solved]),
+        )
         aside = "which training prompts RL was given, by a policy's pass rates"
-        sections.append(Section(title="Difficulty", aside=aside, tables=_difficulty(chain.difficulty)))
+        sections.append(Section(title="Difficulty", aside=aside, tables=tables))
     if chain.sampled:
+        by_round = table_of(
+            chain.sampled,
+            {
+                "round": lambda card: card.round,
+                "sampled": lambda card: checkpoint_name(card.policy),
+                "responses": lambda card: f"{card.rates.num_samples} a prompt",
+                "mean pass rate %": lambda card: percent(card.rates.mean_pass_rate),
+                "solved prompts": lambda card: f"{card.kept.prompts:,} of {card.rates.prompts:,}",
+                "traces": lambda card: f"{card.kept.traces:,}",
+                "mean tokens": lambda card: f"{card.kept.mean_tokens:.1f}",
+                "truncated %": lambda card: percent(card.rates.truncated_share),
+            },
+        )
         aside = "the policy's own correct answers, which the SFT of the same round learned from"
-        sections.append(Section(title="Sampled traces", aside=aside, tables=(_sampled(chain.sampled),)))
-    note = "Token counts: median and maximum of what passed."
-    return Section(
-        title="Data", anchor="data", notes=(note,), tables=(_sources(chain.data_card),), sections=tuple(sections)
-    )
-
-
-def _sources(card: Mapping[str, object]) -> Table:
-    """Rows in and out of each source, and why the others were rejected."""
-    sources = card.get("sources", {})
+        sections.append(Section(title="Sampled traces", aside=aside, tables=(by_round,)))
+    sources = chain.data_card.get("sources", {})
     assert isinstance(sources, Mapping)
-    return table_of(
+    by_source = table_of(
         sources.items(),
         {
             "source": lambda item: item[0],
-            "kind": lambda item: str(item[1]["kind"]),
+            "kind": lambda item: item[1]["kind"],
             "rows in": lambda item: f"{item[1]['rows_in']:,}",
             "rows out": lambda item: f"{item[1]['rows_out']:,}",
             "traces": lambda item: f"{item[1]['traces_out']:,}",
@@ -445,57 +469,8 @@ def _sources(card: Mapping[str, object]) -> Table:
             "trace tokens": lambda item: _quantiles(item[1]["trace_tokens"]),
         },
     )
-
-
-def _difficulty(card: DifficultyCard) -> tuple[Table, Table]:
-    """Which prompts RL was given, and how many were solved how often."""
-    header = ("measured by", "responses", "bounds", "kept", "too hard", "too easy", "mean pass rate %", "truncated %")
-    row = (
-        checkpoint_name(card.policy),
-        f"{card.num_samples} a prompt",
-        f"{card.min_pass_rate:g} to {card.max_pass_rate:g}",
-        *(f"{card.fits[fit]:,} of {card.prompts:,}" for fit in Fit),
-        percent(card.mean_pass_rate),
-        percent(card.truncated_share),
-    )
-    counts = ("prompts", *(f"{number:,}" for number in card.histogram.values()))
-    return table(header, [row]), table((f"correct of {card.num_samples}", *card.histogram), [counts])
-
-
-def _synthesis(card: SynthesisCard) -> Table:
-    """Questions, correct answers, kept traces and costs of each teacher."""
-    return table_of(
-        card.teachers.items(),
-        {
-            "teacher": lambda item: item[0],
-            "model": lambda item: item[1].model,
-            "prompts": lambda item: f"{item[1].prompts:,}",
-            "answers": lambda item: f"{item[1].answers:,}",
-            "pass rate %": lambda item: percent(item[1].pass_rate),
-            "prompts solved": lambda item: f"{item[1].solved:,}",
-            "traces": lambda item: f"{item[1].traces:,}",
-            "tokens": lambda item: f"{item[1].prompt_tokens + item[1].num_tokens:,}",
-            "cost": lambda item: NONE if item[1].cost is None else f"{item[1].cost:.2f}",
-            "not asked": lambda item: f"{item[1].not_asked:,}",
-        },
-    )
-
-
-def _sampled(cards: Sequence[SampleCard]) -> Table:
-    """The policy's answers in each round, and the traces that were kept: one row per round."""
-    return table_of(
-        cards,
-        {
-            "round": lambda card: card.round,
-            "sampled": lambda card: checkpoint_name(card.policy),
-            "responses": lambda card: f"{card.rates.num_samples} a prompt",
-            "mean pass rate %": lambda card: percent(card.rates.mean_pass_rate),
-            "solved prompts": lambda card: f"{card.kept.prompts:,} of {card.rates.prompts:,}",
-            "traces": lambda card: f"{card.kept.traces:,}",
-            "mean tokens": lambda card: f"{card.kept.mean_tokens:.1f}",
-            "truncated %": lambda card: percent(card.rates.truncated_share),
-        },
-    )
+    note = "Token counts: median and maximum of what passed."
+    return Section(title="Data", anchor="data", notes=(note,), tables=(by_source,), sections=tuple(sections))
 
 
 def _provenance(chain: FinishedChain, last: Manifest) -> Section:
@@ -525,16 +500,6 @@ def _provenance(chain: FinishedChain, last: Manifest) -> Section:
     folded = Section(title="Configuration", is_folded=True, code=config)
     shown = (replace(stages, style="compact keys"),)
     return Section(title="Provenance", anchor="provenance", tables=shown, sections=(machine, folded))
-
-
-def _paired(first: CheckpointScores, second: CheckpointScores, cell: Cell) -> PairedAccuracies:
-    before, after = first.correct[cell], second.correct[cell]
-    if before.keys() != after.keys():
-        raise LuffyError(f"{first.checkpoint} and {second.checkpoint} were evaluated on different problems of {cell}")
-    row = second.row(cell)
-    assert row is not None
-    k = row.num_samples
-    return PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
 
 
 def _tally(counts: Mapping[str, int]) -> str:

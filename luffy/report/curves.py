@@ -11,7 +11,7 @@ from itertools import cycle
 from luffy.config.terms import EntropyLoss, TermConfig
 from luffy.report.figures import Chart, Line, chart
 from luffy.report.page import Figure
-from luffy.tracking.metrics import NAMESPACES, HeldOutPoint, MetricRow, accuracy_names, held_out_curves, training_rows
+from luffy.tracking.metrics import NAMESPACES, MetricRow, accuracy_names, held_out_curves, training_rows
 from luffy.types import Outcome
 
 HEADLINE_METRICS = (
@@ -27,8 +27,6 @@ HEADLINE_METRICS = (
     "perf/gpu_hours",
     "perf/peak_memory_gib",
 )
-CURVE_METRICS = ("reward/mean", "actor/loss", "actor/entropy_on_policy", "rollout/response_length_mean")
-"""Metrics to plot where there is little space."""
 OUTCOME_COLORS = {
     Outcome.CORRECT: "c3",
     Outcome.WRONG: "c2",
@@ -55,7 +53,11 @@ class Panel:
 
     def chart(self, rows: Sequence[MetricRow]) -> Chart:
         """What was logged; without a line where nothing was."""
-        lines = [line for curve in self.curves if (line := _line(*curve, rows)).xs]
+        lines = []
+        for metric, label, color in self.curves:
+            points = [(row["step"], row[metric]) for row in rows if math.isfinite(row.get(metric, math.nan))]
+            if points:
+                lines.append(Line(label, color, [step for step, _ in points], [value for _, value in points]))
         shares = self.percent and all(0 <= value <= 1 for line in lines for value in line.ys)
         return Chart(self.title, lines, percent=shares, exact=self.exact)
 
@@ -76,15 +78,14 @@ _REWARD_PANELS = (
         ),
     ),
 )
+_ENTROPY_PANEL = Panel(
+    "Entropy",
+    "The policy's entropy at the tokens of rollouts and of demonstrations, in nats.",
+    (("actor/entropy_on_policy", "on-policy tokens", "c1"), ("actor/entropy_off_policy", "off-policy tokens", "c2")),
+)
+_GRADIENT_PANEL = Panel("Gradient norm", "Before clipping.", (("actor/grad_norm", "norm", "c1"),))
 _POLICY_PANELS = (
-    Panel(
-        "Entropy",
-        "The policy's entropy at the tokens of rollouts and of demonstrations, in nats.",
-        (
-            ("actor/entropy_on_policy", "on-policy tokens", "c1"),
-            ("actor/entropy_off_policy", "off-policy tokens", "c2"),
-        ),
-    ),
+    _ENTROPY_PANEL,
     Panel(
         "Probability of tokens",
         "Mean probability that the policy gives to the tokens it learns from.",
@@ -112,7 +113,7 @@ _POLICY_PANELS = (
         ),
         percent=True,
     ),
-    Panel("Gradient norm", "Before clipping.", (("actor/grad_norm", "norm", "c1"),)),
+    _GRADIENT_PANEL,
     Panel(
         "Truncation and clipping",
         "Rollouts that ran into the length limit; tokens whose ratio was clipped.",
@@ -153,11 +154,8 @@ def rl_panels(terms: Sequence[TermConfig]) -> tuple[Panel, ...]:
 
 def supervised_panels() -> tuple[Panel, ...]:
     """The plots of a supervised stage."""
-    return (
-        Panel("Loss", "Mean over the tokens of the step.", (("actor/loss", "loss", "c1"),)),
-        Panel("Gradient norm", "Before clipping.", (("actor/grad_norm", "norm", "c1"),)),
-        *_COMMON_PANELS,
-    )
+    loss = Panel("Loss", "Mean over the tokens of the step.", (("actor/loss", "loss", "c1"),))
+    return loss, _GRADIENT_PANEL, *_COMMON_PANELS
 
 
 def panel_charts(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Chart]:
@@ -168,9 +166,8 @@ def panel_charts(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Cha
 def headline_charts(rows: Sequence[MetricRow]) -> list[Chart]:
     """The few curves that show whether training works, validation included."""
     loss = Panel("Loss", "", (("actor/loss", "Loss", "c1"),))
-    known = [panel for panel in (*_REWARD_PANELS, loss, *_POLICY_PANELS) if panel.curves[0][0] in CURVE_METRICS]
     held_out = (Panel(name, "", ((name, name, "c1"),), percent=True) for name in accuracy_names(rows))
-    return panel_charts([*known, *held_out], rows)
+    return panel_charts([*_REWARD_PANELS, loss, _ENTROPY_PANEL, *held_out], rows)
 
 
 def draw_panels(node: str, panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Figure]:
@@ -186,14 +183,11 @@ def draw_panels(node: str, panels: Sequence[Panel], rows: Sequence[MetricRow]) -
 
 def draw_outcomes(rows: Sequence[MetricRow]) -> Figure | None:
     """What grading found over the steps of RL, stacked; None where it was not logged."""
-    rows = training_rows(rows)
-    shares = {outcome: [row.get(f"reward/{outcome}_share", 0.0) for row in rows] for outcome in OUTCOME_COLORS}
-    steps = [row["step"] for row in rows]
-    lines = [
-        Line(outcome.value.replace("_", " "), OUTCOME_COLORS[outcome], steps, values)
-        for outcome, values in shares.items()
-        if any(value > 0 for value in values)
-    ]
+    rows, lines = training_rows(rows), []
+    for outcome, color in OUTCOME_COLORS.items():
+        shares = [row.get(f"reward/{outcome}_share", 0.0) for row in rows]
+        if any(share > 0 for share in shares):
+            lines.append(Line(outcome.value.replace("_", " "), color, [row["step"] for row in rows], shares))
     if not lines:
         return None
     drawn = Chart("Outcomes", lines, percent=True, stacked=True)
@@ -206,20 +200,11 @@ def draw_held_out(node: str, rows: Sequence[MetricRow]) -> list[Figure]:
     note = "By the engine in training; the first point is the policy before training. Band: interval over problems."
     figures = []
     for suite, points in held_out_curves([rows]).items():
-        line = held_out_line(suite, "c3", [point.steps for point in points], points)
+        values = ([getattr(point, each) for point in points] for each in ("steps", "accuracy", "low", "high"))
+        line = Line(suite, "c3", *values)
         drawn = chart(f"{node}-held-out-{suite}", Chart(suite, [line], over="optimizer step", percent=True))
         figures.append(Figure(f"Held-out accuracy, {suite}", note, drawn))
     return figures
-
-
-def held_out_line(label: str, color: str, xs: Sequence[float], points: Sequence[HeldOutPoint]) -> Line:
-    """Held-out accuracies over `xs`, with their intervals."""
-    return Line(label, color, xs, *([getattr(point, name) for point in points] for name in ("accuracy", "low", "high")))
-
-
-def _line(metric: str, label: str, color: str, rows: Sequence[MetricRow]) -> Line:
-    points = [(row["step"], row[metric]) for row in rows if math.isfinite(row.get(metric, math.nan))]
-    return Line(label, color, [step for step, _ in points], [value for _, value in points])
 
 
 def _legend(drawn: Chart) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from luffy.evaluation.results import Breakdown, EvaluationResults, ResultRow, advice_on, checkpoint_name
+from luffy.evaluation.results import (
+    Breakdown,
+    CheckpointScores,
+    EvaluationResults,
+    ResultRow,
+    advice_on,
+    checkpoint_name,
+)
 from luffy.files import write_atomic
 from luffy.report.cells import (
     NONE,
@@ -31,8 +38,6 @@ SUMMARY_FILE = "summary.md"
 PAGE_FILE = "summary.html"
 DOT_NOTE = "Dot: accuracy; line: its interval."
 _COLOR = "c1"
-Counts = Mapping[tuple[str, str], Mapping[str, int]]
-"""Correct responses by problem, of each suite and decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +47,6 @@ class Scored:
     name: str
     color: str
     row: ResultRow
-
-
-@dataclass(frozen=True, slots=True)
-class SweptStep:
-    """One evaluated checkpoint of a sweep."""
-
-    step: int
-    results: EvaluationResults
-    correct: Counts
-
-    def row(self, suite: str, decoding: str) -> ResultRow:
-        """The result on a suite under a decoding; every step has the same."""
-        return next(row for row in self.results.rows if (row.suite, row.decoding) == (suite, decoding))
 
 
 def write_summaries(folder: Path, results: EvaluationResults) -> None:
@@ -72,12 +64,25 @@ def evaluation_page(results: EvaluationResults) -> Page:
         of_all = f"Mean of these {len(rows)} accuracies, each suite counted once: {percent(mean)}."
         drawn = dots(f"accuracy-{name}", [(row.suite, [(_COLOR, row.estimate)]) for row in rows])
         parts = (breakdowns(name, [Scored("accuracy", _COLOR, row)]) for row in rows)
+        protocols = table_of(
+            [(row.suite, row.protocol) for row in rows if row.protocol is not None],
+            {
+                "suite": lambda found: found[0],
+                "template": lambda found: found[1].template,
+                "temperature": lambda found: f"{found[1].temperature:g}" if found[1].temperature else "0 (greedy)",
+                "top-p": lambda found: f"{found[1].top_p:g}",
+                "response tokens": lambda found: found[1].max_response_tokens,
+                "stops at": lambda found: ", ".join(map(repr, found[1].stop)) or NONE,
+                "engine": lambda found: found[1].engine,
+            },
+            "How the responses were sampled",
+        )
         sections.append(
             Section(
                 title=name,
                 notes=tuple(filter(None, (of_all if len(rows) > 1 else "", advice_on(rows)))),
                 figures=(Figure("Accuracy", DOT_NOTE, drawn, is_wide=True),),
-                tables=tuple(table for table in (scores(rows), *measures(rows), _protocols(rows)) if table.rows),
+                tables=tuple(table for table in (scores(rows), *measures(rows), protocols) if table.rows),
                 sections=tuple(section for part in parts for section in part),
             )
         )
@@ -89,18 +94,50 @@ def evaluation_page(results: EvaluationResults) -> Page:
     )
 
 
-def checkpoints_page(steps: Sequence[SweptStep]) -> Page:
+def checkpoints_page(steps: Mapping[int, CheckpointScores]) -> Page:
     """Accuracy over the steps of RL, in ascending order, as curves with intervals and as a table."""
-    decodings = dict.fromkeys(row.decoding for row in steps[0].results.rows)
+    (first_step, first), (last_step, last) = min(steps.items()), max(steps.items())
+    confidence = first.results.confidence
     note = (
-        f"Each point is a checkpoint of the run; its band is the {100 * steps[0].results.confidence:g} % interval over "
+        f"Each point is a checkpoint of the run; its band is the {100 * confidence:g} % interval over "
         "problems: what another set of problems of the same kind would give. Neighbouring points share their problems "
         "and random seeds, so a difference may be clear although the bands overlap: the first and the last are "
         "compared on the same problems below."
     )
-    subtitle = f"checkpoints of steps {', '.join(str(swept.step) for swept in steps)}"
-    sections = tuple(_of_checkpoints(decoding, steps) for decoding in decodings)
-    return Page("Accuracy over RL steps", subtitle, (Section(notes=(note,)), *sections))
+    sections = [Section(notes=(note,))]
+    for decoding, rows in by_decoding(first.results.rows).items():
+        estimates_of = {
+            row.suite: [at.estimate for each in steps.values() if (at := each.row((row.suite, decoding)))]
+            for row in rows
+        }
+        figures, tables = [], []
+        for suite, found in estimates_of.items():
+            line = estimates("accuracy", _COLOR, list(steps), found)
+            drawn = chart(f"sweep-{decoding}-{suite}", Chart(suite, [line], percent=True))
+            figures.append(Figure(suite, "", drawn))
+        header = (f"{row.suite}, {row.num_problems:,} × {row.num_samples}" for row in rows)
+        cells = ((step, *(accuracy(found[i]) for found in estimates_of.values())) for i, step in enumerate(steps))
+        title = "Accuracy in percent: suite, problems × responses to each"
+        tables.append(table(("step", *header), cells, title, style="numbers"))
+        if len(steps) > 1:  # the first against the last, on the same problems
+            pairs = {}
+            for row in rows:
+                before, after = first.correct[row.suite, decoding], last.correct[row.suite, decoding]
+                k = row.num_samples
+                shares, others = ([solved[uid] / k for uid in before] for solved in (before, after))
+                pairs[row.suite] = PairedAccuracies(shares, others, k)
+            compared, changes = compare(pairs, confidence), []
+            for suite in pairs:
+                of_suite = compared.on(suite)
+                change = of_suite.paired.difference
+                verdict = "clear" if of_suite.is_significant else "not distinguishable from no change"
+                shown = TableCell(verdict, (p_value(of_suite.adjusted_p),), tone(change, of_suite.is_significant))
+                changes.append((suite, difference(change, notes=(counts(of_suite.paired),)), shown))
+            columns = ("suite", f"step {first_step} → {last_step}", "verdict")
+            what = "Change in percentage points, paired over problems; p-values after Holm's correction over the suites"
+            tables.append(table(columns, changes, what, style="numbers"))
+        sections.append(Section(title=decoding, figures=tuple(figures), tables=tuple(tables)))
+    return Page("Accuracy over RL steps", f"checkpoints of steps {', '.join(map(str, steps))}", tuple(sections))
 
 
 def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
@@ -204,23 +241,6 @@ def shares_at_k(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{k}: {percent(value)}" for k, value in shares.items()) or NONE
 
 
-def _protocols(rows: Sequence[ResultRow]) -> Table:
-    """How the responses were sampled, where the results record it."""
-    return table_of(
-        [(row.suite, row.protocol) for row in rows if row.protocol is not None],
-        {
-            "suite": lambda found: found[0],
-            "template": lambda found: found[1].template,
-            "temperature": lambda found: f"{found[1].temperature:g}" if found[1].temperature else "0 (greedy)",
-            "top-p": lambda found: f"{found[1].top_p:g}",
-            "response tokens": lambda found: found[1].max_response_tokens,
-            "stops at": lambda found: ", ".join(map(repr, found[1].stop)) or NONE,
-            "engine": lambda found: found[1].engine,
-        },
-        "How the responses were sampled",
-    )
-
-
 def breakdowns(figure: str, scored: Sequence[Scored]) -> list[Section]:
     """Accuracy on one suite by subject and by level, those that the data name, of one model or of several.
 
@@ -246,44 +266,3 @@ def breakdowns(figure: str, scored: Sequence[Scored]) -> list[Section]:
         shown = table((kind, *(one.name for one, _ in parts)), rows, style="numbers")
         sections.append(Section(title=f"{suite} by {kind}", in_columns=True, figures=(drawn,), tables=(shown,)))
     return sections
-
-
-def _of_checkpoints(decoding: str, steps: Sequence[SweptStep]) -> Section:
-    rows = {row.suite: [swept.row(row.suite, decoding) for swept in steps] for row in steps[0].results.rows
-            if row.decoding == decoding}  # fmt: skip
-    xs = [swept.step for swept in steps]
-    figures = []
-    for suite, found in rows.items():
-        line = estimates("accuracy", _COLOR, xs, [row.estimate for row in found])
-        drawn = chart(f"sweep-{decoding}-{suite}", Chart(suite, [line], percent=True))
-        figures.append(Figure(suite, "", drawn))
-    header = (f"{suite}, {found[0].num_problems:,} × {found[0].num_samples}" for suite, found in rows.items())
-    cells = ((str(x), *(accuracy(found[i].estimate) for found in rows.values())) for i, x in enumerate(xs))
-    title = "Accuracy in percent: suite, problems × responses to each"
-    tables = [table(("step", *header), cells, title, style="numbers")]
-    if len(steps) > 1:
-        tables.append(_changes(list(rows), decoding, steps[0], steps[-1]))
-    return Section(title=decoding, figures=tuple(figures), tables=tuple(tables))
-
-
-def _changes(suites: Sequence[str], decoding: str, first: SweptStep, last: SweptStep) -> Table:
-    """The first step against the last on the same problems."""
-    pairs = {}
-    for suite in suites:
-        before, after = first.correct[suite, decoding], last.correct[suite, decoding]
-        k = first.row(suite, decoding).num_samples
-        pairs[suite] = PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
-    compared = compare(pairs, first.results.confidence)
-    rows = []
-    for suite in suites:
-        found = compared.on(suite)
-        change = difference(found.paired.difference, notes=(counts(found.paired),))
-        verdict = "clear" if found.is_significant else "not distinguishable from no change"
-        shown = tone(found.paired.difference, found.is_significant)
-        rows.append((suite, change, TableCell(verdict, (p_value(found.adjusted_p),), shown)))
-    return table(
-        ("suite", f"step {first.step} → {last.step}", "verdict"),
-        rows,
-        "Change in percentage points, paired over problems; p-values after Holm's correction over the suites",
-        style="numbers",
-    )

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Points = Sequence[tuple[float, float]]
+Bands = Sequence[tuple[str, Sequence[Item]]]
+"""Titles, each with its entries."""
 _PALETTE = {
     "fg": "#1c1e21", "muted": "#666a70", "grid": "#e6e6e2", "c1": "#2b66c9", "c2": "#d2691e", "c3": "#2e8b57",
     "c4": "#9a4fb5", "c5": "#b8960c", "c6": "#8a9199", "c7": "#b03a48", "c8": "#1f9aa8",
@@ -45,6 +47,7 @@ _SETTINGS: dict[Any, Any] = {
     "xtick.color": _PALETTE["muted"],
     "ytick.color": _PALETTE["muted"],
     "grid.color": _PALETTE["grid"],
+    "axes.axisbelow": True,
     **dict.fromkeys(("axes.spines.left", "axes.spines.right", "axes.spines.top", "axes.spines.bottom"), False),
     **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0.0),
 }
@@ -155,22 +158,20 @@ def heat(
         return _svg(canvas, name)
 
 
-def dots(name: str, bands: "Sequence[tuple[str, Sequence[tuple[str, Estimate]]]]") -> str:
+def dots(name: str, bands: "Bands[tuple[str, Estimate]]") -> str:
     """Estimates with their intervals, each (colour, estimate), on a scale from 0 to 100 %, in titled bands."""
-    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * _num_rows(bands)) as canvas:
-        axes = _rows(canvas, bands, left=14.0)
-        for y, (color, found) in _entries(bands):
+    with _banded(name, bands, left=14.0) as (canvas, axes, entries):
+        for y, (color, found) in entries:
             axes.plot([found.low, found.high], [y, y], color=_PALETTE[color], lw=2.4, alpha=0.55, clip_on=False)
             axes.plot([found.value], [y], "o", color=_PALETTE[color], ms=6, mew=0, clip_on=False)
         return _svg(canvas, name)
 
 
-def bars(name: str, bands: Sequence[tuple[str, Sequence[tuple[str, Sequence[tuple[str, float]]]]]]) -> str:
+def bars(name: str, bands: Bands[tuple[str, Sequence[tuple[str, float]]]]) -> str:
     """Bars of shares beside each other, each (colour, share), a labelled bar to a line, in titled bands."""
     longest = max((len(label) for _, found in bands for label, _ in found), default=0)
-    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * _num_rows(bands)) as canvas:
-        axes = _rows(canvas, bands, left=8 + _CHARACTER * longest)
-        for y, (label, shares) in _entries(bands):
+    with _banded(name, bands, left=8 + _CHARACTER * longest) as (canvas, axes, entries):
+        for y, (label, shares) in entries:
             start = 0.0
             axes.annotate(label, (0, y), (-5, 0), textcoords="offset points", ha="right", va="center")
             for color, share in shares:
@@ -278,35 +279,25 @@ def _stack(axes: "Axes", lines: Sequence[Line]) -> None:
         below = above
 
 
-def _rows(canvas: "Canvas", bands: Sequence[tuple[str, Sequence[object]]], left: float) -> "Axes":
-    """Axes from 0 to 100 % with the bands' titles; a unit of y is a row, from the top."""
-    axes, ticks, top = (
-        _axes(canvas, left, 4.0, _ROWS_WIDTH - 16, canvas.bbox.height - 20),
-        (0, 0.25, 0.5, 0.75, 1.0),
-        0.0,
-    )
-    axes.set(xlim=(0, 1), ylim=(_num_rows(bands), 0))
-    axes.set_xticks(ticks, _labels(ticks, True))
-    axes.set_yticks([])
-    axes.grid(axis="x", lw=0.8, clip_on=False)
-    top = 0.0
-    for title, found in bands:
-        _write(canvas, title, 10.0, 4 + _ROW * (top + 0.6), ha="left", color=_PALETTE["fg"], size=10)
-        top += len(found) + 1.5
-    return axes
+@contextmanager
+def _banded(name: str, bands: Bands[Item], left: float) -> "Iterator[tuple[Canvas, Axes, list[tuple[float, Item]]]]":
+    """A canvas with axes from 0 to 100 % and the bands' titles, and each entry with its y; a unit of y is a row.
 
-
-def _entries(bands: Sequence[tuple[str, Sequence[Item]]]) -> Iterator[tuple[float, Item]]:
-    """The entries of all bands, each with its y."""
-    top = 0.0
-    for _, found in bands:
-        yield from ((top + 1.45 + index, entry) for index, entry in enumerate(found))
-        top += len(found) + 1.5
-
-
-def _num_rows(bands: Sequence[tuple[str, Sequence[object]]]) -> float:
-    """A title takes a row and a half."""
-    return sum(len(found) + 1.5 for _, found in bands)
+    Rows count from the top; a title takes one and a half.
+    """
+    num_rows = sum(len(found) + 1.5 for _, found in bands)
+    with _canvas(name, _ROWS_WIDTH, 24.0 + _ROW * num_rows) as canvas:
+        axes, ticks = _axes(canvas, left, 4.0, _ROWS_WIDTH - 16, canvas.bbox.height - 20), (0, 0.25, 0.5, 0.75, 1.0)
+        axes.set(xlim=(0, 1), ylim=(num_rows, 0))
+        axes.set_xticks(ticks, _labels(ticks, True))
+        axes.set_yticks([])
+        axes.grid(axis="x", lw=0.8, clip_on=False)
+        top, entries = 0.0, list[tuple[float, Item]]()
+        for title, found in bands:
+            _write(canvas, title, 10.0, 4 + _ROW * (top + 0.6), ha="left", color=_PALETTE["fg"], size=10)
+            entries += ((top + 1.45 + index, entry) for index, entry in enumerate(found))
+            top += len(found) + 1.5
+        yield canvas, axes, entries
 
 
 def _placed(
@@ -334,9 +325,7 @@ def _write(canvas: "Canvas", text: str, x: float, y: float, ha: str = "center", 
 
 
 def _axes(canvas: "Canvas", left: float, top: float, right: float, bottom: float) -> "Axes":
-    axes = canvas.add_axes(_place(canvas, left, top, right, bottom), facecolor="none")
-    axes.set_axisbelow(True)
-    return axes
+    return canvas.add_axes(_place(canvas, left, top, right, bottom), facecolor="none")
 
 
 def _place(canvas: "Canvas", left: float, top: float, right: float, bottom: float) -> tuple[float, float, float, float]:
@@ -408,16 +397,16 @@ def _smooth(points: Points) -> list[tuple[float, float]]:
 
 def _labels(values: Sequence[float], percent: bool) -> list[str]:
     """Labels of the ticks of an axis: with three digits, or as many as tell them apart."""
+    scaled = [
+        (100 * value, " %") if percent
+        else (value / 1e6, "M") if abs(value) >= 1e6
+        else (value / 1e3, "k") if abs(value) >= 1e3
+        else (value, "")
+        for value in values
+    ]  # fmt: skip
     texts = list[str]()
     for digits in range(3, 17):
-        texts = [_label(value, percent, digits) for value in values]
+        texts = [f"{number:.{digits}g}{unit}" for number, unit in scaled]
         if len(set(texts)) == len(set(values)):
             break
     return texts
-
-
-def _label(value: float, percent: bool, digits: int) -> str:
-    if percent:
-        return f"{100 * value:.{digits}g} %"
-    scale, unit = (1e6, "M") if abs(value) >= 1e6 else (1e3, "k") if abs(value) >= 1e3 else (1.0, "")
-    return f"{value / scale:.{digits}g}{unit}"

@@ -1,9 +1,8 @@
 """The leaderboard for people: rows of text for a terminal, and one HTML file that needs nothing else."""
 
-from collections.abc import Sequence
 from itertools import cycle
 
-from luffy.evaluation.across_runs.board import Board, BoardTable, Column, Entry, Lead, Reference
+from luffy.evaluation.across_runs.board import Board, BoardTable, Column
 from luffy.evaluation.across_runs.published import PublishedTable
 from luffy.report.cells import NONE, Table, TableCell, accuracy, counts, difference, p_value, percent
 from luffy.report.cells import table as shown_table
@@ -28,21 +27,23 @@ def leaderboard_page(board: Board, workspace: str) -> Page:
         "best mean stands first; means are not tested."
     )
     sections = [Section(notes=(note,)), *(_section(number, table) for number, table in enumerate(board.tables))]
-    sections += map(_published, board.published)
+    for paper in board.published:
+        rows = (
+            (row.name, *(f"{row.accuracies[key]:.1f}" if key in row.accuracies else NONE for key in paper.benchmarks))
+            for row in paper.rows
+        )
+        sections.append(
+            Section(
+                title="Published results",
+                aside=f"{paper.title}, {paper.source}",
+                notes=(f"{about(paper)}. They stand in a table above where its suites are the same benchmarks.",),
+                tables=(shown_table((paper.model, *(each.label for each in paper.benchmarks.values())), rows),),
+            )
+        )
     if board.left_out:
         left_out = (f"{item.directory.name}: {item.reason}" for item in board.left_out)
         sections.append(Section(title="Left out", notes=tuple(left_out)))
     return Page("Leaderboard", f"workspace {workspace}", tuple(sections), workspace)
-
-
-def title(table: BoardTable) -> str:
-    """The protocol in words."""
-    return f"{table.protocol.text[0].upper()}{table.protocol.text[1:]}"
-
-
-def confidence(table: BoardTable) -> str:
-    """The level of its intervals."""
-    return f"{100 * table.confidence:g} %"
 
 
 def accuracy_table(table: BoardTable) -> Table:
@@ -55,11 +56,21 @@ def accuracy_table(table: BoardTable) -> Table:
     rows = []
     for entry in table.rows:
         name = entry.name
-        variant = (name.variant,) if name.variant else ()
-        of_all = [accuracy(means.get(id(entry)))] if means else []
-        named = TableCell(name.checkpoint, variant), TableCell(name.method or NONE), TableCell(name.experiment or NONE)
-        rows.append((*named, *(_accuracy(table, entry, column) for column in table.columns), *of_all))
-    rows += [_reference(table, reference, [""] if means else []) for reference in table.references]
+        row = [
+            TableCell(name.checkpoint, (name.variant,) if name.variant else ()),
+            TableCell(name.method or NONE),
+            TableCell(name.experiment or NONE),
+        ]
+        for column in table.columns:
+            found, lead = entry.cells.get(column), table.leads.get(column)
+            cell = accuracy(None if found is None else found.row.estimate)
+            is_best = lead is not None and lead.best is entry and lead.is_clear
+            row.append(TableCell(f"{cell.text} {MARK}", cell.details, "better") if is_best else cell)
+        rows.append((*row, *([accuracy(means.get(id(entry)))] if means else [])))
+    for each in table.references:
+        accuracies = (percent(each.accuracies.get(column)) for column in table.columns)
+        texts = (each.row.name, PUBLISHED, each.table.source, *accuracies, *([""] if means else []))
+        rows.append(tuple(TableCell(text, (), "aside") for text in texts))
     return Table(header, tuple(rows), style="numbers board")
 
 
@@ -70,11 +81,8 @@ def about(paper: PublishedTable) -> str:
 
 def published_of(table: BoardTable) -> list[PublishedTable]:
     """The papers whose published rows are shown with the table."""
-    papers: list[PublishedTable] = []
-    for reference in table.references:
-        if reference.table not in papers:
-            papers.append(reference.table)
-    return papers
+    papers = [reference.table for reference in table.references]
+    return [paper for index, paper in enumerate(papers) if paper not in papers[:index]]
 
 
 def _section(number: int, table: BoardTable) -> Section:
@@ -92,19 +100,32 @@ def _section(number: int, table: BoardTable) -> Section:
         ]
         legend = tuple((color, entry.name.text) for entry, color in colors)
         figures.append(Figure("Accuracy", DOT_NOTE, dots(f"leaderboard-{number}", bands), legend, is_wide=True))
-    leads = Table(
+    leads = []
+    for column, lead in table.leads.items():
+        found, p = lead.comparison.paired, p_value(lead.comparison.adjusted_p)
+        verdict = TableCell(f"{MARK} clearly better", (p,), "better")
+        leads.append(
+            (
+                _heading(table, column).partition("\n")[0],
+                lead.best.name.text,
+                lead.next.name.text,
+                difference(found.difference, notes=(counts(found),)),
+                verdict if lead.is_clear else TableCell("not distinguishable", (p,)),
+            )
+        )
+    compared = shown_table(
         ("suite", "best", "next", "difference", "verdict"),
-        tuple(_lead(table, column, lead) for column, lead in table.leads.items()),
+        leads,
         note="Percentage points with their interval, and the number of problems on which the best was right more or "
         "less often. p-values after Holm's correction over the table's suites.",
     )
-    folded = Section(title="The best against the next on each suite", is_folded=True, tables=(leads,))
+    folded = Section(title="The best against the next on each suite", is_folded=True, tables=(compared,))
     return Section(
-        title=title(table),
-        aside=f"{confidence(table)} intervals",
+        title=f"{table.protocol.text[0].upper()}{table.protocol.text[1:]}",
+        aside=f"{100 * table.confidence:g} % intervals",
         notes=tuple(filter(None, notes)),
         tables=(accuracy_table(table),),
-        sections=(Section(figures=tuple(figures)), *([folded] if leads.rows else [])),
+        sections=(Section(figures=tuple(figures)), *([folded] if leads else [])),
     )
 
 
@@ -118,45 +139,3 @@ def _heading(table: BoardTable, column: Column) -> str:
     ]
     mark = f" #{column.problems[:4]}" if len(alike) > 1 else ""
     return f"{column.suite}{mark}\n{column.num_problems:,} × {column.num_samples}"
-
-
-def _accuracy(table: BoardTable, entry: Entry, column: Column) -> TableCell:
-    cell, lead = entry.cells.get(column), table.leads.get(column)
-    if cell is None:
-        return TableCell(NONE)
-    found = accuracy(cell.row.estimate)
-    if lead is None or lead.best is not entry or not lead.is_clear:
-        return found
-    return TableCell(f"{found.text} {MARK}", found.details, "better")
-
-
-def _reference(table: BoardTable, reference: Reference, mean: Sequence[str]) -> tuple[TableCell, ...]:
-    accuracies = (percent(reference.accuracies.get(column)) for column in table.columns)
-    texts = (reference.row.name, PUBLISHED, reference.table.source, *accuracies, *mean)
-    return tuple(TableCell(text, (), "aside") for text in texts)
-
-
-def _lead(table: BoardTable, column: Column, lead: Lead) -> tuple[TableCell, ...]:
-    found = lead.comparison.paired
-    verdict = f"{MARK} clearly better" if lead.is_clear else "not distinguishable"
-    return (
-        TableCell(_heading(table, column).partition("\n")[0]),
-        TableCell(lead.best.name.text),
-        TableCell(lead.next.name.text),
-        difference(found.difference, notes=(counts(found),)),
-        TableCell(verdict, (p_value(lead.comparison.adjusted_p),), "better" if lead.is_clear else ""),
-    )
-
-
-def _published(paper: PublishedTable) -> Section:
-    """A paper's whole table."""
-    rows = (
-        (row.name, *(f"{row.accuracies[name]:.1f}" if name in row.accuracies else NONE for name in paper.benchmarks))
-        for row in paper.rows
-    )
-    return Section(
-        title="Published results",
-        aside=f"{paper.title}, {paper.source}",
-        notes=(f"{about(paper)}. They stand in a table above where its suites are the same benchmarks.",),
-        tables=(shown_table((paper.model, *(each.label for each in paper.benchmarks.values())), rows),),
-    )

@@ -15,11 +15,10 @@ from pathlib import Path
 from luffy.config.settings import SweepSettings
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.results import RESULTS_FILE, count_correct, read_results
-from luffy.evaluation.sample_files import read_samples_of
+from luffy.evaluation.results import read_scores
 from luffy.files import write_atomic
 from luffy.pipeline.reuse import complete_checkpoints
-from luffy.report.evaluation_page import SweptStep, checkpoints_page
+from luffy.report.evaluation_page import checkpoints_page
 from luffy.report.page import html
 from luffy.rollout.engine import SwappableEngine
 from luffy.stages.answers.asker import ResponseProgress
@@ -61,7 +60,7 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
     metrics = {
         f"accuracy/{row.decoding}/{row.suite}/{step}": row.accuracy for step in settings.steps for row in rows[step]
     }
-    swept = [_read(step, _folder(context, step)) for step in sorted(settings.steps)]
+    swept = {step: read_scores(_folder(context, step)) for step in sorted(settings.steps)}
     write_atomic(context.out / PAGE_FILE, html(checkpoints_page(swept)))
     outputs = (*(f"{_folder(context, step).name}/{name}" for step in settings.steps for name in OUTPUTS), PAGE_FILE)
     return StageResult(outputs, metrics, total - progress.graded)
@@ -92,10 +91,6 @@ def _loaded(
     logger.info("loaded the weights of step %d", step)
     yield
     shutil.rmtree(folder)
-
-
-def _read(step: int, folder: Path) -> SweptStep:
-    return SweptStep(step, read_results(folder / RESULTS_FILE), count_correct(read_samples_of(folder)))
 
 
 def _folder(context: StageContext, step: int) -> Path:

@@ -19,9 +19,33 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
     """
     rows = [row for group in groups for row in group.trajectories]
     all_off_policy = not any(each.rollouts or each.failed_rollouts for each in groups)
-    judged = [_judged_rows(group, all_off_policy) for group in groups]
+    judged = [
+        [row for row in each.trajectories if row.source and row.source[-1] is Source.ON_POLICY]
+        if all_off_policy
+        else each.rollouts
+        for each in groups
+    ]
     failed = [row for group in groups for row in (group.failed if all_off_policy else group.failed_rollouts)]
-    metrics = _policy_metrics([row for found in judged for row in found], failed)
+    policy = [row for found in judged for row in found]
+    reward = _mean(row.reward for row in policy)
+    metrics = {
+        "reward/mean": reward,
+        "rollout/response_length_mean": _mean(row.num_learnable for row in policy),
+        "rollout/truncated_share": _mean(row.is_truncated for row in policy),
+        "batch/on_reward": reward,
+    }
+    for name in sorted({name for row in policy for name in row.measures}):
+        metrics[f"rollout/{name}_mean"] = _mean(row.measures[name] for row in policy if name in row.measures)
+    # Parts of a mixture of environments, where they played.
+    for mark in sorted({name for row in policy for name in row.measures if name.startswith(PART_MEASURE)}):
+        if played := [row for row in policy if row.measures.get(mark)]:
+            part = mark.removeprefix(PART_MEASURE)
+            metrics[f"reward/{part}/mean"] = _mean(row.reward for row in played)
+            metrics[f"reward/{part}/correct_share"] = _mean(row.is_correct for row in played)
+    for outcome in Outcome:
+        metrics[f"reward/{outcome}_share"] = _mean(row.outcome is outcome for row in (*policy, *failed))
+    drawn = [row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed)]
+    sampled = [sum(source in SAMPLED for source in row.source) for row in drawn]
     metrics |= {
         "batch/solve_none": _mean(not any(row.is_correct for row in found) for found in judged if found),
         "batch/solve_all": _mean(all(row.is_correct for row in found) for found in judged if found),
@@ -29,13 +53,18 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
         "batch/off_policy_token_share": _mean(
             source is not Source.ON_POLICY for row in rows for source in row.source if source is not Source.ENVIRONMENT
         ),
+        "rollout/num_drawn": float(sum(map(bool, sampled))),
+        "rollout/tokens_drawn": float(sum(sampled)),
     }
-    drawn = [row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed)]
-    sampled = [sum(source in SAMPLED for source in row.source) for row in drawn]
-    metrics |= {"rollout/num_drawn": float(sum(map(bool, sampled))), "rollout/tokens_drawn": float(sum(sampled))}
     if replays:
         metrics["batch/replayed_share"] = _mean(group.is_replayed for group in groups)
-    return metrics | _off_policy_metrics([row for row in rows if Source.OFF_POLICY in row.source])
+    if off_policy := [row for row in rows if Source.OFF_POLICY in row.source]:
+        metrics["batch/off_reward"] = _mean(row.reward for row in off_policy)
+        metrics["rollout/off_policy_length_mean"] = _mean(row.num_learnable for row in off_policy)
+    if prefixed := [row for row in off_policy if Source.ON_POLICY in row.source]:
+        shares = (row.source.count(Source.OFF_POLICY) / row.num_learnable for row in prefixed)
+        metrics["batch/prefix_share_mean"] = _mean(shares)
+    return metrics
 
 
 def learned_metrics(
@@ -44,10 +73,7 @@ def learned_metrics(
     """Rows and response tokens in the optimizer steps of an RL step: of the groups it keeps, traces included, once for
     each pass over them, and of the SFT step after it."""
     rows = [*passes * [row for group in groups for row in group.trajectories], *demonstrations]
-    return {
-        "batch/num_rows": float(len(rows)),
-        "batch/response_tokens": float(sum(row.num_learnable for row in rows)),
-    }
+    return {"batch/num_rows": float(len(rows)), "batch/response_tokens": float(sum(row.num_learnable for row in rows))}
 
 
 def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:
@@ -72,50 +98,6 @@ def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) ->
         "rollout/staleness_mean": sum(lag * count for lag, count in lags.items()) / total,
         "rollout/staleness_max": float(max(lags, default=0)),
     } | shares
-
-
-def _policy_metrics(rows: Sequence[Trajectory], failed: Sequence[Trajectory]) -> dict[str, float]:
-    reward = _mean(row.reward for row in rows)
-    metrics = {
-        "reward/mean": reward,
-        "rollout/response_length_mean": _mean(row.num_learnable for row in rows),
-        "rollout/truncated_share": _mean(row.is_truncated for row in rows),
-        "batch/on_reward": reward,
-    }
-    names = sorted({name for row in rows for name in row.measures})
-    metrics |= {
-        f"rollout/{name}_mean": _mean(row.measures[name] for row in rows if name in row.measures) for name in names
-    }
-    metrics |= _part_metrics(rows)
-    graded = [*rows, *failed]
-    return metrics | {f"reward/{outcome}_share": _mean(row.outcome is outcome for row in graded) for outcome in Outcome}
-
-
-def _part_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
-    """Reward and accuracy by part of a mixture of environments, of those parts that played."""
-    metrics: dict[str, float] = {}
-    for mark in sorted({name for row in rows for name in row.measures if name.startswith(PART_MEASURE)}):
-        played = [row for row in rows if row.measures.get(mark)]
-        if played:
-            part = mark.removeprefix(PART_MEASURE)
-            metrics[f"reward/{part}/mean"] = _mean(row.reward for row in played)
-            metrics[f"reward/{part}/correct_share"] = _mean(row.is_correct for row in played)
-    return metrics
-
-
-def _off_policy_metrics(off_policy: Sequence[Trajectory]) -> dict[str, float]:
-    """Metrics of whole traces and prefix-conditioned rows together, and the prefix share of the latter."""
-    if not off_policy:
-        return {}
-    metrics = {
-        "batch/off_reward": _mean(row.reward for row in off_policy),
-        "rollout/off_policy_length_mean": _mean(row.num_learnable for row in off_policy),
-    }
-    prefixed = [row for row in off_policy if Source.ON_POLICY in row.source]
-    if prefixed:
-        shares = (row.source.count(Source.OFF_POLICY) / row.num_learnable for row in prefixed)
-        metrics["batch/prefix_share_mean"] = _mean(shares)
-    return metrics
 
 
 def hint_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -144,13 +126,6 @@ def anchor_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "batch/anchor_solved_share": _mean(any(row.is_correct for row in rows) for rows in searched),
         "batch/anchor_rows_mean": _mean(len(rows) for rows in searched),
     }
-
-
-def _judged_rows(group: Group, all_off_policy: bool) -> Sequence[Trajectory]:
-    """The group's rollouts; if no group has any, its rows that end in sampled tokens."""
-    if not all_off_policy:
-        return group.rollouts
-    return [row for row in group.trajectories if row.source and row.source[-1] is Source.ON_POLICY]
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -33,8 +33,6 @@ _START_TIMEOUT_S = 30
 _FINISH_TIMEOUT_S = 60
 _MAX_ID_LENGTH = 64
 _KEY_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
-_SAMPLES = "samples"
-_OWN_FOLDER = "wandb"
 SAMPLES_FILE = "samples.jsonl"
 _NOTHING = -1
 """Comes before step 0."""
@@ -79,13 +77,7 @@ class Tracker:
     """
 
     def __init__(
-        self,
-        out: Path,
-        key: str,
-        name: str,
-        tracking: TrackingConfig,
-        settings: StrictModel,
-        resumed_from: int = 0,
+        self, out: Path, key: str, name: str, tracking: TrackingConfig, settings: StrictModel, resumed_from: int = 0
     ) -> None:
         self._metrics = StepLines(out / METRICS_FILE)
         self._metrics.truncate(resumed_from or _NOTHING)
@@ -141,25 +133,22 @@ class WandbRun:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of `step`."""
-        run = self._run
-        if run is not None:
+        if (run := self._run) is not None:
             # `step` as a value: wandb's own counter cannot go back after a resume.
             self._guarded("log", lambda: run.log({"step": step, **metrics}))
 
     def samples(self, step: int, rows: Sequence[SampleRollout]) -> None:
         """Send the rollouts of `step` as a table."""
-        run = self._run
-        if run is not None and rows:
-            self._guarded("log", lambda: run.log({"step": step, _SAMPLES: _table(step, rows)}))
+        if (run := self._run) is not None and rows:
+            self._guarded("log", lambda: run.log({"step": step, "samples": _table(step, rows)}))
 
     def close(self, *, failed: bool = False) -> None:
         """Send what is left and, unless the stage has `failed`, a reference to its files; give up after a minute."""
-        run = self._run
-        if run is not None and not failed:
+        if (run := self._run) is not None and not failed:
             send = run.log_artifact
             self._guarded("log_artifact", lambda: send(_reference(self._out, self._key, self._name)))
-        run, self._run = self._run, None
-        if run is not None:
+        if (run := self._run) is not None:  # sending may have failed
+            self._run = None
             self._guarded("finish", partial(run.finish, exit_code=int(failed)))
 
     def _start(self, tracking: TrackingConfig, config: Mapping[str, object]) -> None:
@@ -204,35 +193,28 @@ def run_id(key: str) -> str:
 
 
 def _mode(tracking: TrackingConfig) -> Literal["offline", "online"]:
+    """Online only where wandb finds an API key; without one it would prompt on the terminal."""
     if tracking.wandb == "offline":
         return "offline"
-    if not _has_key():
-        logger.warning("wandb: no API key here (WANDB_API_KEY or `wandb login`), so the run is kept offline")
-        return "offline"
-    return "online"
-
-
-def _has_key() -> bool:
-    """Whether wandb would find an API key; without one it would prompt on the terminal."""
     if any(os.environ.get(name) for name in _KEY_VARIABLES):
-        return True
+        return "online"
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     files = [Path(os.environ["NETRC"])] if "NETRC" in os.environ else [Path.home() / ".netrc", Path.home() / "_netrc"]
     for file in files:
         try:
             if netrc.netrc(file).authenticators(host) is not None:
-                return True
+                return "online"
         except (OSError, netrc.NetrcParseError):
             continue
-    return False
+    logger.warning("wandb: no API key here (WANDB_API_KEY or `wandb login`), so the run is kept offline")
+    return "offline"
 
 
 def _table(step: int, rows: Sequence[SampleRollout]) -> "wandb.Table":
     import wandb
 
-    columns = ["step", *(field.name for field in fields(rows[0]))]
     data: list[Any] = [[step, *astuple(row)] for row in rows]
-    return wandb.Table(columns=list(columns), data=data)
+    return wandb.Table(columns=["step", *(field.name for field in fields(rows[0]))], data=data)
 
 
 def _reference(out: Path, key: str, name: str) -> "wandb.Artifact":
@@ -240,7 +222,7 @@ def _reference(out: Path, key: str, name: str) -> "wandb.Artifact":
 
     artifact = wandb.Artifact(f"{name}-{run_id(key)}", type="stage", metadata={"key": key, "directory": str(out)})
     for path in sorted(out.resolve().iterdir()):
-        if path.name != _OWN_FOLDER and not path.name.startswith("."):
+        if path.name != "wandb" and not path.name.startswith("."):
             # Without a checksum: the stage's manifest has the hashes, and weights should not be read again for one.
             artifact.add_reference(path.as_uri(), name=path.name, checksum=False)
     return artifact

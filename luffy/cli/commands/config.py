@@ -21,7 +21,6 @@ from luffy.pipeline.job import read_job
 
 _COLUMN = 48
 """Where comments begin, after shorter values."""
-_DEFAULT = "default"
 _PRESETS = get_args(PresetKind)
 
 
@@ -72,47 +71,36 @@ def config(
 
 def resolved_lines(resolved: ResolvedExperiment, *, defaults: bool = True) -> Iterator[str]:
     """The lines of a YAML file that describes the same experiment, with or without values at their `defaults`."""
-    return _Writer(resolved, defaults).mapping(resolved.config.model_dump(mode="json"), ())
 
-
-class _Writer:
-    def __init__(self, resolved: ResolvedExperiment, defaults: bool) -> None:
-        self._resolved = resolved
-        self._defaults = defaults
-
-    def mapping(self, values: Mapping[str, object], path: KeyPath) -> Iterator[str]:
-        """A line for each leaf, under the keys of its sections."""
+    def lines(values: Mapping[str, object], path: KeyPath) -> Iterator[str]:
         for key, value in values.items():
-            here = (*path, str(key))
-            name = flow_yaml(key)
-            if not self._defaults and self._resolved.origin_of(here) is None:
+            here, name = (*path, str(key)), flow_yaml(key)
+            if not defaults and resolved.origin_of(here) is None:
                 continue
             if isinstance(value, dict):
-                lines = [f"  {line}" for line in self.mapping(value, here)]
-                yield from [f"{name}:", *lines] if lines else [self._commented(f"{name}: {{}}", here)]
+                below = [f"  {line}" for line in lines(value, here)]
+                yield from [f"{name}:", *below] if below else [commented(f"{name}: {{}}", here)]
             elif isinstance(value, list) and any(isinstance(element, dict) for element in value):
                 yield f"{name}:"
-                yield from (f"  {line}" for line in self._elements(value, here))
+                for index, element in enumerate(value):
+                    place = (*here, str(index))
+                    if isinstance(element, dict):
+                        yield from (f"  {'  ' if n else '- '}{line}" for n, line in enumerate(lines(element, place)))
+                    else:
+                        yield f"  {commented(f'- {flow_yaml(element)}', place)}"
             else:
-                yield self._commented(f"{name}: {flow_yaml(value)}", here)
+                yield commented(f"{name}: {flow_yaml(value)}", here)
 
-    def _elements(self, elements: list[object], path: KeyPath) -> Iterator[str]:
-        for index, element in enumerate(elements):
-            here = (*path, str(index))
-            if not isinstance(element, dict):
-                yield self._commented(f"- {flow_yaml(element)}", here)
-                continue
-            for number, line in enumerate(self.mapping(element, here)):
-                yield f"- {line}" if number == 0 else f"  {line}"
+    def commented(text: str, path: KeyPath) -> str:
+        return f"{text:<{_COLUMN - 2 * (len(path) - 1)}}  # {_words(resolved.origin_of(path))}"
 
-    def _commented(self, text: str, path: KeyPath) -> str:
-        return f"{text:<{_COLUMN - 2 * (len(path) - 1)}}  # {_words(self._resolved.origin_of(path))}"
+    return lines(resolved.config.model_dump(mode="json"), ())
 
 
 def _words(origin: str | None) -> str:
     """`preset methods/luffy.yaml:26`, `exp_configs/smoke.yaml:3`, `my.yaml:12`, `command line`, `default`."""
     if origin is None:
-        return _DEFAULT
+        return "default"
     path = Path(origin)
     for folder in (EXPERIMENTS, DATA):
         if path.is_relative_to(folder):

@@ -14,9 +14,7 @@ def doctor(
     config: Annotated[
         str | None,
         Argument(
-            help="an experiment whose API keys are also checked",
-            autocompletion=complete_config,
-            show_default=False,
+            help="an experiment whose API keys are also checked", autocompletion=complete_config, show_default=False
         ),
     ] = None,
     no_run: Annotated[bool, Option("--no-run", help="leave out the tiny run from data to an RL step")] = False,

@@ -53,9 +53,7 @@ def export(
     if target.suffix == ".parquet":
         if step is not None:
             raise ConfigError(f"--step: chooses a policy; {target} gets traces")
-        counts, hidden = write_traces(
-            folder_of_traces(find_run(find_workspace(workspace), source)), target, author or ()
-        )
+        counts, hidden = write_traces(find_run(find_workspace(workspace), source), target, author or ())
         by_author = ", ".join(f"{count} of {name}" for name, count in sorted(counts.items()))
         say(f"{counts.total()} traces ({by_author}) are in {target}; read them with data.train: {{kind: file, ...}}")
         if hidden:
@@ -102,27 +100,22 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     return f"the checkpoint of step {chosen}"
 
 
-def folder_of_traces(record: RunRecord) -> Path:
-    """The directory of the run's last finished stage that makes traces; DataError without one."""
-    made = [record.stages[name].directory for name in nodes_providing("traces", record.stages)]
-    finished = [path for path in made if (path / MANIFEST_FILE).is_file() and (path / _TRAIN_FILE).is_file()]
-    if not finished:
-        raise DataError(f"{record.name}: no stage with training data is finished; luffy show {record.name} lists them")
-    return finished[-1]
+def write_traces(record: RunRecord, file: Path, authors: Sequence[str]) -> tuple[Counter[str], int]:
+    """Write the prompts that have traces of `authors` (empty: of anyone), with these traces, to `file`.
 
-
-def write_traces(folder: Path, file: Path, authors: Sequence[str] = ()) -> tuple[Counter[str], int]:
-    """Write the prompts of `folder` that have traces of `authors` (empty: of anyone), with these traces, to `file`.
-
-    Returns the number of traces by author, and of the confidential prompts left out. Raises ConfigError for a file that
-    exists or has another ending, and for an author without a trace.
+    They are those of the run's last finished stage that makes traces. Returns the number of traces by author, and of
+    the confidential prompts left out. Raises DataError without a trace, and ConfigError for a file that exists and
+    for an author without a trace.
     """
     from luffy.confidential import may_show_prompt
     from luffy.data.parquet import iterate_prompts, write_prompts
     from luffy.types import Prompt
 
-    if file.suffix != ".parquet":
-        raise ConfigError(f"{file}: must end in .parquet")
+    made = [record.stages[name].directory for name in nodes_providing("traces", record.stages)]
+    finished = [path for path in made if (path / MANIFEST_FILE).is_file() and (path / _TRAIN_FILE).is_file()]
+    if not finished:
+        raise DataError(f"{record.name}: no stage with training data is finished; luffy show {record.name} lists them")
+    folder = finished[-1]
     if file.exists():
         raise ConfigError(f"{file}: exists already; give a new file")
     if not file.parent.is_dir():

@@ -1,7 +1,6 @@
 """`luffy gc`: what can be deleted from the workspace; with `--delete` it is."""
 
 import time
-from collections.abc import Sequence
 from typing import Annotated, get_args
 
 from typer import BadParameter, Option
@@ -9,11 +8,10 @@ from typer import BadParameter, Option
 from luffy.cli.console import duration, say, size_words, terminal, text_table
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.errors import EXIT_FAILURE, EXIT_OK, DataError
-from luffy.pipeline.disk import Extent, joined, measure
-from luffy.pipeline.garbage import Garbage, Kind, Retention, dispose, survey
-from luffy.pipeline.workspace import Workspace, find_workspace
+from luffy.pipeline.disk import joined, measure
+from luffy.pipeline.garbage import Kind, Retention, dispose, survey
+from luffy.pipeline.workspace import find_workspace
 
-_HEADER = ("kind", "what", "size", "age", "why")
 _DAY_S = 86400.0
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -52,24 +50,24 @@ def gc(
         say(f"left alone: {note}")
     extents = [measure(item.path) for item in garbage]
     if garbage:
-        rows = [_row(where, item, extent) for item, extent in zip(garbage, extents, strict=True)]
-        terminal().print(text_table(_HEADER, rows))
+        rows = [
+            (
+                item.kind,
+                str(item.path.relative_to(where.root)),
+                size_words(extent.num_bytes),
+                duration(max(0.0, time.time() - item.modified)),
+                item.reason,
+            )
+            for item, extent in zip(garbage, extents, strict=True)
+        ]
+        terminal().print(text_table(("kind", "what", "size", "age", "why"), rows))
     total = size_words(joined(extents).freed_bytes)
-    if delete:
-        return _delete(where, retention, garbage, total)
-    say(f"{total} can be deleted; add --delete to delete it" if garbage else "nothing can be deleted")
-    return EXIT_OK
-
-
-def _delete(workspace: Workspace, retention: Retention, garbage: Sequence[Garbage], total: str) -> int:
-    done = dispose(workspace, retention, garbage)
+    if not delete:
+        say(f"{total} can be deleted; add --delete to delete it" if garbage else "nothing can be deleted")
+        return EXIT_OK
+    done = dispose(where, retention, garbage)
     for item, reason in done.spared:
-        say(f"still there: {item.path.relative_to(workspace.root)}: {reason}")
+        say(f"still there: {item.path.relative_to(where.root)}: {reason}")
     freed = total if not done.spared else f"{len(done.gone)} of {len(garbage)}"
     say(f"deleted: {freed}" if garbage else "nothing can be deleted")
     return EXIT_FAILURE if done.spared else EXIT_OK
-
-
-def _row(workspace: Workspace, item: Garbage, extent: Extent) -> tuple[str, ...]:
-    what = str(item.path.relative_to(workspace.root))
-    return item.kind, what, size_words(extent.num_bytes), duration(max(0.0, time.time() - item.modified)), item.reason

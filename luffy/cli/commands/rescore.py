@@ -5,7 +5,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from luffy.cli.console import say, shown_of, terminal, text_table
 from luffy.cli.options import Debug
 from luffy.errors import EXIT_OK
 
@@ -25,16 +24,7 @@ def rescore(
     """Grade an evaluation's responses again by another grader."""
     from luffy.cli import evaluations  # numpy and pyarrow: only when they are needed
 
-    done = evaluations.rescore(stage, grader, out, suite or [])
-    console = terminal()
-    say(f"graded again by {grader}")
-    console.print(text_table(evaluations.SCORE_HEADER, done.scores))
-    if done.changed:
-        say(f"\n{shown_of(len(done.changed), show)} responses with another verdict")
-        console.print(text_table(evaluations.CHANGED_HEADER, done.changed[:show]))
-    for note in done.notes:
-        say(note)
-    say(f"written to {done.folder}")
+    evaluations.rescore(stage, grader, out, suite or [], show)
     return EXIT_OK
 
 
@@ -47,17 +37,5 @@ def diff(
     """Compare two evaluations: the paired difference of each suite, and the problems whose result changed."""
     from luffy.cli import evaluations  # numpy and pyarrow: only when they are needed
 
-    changes = evaluations.compare_evaluations(first, second)
-    console = terminal()
-    say(f"{second} minus {first}, in percentage points")
-    rows = [evaluations.comparison_row(part) for part in changes.cells]
-    console.print(text_table(evaluations.COMPARISON_HEADER, rows))
-    for suite, decoding in changes.left_out:
-        say(f"{suite}, {decoding}: only in one of the two")
-    for part in changes.cells:
-        say(f"\n{', '.join(part.cell)}: {shown_of(len(part.changed), show)} changed")
-        if rows := [evaluations.problem_row(problem) for problem in part.changed[:show]]:
-            console.print(text_table(evaluations.PROBLEM_HEADER, rows))
-        for remark in evaluations.remarks(part):
-            say(remark)
+    evaluations.diff(first, second, show)
     return EXIT_OK

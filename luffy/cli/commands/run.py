@@ -1,8 +1,7 @@
 """`luffy run`, `luffy plan`, `luffy bench` and `luffy evaluate`: one experiment, its plan, its cost, or its models."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import JsonValue
 from typer import BadParameter, Option
@@ -20,9 +19,6 @@ from luffy.flows.launch import launch
 from luffy.pipeline.experiment import check_checkpoints
 from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.workspace import find_workspace
-
-if TYPE_CHECKING:
-    from luffy.costs.bench import StageCost
 
 _ASSUMED = (
     "responses are as long, and as often correct, as those of the present policy, the newest finished one that a stage "
@@ -109,25 +105,20 @@ def bench(
             say(f"{cost.node}: {cost.words}")
             costs.append(cost)
     say("")
-    _show_costs(costs)
-    return EXIT_FAILURE if any(cost.state == "failed" for cost in costs) else EXIT_OK
-
-
-def _show_costs(costs: Sequence["StageCost"]) -> None:
-    """The time of each whole stage; below, of all stages and of those that a run has yet to make."""
     has_gpus = any(cost.gpus for cost in costs)
-
-    def row(name: str, some: Sequence["StageCost"], memory: str = "") -> list[str]:
+    # A row for each whole stage; below, one for all and one for those that a run has yet to make.
+    parts = [(cost.node, [cost], cost.memory) for cost in costs]
+    parts += [("all", costs, ""), ("still to run", [cost for cost in costs if cost.state != "finished"], "")]
+    rows = []
+    for name, some, memory in parts:
         seconds = [cost.seconds for cost in some if cost.seconds is not None]
-        hours = sum(cost.gpu_hours or 0.0 for cost in some)
         time = duration(sum(seconds)) if seconds or not some else "-"
-        return [name, time, *([f"{hours:.2f}"] if has_gpus else []), memory]
-
-    rows = [row(cost.node, [cost], cost.memory) for cost in costs]
-    rows += [row("all", costs), row("still to run", [cost for cost in costs if cost.state != "finished"])]
+        hours = f"{sum(cost.gpu_hours or 0.0 for cost in some):.2f}"
+        rows.append([name, time, *([hours] if has_gpus else []), memory])
     terminal().print(text_table(["stage", "time", *(["GPU-hours"] if has_gpus else []), "peak memory"], rows))
     if missing := [cost.node for cost in costs if cost.seconds is None]:
         say(f"without {', '.join(missing)}, whose time is not known")
+    return EXIT_FAILURE if any(cost.state == "failed" for cost in costs) else EXIT_OK
 
 
 def evaluate(
@@ -143,8 +134,7 @@ def evaluate(
         str | None, Option(metavar="N,N,...", help="RL steps of the experiment's own run whose checkpoints were kept")
     ] = None,
     chat_template: Annotated[
-        str | None,
-        Option(metavar="NAME", help="chat template: a shipped name or a Jinja file [the model's]"),
+        str | None, Option(metavar="NAME", help="chat template: a shipped name or a Jinja file [the model's]")
     ] = None,
     url: Annotated[
         list[str] | None,

@@ -28,9 +28,4 @@ def serve(
     from luffy.flows.serve import ServerAddress, serve_until_interrupted  # sets Prefect's environment before it starts
 
     address = ServerAddress(port, host, tuple(name or ()))
-    return serve_until_interrupted(
-        find_workspace(workspace),
-        address,
-        limit,
-        end_with_parent=end_with_parent,
-    )
+    return serve_until_interrupted(find_workspace(workspace), address, limit, end_with_parent=end_with_parent)

@@ -55,9 +55,9 @@ def show(
         if everything or any(value is not None for value in asked):
             raise ConfigError("RUN: missing; luffy show lists the runs")
         if leaderboard:
-            from luffy.cli.leaderboard_view import show_leaderboard, write_leaderboard  # loads numpy and templates
+            from luffy.cli.leaderboard_view import show_leaderboard  # loads numpy and templates
 
-            show_leaderboard(write_leaderboard(where), where.root)
+            show_leaderboard(where)
             return EXIT_OK
         say(f"workspace {where.root}")
         runs, stages = take_stock(where)
@@ -72,7 +72,12 @@ def show(
     wanted = _reward_range(reward, reward_min, reward_max)
     record = find_run(where, run)
     if samples is not None:
-        return _show_samples(record, stage, wanted, samples)
+        found = samples_of(record, stage, wanted, samples)
+        for each in found:
+            say(f"{each.heading}\n  prompt:\n{_indented(each.prompt)}\n  response:\n{_indented(each.response)}\n")
+        if len(found) < samples:
+            say(f"{len(found)} samples, there are no more with a reward in [{wanted.low:g}, {wanted.high:g}]")
+        return EXIT_OK
     if prompt is not None:
         whole, rows = prompt_history(record, prompt)
         console.print(text_table(HISTORY_HEADER, rows, title=f"Responses to {whole}"))
@@ -109,24 +114,13 @@ def _show_settings(record: RunRecord, *, everything: bool) -> None:
         say("\nits configuration was written by another version, so its defaults are unknown")
         return
     settings = settings_of(config)
-    own = [setting for setting in settings if not setting.is_default]
-    same = [setting for setting in settings if setting.is_default]
-    rows = [[setting.path, setting.value, "" if setting.default is None else setting.default] for setting in own]
-    terminal().print(text_table(["field", "value", "default"], rows, title="\nConfiguration"))
+    own = [[each.path, each.value, each.default or ""] for each in settings if not each.is_default]
+    same = [[each.path, each.value] for each in settings if each.is_default]
+    terminal().print(text_table(["field", "value", "default"], own, title="\nConfiguration"))
     if everything:
-        rows = [[setting.path, setting.value] for setting in same]
-        terminal().print(text_table(["field", "value"], rows, title="\nAt their defaults"))
+        terminal().print(text_table(["field", "value"], same, title="\nAt their defaults"))
     else:
         say(f"{len(same)} more fields are at their defaults (--all shows them)")
-
-
-def _show_samples(record: RunRecord, stage: str | None, wanted: RewardRange, count: int) -> int:
-    found = samples_of(record, stage, wanted, count)
-    for sample in found:
-        say(f"{sample.heading}\n  prompt:\n{_indented(sample.prompt)}\n  response:\n{_indented(sample.response)}\n")
-    if len(found) < count:
-        say(f"{len(found)} samples, there are no more with a reward in [{wanted.low:g}, {wanted.high:g}]")
-    return EXIT_OK
 
 
 def _indented(text: str) -> str:

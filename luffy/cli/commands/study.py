@@ -1,5 +1,7 @@
 """`luffy study DESIGN`: methods compared in many cells around a centre, over days and machines."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +9,7 @@ from typer import Argument, Option
 
 from luffy.cli.commands.compare import FLOW
 from luffy.cli.options import Debug, Verify, WorkspaceFolder, complete_config
+from luffy.cli.planning import check, plans_of
 from luffy.config.many_runs.sweep_runs import Sweep, load_sweep
 from luffy.errors import EXIT_FAILURE, EXIT_OK, UserError
 from luffy.flows.launch import launch
@@ -58,9 +61,16 @@ def study(
     selected = loaded.selected(_names("--cells", cells) or _names("--reproduce", reproduce))
     loaded.check(selected)
     if reproduce is not None:
-        return _reproduce(loaded, selected, workspace, debug=debug)
+        from luffy.cli.study_view import fresh_workspace, is_reproduced, needed_results
+
+        needed_results(loaded, selected)
+        where = fresh_workspace(loaded, Path(workspace) if workspace else Path(f"reproduced-{loaded.design.name}"))
+        code = _run(loaded, selected, where, {"as_committed": True}, debug=debug)
+        return EXIT_FAILURE if code == EXIT_OK and not is_reproduced(loaded, selected, where) else code
     if not given:
-        return _run(loaded, selected, find_workspace(workspace), budget_hours, verify=verify, debug=debug)
+        where = find_workspace(workspace)
+        check([each.config for each in loaded.candidates(selected[0])], where)
+        return _run(loaded, selected, where, {"budget_hours": budget_hours, "verify": verify}, debug=debug)
     if budget_hours is not None:
         raise UserError(f"--budget-hours has no effect with {given[0]}; remove it")
     from luffy.cli import study_view  # numpy and pyarrow: only when they are needed
@@ -74,43 +84,11 @@ def study(
     return EXIT_OK
 
 
-def _run(
-    study: Sweep, cells: tuple[str, ...], where: Workspace, budget_hours: float | None, *, verify: bool, debug: bool
-) -> int:
-    from luffy.cli.planning import check, plans_of
-
-    check([each.config for each in study.candidates(cells[0])], where)
-    parameters = {
-        "config_file": str(study.path),
-        "cells": list(cells),
-        "budget_hours": budget_hours,
-        "verify": verify,
-    }
+def _run(study: Sweep, cells: Sequence[str], where: Workspace, options: dict[str, object], *, debug: bool) -> int:
     first = study.common(cells[0])
-    return launch(FLOW, parameters, where, lambda: plans_of(first, where, verify=verify), debug=debug)
-
-
-def _reproduce(study: Sweep, cells: tuple[str, ...], workspace: str | None, *, debug: bool) -> int:
-    from luffy.cli.console import say, show_error, terminal, text_table
-    from luffy.cli.planning import plans_of
-    from luffy.cli.study_view import EFFECTS_HEADER, compare_again, fresh_workspace, needed_results
-
-    needed_results(study, cells)
-    where = fresh_workspace(study, Path(workspace) if workspace else Path(f"reproduced-{study.design.name}"))
-    parameters = {"config_file": str(study.path), "cells": list(cells), "as_committed": True}
-    first = study.common(cells[0])
-    code = launch(FLOW, parameters, where, lambda: plans_of(first, where, verify=False), debug=debug)
-    if code != EXIT_OK:
-        return code
-    difference, effects = compare_again(study, cells, where)
-    if difference is not None:
-        title = f"Effects against {study.design.reference} in percentage points, with their intervals"
-        terminal().print(text_table(EFFECTS_HEADER, effects, title=title))
-        say("another kind of CPU rounds differently, unless both use execution.cpu_instructions=avx2")
-        show_error(f"not reproduced: {difference}")
-        return EXIT_FAILURE
-    say(f"reproduced, bit for bit: {', '.join(cells)}")
-    return EXIT_OK
+    parameters = {"config_file": str(study.path), "cells": list(cells), **options}
+    plans = partial(plans_of, first, where, verify=bool(options.get("verify")))
+    return launch(FLOW, parameters, where, plans, debug=debug)
 
 
 def _names(option: str, text: str | None) -> list[str]:
