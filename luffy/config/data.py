@@ -20,7 +20,7 @@ def _off_as_text(value: object) -> object:
 class ArithmeticSource(StrictModel):
     """Generated chains of operations on two-digit numbers modulo 100 (`luffy.data.sources.arithmetic`)."""
 
-    reader: ClassVar[str] = "luffy.data.sources.arithmetic:ArithmeticPrompts"
+    reader: ClassVar[str] = "luffy.data.sources.arithmetic:arithmetic_prompts"
     kind: Literal["arithmetic"]
     num_prompts: PositiveInt
     num_operations: tuple[PositiveInt, ...] = Field(min_length=1)
@@ -65,7 +65,7 @@ class ArithmeticSource(StrictModel):
 class WordProblemSource(StrictModel):
     """Generated word problems of several calculations, with traces (`luffy.data.sources.generated`)."""
 
-    reader: ClassVar[str] = "luffy.data.sources.generated:WordProblems"
+    reader: ClassVar[str] = "luffy.data.sources.generated:word_problems"
     kind: Literal["word_problems"]
     num_prompts: PositiveInt
     num_events: tuple[PositiveInt, ...] = Field(min_length=1)
@@ -76,7 +76,7 @@ class GuessNumberSource(StrictModel):
     """Generated games of `environment.kind: guess_number`, with a player's turns as traces
     (`luffy.data.sources.generated`)."""
 
-    reader: ClassVar[str] = "luffy.data.sources.generated:GuessingGames"
+    reader: ClassVar[str] = "luffy.data.sources.generated:guessing_games"
     kind: Literal["guess_number"]
     num_prompts: PositiveInt
     low: int = 1

@@ -167,7 +167,7 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
         data_source=data_source,
         messages=messages,
         ground_truth=checked_text(as_text(model.get("ground_truth")), "reward_model.ground_truth"),
-        traces=_traces(row.get("traces"), author) or _target(row.get("target"), author),
+        traces=_traces(row, author),
         ability=checked_text(_ABILITY if row.get("ability") is None else row["ability"], "ability"),
         extra_info=_extra_info(row.get("extra_info")),
         grader=_grader(model.get("style")),
@@ -200,46 +200,31 @@ def _misspelt_demonstrations(columns: Iterable[str]) -> dict[str, str]:
 
 
 def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:
-    """Return the prompts as one batch of `SCHEMA`, built column by column."""
-    truths = pa.array([prompt.ground_truth for prompt in prompts], pa.string())
-    styles = pa.array([prompt.grader or _RULE for prompt in prompts], pa.string())
-    # A trace of many turns is no single reply.
-    first_traces = [[trace for trace in prompt.traces[:1] if not trace.turns] for prompt in prompts]
-    traces = [trace for prompt in prompts for trace in prompt.traces]
-    fields = [
-        pa.array([trace.text for trace in traces], pa.string()),
-        pa.array([trace.author for trace in traces], pa.string()),
-        pa.array([trace.verified for trace in traces], pa.bool_()),
-        pa.array([trace.logprobs for trace in traces], pa.list_(pa.float64())),
-        _message_column([[(turn.role, turn.content) for turn in trace.turns] for trace in traces]),
-        pa.array([trace.model for trace in traces], pa.string()),
-        pa.array([trace.decoding for trace in traces], pa.string()),
-        pa.array([trace.num_tokens for trace in traces], pa.int64()),
-        pa.array([trace.origin for trace in traces], pa.string()),
-    ]
-    values = pa.StructArray.from_arrays(fields, fields=list(_TRACES.value_type))
-    columns = [
-        pa.array([prompt.uid for prompt in prompts], pa.string()),
-        pa.array([prompt.data_source for prompt in prompts], pa.string()),
-        _message_column([[(message.role, message.content) for message in prompt.messages] for prompt in prompts]),
-        _message_column([[("assistant", trace.text) for trace in first] for first in first_traces]),
-        pa.array([prompt.ability for prompt in prompts], pa.string()),
-        pa.StructArray.from_arrays([styles, truths], fields=list(SCHEMA.field("reward_model").type)),
-        pa.array([_to_json(prompt.extra_info) for prompt in prompts], pa.string()),
-        pa.ListArray.from_arrays(_offsets([prompt.traces for prompt in prompts]), values, type=_TRACES),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    """Return the prompts as one batch of `SCHEMA`, by columns; structs are tuples in the order of their fields."""
 
+    def written(messages: Sequence[Message]) -> list[tuple[str, str]]:
+        return [(message.role, message.content) for message in messages]
 
-def _message_column(rows: Sequence[Sequence[tuple[str, str]]]) -> pa.ListArray:
-    roles = pa.array([role for row in rows for role, _ in row], pa.string())
-    contents = pa.array([content for row in rows for _, content in row], pa.string())
-    values = pa.StructArray.from_arrays([roles, contents], fields=list(_MESSAGES.value_type))
-    return pa.ListArray.from_arrays(_offsets(rows), values, type=_MESSAGES)
-
-
-def _offsets(rows: Sequence[Sequence[object]]) -> pa.Array:
-    return pa.array(list(itertools.accumulate(map(len, rows), initial=0)), pa.int32())
+    columns = (
+        [prompt.uid for prompt in prompts],
+        [prompt.data_source for prompt in prompts],
+        [written(prompt.messages) for prompt in prompts],
+        # A trace of many turns is no single reply.
+        [[("assistant", trace.text) for trace in prompt.traces[:1] if not trace.turns] for prompt in prompts],
+        [prompt.ability for prompt in prompts],
+        [(prompt.grader or _RULE, prompt.ground_truth) for prompt in prompts],
+        [_to_json(prompt.extra_info) for prompt in prompts],
+        [
+            [
+                (each.text, each.author, each.verified, each.logprobs, written(each.turns), each.model, each.decoding,
+                 each.num_tokens, each.origin)
+                for each in prompt.traces
+            ]
+            for prompt in prompts
+        ],
+    )  # fmt: skip
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def checked_messages(value: object, field: str) -> tuple[Message, ...]:
@@ -293,38 +278,43 @@ def _grader(style: object) -> str | None:
     return style
 
 
-def _target(value: object, author: str) -> tuple[Trace, ...]:
-    if value is None:
+def _traces(row: Mapping[str, object], author: str) -> tuple[Trace, ...]:
+    """The row's `traces`; where there are none, its `target`."""
+    value = row.get("traces")
+    if value is not None and not isinstance(value, list):
+        raise RowError("traces", f"must be a list, found {_short(value)}")
+    if value:
+        return tuple([_trace(item, f"traces[{index}]", author) for index, item in enumerate(value)])
+    if row.get("target") is None:
         return ()
-    messages = _messages(value, "target", role_of_text="assistant")
+    messages = _messages(row["target"], "target", role_of_text="assistant")
     if len(messages) > 1 or any(message.role != "assistant" for message in messages):
         raise RowError("target", f"must hold one assistant message, found {[message.role for message in messages]}")
     return tuple(Trace(message.content, author) for message in messages)
 
 
-def _traces(value: object, author: str) -> tuple[Trace, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise RowError("traces", f"must be a list, found {_short(value)}")
-    return tuple([_trace(item, f"traces[{index}]", author) for index, item in enumerate(value)])
-
-
 def _trace(value: object, field: str, author: str) -> Trace:
     if not isinstance(value, dict):
         raise RowError(field, f"must be a mapping with text, found {_short(value)}")
-    verified = value.get("verified")
+    verified, num_tokens, origin = value.get("verified"), value.get("num_tokens"), value.get("origin")
     if verified is not None and not isinstance(verified, bool):
         raise RowError(f"{field}.verified", f"must be true, false or null, found {_short(verified)}")
-    num_tokens, origin, written_by = value.get("num_tokens"), value.get("origin"), value.get("author")
     if num_tokens is not None and (not isinstance(num_tokens, int) or isinstance(num_tokens, bool) or num_tokens < 0):
         raise RowError(f"{field}.num_tokens", f"must be a whole number of at least 0, found {_short(num_tokens)}")
     if origin is not None and origin not in list(Origin):
         raise RowError(f"{field}.origin", f"must be one of {', '.join(Origin)}, found {_short(origin)}")
-    turns = _turns(value.get("turns"), f"{field}.turns")
+    turns: tuple[Message, ...] = ()
+    if value.get("turns") not in (None, []):
+        where = f"{field}.turns"
+        turns = _messages(value["turns"], where, role_of_text="assistant")
+        roles = [turn.role for turn in turns]
+        if roles[0] != "assistant" or roles[-1] != "assistant":
+            raise RowError(where, f"must begin and end with an assistant's message, found {roles}")
+        if "system" in roles or ("assistant", "assistant") in itertools.pairwise(roles):
+            raise RowError(where, f"must have a tool's or a user's message between two of an assistant, found {roles}")
     return Trace(
         text=joined_text(turns) if turns else checked_text(value.get("text"), f"{field}.text"),
-        author=author if written_by is None else checked_text(written_by, f"{field}.author"),
+        author=_optional_text(value.get("author"), f"{field}.author") or author,
         verified=verified,
         logprobs=checked_logprobs(value.get("logprobs"), f"{field}.logprobs"),
         turns=turns,
@@ -342,18 +332,6 @@ def _optional_text(value: object, field: str) -> str | None:
 def joined_text(turns: Sequence[Message]) -> str:
     """Return the text of a trace of many turns."""
     return "\n".join(turn.content for turn in turns)
-
-
-def _turns(value: object, field: str) -> tuple[Message, ...]:
-    if value is None or value == []:
-        return ()
-    turns = _messages(value, field, role_of_text="assistant")
-    roles = [turn.role for turn in turns]
-    if roles[0] != "assistant" or roles[-1] != "assistant":
-        raise RowError(field, f"must begin and end with an assistant's message, found {roles}")
-    if "system" in roles or ("assistant", "assistant") in itertools.pairwise(roles):
-        raise RowError(field, f"must have a tool's or a user's message between two of an assistant, found {roles}")
-    return turns
 
 
 def checked_logprobs(value: object, field: str) -> tuple[float, ...] | None:

@@ -86,7 +86,47 @@ class SynthesisCard:
 def write_synthesis_card(out: Path, card: SynthesisCard) -> None:
     """Write `card.json` and `card.md`."""
     write_atomic(out / "card.json", json.dumps(asdict(card), indent=1) + "\n")
-    write_atomic(out / "card.md", card_text(card))
+    used = f"Used: {card.num_tokens:,} tokens of prompts and answers{_of(card.max_tokens, ',')}"
+    if card.cost is not None:
+        used += f", cost {card.cost:.4f}{_of(card.max_cost, 'g')}"
+    origins = ", ".join(f"{count} {origin}" for origin, count in card.origins.items())
+    lines = [
+        "# Synthesis",
+        "",
+        f"{card.given} of {card.asked_about} prompts got a trace; teachers were asked about {card.asked_about} of "
+        f"{card.prompts} training prompts. train.parquet has {card.train_rows} rows, sft.parquet {card.sft_rows}.",
+        "",
+        f"{len(card.without)} were asked and have no usable answer{_named(card.without)}.",
+        f"{len(card.never_asked)} were never asked{_named(card.never_asked)}.",
+        "",
+        *([f"Traces after rewriting: {origins}.", ""] if origins else []),
+        f"{used}.",
+        "",
+        "| teacher | model | decoding | questions | correct | pass rate | prompts solved | traces | with "
+        "log-probabilities | tokens of prompts | tokens of answers | cost | not asked, at most |",
+        "|" + "---|" * 13,
+    ]
+    reasons = []
+    for name, teacher in card.teachers.items():
+        cells = (
+            name,
+            teacher.model,
+            f"{teacher.decoding}, at most {teacher.max_response_tokens} tokens",
+            f"{teacher.questions} about {teacher.prompts} prompts",
+            str(teacher.correct),
+            f"{teacher.pass_rate:.3f}",
+            f"{teacher.solved} of {teacher.prompts}",
+            str(teacher.traces),
+            str(teacher.with_logprobs),
+            f"{teacher.prompt_tokens:,}",
+            f"{teacher.num_tokens:,}",
+            "-" if teacher.cost is None else f"{teacher.cost:.4f}",
+            str(teacher.not_asked),
+        )
+        lines.append(f"| {' | '.join(map(markdown_cell, cells))} |")
+        rejected = f" Correct, but no trace: {_counted(teacher.rejected)}." if teacher.rejected else ""
+        reasons.append(f"Answers of {name}: {_counted(teacher.outcomes) or 'none'}.{rejected}")
+    write_atomic(out / "card.md", "\n".join([*lines, "", *reasons]) + "\n")
 
 
 def read_synthesis_card(path: Path) -> SynthesisCard:
@@ -97,60 +137,8 @@ def read_synthesis_card(path: Path) -> SynthesisCard:
     return SynthesisCard(**fields, without=without, never_asked=never_asked, teachers=teachers)
 
 
-def card_text(card: SynthesisCard) -> str:
-    """The contents of `card.md`."""
-    lines = [
-        "# Synthesis",
-        "",
-        f"{card.given} of {card.asked_about} prompts got a trace; teachers were asked about {card.asked_about} of "
-        f"{card.prompts} training prompts. train.parquet has {card.train_rows} rows, sft.parquet {card.sft_rows}.",
-        "",
-        f"{len(card.without)} were asked and have no usable answer{_named(card.without)}.",
-        f"{len(card.never_asked)} were never asked{_named(card.never_asked)}.",
-        "",
-        *_origins(card.origins),
-        f"Used: {card.num_tokens:,} tokens of prompts and answers{_of(card.max_tokens, ',')}"
-        + (f", cost {card.cost:.4f}{_of(card.max_cost, 'g')}" if card.cost is not None else "")
-        + ".",
-        "",
-        "| teacher | model | decoding | questions | correct | pass rate | prompts solved | traces | with "
-        "log-probabilities | tokens of prompts | tokens of answers | cost | not asked, at most |",
-        "|" + "---|" * 13,
-        *(_row(name, teacher) for name, teacher in card.teachers.items()),
-        "",
-        *(_reasons(name, teacher) for name, teacher in card.teachers.items()),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _origins(origins: Mapping[str, int]) -> list[str]:
-    counted = ", ".join(f"{count} {origin}" for origin, count in origins.items())
-    return [f"Traces after rewriting: {counted}.", ""] if origins else []
-
-
-def _row(name: str, card: TeacherCard) -> str:
-    cells = (
-        name,
-        card.model,
-        f"{card.decoding}, at most {card.max_response_tokens} tokens",
-        f"{card.questions} about {card.prompts} prompts",
-        str(card.correct),
-        f"{card.pass_rate:.3f}",
-        f"{card.solved} of {card.prompts}",
-        str(card.traces),
-        str(card.with_logprobs),
-        f"{card.prompt_tokens:,}",
-        f"{card.num_tokens:,}",
-        "-" if card.cost is None else f"{card.cost:.4f}",
-        str(card.not_asked),
-    )
-    return f"| {' | '.join(map(markdown_cell, cells))} |"
-
-
-def _reasons(name: str, card: TeacherCard) -> str:
-    outcomes = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in card.outcomes.items()) or "none"
-    rejected = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in card.rejected.items())
-    return f"Answers of {name}: {outcomes}." + (f" Correct, but no trace: {rejected}." if rejected else "")
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
 
 
 def _named(uids: Sequence[str]) -> str:

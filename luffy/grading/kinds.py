@@ -7,7 +7,7 @@ questions for a judge. `conclude` takes the grades of these steps, in the same o
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from luffy.config.grading import (
@@ -62,18 +62,14 @@ _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
 
 def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
     """The steps that grade `request` under `kind`."""
-    if isinstance(kind, AnyGrader | BothGrader):
-        return [step for part in kind.of for step in steps(part, request)]
-    if isinstance(kind, WeightedGrader):
-        return [step for part in kind.parts for step in steps(part.grader, request)]
-    return [_FAILED if request.has_failed else _LEAVES[kind.kind](kind, request)]
+    return [_FAILED if request.has_failed else _LEAVES[leaf.kind](leaf, request) for leaf in leaves(kind)]
 
 
 def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
     """The grade under `kind`, from those of its steps."""
     if not isinstance(kind, AnyGrader | BothGrader | WeightedGrader):
         return next(found)
-    parts = [part.grader for part in kind.parts] if isinstance(kind, WeightedGrader) else kind.of
+    parts = _parts(kind)
     grades = [conclude(part, found) for part in parts]
     # A grade without a verdict leaves the combination without one where it could decide it.
     deciding = next((grade for grade in grades if grade.is_unjudged), grades[0])
@@ -98,11 +94,14 @@ def functions_of(kind: GraderKind) -> list[str]:
 
 def leaves(kind: GraderKind) -> list[GraderKind]:
     """The elementary kinds that `kind` combines; `kind` alone if it is elementary."""
-    if isinstance(kind, AnyGrader | BothGrader):
-        return [leaf for part in kind.of for leaf in leaves(part)]
+    parts = _parts(kind)
+    return [leaf for part in parts for leaf in leaves(part)] if parts else [kind]
+
+
+def _parts(kind: GraderKind) -> Sequence[GraderKind]:
     if isinstance(kind, WeightedGrader):
-        return [leaf for part in kind.parts for leaf in leaves(part.grader)]
-    return [kind]
+        return [part.grader for part in kind.parts]
+    return kind.of if isinstance(kind, AnyGrader | BothGrader) else ()
 
 
 def _math(kind: MathGrader, request: GradeRequest) -> Step:
@@ -145,7 +144,12 @@ def _exact(kind: ExactGrader, request: GradeRequest) -> Grade:
     reply = own_reply(request.response, request.problem.question, kind.boxed == "required", request.problem.shown)
     if reply is None:
         return _OPEN
-    found = _read_exactly(kind, reply)
+    boxed = boxed_answer(reply)
+    found = None if boxed is None else Extracted(boxed, "the box")
+    if found is None and kind.boxed != "required":
+        lines = reply.strip().splitlines()
+        whole = Extracted(lines[0].strip(), "a reply of one line") if len(lines) == 1 else None
+        found = whole if whole is not None and not _ANNOUNCED.search(reply) else plain_answer(reply) or whole
     if found is None:
         return Grade(Outcome.NO_ANSWER, None, "no box" if kind.boxed == "required" else "no sign of an answer")
     gold = _normalised(request.ground_truth, kind.ignore_case)
@@ -153,17 +157,6 @@ def _exact(kind: ExactGrader, request: GradeRequest) -> Grade:
     note = "" if found.sign == "the box" else f"read from {found.sign}"
     outcome, reason = (Outcome.CORRECT, "equal texts") if equal else (Outcome.WRONG, "different texts")
     return Grade(outcome, found.answer, reason).saying(note)
-
-
-def _read_exactly(kind: ExactGrader, reply: str) -> Extracted | None:
-    boxed = boxed_answer(reply)
-    if boxed is not None or kind.boxed == "required":
-        return None if boxed is None else Extracted(boxed, "the box")
-    lines = reply.strip().splitlines()
-    whole = Extracted(lines[0].strip(), "a reply of one line") if len(lines) == 1 else None
-    if whole is not None and not _ANNOUNCED.search(reply):
-        return whole
-    return plain_answer(reply) or whole
 
 
 def _normalised(text: str, ignore_case: bool) -> str:

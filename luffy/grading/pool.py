@@ -19,7 +19,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -257,11 +256,12 @@ class GraderPool:
         """
         timeouts_file = judge_cache.with_name(TIMEOUTS_FILE)
         pool = cls(num_workers, config.timeout_s, config, judge_cache, others, timeouts_file=timeouts_file)
-        with ExitStack() as on_failure:
-            on_failure.callback(pool.close)
+        try:
             if check_functions:
                 pool.check_functions()
-            on_failure.pop_all()
+        except BaseException:
+            pool.close()
+            raise
         return pool
 
     def check_functions(self) -> None:
@@ -325,24 +325,25 @@ class GraderPool:
         try:
             return self._config.grader(name)
         except KeyError:
+            known = ", ".join(self._config.names)
             raise DataError(
-                f"reward_model.style: no grader is called {name!r}; there are {', '.join(self._config.names)} "
-                "(add others to grading.named)"
+                f"reward_model.style: no grader is called {name!r}; there are {known} (add others to grading.named)"
             ) from None
 
     def _verdicts(self, wanted: Iterable[_Open]) -> dict[_Open, Grade]:
         wanted = list(wanted)
         claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Verification)}
         if jobs := [Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new]:
-            with ExitStack() as on_failure:
-                on_failure.callback(self._refuse, jobs, "the grader pool could not start")
+            try:
                 with self._lock:
                     while not self._closed and len(self._threads) < self._num_workers:
                         thread = threading.Thread(target=self._serve, name="grader", daemon=True)
                         thread.start()
                         self._threads.append(thread)
                 accepted = self._queue.submit(jobs)
-                on_failure.pop_all()
+            except BaseException:  # others may wait for these verdicts
+                self._refuse(jobs, "the grader pool could not start")
+                raise
             if not accepted:
                 self._refuse(jobs, _CLOSED)
         judging = {step: self._judges.submit(*step) for step in wanted if isinstance(step, Judging)}
@@ -368,41 +369,41 @@ class GraderPool:
                 self._memo.settle(job.work, job.verdict, found)
 
     def _run(self, job: Job) -> Grade | None:
-        """Return the grade of a job; None where it has been put aside."""
+        """Return the grade of a job; None where it has been put aside. LostError when the server died repeatedly.
+
+        A worker that had been idle may have died before it got the job, and with a dead server all of its workers die:
+        only the death of one that was forked for the job, and whose server lived on, may come from the job.
+        """
         while True:
+            worker, job.worker = job.worker, None
             try:
-                worker = self._worker_of(job)
-            except LostError:  # its server died before it was ready
+                if worker is not None:  # it was paused
+                    worker.resume()
+                else:
+                    worker = self._workers.take(fresh=job.deaths + job.losses > 0)
+                    worker.begin(job.work)
+            except LuffyError as error:
+                self._refuse_if_closed()
                 job.losses += 1
-                if job.losses > _MOST_LOSSES:
-                    raise
-                continue
+                if isinstance(error, LostError) and job.losses <= _MOST_LOSSES:
+                    continue  # its server died before it was ready
+                raise
             reply = self._wait(job, worker)
             if reply is None:
                 return None
-            has_died = worker.is_gone and reply.outcome is Outcome.CRASHED
-            if has_died and not _is_to_blame(job, worker):
-                job.seconds = 0.0
-                continue
+            if worker.is_gone and reply.outcome is Outcome.CRASHED:
+                is_to_blame = worker.is_fresh and not worker.is_lost
+                job.deaths, job.losses = job.deaths + is_to_blame, job.losses + (not is_to_blame)
+                if job.losses > _MOST_LOSSES:
+                    raise LostError(SERVER_DIED)
+                if not is_to_blame or job.deaths == 1:
+                    job.seconds = 0.0
+                    continue
             if reply.misconfigured:
                 raise ConfigError(f"grading: {reply.reason}")
             if reply.outcome is Outcome.CRASHED:
                 logger.warning("grading by %s crashed: %s", job.work.check, reply.reason)
             return Grade(reply.outcome, None, reply.reason, job.seconds, reply.reward)
-
-    def _worker_of(self, job: Job) -> WorkerProcess:
-        """The paused worker of a job, resumed, or a new worker that begins it."""
-        worker, job.worker = job.worker, None
-        if worker is not None:
-            worker.resume()
-            return worker
-        try:
-            worker = self._workers.take(fresh=job.deaths + job.losses > 0)
-        except LuffyError:
-            self._refuse_if_closed()
-            raise
-        worker.begin(job.work)
-        return worker
 
     def _wait(self, job: Job, worker: WorkerProcess) -> Reply | None:
         """Wait for the reply to a job, and kill its worker at the time limit; None where it has been put aside."""
@@ -427,21 +428,6 @@ class GraderPool:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise LuffyError(_CLOSED_MEANWHILE)
-
-
-def _is_to_blame(job: Job, worker: WorkerProcess) -> bool:
-    """Count the death of a worker; return whether it is a verdict. LostError when the grading server died repeatedly.
-
-    A worker that had been idle may have died before it got the job, and with a dead server all of its workers die: only
-    the death of one that was forked for the job, and whose server lived on, may come from the job.
-    """
-    if worker.is_fresh and not worker.is_lost:
-        job.deaths += 1
-        return job.deaths > 1
-    job.losses += 1
-    if job.losses > _MOST_LOSSES:
-        raise LostError(SERVER_DIED)
-    return False
 
 
 def _result(verdict: "Future[Grade]") -> Grade:

@@ -17,15 +17,85 @@ In a mixture, each prompt keeps its `data_source` and records the part that it c
 step is decided where prompts are sampled (`luffy.rl.prompts`).
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Generic, Protocol, TypeVar, cast
 
-from luffy.config.data import CustomSource, MixtureSource, SourceConfig
-from luffy.data.sources.trace_source import QuarantinedRow, Row, TraceSource
+from luffy.config.data import (
+    ArithmeticSource,
+    CustomSource,
+    GuessNumberSource,
+    MixtureSource,
+    SourceConfig,
+    WordProblemSource,
+)
 from luffy.errors import DataError
 from luffy.import_paths import NotImported, imported
 from luffy.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRow:
+    """A malformed row, with its place and the reason."""
+
+    file: str
+    row: int
+    """Row of a parquet or CSV file or line of a JSONL file, counted from 1."""
+    field: str
+    reason: str
+
+
+Row = Prompt | QuarantinedRow
+Generator = TypeVar("Generator", ArithmeticSource, GuessNumberSource, WordProblemSource)
+
+
+class TraceSource(Protocol):
+    """An iterator over prompts with their demonstrations; a source may be larger than memory."""
+
+    @property
+    def kind(self) -> str:
+        """Its `kind` in the configuration."""
+        ...
+
+    @property
+    def is_light(self) -> bool:
+        """Whether passing its rows to worker processes costs more than it saves (short generated texts)."""
+        ...
+
+    def inputs(self) -> dict[str, str]:
+        """Return each input by name with the sha256 of its bytes (or of a generator's settings)."""
+        ...
+
+    def rows(self) -> Iterator[Row]:
+        """Yield all rows; every call yields the same ones in the same order.
+
+        DataError if the source cannot be read or holds no usable row.
+        """
+        ...
+
+
+class GeneratedPrompts(Generic[Generator]):
+    """Short prompts that are a function of their generator's settings, the seed and the purpose."""
+
+    is_light = True
+
+    def __init__(
+        self, source: Generator, purpose: str, seed: int, make: Callable[[Generator, str, int], Iterator[Prompt]]
+    ) -> None:
+        self.kind = source.kind
+        self._source, self._purpose, self._seed, self._make = source, purpose, seed, make
+
+    def inputs(self) -> dict[str, str]:
+        """All that the prompts depend on."""
+        settings = json.dumps(self._source.model_dump(mode="json"), sort_keys=True)
+        return {"settings": hashlib.sha256(f"{self._seed}:{self._purpose}:{settings}".encode()).hexdigest()}
+
+    def rows(self) -> Iterator[Prompt]:
+        """Make the prompts one by one."""
+        return self._make(self._source, self._purpose, self._seed)
+
 
 MIXTURE = "mixture"
 """Key of `extra_info` in the rows of a mixture."""
@@ -44,9 +114,8 @@ class MixedPrompts:
 
     def inputs(self) -> dict[str, str]:
         """The inputs of every part, under its name."""
-        return {
-            f"{name}: {file}": digest for name, part in self._parts.items() for file, digest in part.inputs().items()
-        }
+        inputs = [(name, file, digest) for name, part in self._parts.items() for file, digest in part.inputs().items()]
+        return {f"{name}: {file}": digest for name, file, digest in inputs}
 
     def rows(self) -> Iterator[Row]:
         """Yield all rows, with the part and the weights of all parts in `extra_info`."""
@@ -88,9 +157,6 @@ def custom_source(source: CustomSource, purpose: str, seed: int) -> TraceSource:
             f"{where}: {path} returned a {type(made).__name__} without {', '.join(missing)}; see TraceSource"
         )
     return cast(TraceSource, made)
-
-
-__all__ = ["QuarantinedRow", "Row", "TraceSource", "open_source"]
 
 
 def open_source(config: SourceConfig | MixtureSource, purpose: str, seed: int) -> TraceSource:

@@ -12,13 +12,14 @@ import string
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from luffy.config.data import ArithmeticSource, StepStyle
 from luffy.data.schema import joined_text, prompt_uid
-from luffy.data.sources.trace_source import settings_digest
+from luffy.data.sources import GeneratedPrompts
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
@@ -42,28 +43,22 @@ class Operation:
     """The result for each number from 0 to 99."""
 
 
-def _operations() -> tuple[tuple[str, Operation], ...]:
-    """All operations, each with its kind in the configuration; an operation's code is its position."""
-    numbers = range(MODULUS)
-    found = [("add", Operation(f"+{d}", tuple((n + d) % MODULUS for n in numbers))) for d in range(1, 10)]
-    found += [("subtract", Operation(f"-{d}", tuple((n - d) % MODULUS for n in numbers))) for d in range(1, 10)]
-    found += [("reverse", Operation("r", tuple(n % 10 * 10 + n // 10 for n in numbers)))]
-    found += [("multiply", Operation(f"*{d}", tuple(n * d % MODULUS for n in numbers))) for d in range(12, MODULUS)]
-    return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Teaching:
-    """How the teacher answers one prompt."""
+class Mistake(NamedTuple):
+    """Where the teacher errs."""
 
     place: float
-    """Relative position in the chain where the teacher errs, in [0, 1)."""
+    """Relative position in the chain, in [0, 1)."""
     shift: int
     """Added to the result there, modulo 100; 0: the teacher does not err."""
-    styles: tuple[StepStyle, ...]
 
 
-OPERATIONS = _operations()
+OPERATIONS: tuple[tuple[str, Operation], ...] = (
+    *(("add", Operation(f"+{d}", tuple((n + d) % MODULUS for n in range(MODULUS)))) for d in range(1, 10)),
+    *(("subtract", Operation(f"-{d}", tuple((n - d) % MODULUS for n in range(MODULUS)))) for d in range(1, 10)),
+    ("reverse", Operation("r", tuple(n % 10 * 10 + n // 10 for n in range(MODULUS)))),
+    *(("multiply", Operation(f"*{d}", tuple(n * d % MODULUS for n in range(MODULUS)))) for d in range(12, MODULUS)),
+)
+"""All operations, each with its kind in the configuration; an operation's code is its position."""
 _LABELS = string.ascii_lowercase
 _TEXT = tuple(f"{number:02d}" for number in range(MODULUS))
 
@@ -129,100 +124,85 @@ def _labelled(label: str, operation: Operation) -> str:
     return f"{label}:{operation.symbol}"
 
 
-class ArithmeticPrompts:
+def arithmetic_prompts(source: ArithmeticSource, purpose: str, seed: int) -> GeneratedPrompts[ArithmeticSource]:
     """`source.num_prompts` prompts, each with one trace; DataError if there are not that many distinct ones.
 
     Every length has the same number of prompts, to within one, and exactly its rounded share of stepwise traces.
     """
+    return GeneratedPrompts(source, purpose, seed, _prompts)
 
-    kind = "arithmetic"
-    is_light = True
 
-    def __init__(self, source: ArithmeticSource, purpose: str, seed: int) -> None:
-        self._source, self._purpose, self._seed = source, purpose, seed
-        self._by_calculator = frozenset(found for kind, found in OPERATIONS if kind in source.by_calculator)
-
-    def inputs(self) -> dict[str, str]:
-        """The settings: prompts are a function of them."""
-        return {"settings": settings_digest(self._source, self._purpose, self._seed)}
-
-    def rows(self) -> Iterator[Prompt]:
-        """Sample whole columns at a time, then write the prompts one by one."""
-        source = self._source
-        rng = np.random.Generator(np.random.PCG64(_entropy(self._seed, self._purpose)))
-        longest, num_codes = max(source.num_operations), len(_weights(source)[0])
-        if longest > len(_LABELS):
+def _prompts(source: ArithmeticSource, purpose: str, seed: int) -> Iterator[Prompt]:
+    rng = _generator(seed, purpose)
+    longest, num_codes = max(source.num_operations), len(_weights(source)[0])
+    if longest > len(_LABELS):
+        raise DataError(
+            f"data.{purpose}: num_operations {longest} exceeds the number of letters that label operations; use at "
+            f"most {len(_LABELS)}"
+        )
+    share, remainder = divmod(source.num_prompts, len(source.num_operations))
+    quotas: Counter[int] = Counter()
+    for index, length in enumerate(sorted(source.num_operations)):
+        quotas[length] += share + (index < remainder)
+    for length, quota in quotas.items():
+        exist = MODULUS * num_codes**length
+        if source.unique and quota > exist:
             raise DataError(
-                f"data.{self._purpose}: num_operations {longest} exceeds the number of letters that label operations; "
-                f"use at most {len(_LABELS)}"
+                f"data.{purpose}: {quota} distinct prompts with {length} operations requested, {exist} exist; lower "
+                "num_prompts, add longer chains to num_operations, or set unique: false"
             )
-        share, remainder = divmod(source.num_prompts, len(source.num_operations))
-        quotas: Counter[int] = Counter()
-        for index, length in enumerate(sorted(source.num_operations)):
-            quotas[length] += share + (index < remainder)
-        for length, quota in quotas.items():
-            exist = MODULUS * num_codes**length
-            if source.unique and quota > exist:
-                raise DataError(
-                    f"data.{self._purpose}: {quota} distinct prompts with {length} operations requested, {exist} "
-                    "exist; lower num_prompts, add longer chains to num_operations, or set unique: false"
-                )
-        sampled: list[tuple[Chain, bool]] = []
-        for length, quota in quotas.items():
-            chains = _sample_chains(source, length, quota, rng)
-            shares = source.stepwise_share
-            stepwise_share = shares[length] if isinstance(shares, dict) else shares
-            stepwise = rng.permutation(quota) < round(stepwise_share * quota)
-            sampled += zip(chains.tolist(), stepwise.tolist(), strict=True)
-        order = rng.permutation(len(sampled)).tolist()
-        for index, teaching in zip(order, self._teachings(len(sampled)), strict=True):
-            chain, is_stepwise = sampled[index]
-            start, operations = chain[0], [OPERATIONS[code][1] for code in chain[1:]]
-            messages = (Message("user", render_question(start, operations)),)
-            yield Prompt(
-                uid=prompt_uid("arithmetic", messages),
-                data_source="arithmetic",
-                messages=messages,
-                ground_truth=_TEXT[follow(start, operations)[-1]],
-                traces=self._traces(start, operations, is_stepwise, teaching),
-                ability="arithmetic",
-                extra_info={"num_operations": len(operations), "style": "stepwise" if is_stepwise else "direct"},
-            )
+    sampled: list[tuple[Chain, bool]] = []
+    for length, quota in quotas.items():
+        chains = _sample_chains(source, length, quota, rng)
+        shares = source.stepwise_share
+        stepwise_share = shares[length] if isinstance(shares, dict) else shares
+        stepwise = rng.permutation(quota) < round(stepwise_share * quota)
+        sampled += zip(chains.tolist(), stepwise.tolist(), strict=True)
+    order = rng.permutation(len(sampled)).tolist()
+    by_calculator = frozenset(found for kind, found in OPERATIONS if kind in source.by_calculator)
+    for index, mistake in zip(order, _mistakes(source, purpose, seed, len(sampled)), strict=True):
+        chain, is_stepwise = sampled[index]
+        start, operations = chain[0], [OPERATIONS[code][1] for code in chain[1:]]
+        messages = (Message("user", render_question(start, operations)),)
+        results = follow(start, operations)
+        traces: tuple[Trace, ...] = ()
+        if mistake is not None and is_stepwise and not by_calculator.isdisjoint(operations):
+            turns = tuple(render_turns(start, operations, by_calculator))  # without mistakes
+            traces = (Trace(joined_text(turns), AUTHOR, turns=turns),)
+        elif mistake is not None:
+            given = follow(start, operations, int(mistake.place * len(operations)), mistake.shift)
+            if mistake.shift and given[-1] == results[-1]:  # the mistake has cancelled out
+                given = follow(start, operations, len(operations) - 1, mistake.shift)
+            texts = [f"\\boxed{{{_TEXT[given[-1]]}}}"]
+            if is_stepwise:
+                texts = [render_solution(start, operations, given, style) for style in source.styles]
+            traces = tuple(Trace(text, AUTHOR) for text in texts)
+        yield Prompt(
+            uid=prompt_uid("arithmetic", messages),
+            data_source="arithmetic",
+            messages=messages,
+            ground_truth=_TEXT[results[-1]],
+            traces=traces,
+            ability="arithmetic",
+            extra_info={"num_operations": len(operations), "style": "stepwise" if is_stepwise else "direct"},
+        )
 
-    def _teachings(self, count: int) -> list[Teaching | None]:
-        """How the teacher answers each prompt; None: not at all. Sampled separately, so that prompts stay the same."""
-        source = self._source
-        rng = np.random.Generator(np.random.PCG64(_entropy(self._seed, f"{self._purpose}:traces")))
-        traced = rng.permutation(count)[: round(source.traced_share * count)].tolist()
-        place, shift = rng.random(count).tolist(), rng.integers(1, MODULUS, count).tolist()
-        found: list[Teaching | None] = [None] * count
-        for rank, index in enumerate(rng.permutation(traced).tolist()):
-            is_wrong = rank < round(source.wrong_share * len(traced))
-            found[index] = Teaching(place[index], shift[index] if is_wrong else 0, source.styles)
-        return found
 
-    def _traces(
-        self, start: int, operations: Sequence[Operation], stepwise: bool, teaching: Teaching | None
-    ) -> tuple[Trace, ...]:
-        """The teacher's traces; none where it does not answer. One with a calculator makes no mistakes."""
-        if teaching is None:
-            return ()
-        if stepwise and not self._by_calculator.isdisjoint(operations):
-            turns = tuple(render_turns(start, operations, self._by_calculator))
-            return (Trace(joined_text(turns), AUTHOR, turns=turns),)
-        results = follow(start, operations, int(teaching.place * len(operations)), teaching.shift)
-        if teaching.shift and results[-1] == follow(start, operations)[-1]:  # the mistake has cancelled out
-            results = follow(start, operations, len(operations) - 1, teaching.shift)
-        if not stepwise:
-            return (Trace(f"\\boxed{{{_TEXT[results[-1]]}}}", AUTHOR),)
-        return tuple(Trace(render_solution(start, operations, results, style), AUTHOR) for style in teaching.styles)
+def _mistakes(source: ArithmeticSource, purpose: str, seed: int, count: int) -> list[Mistake | None]:
+    """The teacher's mistake in each prompt; None: it gives no answer. Sampled apart, so that prompts stay the same."""
+    rng = _generator(seed, f"{purpose}:traces")
+    traced = rng.permutation(count)[: round(source.traced_share * count)].tolist()
+    place, shift = rng.random(count).tolist(), rng.integers(1, MODULUS, count).tolist()
+    found: list[Mistake | None] = [None] * count
+    for rank, index in enumerate(rng.permutation(traced).tolist()):
+        is_wrong = rank < round(source.wrong_share * len(traced))
+        found[index] = Mistake(place[index], shift[index] if is_wrong else 0)
+    return found
 
 
 def _weights(source: ArithmeticSource) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
     """Codes of the operations in use and their probabilities; a kind's frequency is split evenly among its members."""
-    members: dict[str, int] = {}
-    for kind, _ in OPERATIONS:
-        members[kind] = members.get(kind, 0) + 1
+    members = Counter(kind for kind, _ in OPERATIONS)
     wanted: dict[str, float] = {str(kind): weight for kind, weight in source.operations.items()}
     codes = [code for code, (kind, _) in enumerate(OPERATIONS) if kind in wanted]
     weights = np.array([wanted[OPERATIONS[code][0]] / members[OPERATIONS[code][0]] for code in codes])
@@ -252,5 +232,6 @@ def _sample_chains(source: ArithmeticSource, length: int, quota: int, rng: np.ra
     return distinct[:quota]
 
 
-def _entropy(seed: int, purpose: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"arithmetic:{seed}:{purpose}".encode()).digest())
+def _generator(seed: int, purpose: str) -> np.random.Generator:
+    entropy = hashlib.sha256(f"arithmetic:{seed}:{purpose}".encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(entropy)))

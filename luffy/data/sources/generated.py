@@ -25,44 +25,33 @@ import numpy as np
 
 from luffy.config.data import GuessNumberSource, WordProblemSource
 from luffy.data.schema import joined_text, prompt_uid
-from luffy.data.sources.trace_source import settings_digest
+from luffy.data.sources import GeneratedPrompts
 from luffy.seeds import derive_seed
 from luffy.types import Message, Prompt, Trace
 
 
-class GuessingGames:
+def guessing_games(source: GuessNumberSource, purpose: str, seed: int) -> GeneratedPrompts[GuessNumberSource]:
     """`source.num_prompts` games, each with one trace."""
+    return GeneratedPrompts(source, purpose, seed, _games)
 
-    kind = "guess_number"
-    is_light = True
 
-    def __init__(self, source: GuessNumberSource, purpose: str, seed: int) -> None:
-        self._source, self._purpose, self._seed = source, purpose, seed
-
-    def inputs(self) -> dict[str, str]:
-        """The settings: games are a function of them."""
-        return {"settings": settings_digest(self._source, self._purpose, self._seed)}
-
-    def rows(self) -> Iterator[Prompt]:
-        """Yield one game after another."""
-        source = self._source
-        for place in range(source.num_prompts):
-            seed = derive_seed(self._seed, "guess_number", self._purpose, place)
-            rng = np.random.Generator(np.random.PCG64(seed))
-            number = int(rng.integers(source.low, source.high + 1))
-            name = int(rng.integers(0, 10**9))
-            messages = (Message("user", f"Game {name:09d}: guess a number from {source.low} to {source.high}."),)
-            turns = tuple(_turns(source, number, rng))
-            yield Prompt(
-                uid=prompt_uid(self.kind, messages),
-                data_source=self.kind,
-                messages=messages,
-                ground_truth=str(number),
-                traces=(Trace(joined_text(turns), f"{source.player}-player", turns=turns),),
-                ability="game",
-                extra_info={"number": number},
-                grader="exact",
-            )
+def _games(source: GuessNumberSource, purpose: str, seed: int) -> Iterator[Prompt]:
+    for place in range(source.num_prompts):
+        rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "guess_number", purpose, place)))
+        number = int(rng.integers(source.low, source.high + 1))
+        name = int(rng.integers(0, 10**9))
+        messages = (Message("user", f"Game {name:09d}: guess a number from {source.low} to {source.high}."),)
+        turns = tuple(_turns(source, number, rng))
+        yield Prompt(
+            uid=prompt_uid("guess_number", messages),
+            data_source="guess_number",
+            messages=messages,
+            ground_truth=str(number),
+            traces=(Trace(joined_text(turns), f"{source.player}-player", turns=turns),),
+            ability="game",
+            extra_info={"number": number},
+            grader="exact",
+        )
 
 
 def _turns(source: GuessNumberSource, number: int, rng: np.random.Generator) -> Iterator[Message]:
@@ -143,30 +132,24 @@ def _event(dice: _Dice, count: int) -> StoryEvent:
     return StoryEvent(text, f"{count} * {factor} = {count * factor}", count * factor)
 
 
-class WordProblems:
-    """`source.num_prompts` distinct problems, each with one trace."""
+def word_problems(source: WordProblemSource, purpose: str, seed: int) -> GeneratedPrompts[WordProblemSource]:
+    """`source.num_prompts` distinct problems, each with one trace.
 
-    kind = "word_problems"
-    is_light = True
+    They cycle through the numbers of events, so that each has the same number of problems, to within one.
+    """
+    return GeneratedPrompts(source, purpose, seed, _problems)
 
-    def __init__(self, source: WordProblemSource, purpose: str, seed: int) -> None:
-        self._source, self._purpose, self._seed = source, purpose, seed
 
-    def inputs(self) -> dict[str, str]:
-        """The settings: problems are a function of them."""
-        return {"settings": settings_digest(self._source, self._purpose, self._seed)}
-
-    def rows(self) -> Iterator[Prompt]:
-        """Cycle through the numbers of events, so that each has the same number of problems, to within one."""
-        lengths, seen = self._source.num_events, set[str]()
-        for number in itertools.count():
-            if len(seen) == self._source.num_prompts:
-                return
-            dice = _Dice(derive_seed(self._seed, "word_problems", self._purpose, number))
-            prompt = _problem(dice, lengths[len(seen) % len(lengths)])
-            if prompt.uid not in seen:
-                seen.add(prompt.uid)
-                yield prompt
+def _problems(source: WordProblemSource, purpose: str, seed: int) -> Iterator[Prompt]:
+    seen = set[str]()
+    for number in itertools.count():
+        if len(seen) == source.num_prompts:
+            return
+        dice = _Dice(derive_seed(seed, "word_problems", purpose, number))
+        prompt = _problem(dice, source.num_events[len(seen) % len(source.num_events)])
+        if prompt.uid not in seen:
+            seen.add(prompt.uid)
+            yield prompt
 
 
 def _problem(dice: _Dice, num_events: int) -> Prompt:

@@ -20,7 +20,7 @@ from luffy.config.data import ReasoningGymSource, VerifiersSource
 from luffy.config.grading import GYM_ENTRY
 from luffy.config.strict import FOR_IDENTITY
 from luffy.data.schema import prompt_uid
-from luffy.data.sources.trace_source import QuarantinedRow, Row
+from luffy.data.sources import QuarantinedRow, Row
 from luffy.errors import DataError
 from luffy.hosted.verifiers_process import shared_process
 from luffy.json_text import parse_json

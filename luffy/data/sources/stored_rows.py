@@ -18,8 +18,8 @@ from luffy.config.data import FileSource, HubSource
 from luffy.config.shipped import expand_pattern
 from luffy.data.parquet import decoded, read_rows
 from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, RowError, as_text, present_columns, prompt_from_row, value_at
+from luffy.data.sources import QuarantinedRow, Row
 from luffy.data.sources.column_mapping import columns_of, prompt_from_fields
-from luffy.data.sources.trace_source import QuarantinedRow, Row
 from luffy.errors import DataError
 from luffy.json_text import parse_json
 

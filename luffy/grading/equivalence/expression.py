@@ -6,7 +6,7 @@ the named functions; a general grammar of LaTeX takes many times as long. Unknow
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -29,6 +29,8 @@ varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell
 _GREEK = frozenset(_GREEK_NAMES.split())
 _TIMES = frozenset(("*", "\\cdot", "\\times", "\\ast"))
 _OVER = frozenset(("/", "\\div"))
+_FRACTIONS = frozenset(("\\frac", "\\dfrac", "\\tfrac"))
+_BINOMIALS = frozenset(("\\binom", "\\dbinom", "\\tbinom"))
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|", "\\lvert": "\\rvert"}
 _INSIDE = {"\\lfloor": "floor", "\\lceil": "ceiling", "|": "abs", "\\lvert": "abs"}
 _IDLE = frozenset(("\\left", "\\right", "\\,", "\\;", "\\!", "\\ ", "\\quad", "\\qquad", "\\big", "\\Big", "\\limits"))
@@ -98,22 +100,12 @@ def variables(expression: Expression) -> frozenset[str]:
     return frozenset()
 
 
-def renamed(expression: Expression, names: dict[str, str]) -> Expression:
-    """`expression` with other names of its variables, all at once."""
+def substituted(expression: Expression, values: Mapping[str, Expression]) -> Expression:
+    """`expression` with `values` for the variables of these names, all at once."""
     if isinstance(expression, Variable):
-        return Variable(names.get(expression.name, expression.name))
+        return values.get(expression.name, expression)
     if isinstance(expression, Apply):
-        return Apply(expression.operation, tuple(renamed(argument, names) for argument in expression.arguments))
-    return expression
-
-
-def substituted(expression: Expression, name: str, value: Expression) -> Expression:
-    """`expression` with `value` for the variable `name`."""
-    if isinstance(expression, Variable):
-        return value if expression.name == name else expression
-    if isinstance(expression, Apply):
-        arguments = tuple(substituted(argument, name, value) for argument in expression.arguments)
-        return Apply(expression.operation, arguments)
+        return Apply(expression.operation, tuple(substituted(argument, values) for argument in expression.arguments))
     return expression
 
 
@@ -148,10 +140,9 @@ class _Reader:
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens, self._at = tokens, 0
 
-    def peek(self, ahead: int = 0) -> str:
+    def peek(self) -> str:
         """The next token; empty at the end."""
-        at = self._at + ahead
-        return self._tokens[at] if at < len(self._tokens) else ""
+        return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
     def take(self, wanted: str = "") -> str:
         """Consume and return the next token, which has to be `wanted` if that is given."""
@@ -203,8 +194,13 @@ class _Reader:
             right = Apply("/", (right, self._factor(depth)))
         elif is_digit:
             raise UnreadableError("two numbers side by side")
-        if follows_integer and (is_digit or mark in ("\\frac", "\\dfrac", "\\tfrac")):
-            return _mixed(left, right)
+        if follows_integer and (is_digit or mark in _FRACTIONS):
+            # The sum of an integer and a proper fraction; an improper one could as well be a factor.
+            match right:
+                case Apply("/", (Number(above), Number(below))) if 0 < above < below:
+                    return Apply("+", (left, right))
+                case Apply("/", (Number(), Number())):
+                    raise UnreadableError("an improper fraction after a number")
         return Apply("*", (left, right))
 
     def _signed(self, depth: int) -> Expression:
@@ -219,21 +215,14 @@ class _Reader:
     def _opens_factor(self, mark: str) -> bool:
         if not mark or mark in ("|", "\\rvert", "\\rfloor", "\\rceil", ")", "]", "}"):
             return False
-        name = mark[1:]
-        return (
-            mark[0].isalnum()
-            or mark[0] == "."
-            or mark in _BRACKETS
-            or mark in ("\\frac", "\\dfrac", "\\tfrac", "\\sqrt", "\\pi", "\\infty", "\\binom", "\\dbinom", "\\tbinom")
-            or name in FUNCTIONS
-            or name in _LISTS
-            or name in _GREEK
-        )
+        is_command = mark in (*_FRACTIONS, *_BINOMIALS, "\\sqrt", "\\pi", "\\infty")
+        is_named = mark[1:] in FUNCTIONS or mark[1:] in _LISTS or mark[1:] in _GREEK
+        return mark[0].isalnum() or mark[0] == "." or mark in _BRACKETS or is_command or is_named
 
     def _factor(self, depth: int) -> Expression:
-        return self._raised(self._primary(depth + 1), depth + 1)
-
-    def _raised(self, base: Expression, depth: int) -> Expression:
+        """An operand with its factorials, degrees and power."""
+        depth += 1
+        base = self._primary(depth)
         for _ in range(MAX_DEPTH):
             if self.peek() not in ("!", "^"):
                 break
@@ -279,7 +268,7 @@ class _Reader:
                 raise UnreadableError("a numeral with its base")
             return Number(_value(mark))
         name = mark[1:]
-        if mark in ("\\frac", "\\dfrac", "\\tfrac"):
+        if mark in _FRACTIONS:
             digits = self.peek()
             if digits.isdigit() and len(digits) == 2:  # \frac12
                 self.take()
@@ -287,7 +276,7 @@ class _Reader:
             if digits.isdigit() and len(digits) > 2:
                 raise UnreadableError("digits without braces")
             return Apply("/", (self._argument(depth), self._argument(depth)))
-        if mark in ("\\binom", "\\dbinom", "\\tbinom"):
+        if mark in _BINOMIALS:
             return Apply("binomial", (self._argument(depth), self._argument(depth)))
         if mark == "\\sqrt":
             index: Expression = Number(Fraction(2))
@@ -301,7 +290,15 @@ class _Reader:
         if name in FUNCTIONS:
             return self._function(name, depth)
         if name in _LISTS:
-            return Apply(name, self._listed(depth))
+            closing = {"(": ")", "{": "}", "\\{": "\\}"}.get(self.take())
+            if closing is None:
+                raise UnreadableError("a list without brackets")
+            parts = [self.sum(depth + 1)]
+            while self.peek() == ",":
+                self.take()
+                parts.append(self.sum(depth + 1))
+            self.take(closing)
+            return Apply(name, tuple(parts))
         if mark in ("\\pi", "\\infty") or (len(mark) == 1 and mark.isalpha()) or name in _GREEK:
             return self._variable(mark, depth)
         raise UnreadableError(mark)
@@ -325,24 +322,12 @@ class _Reader:
             raise UnreadableError("a function without its definition")
         return Variable(name)
 
-    def _listed(self, depth: int) -> "tuple[Expression, ...]":
-        closing = {"(": ")", "{": "}", "\\{": "\\}"}.get(self.take())
-        if closing is None:
-            raise UnreadableError("a list without brackets")
-        parts = [self.sum(depth + 1)]
-        while self.peek() == ",":
-            self.take()
-            parts.append(self.sum(depth + 1))
-        self.take(closing)
-        return tuple(parts)
-
     def _function(self, name: str, depth: int) -> Expression:
         base: Expression | None = None
         power: Expression | None = None
         if name == "log" and self.peek() == "_":
             self.take()
-            mark = self.peek()
-            if mark.isdigit() and len(mark) > 1:
+            if self.peek().isdigit() and len(self.peek()) > 1:
                 # `\log_28` is the logarithm to base 2 of 8, which most writers mean otherwise.
                 raise UnreadableError("digits without braces")
             base = self._argument(depth)
@@ -353,35 +338,20 @@ class _Reader:
             if name not in _INVERSES:
                 raise UnreadableError("which inverse")
             name, power = _INVERSES[name], None
-        argument = self._function_argument(depth)
-        value = Apply("log", (argument, base)) if base is not None else Apply(name, (argument,))
-        return value if power is None else Apply("^", (value, power))
-
-    def _function_argument(self, depth: int) -> Expression:
-        bracketed = self.peek() in ("(", "{", "[")
-        result = self._primary(depth + 1) if bracketed else self._factor(depth)
-        if bracketed:
+        if self.peek() in ("(", "{", "["):
+            argument = self._primary(depth + 1)
             if self.peek() in ("^", "!"):
                 raise UnreadableError("a power after a function's argument")
-            return result
-        while (mark := self.peek()) and self._opens_factor(mark) and mark[1:] not in FUNCTIONS:
-            if mark in ("(", "["):
-                raise UnreadableError("a bracket after a function's argument")
-            result = self._side_by_side(result, depth)
-        if self.peek() in _OVER:
-            raise UnreadableError("a slash after a function's argument")
-        return result
-
-
-def _mixed(whole: Expression, part: Expression) -> Expression:
-    """The sum of an integer and a proper fraction; an improper one could as well be a factor."""
-    if isinstance(part, Apply) and part.operation == "/":
-        above, below = part.arguments
-        if isinstance(above, Number) and isinstance(below, Number) and 0 < above.value < below.value:
-            return Apply("+", (whole, part))
-    if isinstance(part, Apply) and part.operation == "/" and all(isinstance(each, Number) for each in part.arguments):
-        raise UnreadableError("an improper fraction after a number")
-    return Apply("*", (whole, part))
+        else:
+            argument = self._factor(depth)
+            while (mark := self.peek()) and self._opens_factor(mark) and mark[1:] not in FUNCTIONS:
+                if mark in ("(", "["):
+                    raise UnreadableError("a bracket after a function's argument")
+                argument = self._side_by_side(argument, depth)
+            if self.peek() in _OVER:
+                raise UnreadableError("a slash after a function's argument")
+        value = Apply("log", (argument, base)) if base is not None else Apply(name, (argument,))
+        return value if power is None else Apply("^", (value, power))
 
 
 def _value(mark: str) -> Fraction:

@@ -4,12 +4,12 @@ Answers are equal if their families contain the same numbers, whatever the lette
 of families: `\frac{\pi}{4} + \frac{k\pi}{2}` is `\frac{\pi}{4} + k\pi, \frac{3\pi}{4} + k\pi`.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import NamedTuple
 
 from mpmath import mp
 
@@ -30,8 +30,7 @@ _PARITY = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """The numbers `offset + k period` for all integers `k`."""
 
     offset: Scalar
@@ -82,7 +81,7 @@ def _families(stated: Statement, integers: bool = False) -> list[Family] | None:
             return None
         point = {DEGREE: Fraction(1)}
         try:
-            values = [value_of(substituted(expression, parameter, Number(Fraction(k))), point) for k in range(6)]
+            values = [value_of(substituted(expression, {parameter: Number(Fraction(k))}), point) for k in range(6)]
         except NoValueError:
             return None
         with mp.workdps(60):
@@ -119,35 +118,29 @@ def _covers(left: list[Family], right: list[Family]) -> bool:
     """Whether two lists hold the same numbers: as residues of their common period."""
     with mp.workdps(60):
         unit = inexact(left[0].period)
-        periods = [_rational(inexact(family.period) / unit) for family in [*left, *right]]
-        if any(period is None for period in periods):
-            return False
-        known = [abs(period) for period in periods if period is not None]
+        periods = []
+        for ratio in (inexact(family.period) / unit for family in (*left, *right)):
+            if abs(ratio.imag) > 0 or not abs(ratio) < 10**6:
+                return False
+            period = Fraction(str(mp.nstr(ratio.real, 40))).limit_denominator(1000)
+            if period == 0 or abs(inexact(period) - ratio) >= mp.mpf(10) ** -30:
+                return False
+            periods.append(abs(period))
         whole = Fraction(
-            math.lcm(*(period.numerator for period in known)), math.gcd(*(period.denominator for period in known))
+            math.lcm(*(each.numerator for each in periods)), math.gcd(*(each.denominator for each in periods))
         )
-        if sum(whole / period for period in known) > MAX_RESIDUES:
+        if sum(whole / period for period in periods) > MAX_RESIDUES:
             return False
-        one = list(_spread(left, known[: len(left)], whole, unit))
-        other = list(_spread(right, known[len(left) :], whole, unit))
+        spread = [
+            [inexact(family.offset) / unit + inexact(index * period) for index in range(int(whole / period))]
+            for family, period in zip((*left, *right), periods, strict=True)
+        ]
+        one, other = (list(itertools.chain(*of_side)) for of_side in (spread[: len(left)], spread[len(left) :]))
         return all(any(_congruent(a, b, whole) for b in other) for a in one) and all(
             any(_congruent(a, b, whole) for a in one) for b in other
         )
 
 
-def _spread(families: list[Family], periods: list[Fraction], whole: Fraction, unit: Scalar) -> Iterator[Scalar]:
-    for family, period in zip(families, periods, strict=True):
-        for index in range(int(whole / period)):
-            yield inexact(family.offset) / unit + inexact(index * period)
-
-
 def _congruent(left: Scalar, right: Scalar, whole: Fraction) -> bool:
     turns = (left - right) / inexact(whole)
     return bool(abs(turns - mp.nint(turns.real)) < mp.mpf(10) ** -40)
-
-
-def _rational(ratio: Scalar) -> Fraction | None:
-    if abs(ratio.imag) > 0 or not abs(ratio) < 10**6:
-        return None
-    found = Fraction(str(mp.nstr(ratio.real, 40))).limit_denominator(1000)
-    return found if found != 0 and abs(inexact(found) - ratio) < mp.mpf(10) ** -30 else None

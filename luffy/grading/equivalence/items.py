@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from luffy.grading.equivalence.expression import Apply, Expression, read_or_none, renamed, variables
+from luffy.grading.equivalence.expression import Apply, Expression, Variable, read_or_none, substituted, variables
 from luffy.grading.equivalence.numeric import proportional, same
 from luffy.grading.equivalence.statement import Item, Statement, top_level
 from luffy.grading.equivalence.text import compact
@@ -37,9 +37,15 @@ def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, 
         return False
     functions = definition(left.label), definition(right.label)
     if functions[0] and functions[1]:
-        return functions[0][0] == functions[1][0] and _same_definitions(
-            left, right, functions[0][1], functions[1][1], domains
-        )
+        (name, bound), (other_name, others) = functions
+        if name != other_name or len(bound) != len(others):
+            return False
+        one, two = read_or_none(left.body), read_or_none(right.body)
+        if one is None or two is None:
+            return bound == others and same_values(value(left.body), value(right.body))
+        places = [Variable(f"#{index}") for index in range(len(bound))]  # names for the variables that no text has
+        mine = substituted(one, dict(zip(bound, places, strict=True)))
+        return _same_but_for_parameter(mine, substituted(two, dict(zip(others, places, strict=True))), domains)
     for function, item, other in ((functions[0], left, right), (functions[1], right, left)):
         if function and not other.label:
             if _same_bodies(left, right, domains):
@@ -49,7 +55,7 @@ def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, 
             if one is None or two is None or len(bound) != 1 or variables(one) != set(bound):
                 return False
             names = variables(two)
-            return len(names) == 1 and same(one, renamed(two, dict.fromkeys(names, bound[0])))
+            return len(names) == 1 and same(one, substituted(two, dict.fromkeys(names, Variable(bound[0]))))
     if called(left.label) == called(right.label) or not left.label or not right.label or _is_words(left, right):
         return not _is_equation(left, right) and _same_bodies(left, right, domains)
     sides = [read_or_none(f"{item.label} - ({item.body})") for item in (left, right)]
@@ -121,40 +127,13 @@ def _same_but_for_parameter(left: Expression, right: Expression, domains: tuple[
     ranges = domains[0].get(one, ""), domains[1].get(two, "")
     if not any(ranges) or (all(ranges) and not _one_range(*ranges)):
         return False
-    return same(left, renamed(right, {two: one}))
-
-
-def one_range(left: Domains, right: Domains) -> bool:
-    """Whether parameters of one name on both sides range over the same."""
-    return all(_one_range(left[name], right[name]) for name in left.keys() & right.keys())
+    return same(left, substituted(right, {two: Variable(one)}))
 
 
 def _one_range(left: str, right: str) -> bool:
     """Whether two ranges are the same; a constant without a stated range is a real number."""
     free = {"const", "R", "C"}
     return left == right or {left, right} <= free
-
-
-def _same_definitions(
-    left: Item, right: Item, bound: tuple[str, ...], other: tuple[str, ...], domains: tuple[Domains, Domains]
-) -> bool:
-    """Whether two functions are equal once their variables have the same reserved names."""
-    if len(bound) != len(other):
-        return False
-    one, two = read_or_none(left.body), read_or_none(right.body)
-    if one is None or two is None:
-        return bound == other and same_values(value(left.body), value(right.body))
-    places = [f"#{index}" for index in range(len(bound))]
-    return _same_but_for_parameter(
-        renamed(one, dict(zip(bound, places, strict=True))),
-        renamed(two, dict(zip(other, places, strict=True))),
-        domains,
-    )
-
-
-def bare(item: Item) -> Item:
-    """`item` without its name."""
-    return replace(item, label="")
 
 
 MAX_ITEMS = 64
@@ -169,7 +148,7 @@ _NOUNS, _LABELS = "noun", "label"
 def same_statements(left: Statement, right: Statement) -> bool:
     """Whether two statements list the same items."""
     domains = left.domains, right.domains
-    if not one_range(*domains):
+    if not all(_one_range(domains[0][name], domains[1][name]) for name in domains[0].keys() & domains[1].keys()):
         return False
 
     def equal(one: Item, other: Item) -> bool:
@@ -177,13 +156,10 @@ def same_statements(left: Statement, right: Statement) -> bool:
 
     for one, other in product(_readings(left.items), _readings(right.items)):
         mine, yours = _balanced(one, other)
-        pairs = _paired(mine, yours) if len(mine) == len(yours) else []
-        if pairs is None:
-            agree = matched(mine, yours, equal)
-        else:
-            agree = len(mine) == len(yours) and all(equal(*pair) for pair in pairs)
-        if agree:
-            return True
+        if len(mine) == len(yours):
+            pairs = _paired(mine, yours)
+            if matched(mine, yours, equal) if pairs is None else all(equal(*pair) for pair in pairs):
+                return True
     return False
 
 
@@ -196,17 +172,6 @@ def contradict(left: Statement, right: Statement) -> bool:
         return (one[0].scale != other[0].scale or bool(one[0].noun and other[0].noun)) and differ(one[0], other[0])
     pairs = _paired(one, other)
     return pairs is not None and any(differ(mine, yours) for mine, yours in pairs)
-
-
-def _grouped(items: Items) -> Items:
-    """Items whose names repeat, grouped into tuples: `x = 1, y = 2` or `x = 2, y = 1`."""
-    labels = [item.label for item in items]
-    if labels and labels[0] and labels.count(labels[0]) > 1:
-        size = labels.index(labels[0], 1)
-        if size > 1 and len(set(labels[:size])) == size and labels == labels[:size] * (len(labels) // size):
-            starts = range(0, len(items), size)
-            return [Item(f"({','.join(item.body for item in items[at : at + size])})") for at in starts]
-    return items
 
 
 def _balanced(left: list[Item], right: list[Item]) -> tuple[Items, Items]:
@@ -222,11 +187,8 @@ def _balanced(left: list[Item], right: list[Item]) -> tuple[Items, Items]:
 def _components(item: Item) -> list[str] | None:
     """The texts of a tuple's parts; None for anything else."""
     found = value(item.body)
-    return (
-        top_level(item.body[1:-1], ",")
-        if isinstance(found, Compound) and found.kind == "()" and item.body[0] == "("
-        else None
-    )
+    is_tuple = isinstance(found, Compound) and found.kind == "()" and item.body[0] == "("
+    return top_level(item.body[1:-1], ",") if is_tuple else None
 
 
 def _point(item: Item) -> Item:
@@ -243,8 +205,9 @@ def _paired(left: Items, right: Items) -> list[tuple[Item, Item]] | None:
         if mine and yours and set(mine) == set(yours):
             partners = dict(zip(yours, right, strict=True))
             return [(item, partners[key]) for key, item in zip(mine, left, strict=True)]
-        if (mine and not _any_keys(right, kind)) or (yours and not _any_keys(left, kind)):
-            return [(bare(one), bare(other)) for one, other in zip(left, right, strict=True)]
+        some, others = ([item.noun if kind == _NOUNS else item.label for item in items] for items in (left, right))
+        if (mine and not any(others)) or (yours and not any(some)):
+            return [(replace(one, label=""), replace(other, label="")) for one, other in zip(left, right, strict=True)]
     return None
 
 
@@ -256,10 +219,6 @@ def _keys(items: Items, kind: str) -> list[object]:
     labels = [called(item.label) for item in items]
     stems = {_INDEX.sub("", label) for label in labels}
     return list(labels) if "" not in stems and len(set(labels)) == len(labels) and len(stems) > 1 else []
-
-
-def _any_keys(items: Items, kind: str) -> bool:
-    return any(item.noun if kind == _NOUNS else item.label for item in items)
 
 
 def _readings(items: Items) -> Iterator[list[Item]]:
@@ -277,9 +236,14 @@ def _readings(items: Items) -> Iterator[list[Item]]:
 
 
 def _opened(items: Items) -> list[Item]:
-    items = _grouped(items)
+    labels = [item.label for item in items]
+    if labels and labels[0] and labels.count(labels[0]) > 1:  # `x = 1, y = 2` or `x = 2, y = 1`: pairs
+        size = labels.index(labels[0], 1)
+        if size > 1 and len(set(labels[:size])) == size and labels == labels[:size] * (len(labels) // size):
+            starts = range(0, len(items), size)
+            items = [Item(f"({','.join(item.body for item in items[at : at + size])})") for at in starts]
     if len(items) != 1:
-        return [bare(item) if item.label.startswith("(") else _point(item) for item in items]
+        return [replace(item, label="") if item.label.startswith("(") else _point(item) for item in items]
     item = _point(items[0])
     member = _IN_SET.fullmatch(item.body)
     body = member["set"] if member is not None else item.body

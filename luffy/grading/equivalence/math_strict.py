@@ -6,7 +6,6 @@ not use math-verify, only the LaTeX parser below it (latex2sympy2_extended).
 """
 
 import re
-from collections.abc import Sequence
 
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from sympy import Basic, E, Eq, Expr, I, MatrixBase, N, Symbol, nan, simplify, zoo
@@ -59,14 +58,12 @@ def _equal(left: str, right: str) -> Verdict:
     if one is not None and other is not None:
         return (Outcome.CORRECT, "equal numbers") if one == other else (Outcome.WRONG, "different numbers")
     parts, wanted = elements(left), elements(right)
-    if len(parts) > 1 or len(wanted) > 1 or brackets(left) != brackets(right):
-        return _equal_lists(left, right, parts, wanted)
-    return _symbolically(left, right)
-
-
-def _equal_lists(left: str, right: str, parts: Sequence[str], wanted: Sequence[str]) -> Verdict:
-    if len(parts) == len(wanted) == 1:
-        return _symbolically(left, right)  # brackets around a single element only group
+    if len(parts) == len(wanted) == 1:  # brackets around a single element only group
+        expression, reference = _read(left), _read(right)
+        if expression is None or reference is None:
+            return Outcome.UNPARSABLE, "not a formula" if expression is None else "the reference is not a formula"
+        is_same = _same(expression, reference)
+        return (Outcome.CORRECT, "equal expressions") if is_same else (Outcome.WRONG, "different expressions")
     if brackets(left) != brackets(right) or len(parts) != len(wanted):
         return Outcome.WRONG, "different brackets or numbers of elements"
     if brackets(left) in ("\\{\\}", ""):
@@ -77,8 +74,8 @@ def _equal_lists(left: str, right: str, parts: Sequence[str], wanted: Sequence[s
                 return Outcome.WRONG, "an element without a match"
             left_over.remove(found)
         return Outcome.CORRECT, "equal elements in any order"
-    for part, reference in zip(parts, wanted, strict=True):
-        outcome, reason = _equal_element(part, reference)
+    for part, other in zip(parts, wanted, strict=True):
+        outcome, reason = _equal_element(part, other)
         if outcome is not Outcome.CORRECT:
             return outcome, f"an element: {reason}"
     return Outcome.CORRECT, "equal elements"
@@ -88,15 +85,6 @@ def _equal_element(part: str, reference: str) -> Verdict:
     if compact(part) == compact(reference):
         return Outcome.CORRECT, "equal texts"
     return _equal(*_same_units(strict_text(part), strict_text(reference)))
-
-
-def _symbolically(left: str, right: str) -> Verdict:
-    expression, reference = _read(left), _read(right)
-    if expression is None or reference is None:
-        return Outcome.UNPARSABLE, "not a formula" if expression is None else "the reference is not a formula"
-    if _same(expression, reference):
-        return Outcome.CORRECT, "equal expressions"
-    return Outcome.WRONG, "different expressions"
 
 
 def _read(text: str) -> Basic | None:

@@ -6,7 +6,7 @@ Two expressions are equal if they agree at every point at which both have a valu
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -59,16 +59,11 @@ def same(left: Expression, right: Expression) -> bool:
     if names != variables(right):
         return False
     agreed = 0
-    for point in points(sorted(names), _is_stepwise(left) or _is_stepwise(right)):
-        values = _values((left, right), point)
-        if values is None:
-            continue
+    for values in _values(left, right, integers=_is_stepwise(left) or _is_stepwise(right)):
         if not close(*values):
             return False
         agreed += 1
-        if not names:
-            return True
-    return agreed >= _MIN_POINTS
+    return agreed >= (_MIN_POINTS if names else 1)
 
 
 def proportional(left: Expression, right: Expression) -> bool:
@@ -77,14 +72,11 @@ def proportional(left: Expression, right: Expression) -> bool:
     if not names or names != variables(right):
         return False
     ratios = []
-    for point in points(sorted(names), False):
-        values = _values((left, right), point)
-        if values is None:
-            continue
-        if values[0] == 0 or values[1] == 0:
+    for one, other in _values(left, right, integers=False):
+        if one == 0 or other == 0:
             return False
         with mp.workdps(DIGITS):
-            ratios.append(_divide(*values))
+            ratios.append(_divide(one, other))
     return len(ratios) >= _MIN_POINTS and all(close(ratio, ratios[0]) for ratio in ratios)
 
 
@@ -128,27 +120,26 @@ def is_decimal(value: Fraction) -> bool:
     return denominator == 1
 
 
-def points(names: Sequence[str], integers: bool) -> list[dict[str, Value]]:
-    """Points to compare at: positive and negative numbers of no special kind, or small integers."""
-    if not names:
-        return [{}]
-    if integers:
-        return [{name: Fraction(start + 2 * index) for index, name in enumerate(names)} for start in _INTEGER_POINTS]
-    found: list[dict[str, Value]] = [{} for _ in range(_REAL_POINTS)]
-    for name in names:
+def _values(left: Expression, right: Expression, *, integers: bool) -> Iterator[tuple[Value, Value]]:
+    """The values of both at each point at which both have one.
+
+    The points are positive and negative numbers of no special kind, or small integers; one without variables.
+    """
+    names = sorted(variables(left))
+    places: list[dict[str, Value]] = [{} for _ in range(_REAL_POINTS if names else 1)]
+    if integers and names:
+        places = [{name: Fraction(start + 2 * index) for index, name in enumerate(names)} for start in _INTEGER_POINTS]
+    for name in [] if integers else names:
         seed = sum((position + 1) * ord(character) for position, character in enumerate(name))
-        for index, point in enumerate(found):
+        for index, point in enumerate(places):
             size = Fraction(301 + (seed * 7919 + index * 104_729) % 2503, 1009)
             point[name] = -size if (seed + index) % 3 == 2 else size
-    return found
-
-
-def _values(expressions: Sequence[Expression], point: Mapping[str, Value]) -> tuple[Value, Value] | None:
-    try:
-        left, right = (value_of(expression, point) for expression in expressions)
-    except NoValueError:
-        return None
-    return left, right
+    for point in places:
+        try:
+            values = value_of(left, point), value_of(right, point)
+        except NoValueError:
+            continue
+        yield values
 
 
 def _is_stepwise(expression: Expression) -> bool:
@@ -181,16 +172,6 @@ def inexact(value: Value) -> Value:
 
 def _is_exact(*values: Value) -> bool:
     return all(isinstance(value, Fraction) for value in values)
-
-
-def _add(*terms: Value) -> Value:
-    if _is_exact(*terms):
-        return sum(terms, Fraction(0))
-    return mp.fsum(map(inexact, terms))
-
-
-def _multiply(left: Value, right: Value) -> Value:
-    return left * right if _is_exact(left, right) else inexact(left) * inexact(right)
 
 
 def _divide(left: Value, right: Value) -> Value:
@@ -275,23 +256,12 @@ def _analytic(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
     return apply
 
 
-def _logarithm(value: Value, base: Value = None) -> Value:
-    if value == 0 or (base is not None and base in (0, 1)):
+def _logarithm(value: Value, base: Value | None = Fraction(10)) -> Value:
+    """The natural one without a base."""
+    if value == 0 or base in (0, 1):
         raise NoValueError("no logarithm")
-    return mp.log(inexact(value)) / (mp.log(10) if base is None else mp.log(inexact(base)))
-
-
-def _extreme(choose: Callable[..., Value]) -> Callable[..., Value]:
-    def apply(*values: Value) -> Value:
-        return choose(values, key=inexact)
-
-    return apply
-
-
-def _natural(value: Value) -> Value:
-    if value == 0:
-        raise NoValueError("no logarithm")
-    return mp.log(inexact(value))
+    natural = mp.log(inexact(value))
+    return natural if base is None else natural / mp.log(inexact(base))
 
 
 _FUNCTIONS = {
@@ -306,9 +276,9 @@ _FUNCTIONS = {
     "exp": mp.exp,
 }
 _OPERATIONS: dict[str, Callable[..., Value]] = {
-    "+": _add,
+    "+": lambda *terms: sum(terms, Fraction(0)) if _is_exact(*terms) else mp.fsum(map(inexact, terms)),
     "-": lambda value: -value,
-    "*": _multiply,
+    "*": lambda left, right: left * right if _is_exact(left, right) else inexact(left) * inexact(right),
     "/": _divide,
     "^": _power,
     "root": _root,
@@ -318,11 +288,11 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "binomial": _binomial,
     "gcd": _common(math.gcd),
     "lcm": _common(math.lcm),
-    "max": _extreme(max),
-    "min": _extreme(min),
+    "max": lambda *values: max(values, key=inexact),
+    "min": lambda *values: min(values, key=inexact),
     "floor": _rounded(math.floor, mp.floor),
     "ceiling": _rounded(math.ceil, mp.ceil),
-    "ln": _natural,
+    "ln": lambda value: _logarithm(value, None),
     "log": _logarithm,
     "lg": _logarithm,
     **{name: _analytic(function) for name, function in _FUNCTIONS.items()},

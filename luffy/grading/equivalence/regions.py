@@ -8,8 +8,7 @@ each side is a single interval.
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -57,6 +56,7 @@ _ALL = re.compile(
 _EQUATION = re.compile(rf"(?P<name>{_NAME.pattern})\s*=\s*(?P<point>[^=<>]+)")
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![a-z])")
 _AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:land|wedge)(?![a-z])")
+_CUP, _CAP = re.compile(r"\\cup(?![a-z])"), re.compile(r"\\cap(?![a-z])")
 _WITHOUT = re.compile(r"\\(?:setminus|backslash)(?![a-z])|\\\\|-(?=\s*\\\{)")
 
 
@@ -71,8 +71,7 @@ class Region(NamedTuple):
     inside: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NamedRegion:
+class NamedRegion(NamedTuple):
     """A region and the variable it was given for; no name where the text has none."""
 
     region: Region
@@ -95,7 +94,7 @@ def same_regions(left: str, right: str) -> bool | None:
                 return mine.integers == yours.integers
             if mine.integers is not None or yours.integers is not None:
                 return _finite(mine) is not None and _finite(mine) == _finite(yours)
-            return _combined(mine.region, yours.region, lambda one, other: one != other).inside == (False,)
+            return _combined([mine.region, yours.region], lambda inside: inside[0] != inside[1]).inside == (False,)
         except NoRegionError:
             return _same_symbolically(one, other)
 
@@ -121,8 +120,7 @@ def _named(text: str) -> NamedRegion:
     if member is not None and not _OR.search(text) and not _SIGNS.search(text):
         if _MEMBER.match(member["set"]):
             raise NoRegionError(text)
-        inner = _named(member["set"])
-        return NamedRegion(inner.region, member["name"], inner.integers)
+        return _named(member["set"])._replace(name=member["name"])
     if _SIGNS.search(text) and "\\cup" not in text and not _WITHOUT.search(text):
         return _from_conditions(text)
     return NamedRegion(_set(text))
@@ -136,67 +134,55 @@ def _built(member: str, condition: str) -> NamedRegion:
     found = _from_conditions(condition) if _SIGNS.search(condition) else _named(condition)
     if found.name != name:
         raise NoRegionError(condition)
-    kind = _INTEGERS.fullmatch(typed["set"].strip()) if typed is not None else None
-    if kind is not None:
-        return NamedRegion(found.region, "", _integers_in(found.region, kind))
-    if typed is not None and not _REALS.fullmatch(typed["set"].strip()):
-        raise NoRegionError(member)
-    return NamedRegion(found.region)
-
-
-def _integers_in(region: Region, kind: re.Match[str]) -> frozenset[int]:
+    region, kind = found.region, _INTEGERS.fullmatch(typed["set"].strip()) if typed is not None else None
+    if kind is None:
+        if typed is not None and not _REALS.fullmatch(typed["set"].strip()):
+            raise NoRegionError(member)
+        return NamedRegion(region)
     if not region.points or region.inside[-1] or (region.inside[0] and kind["set"] == "Z"):
         raise NoRegionError("infinitely many integers")
     low = 1 if kind["set"] == "N" else int(mp.ceil(inexact(region.points[0]))) - 1
-    if kind["sign"]:
-        low = max(low, 1)
+    low = max(low, 1) if kind["sign"] else low
     high = int(mp.floor(inexact(region.points[-1]))) + 1
     if high - low > MAX_INTEGERS:
         raise NoRegionError("too many integers")
-    return frozenset(number for number in range(low, high + 1) if _holds(region, Fraction(number)))
+    return NamedRegion(region, "", frozenset(n for n in range(low, high + 1) if _holds(region, Fraction(n))))
 
 
 def _from_conditions(text: str) -> NamedRegion:
     """Inequalities joined by `or`, `and`; a comma before `x \\ne` is an `and`, any other says too little."""
-    alternatives = [_all_of(part) for part in _OR.split(text)]
-    names = {name for name, _ in alternatives}
-    if len(names) != 1:
+    alternatives = []
+    for alternative in _OR.split(text):
+        parts = [part for piece in _AND.split(alternative) for part in top_level(piece, ",") if part.strip()]
+        if len(parts) > 1 and "," in alternative and not any("\\ne" in part for part in parts[1:]):
+            raise NoRegionError("a comma between inequalities")
+        alternatives.append([_condition(part) for part in parts])
+    names = {name for conditions in alternatives for name, _ in conditions}
+    if len(names) != 1 or not all(alternatives):
         raise NoRegionError(text)
-    region = alternatives[0][1]
-    for _, other in alternatives[1:]:
-        region = _combined(region, other, lambda one, two: one or two)
-    return NamedRegion(region, names.pop())
-
-
-def _all_of(text: str) -> tuple[str, Region]:
-    parts = [part for piece in _AND.split(text) for part in top_level(piece, ",") if part.strip()]
-    if len(parts) > 1 and "," in text and not any("\\ne" in part for part in parts[1:]):
-        raise NoRegionError("a comma between inequalities")
-    found = [_condition(part) for part in parts]
-    if not found or len({name for name, _ in found}) != 1:
-        raise NoRegionError(text)
-    region = found[0][1]
-    for _, other in found[1:]:
-        region = _combined(region, other, lambda one, two: one and two)
-    return found[0][0], region
+    regions = [_combined([region for _, region in conditions], all) for conditions in alternatives]
+    return NamedRegion(_combined(regions, any), names.pop())
 
 
 def _condition(text: str) -> tuple[str, Region]:
     """One inequality, a chain of two, or `x \\in` a set."""
-    member = _MEMBER.fullmatch(text.strip())
+    member, equation = _MEMBER.fullmatch(text.strip()), _EQUATION.fullmatch(text.strip())
     if member is not None and not _SIGNS.search(text):
         return member["name"], _set(member["set"])
-    equation = _EQUATION.fullmatch(text.strip())
     if equation is not None and not _SIGNS.search(text):
         return equation["name"], _points(equation["point"])
-    sides = [side.strip() for side in _SIGNS.split(text)]
-    signs = [_CANONICAL[sign] for sign in _SIGNS.findall(text)]
+    sides, signs = _sides(text)
     if len(sides) == 2:
         return _inequality(sides[0], signs[0], sides[1])
     if len(sides) != 3 or "!=" in signs or signs[0][0] != signs[1][0]:
         raise NoRegionError(text)
     name, low = _inequality(sides[1], _MIRRORED[signs[0]], sides[0])
-    return name, _combined(low, _inequality(sides[1], signs[1], sides[2])[1], lambda one, other: one and other)
+    return name, _combined([low, _inequality(sides[1], signs[1], sides[2])[1]], all)
+
+
+def _sides(text: str) -> tuple[list[str], list[str]]:
+    """The sides of an inequality, or of a chain of them, and the signs between."""
+    return [side.strip() for side in _SIGNS.split(text)], [_CANONICAL[sign] for sign in _SIGNS.findall(text)]
 
 
 def _inequality(left: str, sign: str, right: str) -> tuple[str, Region]:
@@ -222,21 +208,12 @@ def _inequality(left: str, sign: str, right: str) -> tuple[str, Region]:
 
 def _set(text: str) -> Region:
     text = text.strip()
-    pieces = re.split(r"\\cup(?![a-z])", text)
-    if len(pieces) > MAX_PIECES:
-        raise NoRegionError("too many pieces")
-    if len(pieces) > 1:
-        return _folded((_set(piece) for piece in pieces), lambda one, other: one or other)
-    common = re.split(r"\\cap(?![a-z])", text)
-    if len(common) > 1:
-        return _folded((_set(piece) for piece in common), lambda one, other: one and other)
-    without = _WITHOUT.split(text)
-    if len(without) > 1:
-        return _folded((_set(piece) for piece in without), lambda one, other: one and not other)
-    return _piece(text)
-
-
-def _piece(text: str) -> Region:
+    for sign, decide in ((_CUP, any), (_CAP, all), (_WITHOUT, _in_the_first_alone)):
+        pieces = sign.split(text)
+        if len(pieces) > MAX_PIECES:
+            raise NoRegionError("too many pieces")
+        if len(pieces) > 1:
+            return _combined([_set(piece) for piece in pieces], decide)
     if _REALS.fullmatch(text):
         return Region((), (True,))
     half = _HALF.fullmatch(text)
@@ -244,7 +221,7 @@ def _piece(text: str) -> Region:
         return Region((Fraction(0),), (False, False, True) if "-" not in half[0] else (True, False, False))
     missing = _EXCEPT.fullmatch(text)
     if missing is not None:
-        return _combined(Region((), (True,)), _points(missing["points"]), lambda one, other: one and not other)
+        return _combined([Region((), (True,)), _points(missing["points"])], _in_the_first_alone)
     if text in ("\\varnothing", "\\emptyset", "\\{\\}"):
         return Region((), (False,))
     if text.startswith("\\{") and text.endswith("\\}"):
@@ -266,8 +243,9 @@ def _piece(text: str) -> Region:
 
 
 def _points(text: str) -> Region:
-    single = [Region((_point(part),), (False, True, False)) for part in top_level(_AND.sub(",", text), ",")]
-    return _folded(iter(single), lambda one, other: one or other)
+    return _combined(
+        [Region((_point(part),), (False, True, False)) for part in top_level(_AND.sub(",", text), ",")], any
+    )
 
 
 def _point(text: str) -> Value:
@@ -278,17 +256,14 @@ def _point(text: str) -> Value:
     return found.real if isinstance(found, mp.mpc) else found
 
 
-def _folded(regions: Iterator[Region], decide: Callable[[bool, bool], bool]) -> Region:
-    result = next(regions)
-    for other in regions:
-        result = _combined(result, other, decide)
-    return result
+def _in_the_first_alone(inside: Sequence[bool]) -> bool:
+    return inside[0] and not any(inside[1:])
 
 
-def _combined(left: Region, right: Region, decide: Callable[[bool, bool], bool]) -> Region:
-    """The set whose membership `decide` computes from that in `left` and `right`, with only its own boundary points."""
-    points = list(left.points)
-    for point in right.points:
+def _combined(regions: Sequence[Region], decide: Callable[[Sequence[bool]], bool]) -> Region:
+    """The set whose membership `decide` computes from that in each of `regions`, with only its own boundary points."""
+    points: list[Value] = []
+    for point in (point for region in regions for point in region.points):
         if not any(close(point, known) for known in points):
             points.append(point)
     points.sort(key=inexact)
@@ -296,7 +271,7 @@ def _combined(left: Region, right: Region, decide: Callable[[bool, bool], bool])
     for index, point in enumerate(points):
         after = points[index + 1] if index + 1 < len(points) else None
         probes += [point, inexact(point) + 1 if after is None else (inexact(point) + inexact(after)) / 2]
-    inside = [decide(_holds(left, probe), _holds(right, probe)) for probe in probes]
+    inside = [decide([_holds(region, probe) for region in regions]) for probe in probes]
     kept: list[Value] = []
     members = [inside[0]]
     for index, point in enumerate(points):
@@ -333,23 +308,17 @@ def _same_symbolically(left: str, right: str) -> bool | None:
 
 
 def _ends(text: str) -> _Ends | None:
-    member = _MEMBER.fullmatch(text)
-    if _SIGNS.search(text):
-        return _ends_of_inequality(text)
-    inside = member["set"].strip() if member is not None else text
-    kind = brackets(inside)
-    ends = top_level(inside[1:-1], ",") if kind else []
-    return _Ends(member["name"] if member is not None else "", kind, *ends) if len(ends) == 2 else None
-
-
-def _ends_of_inequality(text: str) -> _Ends | None:
-    r"""The interval of `a < x \le b`, or of `x > a`."""
-    sides = [side.strip() for side in _SIGNS.split(text)]
-    signs = [_CANONICAL[sign] for sign in _SIGNS.findall(text)]
+    r"""The interval that a text writes as such, as `a < x \le b`, or as `x > a`."""
+    if not _SIGNS.search(text):
+        member = _MEMBER.fullmatch(text)
+        inside = member["set"].strip() if member is not None else text
+        kind = brackets(inside)
+        ends = top_level(inside[1:-1], ",") if kind else []
+        return _Ends(member["name"] if member is not None else "", kind, *ends) if len(ends) == 2 else None
+    sides, signs = _sides(text)
     if len(sides) == 2:
-        sides, signs = ["-\\infty", *sides], ["<", *signs]
-        if signs[1][0] == ">":
-            sides, signs = ["\\infty", *sides[1:]], [">", signs[1]]
+        is_upper = signs[0][0] == ">"
+        sides, signs = ["\\infty" if is_upper else "-\\infty", *sides], [">" if is_upper else "<", *signs]
     if len(sides) != 3 or _NAME.fullmatch(sides[1]) is None or sides[1] in ("e", "i"):
         return None
     if signs[0][0] == signs[1][0] == ">":

@@ -88,9 +88,17 @@ def statement(text: str) -> Statement | None:
     parts = split_items(plain)
     if not parts or len(parts) > MAX_ITEMS:
         return None
-    items = [_item(part) for part in parts]
-    found = tuple(item for item in items if item is not None)
-    return Statement(found, domains) if len(found) == len(items) else None
+    items = []
+    for part in parts:
+        label, body = _labelled(_ORDINAL.sub("", part))
+        sides = _APPROXIMATELY.split(body)
+        value, noun = split_noun(sides[0].strip() or sides[-1].strip())
+        if not value or QUALIFIERS & set(words(part)):
+            return None
+        scales = [SCALES[word] for word in words(noun) if word in SCALES]
+        noun = " ".join(word for word in noun.split() if word not in SCALES)
+        items.append(Item(value, label, noun, Fraction(scales[0] if scales else 1)))
+    return Statement(tuple(items), domains)
 
 
 def split_items(text: str) -> list[str]:
@@ -184,19 +192,6 @@ def _domains(match: re.Match[str]) -> dict[str, str]:
         else:
             domain = "R+" if "positive" in kind else "C" if "complex" in kind else "Q" if "rational" in kind else "R"
     return {name: {"Z+": "N", "N+": "N", "N*": "N", "Z>0": "N"}.get(domain, domain) for name in names}
-
-
-def _item(part: str) -> Item | None:
-    label, body = _labelled(_ORDINAL.sub("", part))
-    sides = _APPROXIMATELY.split(body)
-    value = sides[0].strip() or sides[-1].strip()
-    value, noun = split_noun(value)
-    if QUALIFIERS & set(words(part)):
-        return None
-    scales = [word for word in words(noun) if word in SCALES]
-    noun = " ".join(word for word in noun.split() if word not in SCALES)
-    scale = Fraction(SCALES[scales[0]]) if scales else Fraction(1)
-    return Item(value, label, noun, scale) if value else None
 
 
 def _labelled(part: str) -> tuple[str, str]:

@@ -21,8 +21,6 @@ _COMMANDS = {
     "\v": "varnothing varphi vec vee vert",
     "\a": "alpha approx angle arctan arcsin arccos arg",
 }
-
-
 _TAILS = {
     control: sorted((name[1:] for name in names.split() if name[0] == _LETTERS[control]), key=len, reverse=True)
     for control, names in _COMMANDS.items()

@@ -76,21 +76,16 @@ def value(text: str) -> Value:
     for opening, closing in (("\\langle", "\\rangle"), ("\\{", "\\}")):
         if text.startswith(opening) and text.endswith(closing) and _is_whole(text, opening, closing):
             return _compound("()" if opening == "\\langle" else "\\{\\}", text[len(opening) : -len(closing)])
-    if (
-        text.startswith("-")
-        and isinstance(found := value(text[1:]), Compound)
-        and found.kind in ("()", "column", "row")
-    ):
+    found = value(text[1:]) if text.startswith("-") else None
+    if isinstance(found, Compound) and found.kind in ("()", "column", "row"):
         return Compound(found.kind, tuple(value(f"-({part.text})") for part in found.parts if isinstance(part, Scalar)))
     kind = brackets(text)
     if kind and len(top_level(text[1:-1], ",")) > 1:
         return _compound(kind, text[1:-1])
     expression = _expression(text)
-    if expression is None:
-        bare, noun = split_noun(text)
-        return (
-            Scalar(bare, _expression(bare), noun) if noun and not QUALIFIERS & set(words(noun)) else Scalar(text, None)
-        )
+    bare, noun = split_noun(text) if expression is None else (text, "")
+    if noun and not QUALIFIERS & set(words(noun)):
+        return Scalar(bare, _expression(bare), noun)
     return Scalar(text, expression)
 
 
@@ -175,12 +170,10 @@ def _compound(kind: str, inside: str) -> Compound:
 
 
 def _expression(text: str) -> Expression | None:
-    minutes = _MINUTES.fullmatch(text)
-    if minutes is not None:
-        size = (
-            Fraction(minutes["degrees"]) + Fraction(minutes["minutes"]) / 60 + Fraction(minutes["seconds"] or 0) / 3600
-        )
-        return Apply("*", (Number(-size if minutes["sign"] else size), Variable(DEGREE)))
+    if (match := _MINUTES.fullmatch(text)) is not None:
+        degrees, minutes, seconds = (Fraction(match[unit] or 0) for unit in ("degrees", "minutes", "seconds"))
+        size = degrees + minutes / 60 + seconds / 3600
+        return Apply("*", (Number(-size if match["sign"] else size), Variable(DEGREE)))
     exact = number(text)
     if exact is not None and "%" not in text:
         return Number(exact)
@@ -191,8 +184,8 @@ def _in_one_unit(left: Expression, right: Expression) -> tuple[Expression, Expre
     """Both without the sign of degrees, where only one of them has it."""
     if (DEGREE in variables(left)) == (DEGREE in variables(right)):
         return left, right
-    one = Number(Fraction(1))
-    return substituted(left, DEGREE, one), substituted(right, DEGREE, one)
+    one = {DEGREE: Number(Fraction(1))}
+    return substituted(left, one), substituted(right, one)
 
 
 def _rounds_to(reference: str, answer: Expression) -> bool:
