@@ -8,7 +8,7 @@ NUM_SPLITS = 3
 
 
 @pytest.mark.slow
-def test_two_ranks_give_the_reference_gradient_and_step_of_the_critic() -> None:
+def test_two_ranks_give_the_reference_gradient_and_step_of_the_critic():
     cases = on_ranks("critic_worker.py", ZERO_STAGES)
     assert len(cases) == len(ZERO_STAGES) * NUM_SPLITS
     for case, errors in cases.items():

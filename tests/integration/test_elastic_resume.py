@@ -23,7 +23,7 @@ def _stages(folder: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_two_ranks_resume_as_one_and_no_rank_waits_for_one_that_failed(tmp_path: Path) -> None:
+def test_two_ranks_resume_as_one_and_no_rank_waits_for_one_that_failed(tmp_path):
     stages = list(zip(_stages(tmp_path), LAYOUTS, strict=True))
     told = _two_ranks([(stage, written, dtype) for stage, (written, _, dtype) in stages], [], tmp_path / "faults")
     for stage, (_, read, dtype) in stages:
@@ -36,7 +36,7 @@ def test_two_ranks_resume_as_one_and_no_rank_waits_for_one_that_failed(tmp_path:
 
 
 @pytest.mark.slow
-def test_one_rank_resumes_as_two(tmp_path: Path) -> None:
+def test_one_rank_resumes_as_two(tmp_path):
     stages = list(zip(_stages(tmp_path), LAYOUTS, strict=True))
     for stage, (written, _, dtype) in stages:
         write_and_go_on(stage, written, dtype)

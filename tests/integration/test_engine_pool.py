@@ -82,7 +82,7 @@ def execution(engines: int, max_num_seqs: int = 2) -> ExecutionConfig:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def inputs(tmp_path_factory) -> dict[str, Path]:
     """Two suites, training prompts and a tiny random model."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "data" / "suites").mkdir(parents=True)
@@ -108,16 +108,14 @@ def run_stage(
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Path:
+def alone(tmp_path_factory, inputs) -> Path:
     """The evaluation by one engine, in the stage's own process."""
     out = run_stage("evaluate", tmp_path_factory.mktemp("alone") / "out", EVALUATION, inputs, execution(1))
     assert not (out / "logs").exists()
     return out
 
 
-def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(
-    tmp_path: Path, inputs: dict[str, Path], alone: Path
-) -> None:
+def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(tmp_path, inputs, alone):
     out = tmp_path / "out"
     with StagesInThread(lambda: run_stage("evaluate", out, EVALUATION, inputs, execution(2))) as stage:
         answers = out / "answers.jsonl"
@@ -135,7 +133,7 @@ def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Iterator[EnginePool]:
+def pool(tmp_path_factory, inputs) -> Iterator[EnginePool]:
     before = set(psutil.Process().children(recursive=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_engine, "EngineActor", GatedEngineActor)
@@ -163,7 +161,7 @@ class LentPool:
 
 
 @pytest.fixture
-def lent(pool: EnginePool, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def lent(pool, inputs, monkeypatch) -> None:
     """Stages of this process that ask for two engines have those of the pool, with the model in `inputs`."""
     pool.load_weights_from(inputs["model"] / "model", 0)
     monkeypatch.setattr(engine_pool, "EnginePool", lambda *_, **__: LentPool(pool))
@@ -177,16 +175,14 @@ def context_in(out: Path, stage: str, inputs: dict[str, Path]) -> StageContext:
 
 
 @pytest.fixture(scope="module")
-def measured_alone(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Path:
+def measured_alone(tmp_path_factory, inputs) -> Path:
     """The difficulty by one engine, in the stage's own process."""
     out = tmp_path_factory.mktemp("measured") / "out"
     return run_stage("difficulty", out, DIFFICULTY, inputs, execution(1, MANY_AT_ONCE))
 
 
 @pytest.mark.usefixtures("lent")
-def test_difficulty_measures_the_same_by_two_engines(
-    tmp_path: Path, measured_alone: Path, inputs: dict[str, Path]
-) -> None:
+def test_difficulty_measures_the_same_by_two_engines(tmp_path, measured_alone, inputs):
     out = tmp_path / "two"
     difficulty.run(DIFFICULTY, context_in(out, "difficulty", inputs))
     answers = (measured_alone / "answers.jsonl").read_bytes()
@@ -196,9 +192,7 @@ def test_difficulty_measures_the_same_by_two_engines(
 
 
 @pytest.mark.usefixtures("lent")
-def test_a_sweep_by_two_engines_draws_with_the_weights_that_were_swapped_in(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_by_two_engines_draws_with_the_weights_that_were_swapped_in(tmp_path, inputs, monkeypatch):
     """Each step's greedy responses are those of the embedded engine to its model."""
     copy = lambda checkpoint, start, tokenizer, dtype, folder: shutil.copytree(checkpoint, folder)  # noqa: E731
     monkeypatch.setattr(sweep, "export_checkpoint", copy)
@@ -246,7 +240,7 @@ def kill_at_its_gate(pool: EnginePool, work: Callable[[], list[Completion]]) -> 
         return working.result(timeout=PATIENCE_S)
 
 
-def test_two_calls_run_at_the_same_time(pool: EnginePool) -> None:
+def test_two_calls_run_at_the_same_time(pool):
     """Each engine waits at its gate in the middle of a call until both have come there."""
     expected, gates = pool.generate(REQUESTS, PARAMS), gates_of(pool)
     for gate in gates:
@@ -264,9 +258,7 @@ def test_two_calls_run_at_the_same_time(pool: EnginePool) -> None:
     assert pool.num_restarts == 0
 
 
-def test_a_replaced_engine_repeats_the_whole_call_with_the_weights_that_were_loaded_last(
-    pool: EnginePool, tmp_path: Path
-) -> None:
+def test_a_replaced_engine_repeats_the_whole_call_with_the_weights_that_were_loaded_last(pool, tmp_path):
     before, restarts = pool.generate(REQUESTS, PARAMS), pool.num_restarts
     write_wide_model(tmp_path / "other", seed=1)
     pool.load_weights_from(tmp_path / "other", 5)
@@ -281,7 +273,7 @@ def test_a_replaced_engine_repeats_the_whole_call_with_the_weights_that_were_loa
     assert both == [swapped, swapped]
 
 
-def test_an_engine_that_died_idle_is_replaced_when_weights_are_loaded(pool: EnginePool, tmp_path: Path) -> None:
+def test_an_engine_that_died_idle_is_replaced_when_weights_are_loaded(pool, tmp_path):
     write_wide_model(tmp_path / "third", seed=2)
     process = psutil.Process(ray.get(pool._engines.members[1].handle.pid.remote()))
     restarts = pool.num_restarts

@@ -5,7 +5,7 @@ from ranks import on_ranks
 
 
 @pytest.mark.slow
-def test_ranks_that_share_sequences_learn_what_the_references_learn() -> None:
+def test_ranks_that_share_sequences_learn_what_the_references_learn():
     found = on_ranks("sequence_worker.py", ranks=4)
     assert len(found["errors"]) == 6
     for case, error in found["errors"].items():

@@ -43,14 +43,14 @@ def folder(root: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start(tmp_path_factory) -> Path:
     start = tmp_path_factory.mktemp("start")
     tiny_model().save_pretrained(start)
     return start
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, start: Path) -> tuple[Path, list[dict[str, float]]]:
+def alone(tmp_path_factory, start) -> tuple[Path, list[dict[str, float]]]:
     """The model folder and the metrics of a run on one rank."""
     out = tmp_path_factory.mktemp("alone")
     return out / "model", sft(start, out, zero_stage=0)
@@ -67,9 +67,7 @@ def untimed(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("perf/")}
 
 
-def test_two_ranks_learn_what_one_learns(
-    tmp_path: Path, start: Path, alone: tuple[Path, list[dict[str, float]]]
-) -> None:
+def test_two_ranks_learn_what_one_learns(tmp_path, start, alone):
     runs = [{"model": start, "out": folder(tmp_path, str(index)), **case} for index, case in enumerate(CASES)]
     for run, history in zip(runs, on_two_ranks(runs), strict=True):
         assert_same(Path(str(run["out"])) / "model", alone[0], start)
@@ -78,9 +76,7 @@ def test_two_ranks_learn_what_one_learns(
             assert untimed(found) == pytest.approx(untimed(wanted), rel=1e-4)
 
 
-def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(
-    tmp_path: Path, start: Path, alone: tuple[Path, list[dict[str, float]]]
-) -> None:
+def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(tmp_path, start, alone):
     resumed_at, from_one = ENDS_AFTER - 1, folder(tmp_path, "from_one")
     shared: list[dict[str, object]] = [{"zero_stage": 2}, {"zero_stage": 3, "sequence_parallel": 2}]
     runs = [
@@ -96,9 +92,7 @@ def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(
     assert_same(from_one / "model", alone[0], start)
 
 
-def test_the_stage_survives_the_death_of_a_rank_and_sigterm_under_ray(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stage_survives_the_death_of_a_rank_and_sigterm_under_ray(tmp_path, request, monkeypatch):
     """With `cluster: ray` SFT has as many ranks as RL, here sharing sequences; a lost one ends the stage, which then
     resumes."""
     for name, value in Hold(tmp_path, "sft", 3).environment.items():

@@ -3,7 +3,7 @@
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -122,7 +122,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tmp_path, monkeypatch) -> Bench:
     made = Bench(tmp_path, monkeypatch)
     assert made.evaluate("first")[1] == 24
     return made
@@ -137,7 +137,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     ],
     ids=["confidence", "grader", "grader of a suite"],
 )
-def test_another_confidence_or_grader_draws_nothing(bench: Bench, settings: EvaluateSettings) -> None:
+def test_another_confidence_or_grader_draws_nothing(bench, settings):
     result, drawn = bench.evaluate("second", settings)
     assert (drawn, result.resumed_from) == (0, 0)
     assert bench.is_as_fresh("second", settings)
@@ -148,7 +148,7 @@ def test_another_confidence_or_grader_draws_nothing(bench: Bench, settings: Eval
     assert first.read_bytes() != second.read_bytes()
 
 
-def test_another_suite_or_decoding_draws_itself_alone(bench: Bench) -> None:
+def test_another_suite_or_decoding_draws_itself_alone(bench):
     write_data(bench.root / "more", "b", "a", "c")
     assert bench.evaluate("second", data=bench.root / "more")[1] == 12
     assert bench.is_as_fresh("second", SETTINGS, data=bench.root / "more")
@@ -167,11 +167,11 @@ def test_another_suite_or_decoding_draws_itself_alone(bench: Bench) -> None:
         (evaluation(suites={"b": SuiteConfig(template="none")}), 12),
     ],
 )
-def test_what_is_drawn_otherwise_is_drawn_again(bench: Bench, settings: EvaluateSettings, drawn: int) -> None:
+def test_what_is_drawn_otherwise_is_drawn_again(bench, settings, drawn):
     assert bench.evaluate("second", settings)[1] == drawn
 
 
-def test_another_model_and_other_problems_are_asked_anew(bench: Bench) -> None:
+def test_another_model_and_other_problems_are_asked_anew(bench):
     write_model(bench.root / "other", seed=1)
     assert bench.evaluate("second", model=bench.root / "other")[1] == 24
     write_data(bench.root / "changed", "a", "b")
@@ -195,14 +195,14 @@ def discard(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, break_off, other_responses, discard])
-def test_an_evaluation_that_does_not_count_is_not_taken_from(bench: Bench, damage: Callable[[Path], None]) -> None:
+def test_an_evaluation_that_does_not_count_is_not_taken_from(bench, damage):
     bench.evaluate("eighth", SETTINGS.model_copy(update={"seed": 8}))
     damage(bench.root / "workspace" / "first" / SAMPLES_FILE)
     assert bench.evaluate("second")[1] == 24
     assert bench.is_as_fresh("second", SETTINGS)
 
 
-def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(bench: Bench) -> None:
+def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(bench):
     own = bench.root / "workspace" / "second"
     own.mkdir()
     grade = ResponseGrades("math", Grade(Outcome.WRONG, "5"), None)
@@ -216,13 +216,13 @@ def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(bench:
     assert [each.response for each in others] == [each.response for each in read_samples_of(own.parent / "first")][1:]
 
 
-def test_other_code_that_asks_draws_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_that_asks_draws_anew(bench, monkeypatch):
     known = evaluate.code_identity
     monkeypatch.setattr(evaluate, "code_identity", lambda rooms: {**known(rooms), "rollout": "edited"})
     assert bench.evaluate("second")[1] == 24
 
 
-def test_the_hashes_say_what_was_drawn_and_nothing_of_grading(bench: Bench) -> None:
+def test_the_hashes_say_what_was_drawn_and_nothing_of_grading(bench):
     bench.evaluate("second", evaluation(confidence=0.8))
     first, second = (bench.root / "workspace" / name / "responses.json" for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()

@@ -25,18 +25,18 @@ def said(code: str) -> str:
 
 
 @pytest.mark.parametrize("before", ["", "import torch; "])
-def test_torch_uses_what_is_chosen(before: str) -> None:
+def test_torch_uses_what_is_chosen(before):
     assert said(f"{before}{TOLD.format(instructions='avx2')}import torch; {ASKED}") == "AVX2"
     native = said(f"{before}{TOLD.format(instructions='native')}import torch; {ASKED}")
     assert native == torch.backends.cpu.get_cpu_capability()
 
 
-def test_sums_have_the_same_bits_in_both_orders() -> None:
+def test_sums_have_the_same_bits_in_both_orders():
     first = said(f"import torch; {TOLD.format(instructions='avx2')}{MULTIPLIED}")
     assert first == said(f"{TOLD.format(instructions='avx2')}import torch; {MULTIPLIED}")
 
 
-def test_a_process_that_has_chosen_already_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_chosen_already_is_refused(monkeypatch):
     for name in program._AVX2:
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")

@@ -38,7 +38,7 @@ def settings(**changes: object) -> DifficultySettings:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, Path]:
+def inputs(tmp_path) -> dict[str, Path]:
     """Six prompts with a trace each, and a model of which only the tokenizer and the context are looked at."""
     traced = [dataclasses.replace(prompt, traces=(Trace("\\boxed{1}", "t", True),)) for prompt in problems(6)]
     tokenizer = tiny_tokenizer()
@@ -70,9 +70,7 @@ def rates(out: Path) -> dict[str, int]:
     return {row["uid"]: row["num_correct"] for row in pq.read_table(out / "pass_rates.parquet").to_pylist()}
 
 
-def test_prompts_outside_the_bounds_are_left_out_and_the_others_are_as_they_were(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_outside_the_bounds_are_left_out_and_the_others_are_as_they_were(tmp_path, inputs, monkeypatch):
     engine = use(monkeypatch, Graded())
     result = run(settings(), context_in(tmp_path / "out", inputs))
     assert rates(tmp_path / "out") == {"p0": 0, "p1": 1, "p2": 2, "p3": 3, "p4": 4, "p5": 4}
@@ -83,9 +81,7 @@ def test_prompts_outside_the_bounds_are_left_out_and_the_others_are_as_they_were
     assert (tmp_path / "out" / "tokenizer" / "tokenizer_config.json").is_file()
 
 
-def test_a_draw_depends_on_seed_uid_and_sample_alone(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draw_depends_on_seed_uid_and_sample_alone(tmp_path, inputs, monkeypatch):
     def seeds(name: str, keep: int, num_samples: int, batch: int) -> dict[tuple[int, ...], list[int]]:
         kept = read_prompts(inputs["data"] / "train.parquet")[-keep:]
         (tmp_path / name).mkdir()
@@ -106,9 +102,7 @@ def test_a_draw_depends_on_seed_uid_and_sample_alone(
     assert {ids: sorted(all_of_them[ids][:3]) for ids in some} == {ids: sorted(some[ids]) for ids in some}
 
 
-def test_an_interrupted_stage_asks_for_the_rest_alone_and_ends_with_the_same_bytes(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_stage_asks_for_the_rest_alone_and_ends_with_the_same_bytes(tmp_path, inputs, monkeypatch):
     """Interrupted in its third batch, while the second one is graded, for which it does not wait."""
 
     def dies_late(prompt: str, seed: int) -> str:
@@ -129,9 +123,7 @@ def test_an_interrupted_stage_asks_for_the_rest_alone_and_ends_with_the_same_byt
         assert (tmp_path / "out" / output).read_bytes() == (tmp_path / "whole" / output).read_bytes()
 
 
-def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(tmp_path, inputs, monkeypatch):
     def run_as(name: str, consumed: str, **changes: object) -> int:
         engine, chosen = use(monkeypatch, by_seed), settings(**changes)
         context = context_in(tmp_path / "stages" / name, inputs)
@@ -149,9 +141,7 @@ def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(
     assert messages == ["reuses the responses sampled for other bounds in a"]
 
 
-def test_a_range_that_leaves_nothing_is_one_line_and_costs_no_second_draw(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_range_that_leaves_nothing_is_one_line_and_costs_no_second_draw(tmp_path, inputs, monkeypatch):
     use(monkeypatch, lambda prompt, seed: "\\boxed{77}")
     with pytest.raises(DataError) as refusal:
         run(settings(), context_in(tmp_path / "out", inputs))
@@ -165,18 +155,14 @@ def test_a_range_that_leaves_nothing_is_one_line_and_costs_no_second_draw(
     assert again.requests == []
 
 
-def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(tmp_path, inputs, monkeypatch):
     engine = use(monkeypatch, by_seed)
     with pytest.raises(DataError, match=r"6 of 6 prompts do not fit: .* lower data.max_prompt_tokens or difficulty"):
         run(settings(max_response_tokens=45), context_in(tmp_path / "out", inputs))
     assert engine.requests == []
 
 
-def test_truncated_responses_are_counted(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_responses_are_counted(tmp_path, inputs, monkeypatch):
     use(monkeypatch, lambda prompt, seed: "1" * 20)
     result = run(settings(min_pass_rate=0.0), context_in(tmp_path / "out", inputs))
     assert (result.metrics["truncated_share"], result.metrics["pass_rate"]) == (1.0, 0.0)
@@ -184,9 +170,7 @@ def test_truncated_responses_are_counted(
     assert (row["mean_tokens"], row["num_truncated"]) == (12.0, 4)
 
 
-def test_progress_counts_responses_of_all_attempts(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_counts_responses_of_all_attempts(tmp_path, inputs, monkeypatch):
     use(monkeypatch, Graded())
     run(settings(), context_in(tmp_path / "out", inputs))
     last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
@@ -195,7 +179,7 @@ def test_progress_counts_responses_of_all_attempts(
 
 
 @pytest.mark.slow
-def test_vllm_measures_and_resumes_to_the_same_pass_rates(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_vllm_measures_and_resumes_to_the_same_pass_rates(tmp_path, inputs):
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Qwen2Config(

@@ -51,7 +51,7 @@ def row(question: str, answer: str, reply: str) -> dict[str, object]:
     return {"data_source": "t", "prompt": question, "target": reply, "reward_model": reward}
 
 
-def test_everything_promised_is_written(tmp_path: Path) -> None:
+def test_everything_promised_is_written(tmp_path):
     result = prepare(tmp_path)
     assert set(result.outputs) == {
         "train.parquet", "sft.parquet", "rl_complement.parquet", "corpus.parquet", "suites/retention.parquet",
@@ -61,7 +61,7 @@ def test_everything_promised_is_written(tmp_path: Path) -> None:
     assert result.metrics["rows/train"] == len(read_prompts(tmp_path / "train.parquet")) == 30
 
 
-def test_prepared_rows_are_verified_and_within_the_limits(tmp_path: Path) -> None:
+def test_prepared_rows_are_verified_and_within_the_limits(tmp_path):
     prepare(tmp_path)
     tokenizer = load_tokenizer(tmp_path / "tokenizer")
     for prompt in read_prompts(tmp_path / "train.parquet"):
@@ -73,7 +73,7 @@ def test_prepared_rows_are_verified_and_within_the_limits(tmp_path: Path) -> Non
         assert tokenizer.unk_token_id not in prompt_ids
 
 
-def test_a_second_run_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_a_second_run_writes_the_same_bytes(tmp_path):
     outputs = prepare(tmp_path / "a").outputs
     prepare(tmp_path / "b")
     for output in outputs:
@@ -81,7 +81,7 @@ def test_a_second_run_writes_the_same_bytes(tmp_path: Path) -> None:
             assert one.read_bytes() == (tmp_path / "b" / one.relative_to(tmp_path / "a")).read_bytes()
 
 
-def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(tmp_path: Path) -> None:
+def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(tmp_path):
     prepare(tmp_path)
     suite, corpus = (read_prompts(tmp_path / name) for name in ("suites/retention.parquet", "corpus.parquet"))
     assert not any(prompt.traces for prompt in suite)
@@ -90,7 +90,7 @@ def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(tmp_pa
     assert card["sources"]["corpus"]["rejected"]["in_evaluation_suite"] == 200 - len(corpus)
 
 
-def test_rejected_and_malformed_rows_are_accounted_for(tmp_path: Path) -> None:
+def test_rejected_and_malformed_rows_are_accounted_for(tmp_path):
     rows = [
         row("1 + 1", "2", "\\boxed{2}"),
         row("1 + 1", "2", "\\boxed{2}"),
@@ -110,14 +110,14 @@ def test_rejected_and_malformed_rows_are_accounted_for(tmp_path: Path) -> None:
     assert card["malformed"] == {"reward_model.ground_truth": 1}
 
 
-def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path: Path) -> None:
+def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path):
     rows = [row("1 + 1", "2", "\\boxed{3}"), row("1" * 50, "2", "\\boxed{2}")]
     with pytest.raises(DataError, match=r"no row is left of 2: rejected 1 prompt_too_long, 1 trace_wrong") as caught:
         prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_left_says_what_would_help(tmp_path: Path) -> None:
+def test_nothing_left_says_what_would_help(tmp_path):
     asked = file_source(tmp_path / "d.jsonl", [row(f"What is 1 + {n}?", str(n + 1), "\\boxed{9}") for n in range(3)])
     with pytest.raises(
         DataError, match=r"rejected 3 in_evaluation_suite; use problems that are not in data\.suites or [^;]*$"
@@ -127,14 +127,14 @@ def test_nothing_left_says_what_would_help(tmp_path: Path) -> None:
         prepare(tmp_path / "b", train=asked)
 
 
-def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path):
     with pytest.raises(DataError, match=r"data\.rl: the complement is empty, .* lower data\.sft\.unique_train_exampl"):
         prepare(tmp_path / "all", rl="complement")
     prepare(tmp_path / "some", rl="complement", sft={"unique_train_examples": 20})
     assert len(read_prompts(tmp_path / "some" / "rl_complement.parquet")) == 10
 
 
-def test_a_suite_keeps_its_long_problems(tmp_path: Path) -> None:
+def test_a_suite_keeps_its_long_problems(tmp_path):
     rows = [row("1 + 1", "2", "\\boxed{2}"), row("1" * 90, "2", "\\boxed{2}")]
     suite = file_source(tmp_path / "suite.jsonl", rows)
     prepare(tmp_path / "out", suites={"long": suite})
@@ -142,7 +142,7 @@ def test_a_suite_keeps_its_long_problems(tmp_path: Path) -> None:
     assert [prompt.messages[-1].content for prompt in kept] == ["1 + 1", "1" * 90]
 
 
-def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_path: Path) -> None:
+def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_path):
     rows = [row("Which?", "C", "The answer is (C)"), row("Or?", "B", "The answer is (C)")]
     for one in rows:
         one["reward_model"]["style"] = "choice"  # type: ignore[index]
@@ -154,7 +154,7 @@ def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_pat
         prepare(tmp_path / "b", train=file_source(tmp_path / "rows.jsonl", rows))
 
 
-def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path: Path) -> None:
+def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path):
     own = {"role": "system", "content": "mine"}
     rows = [row("1 + 1", "2", "\\boxed{2}"), row("2 + 1", "3", "\\boxed{3}")]
     rows[1]["prompt"] = [own, {"role": "user", "content": "2 + 1"}]
@@ -163,19 +163,19 @@ def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path: Path) 
     assert [prompt.messages[0].content for prompt in prompts] == ["think", "mine"]
 
 
-def test_the_tokenizer_of_a_given_model_is_kept(tmp_path: Path) -> None:
+def test_the_tokenizer_of_a_given_model_is_kept(tmp_path):
     build_tokenizer(["0123456789 +-=r<>/think\\boxed{}Q"]).save_pretrained(tmp_path / "model")
     prepare(tmp_path / "out", model_path=str(tmp_path / "model"), corpus=None)
     assert "Q" in load_tokenizer(tmp_path / "out" / "tokenizer").get_vocab()
 
 
 @pytest.mark.slow
-def test_a_large_corpus_is_prepared(tmp_path: Path) -> None:
+def test_a_large_corpus_is_prepared(tmp_path):
     corpus = {"kind": "arithmetic", "num_prompts": 20_000, "num_operations": (1, 2, 3, 4, 5, 6), "unique": False}
     result = prepare(tmp_path, corpus=corpus)
     assert result.metrics["rows/corpus"] > 19_000
 
 
-def test_the_program_and_its_workers_load_without_torch() -> None:
+def test_the_program_and_its_workers_load_without_torch():
     code = "import sys, luffy.stages.prepare_data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -77,7 +77,7 @@ class _Deadly:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_a_worker_that_is_killed_is_a_lost_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_killed_is_a_lost_process(tmp_path, monkeypatch):
     asked = settings(write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)]))
     monkeypatch.setattr(shards.FilterJob, "__reduce__", _Deadly.__reduce__)
     with pytest.raises(LostError, match=r"lower execution\.data_workers"):
@@ -89,13 +89,13 @@ def contents(out: Path, result: StageResult) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(monkeypatch) -> None:
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 10)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_shards")
-def test_rows_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
     rows = [luffy_row(n % 50, answer=1 if n % 7 == 0 else None) for n in range(60)]
     asked = settings(write(tmp_path / "d.parquet", rows), validation_prompts=5, filters={"near_duplicates": 0.9})
     one, three = prepare(tmp_path / "one", asked), prepare(tmp_path / "three", asked, workers=3)
@@ -104,7 +104,7 @@ def test_rows_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypatch):
     asked = settings(write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)]))
     undisturbed = contents(tmp_path / "a", prepare(tmp_path / "a", asked))
     work, begun = ShardWorker.work, []
@@ -125,7 +125,7 @@ def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_a_killed_program_continues_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_program_continues_and_leaves_no_process(tmp_path, monkeypatch):
     source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(8_000)])
     asked = settings(source, max_prompt_tokens=500)
     script = tmp_path / "prepare.py"
@@ -165,7 +165,7 @@ def psutil_children(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
-def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path: Path) -> None:
+def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path):
     rows = [luffy_row(n) for n in range(20)]
     source = write(tmp_path / "d.parquet", rows)
     prepare(tmp_path / "out", settings(source, luffy_parquet=True))
@@ -179,7 +179,7 @@ def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path: Pat
 
 
 @pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
-def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path: Path) -> None:
+def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path):
     path = DATASETS / "luffy_eval" / "valid.all.parquet"
     train = {"kind": "file", "path": str(path), "max_rows": 700}
     prepare(tmp_path, settings(train, luffy_parquet=True, max_prompt_tokens=5000))
@@ -195,7 +195,7 @@ def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path: Path) -> 
     assert len(written) > 400
 
 
-def test_the_splits_share_the_prompts_out(tmp_path: Path) -> None:
+def test_the_splits_share_the_prompts_out(tmp_path):
     rows = [luffy_row(n, answer=0 if n % 10 == 9 else None) for n in range(40)]
     view = {"unique_train_examples": 12}
     prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), sft=view, validation_prompts=6))
@@ -207,14 +207,14 @@ def test_the_splits_share_the_prompts_out(tmp_path: Path) -> None:
     assert not any(prompt.traces for prompt in read_prompts(tmp_path / "rl_complement.parquet"))
 
 
-def test_sft_sees_correct_traces_alone_where_rl_keeps_all(tmp_path: Path) -> None:
+def test_sft_sees_correct_traces_alone_where_rl_keeps_all(tmp_path):
     rows = [luffy_row(n, answer=0 if n % 2 else None) for n in range(1, 11)]
     prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), require_verified_traces=False))
     assert len(read_prompts(tmp_path / "train.parquet")) == 10
     assert [p.traces[0].verified for p in read_prompts(tmp_path / "sft.parquet")] == [True] * 5
 
 
-def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path: Path) -> None:
+def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path):
     rows = [luffy_row(10**n) for n in range(9)]
     found = {}
     for side in ("easy", "hard"):
@@ -225,7 +225,7 @@ def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path: Path) -> None:
     assert abs(len(found["easy"]) - len(found["hard"])) <= 2
 
 
-def test_the_card_names_what_was_and_was_not_checked(tmp_path: Path) -> None:
+def test_the_card_names_what_was_and_was_not_checked(tmp_path):
     contaminated = {**luffy_row(1), "prompt": [{"role": "user", "content": "secret problem"}]}
     bench = tmp_path / "bench.jsonl"
     bench.write_text(json.dumps({"q": "Secret  problem", "a": "2"}))
@@ -248,7 +248,7 @@ def test_the_card_names_what_was_and_was_not_checked(tmp_path: Path) -> None:
     assert "not checked: aime24" in (tmp_path / "out" / "card.md").read_text()
 
 
-def test_near_duplicates_and_equal_problems_are_counted_apart(tmp_path: Path) -> None:
+def test_near_duplicates_and_equal_problems_are_counted_apart(tmp_path):
     long = " ".join(f"w{n}" for n in range(60))
     texts = [long, long.upper(), long + " end", "another"]
     rows = [{**luffy_row(1), "prompt": [{"role": "user", "content": text}]} for text in texts]
@@ -265,16 +265,14 @@ def test_near_duplicates_and_equal_problems_are_counted_apart(tmp_path: Path) ->
         ({"validation_prompts": 5}, "data.validation_prompts: 5 of the 5 training prompts would leave none"),
     ],
 )
-def test_what_cannot_be_cut_out_is_refused(tmp_path: Path, changes: dict, reason: str) -> None:
+def test_what_cannot_be_cut_out_is_refused(tmp_path, changes, reason):
     source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(5)])
     with pytest.raises(DataError, match=reason):
         prepare(tmp_path / "out", settings(source, **changes))
 
 
 @pytest.mark.parametrize(("view", "in_sft"), [("all", 5), (3, 3)])
-def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_complement(
-    tmp_path: Path, view: object, in_sft: int
-) -> None:
+def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_complement(tmp_path, view, in_sft):
     rows = [luffy_row(n, answer=0 if n % 2 else None) for n in range(1, 11)]
     sft_view = {"unique_train_examples": view}
     asked = settings(write(tmp_path / "d.parquet", rows), require_verified_traces=False, sft=sft_view)
@@ -291,7 +289,7 @@ def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_comple
         )
 
 
-def test_a_correct_trace_that_comes_by_merging_counts(tmp_path: Path) -> None:
+def test_a_correct_trace_that_comes_by_merging_counts(tmp_path):
     rows = [luffy_row(1, answer=0), luffy_row(1), luffy_row(2, answer=0)]
     prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), require_verified_traces=False))
     (one,) = read_prompts(tmp_path / "sft.parquet")
@@ -299,7 +297,7 @@ def test_a_correct_trace_that_comes_by_merging_counts(tmp_path: Path) -> None:
     assert [p.messages[-1].content for p in read_prompts(tmp_path / "rl_complement.parquet")] == ["2 + 1 = ?"]
 
 
-def test_no_problem_of_another_split_comes_back_by_a_row_that_lost_its_trace(tmp_path: Path) -> None:
+def test_no_problem_of_another_split_comes_back_by_a_row_that_lost_its_trace(tmp_path):
     rows = [luffy_row(n) for n in range(10)]
     again = [luffy_row(n, answer=0) for n in [*range(10), 77, 77]]
     for row, spaces in zip(again, itertools.cycle([" ", "  "])):
@@ -331,9 +329,7 @@ def riddles(purpose, seed, options): return Riddles(*(int(n) for n in open(optio
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("which", ["train", "benchmark"])
-def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
-) -> None:
+def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(tmp_path, monkeypatch, which):
     (tmp_path / "my_changing.py").write_text(CHANGING)
     monkeypatch.syspath_prepend(tmp_path)
     sizes = {"train": tmp_path / "train.txt", "benchmark": tmp_path / "benchmark.txt"}

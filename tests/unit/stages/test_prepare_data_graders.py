@@ -83,9 +83,7 @@ def prepare(out: Path, rows: list[dict[str, object]], grading: GradingConfig, wo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_kind_of_grader_works_in_every_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge_url: str, workers: int
-) -> None:
+def test_every_kind_of_grader_works_in_every_process(tmp_path, monkeypatch, judge_url, workers):
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 4)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_graders.py").write_text(OWN)
@@ -116,9 +114,7 @@ def test_every_kind_of_grader_works_in_every_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_grader_that_nobody_has_is_refused_whichever_process_meets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_a_grader_that_nobody_has_is_refused_whichever_process_meets_it(tmp_path, monkeypatch, workers):
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 4)
     rows = [row(n, "prose" if n == 9 else "rule", "2", "\\boxed{2}") for n in range(12)]
     with pytest.raises(DataError, match=r"data\.train: field reward_model\.style names prose, which is no grader"):

@@ -17,7 +17,7 @@ SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 TRACE = "1 +1\n=2 -0\n=2\n\\boxed{2}"
 
 
-def test_anchors_cut_a_trace_between_its_lines_also_where_the_template_opens_the_reasoning(tmp_path: Path) -> None:
+def test_anchors_cut_a_trace_between_its_lines_also_where_the_template_opens_the_reasoning(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template += "{{ '<think>\\n' }}"
     tokenizer.save_pretrained(tmp_path / "model")

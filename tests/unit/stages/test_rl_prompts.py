@@ -50,20 +50,18 @@ def rl_on(folder: Path, complement: int, *overrides: str) -> None:
         ([APART], 0, r"data\.rl: the complement is empty, .* lower data\.sft\.unique_train_examples"),
     ],
 )
-def test_rl_reads_the_prompts_that_data_rl_names(
-    tmp_path: Path, overrides: list[str], complement: int, line: str
-) -> None:
+def test_rl_reads_the_prompts_that_data_rl_names(tmp_path, overrides, complement, line):
     with pytest.raises(DataError, match=line):
         rl_on(tmp_path, complement, *overrides)
 
 
 @pytest.mark.parametrize(("method", "setting"), [("luffy", "off_policy"), ("guide", "hint"), ("bread", "anchor")])
-def test_a_method_with_traces_is_refused_where_no_prompt_has_one(tmp_path: Path, method: str, setting: str) -> None:
+def test_a_method_with_traces_is_refused_where_no_prompt_has_one(tmp_path, method, setting):
     with pytest.raises(DataError, match=rf"objective\.group\.{setting} uses traces, and no training prompt has one"):
         rl_on(tmp_path, 0, "chain=rl", f"method={method}")
 
 
-def test_the_prompts_are_part_of_rls_identity_and_of_no_other() -> None:
+def test_the_prompts_are_part_of_rls_identity_and_of_no_other():
     for stage in ("prepare_data", "sft"):
         assert identifying(settings_of(stage, APART)) == identifying(settings_of(stage, "chain=sft_then_rl"))
     apart, together = (identifying(settings_of("rl", chain)) for chain in (APART, "chain=sft_then_rl"))
@@ -78,6 +76,6 @@ def test_the_prompts_are_part_of_rls_identity_and_of_no_other() -> None:
         (["difficulty={}"], "data.rl: complement has prompts that the stage difficulty does not measure"),
     ],
 )
-def test_what_needs_traces_or_pass_rates_is_refused_at_load_time(overrides: list[str], line: str) -> None:
+def test_what_needs_traces_or_pass_rates_is_refused_at_load_time(overrides, line):
     with pytest.raises(ConfigError, match=line):
         load_experiment(SMOKE, [APART, *overrides])

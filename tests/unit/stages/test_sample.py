@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def settings(number: int = 1, **changes: object) -> SampleSettings:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, Path]:
+def inputs(tmp_path) -> dict[str, Path]:
     """Six prompts with somebody else's trace each, and a model that is a tokenizer and a context."""
     traced = [dataclasses.replace(prompt, traces=(Trace("\\boxed{1}", "t", True),)) for prompt in problems(6)]
     for folder in (tmp_path / "data" / "tokenizer", tmp_path / "base" / "0123abcd" / "model"):
@@ -56,9 +55,7 @@ def by_seed(prompt: str, seed: int) -> str:
     return f"{'+' * (seed % 3)}\\boxed{{{number_in(prompt) + seed // 3 % 2}}}"
 
 
-def test_the_answers_that_are_kept_say_who_wrote_them_and_how(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answers_that_are_kept_say_who_wrote_them_and_how(tmp_path, inputs, monkeypatch):
     def script(prompt: str, seed: int) -> str:
         """Prompt 0 is never solved; of the others, the third answer is the second again and the fourth is cut."""
         number = number_in(prompt)
@@ -88,9 +85,7 @@ def test_the_answers_that_are_kept_say_who_wrote_them_and_how(
     assert all((tmp_path / "out" / output).exists() for output in result.outputs)
 
 
-def test_log_probabilities_are_left_out_where_the_text_is_encoded_as_other_tokens(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probabilities_are_left_out_where_the_text_is_encoded_as_other_tokens(tmp_path, inputs, monkeypatch):
     class CharacterEngine(ScriptedEngine):
         """Samples `boxed` character by character, which the tokenizer would write as one token."""
 
@@ -107,9 +102,7 @@ def test_log_probabilities_are_left_out_where_the_text_is_encoded_as_other_token
     assert [(trace.logprobs, trace.num_tokens) for trace in traces] == [(None, 10)] * 6
 
 
-def test_an_interrupted_stage_draws_nothing_twice_and_ends_with_the_same_bytes(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_stage_draws_nothing_twice_and_ends_with_the_same_bytes(tmp_path, inputs, monkeypatch):
     def dies_late(prompt: str, seed: int) -> str:
         if len(first.requests) > 16:
             raise KeyboardInterrupt
@@ -127,9 +120,7 @@ def test_an_interrupted_stage_draws_nothing_twice_and_ends_with_the_same_bytes(
         assert (tmp_path / "out" / output).read_bytes() == (tmp_path / "whole" / output).read_bytes()
 
 
-def test_what_is_sampled_depends_on_the_round_and_not_on_batches(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_sampled_depends_on_the_round_and_not_on_batches(tmp_path, inputs, monkeypatch):
     def sampled(name: str, number: int, batch: int) -> tuple[set[int], bytes]:
         engine = use(monkeypatch, by_seed)
         run(settings(number), context_in(tmp_path / name, inputs, batch))
@@ -140,9 +131,7 @@ def test_what_is_sampled_depends_on_the_round_and_not_on_batches(
     assert len(one[0]) == 24 and one[0].isdisjoint(other[0])
 
 
-def test_another_rule_of_keeping_reuses_what_was_sampled(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_rule_of_keeping_reuses_what_was_sampled(tmp_path, inputs, monkeypatch):
     def run_as(name: str, **changes: object) -> int:
         engine, chosen = use(monkeypatch, by_seed), settings(**changes)
         context = context_in(tmp_path / "stages" / name, inputs)
@@ -161,9 +150,7 @@ def test_another_rule_of_keeping_reuses_what_was_sampled(
     assert messages == ["reuses the responses sampled for another sample.keep in a"]
 
 
-def test_a_stage_whose_deletion_was_interrupted_is_not_adopted(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_whose_deletion_was_interrupted_is_not_adopted(tmp_path, inputs, monkeypatch):
     def run_as(name: str) -> int:
         engine = use(monkeypatch, by_seed)
         context = context_in(tmp_path / "stages" / name, inputs)
@@ -187,21 +174,19 @@ def test_a_stage_whose_deletion_was_interrupted_is_not_adopted(
     ],
 )
 def test_a_round_without_a_trace_is_one_line(
-    tmp_path: Path,
-    inputs: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    script: Callable[[str, int], str],
-    line: str,
-) -> None:
+    tmp_path,
+    inputs,
+    monkeypatch,
+    script,
+    line,
+):
     use(monkeypatch, script)
     with pytest.raises(DataError, match=line) as refusal:
         run(settings(), context_in(tmp_path / "out", inputs))
     assert "\n" not in str(refusal.value)
 
 
-def test_right_games_of_the_policy_become_traces_of_their_turns(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_right_games_of_the_policy_become_traces_of_their_turns(tmp_path, inputs, monkeypatch):
     """The scripted policy always guesses 3: it finds 3 at once, and everything else never."""
     games = [
         dataclasses.replace(prompt, ground_truth=str(number), grader="exact", extra_info={"number": number})

@@ -47,9 +47,7 @@ def train(settings: SFTSettings, folder: Path, max_tokens: int) -> None:
     run_supervised(settings, context, ranks, rows, LASTING, GpuHours(out), max_tokens=max_tokens)
 
 
-def test_a_kill_after_max_tokens_has_ended_training_costs_no_further_step(
-    settings: SFTSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_after_max_tokens_has_ended_training_costs_no_further_step(settings, tmp_path, monkeypatch):
     train(settings, tmp_path / "whole", max_tokens=1)
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr(SupervisedRank, "export", kill)

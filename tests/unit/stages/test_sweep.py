@@ -35,7 +35,7 @@ def protocol(engine: str = "transformers") -> EvaluateSettings:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+def inputs(tmp_path, monkeypatch) -> dict[str, Path]:
     """A suite, and an RL stage whose checkpoints are plain model folders, exported by copying them."""
     data, rl = tmp_path / "data", tmp_path / "rl"
     (data / "suites").mkdir(parents=True)
@@ -66,9 +66,7 @@ def alone(tmp_path: Path, inputs: dict[str, Path], step: int, engine: str = "tra
     return (tmp_path / f"out-{step}" / "samples.jsonl.zst").read_bytes()
 
 
-def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(tmp_path, inputs, monkeypatch):
     opened: list[Path] = []
     start = TransformersEngine.from_folder
     monkeypatch.setattr(
@@ -85,9 +83,7 @@ def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(
     assert not (tmp_path / "out" / "swap").exists()
 
 
-def test_a_killed_sweep_asks_only_for_what_is_left(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_sweep_asks_only_for_what_is_left(tmp_path, inputs, monkeypatch):
     settings, out = SweepSettings(protocol=protocol(), steps=STEPS), tmp_path / "out"
     with answers_stay():
         sweep.run(settings, context_in(out, inputs))
@@ -103,14 +99,12 @@ def test_a_killed_sweep_asks_only_for_what_is_left(
     assert sweep.run(settings, context_in(out, inputs)).resumed_from == 24
 
 
-def test_a_step_without_a_checkpoint_is_named_with_those_that_are_there(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_a_step_without_a_checkpoint_is_named_with_those_that_are_there(tmp_path, inputs):
     with pytest.raises(DataError, match=r"no checkpoint of step 30; there are: 20, 40"):
         sweep.run(SweepSettings(protocol=protocol(), steps=(20, 30)), context_in(tmp_path / "out", inputs))
 
 
-def test_the_page_stands_alone(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_the_page_stands_alone(tmp_path, inputs):
     sweep.run(SweepSettings(protocol=protocol(), steps=STEPS), context_in(tmp_path / "out", inputs))
     html = (tmp_path / "out" / "curve.html").read_text()
     assert html.count("<svg") == 2
@@ -118,7 +112,7 @@ def test_the_page_stands_alone(tmp_path: Path, inputs: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_vllm_draws_with_the_weights_that_were_swapped_in(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_vllm_draws_with_the_weights_that_were_swapped_in(tmp_path, inputs):
     """By one engine; tests/integration/test_engine_pool.py sweeps by two."""
     settings = SweepSettings(protocol=protocol("vllm"), steps=STEPS)
     sweep.run(settings, context_in(tmp_path / "out", inputs))

@@ -81,7 +81,7 @@ class Failing(GuessingGame):
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, Path]:
+def inputs(tmp_path) -> dict[str, Path]:
     data = tmp_path / "data"
     (data / "suites").mkdir(parents=True)
     games = [replace(prompt, traces=()) for prompt in load_source(SOURCE, "train", 3).prompts]
@@ -132,7 +132,7 @@ def card_in(out: Path) -> SynthesisCard:
     return read_synthesis_card(out / "card.json")
 
 
-def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid() -> None:
+def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid():
     prompt = Prompt("u", "d", (Message("user", "q"),), "7")
     game = GuessNumberEnvironment(kind="guess_number")
     earlier = "014877da2600c8f203ab8a619e4a5394562f3eafc320922abac5f323906a57b3"
@@ -140,9 +140,7 @@ def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid() -> No
     assert episode_key("first", prompt, GAME) != earlier
 
 
-def test_right_games_become_traces_that_the_environment_answers_again_as_recorded(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_right_games_become_traces_that_the_environment_answers_again_as_recorded(tmp_path, inputs):
     with served(halving) as endpoint:
         run(settings(), context_in(tmp_path / "out", inputs, endpoint.url))
     prompts = read_prompts(tmp_path / "out" / "sft.parquet")
@@ -158,7 +156,7 @@ def test_right_games_become_traces_that_the_environment_answers_again_as_recorde
     assert any(len(set(each.source)) == 2 for each in encoded)  # the author's tokens and the environment's
 
 
-def test_the_card_and_the_budget_count_every_turn(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_the_card_and_the_budget_count_every_turn(tmp_path, inputs):
     with served(halving) as endpoint:
         run(settings(), context_in(tmp_path / "all", inputs, endpoint.url))
         card = card_in(tmp_path / "all").teachers["r1"]
@@ -174,9 +172,7 @@ def test_the_card_and_the_budget_count_every_turn(tmp_path: Path, inputs: dict[s
     assert some.num_tokens == 2 * (len(endpoint.asked) - asked)
 
 
-def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(tmp_path, inputs, monkeypatch):
     """Even where the environment answers otherwise today: the conversation stays as the teacher saw it."""
     asked, is_well = itertools.count(), threading.Event()
     log = tmp_path / "out" / "paid_answers.jsonl"
@@ -215,9 +211,7 @@ def _play(out: Path, inputs: dict[str, Path], url: str) -> None:
 
 
 @pytest.mark.slow
-def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(tmp_path, inputs):
     reached, is_dead = threading.Event(), threading.Event()
     lock, given = threading.Lock(), Counter[int]()
 
@@ -262,7 +256,7 @@ def failing(max_failed_share: float) -> SynthesizeSettings:
     )
 
 
-def test_a_crashed_game_is_an_outcome_with_its_reason(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_crashed_game_is_an_outcome_with_its_reason(tmp_path, inputs):
     with served(halving) as endpoint:
         run(failing(1.0), context_in(tmp_path / "out", inputs, endpoint.url))
     card = card_in(tmp_path / "out").teachers["r1"]
@@ -271,7 +265,7 @@ def test_a_crashed_game_is_an_outcome_with_its_reason(tmp_path: Path, inputs: di
     assert "RuntimeError: out of dice" in (tmp_path / "out" / "paid_answers.jsonl").read_text()
 
 
-def test_too_many_crashes_end_the_stage_and_their_turns_stay_paid(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_too_many_crashes_end_the_stage_and_their_turns_stay_paid(tmp_path, inputs):
     with served(halving) as endpoint:
         with pytest.raises(EnvironmentFault, match=r"failed in \d+ of 12 episodes"):
             run(failing(0.1), context_in(tmp_path / "out", inputs, endpoint.url))
@@ -281,9 +275,7 @@ def test_too_many_crashes_end_the_stage_and_their_turns_stay_paid(tmp_path: Path
         assert len(endpoint.asked) == asked
 
 
-def test_a_model_folder_plays_as_an_endpoint_does(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_folder_plays_as_an_endpoint_does(tmp_path, inputs, monkeypatch):
     tokenizer = load_tokenizer(inputs["data"] / "tokenizer")
     folder = tmp_path / "teacher" / "model"
     tokenizer.save_pretrained(folder)
