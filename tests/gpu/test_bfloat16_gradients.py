@@ -6,15 +6,7 @@ import functools
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
-from reference.gradient_case import (
-    OPTIMIZER,
-    VOCABULARY,
-    execution,
-    make_batch,
-    reference_step,
-    relative_l2,
-    step_of,
-)
+from reference.gradient_case import OPTIMIZER, VOCABULARY, execution, make_batch, reference_step, relative_l2, step_of
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.errors import ConfigError

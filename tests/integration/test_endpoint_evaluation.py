@@ -37,10 +37,7 @@ def evaluate(root: Path, url: str) -> dict[str, Recorder]:
 
 
 def test_an_endpoint_that_dies_costs_nothing_and_its_model_is_on_the_leaderboard(
-    tmp_path,
-    request,
-    monkeypatch,
-    capsys,
+    tmp_path, request, monkeypatch, capsys
 ):
     monkeypatch.setenv("SERVED_KEY", KEY)
     request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment

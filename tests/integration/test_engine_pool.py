@@ -37,12 +37,7 @@ from luffy.stages import difficulty, evaluate, sweep
 from luffy.stages.evaluate import OUTPUTS
 from luffy.stages.program import StageContext
 
-pytestmark = [
-    needs_vllm,
-    pytest.mark.slow,
-    needs_no_gpu,
-    pytest.mark.usefixtures("warm_stages"),
-]
+pytestmark = [needs_vllm, pytest.mark.slow, needs_no_gpu, pytest.mark.usefixtures("warm_stages")]
 TESTS = Path(__file__).parents[1]
 GREEDY_AND_SAMPLED = {"greedy": {"temperature": 0.0}, "hot": {"temperature": 1.0, "num_samples": 2}}
 EVALUATION = EvaluateSettings(

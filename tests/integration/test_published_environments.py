@@ -97,9 +97,7 @@ def test_a_single_turn_of_reasoning_gym():
     texts = [f"<answer>{sums[0]}</answer>", f"<answer>{sums[1] + 1}</answer>", f"It is {sums[2]}", "<answer>?</answer>"]
     here = [scores_here(config, prompt, [text]) for prompt, text in zip(prompts, texts, strict=True)]
     theirs = own_evaluation(
-        "reasoning_gym_env",
-        arguments,
-        [case(prompt, *said(text)) for prompt, text in zip(prompts, texts, strict=True)],
+        "reasoning_gym_env", arguments, [case(prompt, *said(text)) for prompt, text in zip(prompts, texts, strict=True)]
     )
     assert here == theirs
     assert [scores["reward"] for scores in here][:2] == [1.0, 0.0]

@@ -99,9 +99,7 @@ def test_greedy_rollouts_before_an_update_are_the_same_tokens(pair):
     assert all(set(c.weight_versions) == {0} for c in found)
 
 
-def test_engine_and_trainer_logprobs_agree_around_a_publish_and_the_update_equals_that_of_one_process(
-    pair,
-):
+def test_engine_and_trainer_logprobs_agree_around_a_publish_and_the_update_equals_that_of_one_process(pair):
     first = pair.ray.engine.generate(REQUESTS, params())
     assert largest_gap(pair.export("start"), REQUESTS, first) < MAX_GAP
 

@@ -56,7 +56,7 @@ print(sorted(os.listdir("/")), os.listdir("/tmp"), os.getcwd(), os.getuid())
     assert (nothing, no_canary) == ("[]", "[]")
     assert "CANARY" not in variables and variables.endswith(" None")
     assert set(json.loads(places.partition("]")[0].replace("'", '"') + "]")) <= {
-        *("dev", "etc", "interpreter.py", "lib", "lib64", "python", "tmp", "usr"),
+        *("dev", "etc", "interpreter.py", "lib", "lib64", "python", "tmp", "usr")
     }
     assert places.endswith(" [] /tmp 65534")
 

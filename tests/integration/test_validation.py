@@ -188,10 +188,7 @@ def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(shorter, ups
     ("overrides", "line"),
     [
         (("sft.validation={every: 2, suites: [longer], max_response_tokens: 120}",), "lower validation.max"),
-        (
-            ("sft.steps=null", "sft.epochs=1", "sft.validation={every: 9, suites: [longer]}"),
-            "above the stage's 2",
-        ),
+        (("sft.steps=null", "sft.epochs=1", "sft.validation={every: 9, suites: [longer]}"), "above the stage's 2"),
     ],
 )
 def test_what_only_the_data_can_tell_is_refused_before_training(overrides, line, upstream, tmp_path):

@@ -49,12 +49,7 @@ def silence() -> NoAnswer:
         (None, None),
     ],
 )
-def test_long_waits_are_said_once_for_all_requests_that_wait(
-    failure,
-    said,
-    caplog,
-    monkeypatch,
-):
+def test_long_waits_are_said_once_for_all_requests_that_wait(failure, said, caplog, monkeypatch):
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

@@ -216,14 +216,7 @@ DROPPED = LoRAConfig(rank=8, alpha=16.0, dropout=0.1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("vocabulary", [64, 8192], ids=["fullest in a layer", "fullest in the head"])
-def test_the_estimate_bounds_the_peak_of_a_pass(
-    vocabulary,
-    checkpointing,
-    dtype,
-    layout,
-    lora,
-    monkeypatch,
-):
+def test_the_estimate_bounds_the_peak_of_a_pass(vocabulary, checkpointing, dtype, layout, lora, monkeypatch):
     config = config_of("qwen2 untied", vocab_size=vocabulary)
     model, tokens, chunk = model_of(config, dtype, layout), 4 * 256, 128
     adapter = None if lora is None else Adapter(model, lora, seed=0)
@@ -371,10 +364,7 @@ REFERENCE, SHARDED, MOVED = "method=reinforce_pp", "execution.zero_stage=3", "ex
     ("overrides", "parts"),
     [
         ((), {"weights": 2 * P, "gradients": 4 * P / 8, "optimizer": 12 * P / 8, "logits": 2048 * 152064 * 20}),
-        (
-            (ADAPTED,),
-            {"weights": 2 * (P + FACTORS), "gradients": 4 * FACTORS / 8, "optimizer": 12 * FACTORS / 8},
-        ),
+        ((ADAPTED,), {"weights": 2 * (P + FACTORS), "gradients": 4 * FACTORS / 8, "optimizer": 12 * FACTORS / 8}),
         ((REFERENCE,), {"frozen reference": 2 * P}),
         ((REFERENCE, ADAPTED), {"frozen reference": 0}),  # it is the policy without the adapter
         (("method=opd", TEACHER), {"frozen teacher": 4 * 1_543_714_304, "frozen reference": 0}),

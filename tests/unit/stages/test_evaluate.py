@@ -115,8 +115,7 @@ def test_a_suite_that_was_not_prepared_is_one_line(tmp_path, inputs):
 
 
 @pytest.mark.parametrize(
-    ("response", "advised"),
-    [("who knows", ["greedy, longer, base", "hot/1, longer, base"]), ("\\boxed{7}", [])],
+    ("response", "advised"), [("who knows", ["greedy, longer, base", "hot/1, longer, base"]), ("\\boxed{7}", [])]
 )
 def test_suites_without_readable_answers_are_advised_on(tmp_path, inputs, monkeypatch, response, advised):
     use(monkeypatch, lambda prompt, seed: response)

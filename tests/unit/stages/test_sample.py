@@ -173,13 +173,7 @@ def test_a_stage_whose_deletion_was_interrupted_is_not_adopted(tmp_path, inputs,
         ),
     ],
 )
-def test_a_round_without_a_trace_is_one_line(
-    tmp_path,
-    inputs,
-    monkeypatch,
-    script,
-    line,
-):
+def test_a_round_without_a_trace_is_one_line(tmp_path, inputs, monkeypatch, script, line):
     use(monkeypatch, script)
     with pytest.raises(DataError, match=line) as refusal:
         run(settings(), context_in(tmp_path / "out", inputs))

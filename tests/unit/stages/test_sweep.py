@@ -26,10 +26,7 @@ STEPS = (20, 40)
 
 
 def protocol(engine: str = "transformers") -> EvaluateSettings:
-    decodings = {
-        "greedy": DecodingConfig(temperature=0.0),
-        "hot": DecodingConfig(temperature=1.0, num_samples=2),
-    }
+    decodings = {"greedy": DecodingConfig(temperature=0.0), "hot": DecodingConfig(temperature=1.0, num_samples=2)}
     evaluation = EvaluationConfig.model_validate({"decodings": decodings, "max_response_tokens": 16, "engine": engine})
     return EvaluateSettings(seed=7, dtype="float32", evaluation=evaluation, grading=GradingConfig())
 

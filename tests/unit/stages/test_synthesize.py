@@ -462,10 +462,7 @@ def test_requests_that_are_all_rejected_are_a_mistake_and_no_outcome(tmp_path, i
     def rejects(path: str, body: dict) -> Reply:
         return refusal(400, "top_p is not supported")
 
-    with (
-        served(rejects) as endpoint,
-        pytest.raises(ConfigError, match=r"refuses the request: .*top_p is not"),
-    ):
+    with served(rejects) as endpoint, pytest.raises(ConfigError, match=r"refuses the request: .*top_p is not"):
         run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
     assert (tmp_path / "o" / "paid_answers.jsonl").read_bytes() == b""
 
