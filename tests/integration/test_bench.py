@@ -6,7 +6,7 @@ import pytest
 from installed import needs_vllm
 
 from luffy.cli.main import main
-from luffy.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR
+from luffy.errors import EXIT_FAILURE, EXIT_OK
 
 pytestmark = pytest.mark.slow
 SMOKE = "exp_configs/smoke.yaml"
@@ -49,9 +49,3 @@ def test_a_stage_that_cannot_run_gives_its_reason_and_the_others_are_measured(tm
     (line,) = [line for line in shown.splitlines() if line.startswith("rl: not measured: ")]
     assert "max_num_batched_tokens: 8 is less than one sequence" in line
     assert "evaluate_base: " in shown and "without rl, report" in shown
-
-
-def test_a_comparison_is_refused_in_one_line(tmp_path, capsys):
-    code = main(["bench", "exp_configs/compare_arithmetic.yaml", "--workspace", str(tmp_path)])
-    assert code == EXIT_USER_ERROR
-    assert "is a comparison of methods" in capsys.readouterr().err
