@@ -6,58 +6,32 @@ import os
 from pathlib import Path
 
 import pytest
+from synthetic.preparation import prepare as prepared
+from synthetic.preparation import row, sources_of, written
 
 import luffy.data.parquet as parquet
-from luffy.config.data import DataConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.config.grading import GradingConfig
-from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.shards import ShardWorker
 from luffy.errors import DataError
-from luffy.pipeline.events import EventWriter
-from luffy.stages.prepare_data import run
-from luffy.stages.program import StageContext
 from luffy.types import Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 SPLITS = ("train", "sft", "rl_complement")
-SMALL = {"kind": "arithmetic", "num_prompts": 4, "num_operations": [2]}
-
-
-def row(question: str, reply: str, answer: str = "2", **more: object) -> dict[str, object]:
-    reward = {"style": "rule", "ground_truth": answer}
-    return {"data_source": "t", "prompt": question, "target": reply, "reward_model": reward, **more}
 
 
 def boxed(words: str, answer: str = "2") -> str:
     return f"{words} \\boxed{{{answer}}}"
 
 
-def written(path: Path, rows: list[dict[str, object]], **more: object) -> dict[str, object]:
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return {"kind": "file", "path": str(path), **more}
-
-
-def prepare(out: Path, workers: int = 1, **changes: object) -> dict[str, dict]:
-    out.mkdir(exist_ok=True)
-    data = {"suites": {"small": SMALL}, "max_prompt_tokens": 5000, "max_trace_tokens": 400, **changes}
-    data.setdefault("train", {**SMALL, "num_prompts": 9, "num_operations": [3]})
-    settings = PrepareDataSettings(
-        seed=3,
-        data=DataConfig.model_validate_json(json.dumps(data)),
-        grading=GradingConfig(),
-        model_path=None,
-        chat_template=None,
-    )
-    execution = ExecutionConfig(data_workers=workers, grader_workers=1)
-    run(settings, StageContext(out, {}, "k", "prepare_data", execution, TrackingConfig(), EventWriter(out / "events")))
-    card: dict[str, dict] = json.loads((out / "card.json").read_text())["sources"]
-    for source in card.values():
+def prepare(out, workers=1, **data) -> dict[str, dict]:
+    """What the card then says of each source; no row of one is lost."""
+    prepared(out, workers, **data)
+    sources = sources_of(out)
+    for source in sources.values():
         gone = sum(source["rejected"].values()) + source["quarantined"] + source["folded"]
         assert source["rows_in"] == source["rows_out"] + gone
-    return card
+    return sources
 
 
 def texts(prompts: list[Prompt]) -> dict[str, list[str]]:
@@ -101,9 +75,8 @@ def test_a_row_without_a_new_trace_and_one_with_another_answer_are_rejected(tmp_
         row("one  plus one?", boxed("Easy:")),
         row("ONE plus one?", boxed("Hm."), data_source="u"),
         row("One plus one?", boxed("No,", "3"), answer="3"),
-        row("One plus one?", ""),
+        row("One plus one?", None),
     ]
-    rows[5]["target"] = None
     card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows))["train"]
     assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {"One plus one?": [boxed("Easy:"), boxed("Hm.")]}
     assert card["rejected"] == {"duplicate_uid": 2, "duplicate_problem": 1, "duplicate_with_other_answer": 1}
@@ -170,9 +143,7 @@ def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tm
 
 @pytest.mark.usefixtures("small_shards")
 def test_a_prompt_without_a_trace_takes_over_that_of_a_later_row(tmp_path):
-    rows = [row(f"Problem {n}?", "") for n in range(6)] + [row("Problem 2?", boxed("Late."))]
-    for early in rows[:6]:
-        early["target"] = None
+    rows = [row(f"Problem {n}?", None) for n in range(6)] + [row("Problem 2?", boxed("Late."))]
     prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows))
     assert texts(read_prompts(tmp_path / "out" / "sft.parquet")) == {"Problem 2?": [boxed("Late.")]}
     assert len(read_prompts(tmp_path / "out" / "train.parquet")) == 6
@@ -212,8 +183,8 @@ def test_what_was_interrupted_while_merging_does_not_merge_twice(tmp_path, monke
 
 
 def test_a_suite_asks_each_problem_once_and_says_how_often_it_stood_there(tmp_path):
-    rows = [row(f"Problem {n % 3}?", "", data_source="aime") for n in range(12)] + [row("Other?", "", answer="n+1")]
-    suites = {"s": written(tmp_path / "d.jsonl", [{**each, "target": None} for each in rows])}
+    rows = [row(f"Problem {n % 3}?", None, data_source="aime") for n in range(12)] + [row("Other?", None, "n+1")]
+    suites = {"s": written(tmp_path / "d.jsonl", rows)}
     card = prepare(tmp_path / "out", suites=suites)["suites.s"]
     assert len(read_prompts(tmp_path / "out" / "suites" / "s.parquet")) == card["rows_out"] == 4
     assert (card["folded"], card["repeats"], card["rejected"]) == (9, {"4": 3}, {})
@@ -253,8 +224,8 @@ def test_a_filter_that_nothing_keeps_says_what_there_is(tmp_path):
 
 
 def test_references_that_cannot_be_met_are_listed_by_uid(tmp_path, caplog):
-    rows = [row("A?", "", "\\frac{1}{2"), row("B?", "", "np.arcsin(10/13)"), row("C?", "", "3")]
-    source = written(tmp_path / "d.jsonl", [{**each, "target": None} for each in rows])
+    rows = [row("A?", None, "\\frac{1}{2"), row("B?", None, "np.arcsin(10/13)"), row("C?", None, "3")]
+    source = written(tmp_path / "d.jsonl", rows)
     with caplog.at_level(logging.WARNING):
         card = prepare(tmp_path / "out", suites={"s": source})["suites.s"]
     assert card["golds"] == {"fails": 1, "meets_itself": 1, "text_alone": 1}
