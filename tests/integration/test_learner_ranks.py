@@ -14,7 +14,7 @@ ZERO: tuple[dict[str, object], ...] = ({"zero_stage": 2, "packing": True}, {"zer
 @pytest.fixture(scope="module")
 def learned() -> list[dict[str, Any]]:
     """What two ranks learn with each setting, all against the same references."""
-    return on_ranks("learner_worker.py", ZERO)
+    return on_ranks("learner", ZERO)
 
 
 @pytest.mark.parametrize("setting", range(len(ZERO)), ids=[json.dumps(zero) for zero in ZERO])
