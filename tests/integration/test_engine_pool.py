@@ -53,6 +53,11 @@ EVALUATION = EvaluateSettings(
     ),
     grading=GradingConfig(),
 )
+EMBEDDED = EVALUATION.model_copy(
+    update={
+        "evaluation": EvaluationConfig.model_validate(EVALUATION.evaluation.model_dump() | {"engine": "transformers"})
+    }
+)
 DIFFICULTY = DifficultySettings(
     seed=7,
     dtype="float32",
@@ -108,6 +113,17 @@ def alone(tmp_path_factory, inputs) -> Path:
     out = run_stage("evaluate", tmp_path_factory.mktemp("alone") / "out", EVALUATION, inputs, execution(1))
     assert not (out / "logs").exists()
     return out
+
+
+def greedy_responses(folder: Path) -> list[str]:
+    return [record.response for record in read_samples_of(folder) if record.decoding == "greedy"]
+
+
+def test_one_engine_says_what_the_embedded_engine_says(tmp_path, inputs, alone):
+    evaluate.run(EMBEDDED, context_in(tmp_path / "out", "evaluate_sft", inputs))
+    found = greedy_responses(alone)
+    assert found == greedy_responses(tmp_path / "out")
+    assert len(set(found)) > 4
 
 
 def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(tmp_path, inputs, alone):
@@ -198,15 +214,13 @@ def test_a_sweep_by_two_engines_draws_with_the_weights_that_were_swapped_in(tmp_
         (checkpoint / COMPLETE_FILE).touch()
     settings = SweepSettings(protocol=EVALUATION, steps=tuple(checkpoints))
     sweep.run(settings, context_in(tmp_path / "out", "sweep", {**inputs, "model": tmp_path / "rl"}))
-    embedded = EvaluationConfig.model_validate(EVALUATION.evaluation.model_dump() | {"engine": "transformers"})
     greedy: list[list[str]] = []
     for step, checkpoint in checkpoints.items():
         shutil.copytree(checkpoint, tmp_path / f"model-{step}" / "model")
         alone = context_in(tmp_path / f"out-{step}", "evaluate_rl", {**inputs, "model": tmp_path / f"model-{step}"})
-        evaluate.run(EVALUATION.model_copy(update={"evaluation": embedded}), alone)
+        evaluate.run(EMBEDDED, alone)
         swept, expected = (
-            [record.response for record in read_samples_of(folder) if record.decoding == "greedy"]
-            for folder in (tmp_path / "out" / f"step_{step:06d}", tmp_path / f"out-{step}")
+            greedy_responses(folder) for folder in (tmp_path / "out" / f"step_{step:06d}", tmp_path / f"out-{step}")
         )
         assert swept == expected
         greedy.append(swept)

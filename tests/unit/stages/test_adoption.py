@@ -8,12 +8,12 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
-import torch
-from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from synthetic.answered_stage import stage_context, use
+from synthetic.arithmetic import problems
+from synthetic.finished_stages import write_finished
+from synthetic.stage_jobs import write_wide_model
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
@@ -21,14 +21,12 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, read_samples_of
 from luffy.evaluation.second_grades import ResponseGrades
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade
-from luffy.pipeline.events import EventReader, EventWriter
-from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
-from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.pipeline.events import EventReader
 from luffy.stages import evaluate
 from luffy.stages.answers.requests import sample_key
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.evaluate import OUTPUTS, run
-from luffy.stages.program import StageContext, StageResult
+from luffy.stages.program import StageResult
 from luffy.types import FinishReason, Outcome
 
 EVALUATION = EvaluationConfig(
@@ -43,13 +41,7 @@ def evaluation(**changes: object) -> EvaluateSettings:
 
 
 def finish(directory: Path, outputs: tuple[str, ...]) -> None:
-    now = "2026-03-04T10:00:00+00:00"
-    manifest = Manifest(
-        stage="evaluate", node="it", key=directory.name, series=None, settings={}, upstream={}, consumed={},
-        outputs=collect_outputs(directory, outputs), metrics={}, execution=ExecutionConfig(), versions={}, hardware={},
-        started=now, ended=now,
-    )  # fmt: skip
-    write_manifest(directory, manifest)
+    write_finished(directory, "evaluate", "it", directory.name, outputs)
 
 
 def write_data(folder: Path, *suites: str) -> None:
@@ -59,12 +51,7 @@ def write_data(folder: Path, *suites: str) -> None:
 
 
 def write_model(folder: Path, seed: int) -> None:
-    torch.manual_seed(seed)
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = tiny_tokenizer()
-    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=48, **shape)
-    Qwen2ForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    write_wide_model(folder / "model", seed)
     finish(folder, ("model",))
 
 
@@ -111,14 +98,8 @@ class Bench:
         return all(first.read_bytes() == second.read_bytes() for first, second in pairs)
 
     def _run(self, out: Path, settings: EvaluateSettings, inputs: dict[str, Path]) -> tuple[StageResult, int]:
-        engine = ScriptedEngine(tiny_tokenizer(), answer)
-        self._patch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
-        out.mkdir(parents=True, exist_ok=True)
-        events = EventWriter(out / "events.jsonl")
-        execution = ExecutionConfig(rollout_batch_size=3)
-        both = {**self.inputs, **inputs}
-        context = StageContext(out, both, out.name, "evaluate_sft", execution, TrackingConfig(), events)
-        return run(settings, context), len(engine.requests)
+        engine = use(self._patch, answer)
+        return run(settings, stage_context("evaluate_sft", out, {**self.inputs, **inputs}, 3)), len(engine.requests)
 
 
 @pytest.fixture

@@ -1,16 +1,21 @@
-"""The stage `difficulty` with an engine that says what it is told to: what is kept, resumed, adopted and refused."""
+"""The stage `difficulty` with an engine that says what it is told to: what is kept, resumed, adopted and refused.
+
+`tests/integration/test_engine_pool.py` measures by vLLM.
+"""
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import torch
-from synthetic.answered_stage import number_in, stage_context, use
-from synthetic.arithmetic import problems, tiny_tokenizer
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from synthetic.answered_stage import (
+    assert_an_interrupted_stage_asks_for_the_rest_alone,
+    number_in,
+    prompts_and_policy,
+    stage_context,
+    use,
+)
 
 from luffy.config.answers import DifficultyConfig
 from luffy.config.execution import ExecutionConfig
@@ -21,7 +26,6 @@ from luffy.errors import DataError
 from luffy.pipeline.events import EventReader
 from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from luffy.stages.difficulty import run
-from luffy.types import Trace
 
 context_in = partial(stage_context, "difficulty")
 OUTPUTS = ("pass_rates.parquet", "train.parquet", "card.json", "card.md")
@@ -39,15 +43,7 @@ def settings(**changes: object) -> DifficultySettings:
 
 @pytest.fixture
 def inputs(tmp_path) -> dict[str, Path]:
-    """Six prompts with a trace each, and a model of which only the tokenizer and the context are looked at."""
-    traced = [dataclasses.replace(prompt, traces=(Trace("\\boxed{1}", "t", True),)) for prompt in problems(6)]
-    tokenizer = tiny_tokenizer()
-    for folder in (tmp_path / "data" / "tokenizer", tmp_path / "base" / "model"):
-        folder.mkdir(parents=True)
-        tokenizer.save_pretrained(folder)
-    write_prompts(tmp_path / "data" / "train.parquet", traced)
-    (tmp_path / "base" / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 48}))
-    return {"data": tmp_path / "data", "model": tmp_path / "base"}
+    return prompts_and_policy(tmp_path, "base")
 
 
 def by_seed(prompt: str, seed: int) -> str:
@@ -103,24 +99,8 @@ def test_a_draw_depends_on_seed_uid_and_sample_alone(tmp_path, inputs, monkeypat
 
 
 def test_an_interrupted_stage_asks_for_the_rest_alone_and_ends_with_the_same_bytes(tmp_path, inputs, monkeypatch):
-    """Interrupted in its third batch, while the second one is graded, for which it does not wait."""
-
-    def dies_late(prompt: str, seed: int) -> str:
-        if len(first.requests) > 16:
-            raise KeyboardInterrupt
-        return by_seed(prompt, seed)
-
-    first = use(monkeypatch, dies_late)
-    with pytest.raises(KeyboardInterrupt):
-        run(settings(), context_in(tmp_path / "out", inputs))
-    assert first.closed
-    second = use(monkeypatch, by_seed)
-    assert run(settings(), context_in(tmp_path / "out", inputs)).resumed_from == 8
-    whole = use(monkeypatch, by_seed)
-    run(settings(), context_in(tmp_path / "whole", inputs))
-    assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[8:]]
-    for output in OUTPUTS:
-        assert (tmp_path / "out" / output).read_bytes() == (tmp_path / "whole" / output).read_bytes()
+    interrupted = lambda out: run(settings(), context_in(out, inputs))  # noqa: E731
+    assert_an_interrupted_stage_asks_for_the_rest_alone(interrupted, by_seed, tmp_path, OUTPUTS, monkeypatch)
 
 
 def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(tmp_path, inputs, monkeypatch):
@@ -176,32 +156,3 @@ def test_progress_counts_responses_of_all_attempts(tmp_path, inputs, monkeypatch
     last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
     assert (last.step, last.total) == (24, 24)
     assert last.metrics["reward"] == pytest.approx(14 / 24)
-
-
-@pytest.mark.slow
-def test_vllm_measures_and_resumes_to_the_same_pass_rates(tmp_path, inputs):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Qwen2Config(
-        vocab_size=len(tiny_tokenizer()), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2,
-        **shape,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
-    with torch.no_grad():
-        model.lm_head.weight[tiny_tokenizer().eos_token_id] *= 6  # responses end here and there
-    model.save_pretrained(inputs["model"] / "model")
-    by_vllm = settings(engine="vllm", min_pass_rate=0.0, max_pass_rate=1.0)
-    context = context_in(tmp_path / "out", inputs)
-    # Four batches of two sequences are asked for at a time: two prompts.
-    execution = ExecutionConfig.model_validate({"vllm": {"max_num_seqs": 2}})
-    run(by_vllm, dataclasses.replace(context, execution=execution))
-    answers = tmp_path / "out" / "answers.jsonl"
-    first, *others = answers.read_bytes().split(b"\n\n")
-    assert [commit.count(b"\n") for commit in (first, *others)] == [7, 7, 7, 0], "two prompts with four answers each"
-    undisturbed = [(tmp_path / "out" / output).read_bytes() for output in OUTPUTS]
-    answers.write_bytes(first + b"\n\n")
-    for output in OUTPUTS:
-        (tmp_path / "out" / output).unlink()
-    assert run(by_vllm, dataclasses.replace(context, execution=execution)).resumed_from == 8
-    assert [(tmp_path / "out" / output).read_bytes() for output in OUTPUTS] == undisturbed
-    assert len({row["mean_tokens"] for row in pq.read_table(tmp_path / "out" / "pass_rates.parquet").to_pylist()}) > 3

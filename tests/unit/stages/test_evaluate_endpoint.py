@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal
 
 from luffy.config.environment import ToolsEnvironment
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
-from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.grading import ExactGrader, GradingConfig
 from luffy.config.model import EndpointModel, ModelConfig
 from luffy.config.settings import BaseSettings, EvaluateSettings
@@ -19,7 +20,6 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_sample_records
-from luffy.pipeline.events import EventWriter
 from luffy.stages import base
 from luffy.stages.evaluate import run
 from luffy.stages.program import StageContext
@@ -61,21 +61,15 @@ def inputs(tmp_path) -> dict[str, Path]:
     (tmp_path / "data" / "suites").mkdir(parents=True)
     write_prompts(tmp_path / "data" / "suites" / "chat.parquet", problems(12))
     write_prompts(tmp_path / "data" / "suites" / "plain.parquet", problems(4))
-    (tmp_path / "base").mkdir()
-    context = StageContext(
-        tmp_path / "base", {}, "key", "base", ExecutionConfig(), TrackingConfig(), EventWriter(tmp_path / "base.jsonl")
+    base.run(
+        BaseSettings(seed=7, model=ModelConfig(endpoint=MODEL), base=None), stage_context("base", tmp_path / "base", {})
     )
-    base.run(BaseSettings(seed=7, model=ModelConfig(endpoint=MODEL), base=None), context)
     return {"data": tmp_path / "data", "model": tmp_path / "base"}
 
 
 def context_in(out: Path, inputs: dict[str, Path], *served: Endpoint, **server: int) -> StageContext:
-    out.mkdir(exist_ok=True, parents=True)
     config = ServerConfig(urls=tuple(each.url for each in served), max_retries=0, **{"concurrency": 2, **server})
-    return StageContext(
-        out, inputs, "key", "evaluate_base", ExecutionConfig(server=config), TrackingConfig(),
-        EventWriter(out / "events.jsonl"),
-    )  # fmt: skip
+    return stage_context("evaluate_base", out, inputs, execution=ExecutionConfig(server=config))
 
 
 def test_each_suite_is_asked_in_its_way_and_every_response_is_graded(tmp_path, inputs, serve):

@@ -9,20 +9,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from synthetic.answered_stage import stage_context
 from synthetic.finished_chain import HOSTILE, write_chain
 
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.answers import DifficultyConfig, SampleConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import KeptCount, PassRate, card_json, difficulty_card, fit_of, sample_card, summarise_rates
 from luffy.data.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 from luffy.errors import LuffyError
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.manifest import finished_manifest, write_manifest
 from luffy.report.chain_page import chain_page, difference_table, read_chain
 from luffy.report.page import html
-from luffy.stages.program import StageContext
 from luffy.stages.report import run
 from luffy.statistics.paired import holm
 
@@ -37,11 +35,11 @@ def chain(tmp_path_factory) -> Chain:
 
 def report(chain: Chain, out: Path, *without: str) -> tuple[str, str]:
     config, inputs = chain
-    out.mkdir()
     kept = {name: path for name, path in inputs.items() if name not in without}
-    events = EventWriter(out / "events.jsonl")
-    context = StageContext(out, kept, "key", "report", ExecutionConfig(), TrackingConfig(), events)
-    assert run(ReportSettings(experiment=config), context).outputs == ("report.html", "report.md")
+    assert run(ReportSettings(experiment=config), stage_context("report", out, kept)).outputs == (
+        "report.html",
+        "report.md",
+    )
     return (out / "report.html").read_text(), (out / "report.md").read_text()
 
 

@@ -4,16 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems, tiny_tokenizer
 
 from luffy.config import load_experiment
-from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import CONFIGURE
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError, DataError
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.identity import identifying
-from luffy.stages.program import StageContext
 from luffy.stages.rl import run
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
@@ -30,15 +28,7 @@ def rl_on(folder: Path, complement: int, *overrides: str) -> None:
         write_prompts(folder / f"{name}.parquet", problems(count))
     tiny_tokenizer().save_pretrained(folder / "model")
     (folder / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 128}))
-    context = StageContext(
-        folder,
-        {"data": folder, "model": folder},
-        "key",
-        "rl",
-        ExecutionConfig(),
-        TrackingConfig(),
-        EventWriter(folder / "events.jsonl"),
-    )
+    context = stage_context("rl", folder, {"data": folder, "model": folder})
     run(settings_of("rl", *overrides), context)
 
 

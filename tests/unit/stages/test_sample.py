@@ -1,13 +1,18 @@
 """The stage `sample` with an engine that says what it is told to: traces, resumption, adoption and refusals."""
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from synthetic.answered_stage import number_in, stage_context, use
+from synthetic.answered_stage import (
+    assert_an_interrupted_stage_asks_for_the_rest_alone,
+    number_in,
+    prompts_and_policy,
+    stage_context,
+    use,
+)
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.answers import SampleConfig
@@ -40,14 +45,7 @@ def settings(number: int = 1, **changes: object) -> SampleSettings:
 
 @pytest.fixture
 def inputs(tmp_path) -> dict[str, Path]:
-    """Six prompts with somebody else's trace each, and a model that is a tokenizer and a context."""
-    traced = [dataclasses.replace(prompt, traces=(Trace("\\boxed{1}", "t", True),)) for prompt in problems(6)]
-    for folder in (tmp_path / "data" / "tokenizer", tmp_path / "base" / "0123abcd" / "model"):
-        folder.mkdir(parents=True)
-        tiny_tokenizer().save_pretrained(folder)
-    write_prompts(tmp_path / "data" / "train.parquet", traced)
-    (tmp_path / "base/0123abcd/model/config.json").write_text(json.dumps({"max_position_embeddings": 48}))
-    return {"data": tmp_path / "data", "model": tmp_path / "base" / "0123abcd"}
+    return prompts_and_policy(tmp_path, "base/0123abcd")
 
 
 def by_seed(prompt: str, seed: int) -> str:
@@ -103,21 +101,8 @@ def test_log_probabilities_are_left_out_where_the_text_is_encoded_as_other_token
 
 
 def test_an_interrupted_stage_draws_nothing_twice_and_ends_with_the_same_bytes(tmp_path, inputs, monkeypatch):
-    def dies_late(prompt: str, seed: int) -> str:
-        if len(first.requests) > 16:
-            raise KeyboardInterrupt
-        return by_seed(prompt, seed)
-
-    first = use(monkeypatch, dies_late)
-    with pytest.raises(KeyboardInterrupt):
-        run(settings(), context_in(tmp_path / "out", inputs))
-    second = use(monkeypatch, by_seed)
-    assert run(settings(), context_in(tmp_path / "out", inputs)).resumed_from == 8
-    whole = use(monkeypatch, by_seed)
-    run(settings(), context_in(tmp_path / "whole", inputs))
-    assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[8:]]
-    for output in OUTPUTS:
-        assert (tmp_path / "out" / output).read_bytes() == (tmp_path / "whole" / output).read_bytes()
+    interrupted = lambda out: run(settings(), context_in(out, inputs))  # noqa: E731
+    assert_an_interrupted_stage_asks_for_the_rest_alone(interrupted, by_seed, tmp_path, OUTPUTS, monkeypatch)
 
 
 def test_what_is_sampled_depends_on_the_round_and_not_on_batches(tmp_path, inputs, monkeypatch):

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from reference.gradient_case import tiny_model
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, mortal, refusal
 
 from luffy.config import load_experiment
 from luffy.config.answers import SynthesizeConfig
 from luffy.config.data import DataConfig
-from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SynthesizeSettings
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.errors import ConfigError, DataError, LostError
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.resources import find_resources
 from luffy.rollout.engine import Completion
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -99,12 +99,10 @@ def served(answer: Answer, key: str | None = None) -> Iterator[Endpoint]:
 
 
 def context_in(out: Path, inputs: dict[str, Path], servers: dict[str, str], **server: object) -> StageContext:
-    out.mkdir(exist_ok=True, parents=True)
     limits = {"max_retries": 1, "request_timeout_s": 20.0, **server}
     teachers = {name: ServerConfig.model_validate({"urls": (url,), **limits}) for name, url in servers.items()}
     execution = ExecutionConfig(teachers=teachers, rollout_batch_size=4)
-    events = EventWriter(out / "events.jsonl")
-    return StageContext(out, inputs, "key", "synthesize", execution, TrackingConfig(), events)
+    return stage_context("synthesize", out, inputs, execution=execution)
 
 
 def traces_in(out: Path, name: str = "train") -> dict[str, list[str]]:

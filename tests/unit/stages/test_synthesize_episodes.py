@@ -8,33 +8,32 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S, wait_until
 from reference.gradient_case import tiny_model
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import ScriptedEngine
-from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
+from synthetic.endpoint import Reply, completion, refusal
+from unit.stages.test_synthesize import OUTPUTS, card_in, served
 
 from luffy.config.answers import SynthesizeConfig
 from luffy.config.data import DataConfig, GuessNumberSource
 from luffy.config.environment import CustomEnvironment, EnvironmentConfig, GuessNumberEnvironment
-from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SynthesizeSettings
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import Replayed
-from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.data.templates import load_tokenizer
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import EnvironmentFault, LostError
-from luffy.pipeline.events import EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext
 from luffy.stages.synthesis.paid_episodes import episode_key
@@ -44,8 +43,6 @@ from tests.synthetic.loaded_source import load_source
 
 GAME = GuessNumberEnvironment.model_validate({"kind": "guess_number", "limits": {"max_turns": 3, "max_turn_tokens": 8}})
 SOURCE = GuessNumberSource(kind="guess_number", num_prompts=12, high=7)
-OUTPUTS = ("train.parquet", "sft.parquet", "rl_complement.parquet", "card.json", "card.md")
-Answer = Callable[[str, dict], Reply | None]
 
 
 def guesses(messages: Sequence[Mapping[str, str]]) -> str:
@@ -107,29 +104,13 @@ def settings(environment: EnvironmentConfig = GAME, **changes: object) -> Synthe
 
 
 def context_in(out: Path, inputs: dict[str, Path], url: str) -> StageContext:
-    out.mkdir(exist_ok=True, parents=True)
     server = ServerConfig(urls=(url,), max_retries=0, concurrency=4)
     execution = ExecutionConfig(teachers={"r1": server}, rollout_batch_size=4)
-    return StageContext(
-        out, inputs, "key", "synthesize", execution, TrackingConfig(), EventWriter(out / "events.jsonl")
-    )
-
-
-@contextmanager
-def served(answer: Answer) -> Iterator[Endpoint]:
-    endpoint = Endpoint(answer, (CHAT,))
-    try:
-        yield endpoint
-    finally:
-        endpoint.close()
+    return stage_context("synthesize", out, inputs, execution=execution)
 
 
 def outputs(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in OUTPUTS}
-
-
-def card_in(out: Path) -> SynthesisCard:
-    return read_synthesis_card(out / "card.json")
 
 
 def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid():
