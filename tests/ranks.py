@@ -1,5 +1,4 @@
-"""Programs of tests/distributed on several ranks of this machine: forked from a process with their libraries, or by
-torchrun."""
+"""Several ranks on this machine: forked from a process with their libraries, or by torchrun."""
 
 import functools
 import json
@@ -16,29 +15,25 @@ import psutil
 from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-_PROGRAMS = ROOT / "tests" / "distributed"
 # The address is given, since torchrun would look this machine's own name up.
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
 
 
-def on_ranks(worker: str, *arguments: object, ranks: int = 2) -> Any:
-    """What rank 0 of tests/distributed/`worker` prints after `RESULT `; arguments other than texts are JSON."""
-    given = [one if isinstance(one, str) else json.dumps(one, default=str) for one in arguments]
+def on_ranks(function: str, *arguments: object, ranks: int = 2) -> Any:
+    """What `function` of tests/distributed/work.py returns on rank 0; the arguments become JSON."""
     with tempfile.TemporaryDirectory() as output:
-        order = {"program": str(_PROGRAMS / worker), "arguments": given, "ranks": ranks, "port": _free_port()}
-        codes = _server().run({**order, "output": output})
-        said, errors = ((Path(output) / f"0.{suffix}").read_text() for suffix in ("out", "err"))
+        order = {"function": function, "arguments": arguments, "ranks": ranks, "port": _free_port(), "output": output}
+        codes = _server().run(order)
         failed = next((rank for rank, code in enumerate(codes) if code not in (0, -9)), 0)
-        assert not any(codes), (codes, (Path(output) / f"{failed}.err").read_text()[-3000:], errors[-1000:])
-    (line,) = (line for line in said.splitlines() if line.startswith("RESULT "))
-    return json.loads(line.removeprefix("RESULT "))
+        assert not any(codes), (codes, *((Path(output) / f"{rank}.err").read_text()[-3000:] for rank in {failed, 0}))
+        return json.loads((Path(output) / "result").read_text())
 
 
 class _RankServer:
     """tests/distributed/rank_server.py, which ends with this process: its standard input does."""
 
     def __init__(self) -> None:
-        command = [sys.executable, str(_PROGRAMS / "rank_server.py")]
+        command = [sys.executable, str(ROOT / "tests/distributed/rank_server.py")]
         one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # each, as torchrun has it
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, text=True, cwd=ROOT, env=one_thread, **pipes)
@@ -46,7 +41,7 @@ class _RankServer:
     def run(self, order: dict[str, object]) -> list[int]:
         """The exit codes of the ranks; those of one that takes too long are killed with the server."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.write(json.dumps(order, default=str) + "\n")
         self._process.stdin.flush()
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._process.stdout, selectors.EVENT_READ)
@@ -54,7 +49,7 @@ class _RankServer:
         if not line:
             self._process.kill()
             _server.cache_clear()
-            raise AssertionError(f"{order['program']} has not ended for {PATIENCE_S:g} s, or its server has died")
+            raise AssertionError(f"{order['function']} has not ended for {PATIENCE_S:g} s, or its server has died")
         return json.loads(line)
 
 

@@ -89,10 +89,7 @@ VLLM = "colocated"
 VLLM_SHARE = 0.3
 """Of the GPU's memory, for weights and KV cache of the engine."""
 COLOCATED = ExecutionConfig(
-    packing=True,
-    zero_stage=1,
-    vllm=VLLMConfig(gpu_memory_utilization=VLLM_SHARE),
-    ray=RayConfig(placement="colocated"),
+    packing=True, zero_stage=1, vllm=VLLMConfig(gpu_memory_utilization=VLLM_SHARE), ray=RayConfig(placement="colocated")
 )
 
 

@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
+from scipy.stats import beta as beta_distribution
+from scipy.stats import binom, norm
+from scipy.stats import t as student
 
 from luffy.statistics.accuracy import paired_difference
 from luffy.statistics.intervals import clustered_wilson, verdict_interval, wilson_interval
@@ -36,9 +38,8 @@ SHIPPED = "shipped"
 OTHERS = 4
 """Of how many simulated sets one serves for the bootstraps, which take most of the time, and for differences."""
 _DRAWS = 1000
-_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-_LEVELS = np.linspace(1e-5, 1 - 1e-5, 4001)
-_QUANTILES = np.array([NormalDist().inv_cdf(level) for level in _LEVELS])
+_TAIL = (1 - CONFIDENCE) / 2
+_ENDS = np.array([_TAIL, 1 - _TAIL])
 
 Array = np.ndarray
 Bounds = tuple[Array, Array]
@@ -105,16 +106,16 @@ def one_sample(num_problems: int) -> Iterator[Cell]:
         SHIPPED: [(i.low, i.high) for i in (verdict_interval(c, num_problems, CONFIDENCE) for c in counts)],
         "Wilson": [wilson_interval(c / num_problems, num_problems, CONFIDENCE) for c in counts],
         "Jeffreys": [_jeffreys(c, num_problems) for c in counts],
-        "percentile bootstrap": [_resampled_counts(c, num_problems) for c in counts],
+        # With endless draws: quantiles of the binomial at the share seen.
+        "percentile bootstrap": [binom.ppf(_ENDS, num_problems, c / num_problems) / num_problems for c in counts],
     }
     for accuracy in ACCURACIES:
-        chance_C = _binomial(num_problems, accuracy)
+        chance_C = binom.pmf(counts, num_problems, accuracy)
         held = {method: np.array([low <= accuracy <= high for low, high in ends]) for method, ends in intervals.items()}
         up_to_C = np.cumsum(chance_C)
         from_C = 1 - up_to_C + chance_C
-        tail = (1 - CONFIDENCE) / 2
-        held["Clopper-Pearson"] = np.minimum(up_to_C, from_C) > tail
-        held["Clopper-Pearson mid-p"] = np.minimum(up_to_C, from_C) - chance_C / 2 > tail
+        held["Clopper-Pearson"] = np.minimum(up_to_C, from_C) > _TAIL
+        held["Clopper-Pearson mid-p"] = np.minimum(up_to_C, from_C) - chance_C / 2 > _TAIL
         for method, held_C in held.items():
             ends = intervals.get(method)
             width = sum(c * (high - low) for c, (low, high) in zip(chance_C, ends, strict=True)) if ends else math.nan
@@ -143,51 +144,32 @@ def _clustered_methods(share_RP: Array) -> dict[str, Bounds]:
         interval = verdict_interval(round(share_RP[row].sum()), n, CONFIDENCE)
         low_R[row], high_R[row] = interval.low, interval.high
     few_RP = share_RP[: len(share_RP) // OTHERS]
-    return {SHIPPED: (low_R, high_R), "Wilson, shrunk by two problems": _two_problems(share_RP)} | _textbook(few_RP)
-
-
-def _two_problems(share_RP: Array) -> Bounds:
-    """The previous method: the design effect is shrunk to its maximum with the weight of two problems, for any n."""
-    n = share_RP.shape[1]
-    mean_R = share_RP.mean(axis=1)
-    independent_R = mean_R * (1 - mean_R) / (n * NUM_SAMPLES)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        effect_R = np.clip(share_RP.var(axis=1) / n / independent_R, 1.0, NUM_SAMPLES)
-    evidence_R = 2 * n * np.minimum(mean_R, 1 - mean_R)
-    effect_R = np.where(independent_R > 0, (evidence_R * effect_R + 2 * NUM_SAMPLES) / (evidence_R + 2), NUM_SAMPLES)
-    trials_R = n * NUM_SAMPLES / effect_R
-    centre_R = (mean_R + _Z**2 / (2 * trials_R)) / (1 + _Z**2 / trials_R)
-    spread_R = np.sqrt(mean_R * (1 - mean_R) / trials_R + _Z**2 / (4 * trials_R**2))
-    half_R = _Z / (1 + _Z**2 / trials_R) * spread_R
-    return centre_R - half_R, centre_R + half_R
+    return {SHIPPED: (low_R, high_R)} | _textbook(few_RP)
 
 
 def _textbook(value_RP: Array) -> dict[str, Bounds]:
     """Student's t, percentile and BCa bootstrap of a mean (B. Efron and R. Tibshirani, 1993, chapters 13 and 14)."""
     n = value_RP.shape[1]
     mean_R = value_RP.mean(axis=1)
-    t = _Z + (_Z**3 + _Z) / 4 / (n - 1) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96 / (n - 1) ** 2
-    half_R = t * value_RP.std(axis=1, ddof=1) / math.sqrt(n)
+    half_R = student.ppf(1 - _TAIL, n - 1) * value_RP.std(axis=1, ddof=1) / math.sqrt(n)
     drawn_RD = np.sort(value_RP.astype(np.float32) @ _resamples(n), axis=1).astype(np.float64)
-    tail = (1 - CONFIDENCE) / 2
-    percentile = _at(drawn_RD, np.full(len(mean_R), tail)), _at(drawn_RD, np.full(len(mean_R), 1 - tail))
-    return {"t": (mean_R - half_R, mean_R + half_R), "percentile bootstrap": percentile} | {
-        "BCa bootstrap": _bca(value_RP, mean_R, drawn_RD)
+    low_R, high_R = (_at(drawn_RD, np.full(len(mean_R), level)) for level in _ENDS)
+    return {
+        "t": (mean_R - half_R, mean_R + half_R),
+        "percentile bootstrap": (low_R, high_R),
+        "BCa bootstrap": _bca(value_RP, mean_R, drawn_RD),
     }
 
 
 def _bca(value_RP: Array, mean_R: Array, drawn_RD: Array) -> Bounds:
     below_RD = (drawn_RD < mean_R[:, None] - 1e-6).mean(axis=1) + (drawn_RD < mean_R[:, None] + 1e-6).mean(axis=1)
-    bias_R = np.interp(below_RD / 2, _LEVELS, _QUANTILES)
+    bias_R = norm.ppf(np.clip(below_RD / 2, 1e-5, 1 - 1e-5))
     deviation_RP = value_RP - mean_R[:, None]
     squares_R = (deviation_RP**2).sum(axis=1)
     skew_R = (deviation_RP**3).sum(axis=1) / np.where(squares_R > 0, 6 * squares_R**1.5, 1.0)
-    ends = []
-    for quantile in (-_Z, _Z):
-        shifted_R = bias_R + quantile
-        level_R = np.interp(bias_R + shifted_R / (1 - skew_R * shifted_R), _QUANTILES, _LEVELS)
-        ends.append(_at(drawn_RD, level_R))
-    return ends[0], ends[1]
+    shifted = (bias_R + quantile for quantile in norm.ppf(_ENDS))
+    low_R, high_R = (_at(drawn_RD, norm.cdf(bias_R + s_R / (1 - skew_R * s_R))) for s_R in shifted)
+    return low_R, high_R
 
 
 @cache
@@ -203,31 +185,10 @@ def _at(sorted_RD: Array, level_R: Array) -> Array:
     return np.take_along_axis(sorted_RD, index_R[:, None], axis=1)[:, 0]
 
 
-def _binomial(num_trials: int, share: float) -> Array:
-    log = [
-        math.lgamma(num_trials + 1) - math.lgamma(c + 1) - math.lgamma(num_trials - c + 1)
-        + c * math.log(share) + (num_trials - c) * math.log1p(-share)
-        for c in range(num_trials + 1)
-    ]  # fmt: skip
-    return np.exp(np.array(log))
-
-
 def _jeffreys(correct: int, num_trials: int) -> tuple[float, float]:
-    """Quantiles of Beta(c + 1/2, n - c + 1/2), integrated on a grid that is even on the arcsine scale."""
-    angle = (np.arange(40_000) + 0.5) / 40_000 * math.pi / 2
-    log = 2 * correct * np.log(np.sin(angle)) + 2 * (num_trials - correct) * np.log(np.cos(angle))
-    below = np.cumsum(np.exp(log - log.max()))
-    low, high = np.sin(np.interp([0.025 * below[-1], 0.975 * below[-1]], below, angle)) ** 2
+    """Quantiles of Beta(c + 1/2, n - c + 1/2)."""
+    low, high = beta_distribution.ppf(_ENDS, correct + 0.5, num_trials - correct + 0.5)
     return (0.0 if correct == 0 else float(low)), (1.0 if correct == num_trials else float(high))
-
-
-def _resampled_counts(correct: int, num_trials: int) -> tuple[float, float]:
-    """The percentile bootstrap with endless draws: quantiles of the binomial at the share seen."""
-    if correct in (0, num_trials):
-        return correct / num_trials, correct / num_trials
-    below = np.cumsum(_binomial(num_trials, correct / num_trials))
-    low, high = np.searchsorted(below, [0.025, 0.975])
-    return float(low) / num_trials, float(high) / num_trials
 
 
 def both_alike(rng: np.random.Generator, mean: float, gain: float, shape: tuple[int, int]) -> Bounds:
@@ -277,10 +238,7 @@ def _paired_methods(difference_RP: Array, num_samples: int) -> dict[str, Bounds]
     shipped = tuple(
         np.where(bootstrapped_R, *ends) for ends in zip(textbook["percentile bootstrap"], closed, strict=True)
     )
-    found = {SHIPPED: (shipped[0], shipped[1]), "closed form": closed}
-    if num_samples > 1:
-        found["closed form, imagined by 1"] = _closed_form(difference_RP, 1)
-    return found | textbook
+    return {SHIPPED: (shipped[0], shipped[1]), "closed form": closed} | textbook
 
 
 def _closed_form(difference_RP: Array, num_samples: int) -> Bounds:

@@ -2,10 +2,8 @@
 
 Run: python tests/campaigns/placed_kills.py --workspace workspace/placed [--per-stage 24] [--csv placed_kills.csv]
 Tiny: the same with --only sft --per-stage 4
-More of some subjects: --per-stage 6 --faults sft=40 --faults report=30
 One fault again: --fault "rl before rename 3"
 A disk that is full from a call on, instead of kills: --full
-The table of a CSV: --table --csv tests/campaigns/placed_kills.csv
 In a fixed selection that a seed draws: --only sft --only evaluate --sample 6 --seed 1
 
 A library that is loaded before all others (`fault_shim.c`, built with gcc at the start) counts the calls of a process
@@ -16,20 +14,17 @@ what is promised.
 
 Stages are forked from this process, which has loaded their libraries, so that a trial takes seconds. `damaged` is a
 finished stage that is made again from scratch; `evaluate_paid` and `synthesize_paid` ask an endpoint, which counts its
-answers. `run`, `luffy_run`, `gc`, `grid` and `compare` are the pipeline and the commands, and are killed at writes of
-their own processes.
+answers. `luffy_run`, `gc`, `grid` and `compare` are commands, and are killed at writes of their own processes.
 
 Not covered: the processes of a Ray cluster (`random_kills.py --ray`), `luffy serve`, and writes that the C library
 makes by itself.
 """
 
 import argparse
-import contextlib
 import csv
 import ctypes
 import hashlib
 import importlib
-import itertools
 import json
 import mmap
 import os
@@ -48,7 +43,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pydantic import TypeAdapter
-from random_kills import differences, processes_of, promised, promised_of
+from random_kills import differences, end_orphans, promised, promised_of
 
 from luffy.config import STAGE_KINDS, load_experiment
 from luffy.config.derived import evaluation_of
@@ -86,8 +81,6 @@ _DIFFICULTY = "difficulty={num_samples: 8, max_response_tokens: 16, min_pass_rat
 _SAMPLE = "sample={num_samples: 8, max_response_tokens: 16}"
 _PLAIN = ("prepare_data", "base", "sft", "rl", "evaluate", "sweep", "report")
 _FINISHED, _NOTHING = "finished", "nothing"
-_ORPHAN_S = 20.0
-_PAYING = ("evaluate_paid", "synthesize_paid")
 _AT_ONCE = 4
 _JUDGE = "judge"
 _GRID = """\
@@ -109,7 +102,7 @@ arms:
   on_policy: {{chain: rl, method: on_policy}}
 """
 CSV = "placed_kills.csv"
-KINDS = (*STAGE_KINDS, "damaged", *_PAYING, "run", "gc", "luffy_run", "grid", "compare")
+KINDS = (*STAGE_KINDS, "damaged", "evaluate_paid", "synthesize_paid", "gc", "luffy_run", "grid", "compare")
 
 Call = Literal["open", "write", "fsync", "rename", "unlink", "mkdir", "link", "truncate"]
 Moment = Literal["before", "after", "half", "full"]
@@ -232,17 +225,6 @@ def fork(work: Callable[[], int], shim: Shim, fault: Fault | None, log: Path) ->
     return os.waitstatus_to_exitcode(status)
 
 
-def end_orphans(root: Path) -> int:
-    """Live processes of the workspace after some patience, which are killed."""
-    deadline = time.monotonic() + _ORPHAN_S
-    while (left := processes_of(root)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for process in left:
-        with contextlib.suppress(Exception):  # it may end by itself in this moment
-            process.kill()
-    return len(left)
-
-
 @dataclass
 class StageSubject:
     """A stage program in its place in a finished workspace."""
@@ -317,13 +299,12 @@ class StageSubject:
 
 @dataclass
 class RunSubject:
-    """The pipeline without Prefect: a run whose report is missing, made by a process of its own."""
+    """A command that makes a run, or several, as a process of its own."""
 
     kind: str
     experiment: Experiment
     log: Path
-    arguments: Sequence[str] = ()
-    """Of the command line; empty: the pipeline itself, without Prefect."""
+    arguments: Sequence[str]
     missing: Sequence[str] = ()
     """Kinds of stages that are to be made."""
 
@@ -342,8 +323,6 @@ class RunSubject:
 
     def run(self, shim: Shim, fault: Fault | None) -> int:
         self.traces = _manifests(self.root)
-        if not self.arguments:
-            return fork(lambda: run_chain(self.experiment), shim, fault, self.log)
         return run_command(self.arguments, self.root, shim, fault, self.log)
 
     def state(self) -> str:
@@ -446,14 +425,8 @@ def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) 
         os.environ[WORKSPACE_VARIABLE] = str(roots / "sampled")
         make_chain(experiment, shim, log, last=kind)
         yield subject_of(kind, experiment, log)
-    yield from _commands(roots, kept, kinds, shim, plain)
-
-
-def _commands(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim, plain: Experiment) -> Iterator[Subject]:
-    log, root = kept / "log.txt", str(roots / "plain")
+    root = str(roots / "plain")
     os.environ[WORKSPACE_VARIABLE] = root
-    if "run" in kinds:
-        yield RunSubject("run", plain, log, missing=("report",))
     if "luffy_run" in kinds:
         arguments = ["run", SMOKE, "execution.checkpoint.keep=9", "--workspace", root]
         yield RunSubject("luffy_run", plain, log, arguments, ("report",))
@@ -469,6 +442,11 @@ def _commands(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim, plain: 
         shutil.rmtree(roots / "gc" / "runs", ignore_errors=True)
         fork(lambda: run_chain(lone), shim, None, log)
         yield GcSubject("gc", lone, log)
+    os.environ[WORKSPACE_VARIABLE] = str(roots / "paying")
+    if "evaluate_paid" in kinds:
+        yield _evaluated(roots / "paying", log, shim)
+    if "synthesize_paid" in kinds:
+        yield _taught(roots / "paying", log, shim)
 
 
 def _plain(root: Path, shim: Shim, log: Path, kinds: Sequence[str] = ()) -> Experiment:
@@ -591,16 +569,6 @@ def _age(folder: Path) -> None:
         os.utime(path, (hour_ago, hour_ago), follow_symlinks=False)
 
 
-def paying_subjects(root: Path, kept: Path, kinds: Sequence[str], shim: Shim) -> Iterator[StageSubject]:
-    """The subjects of these kinds, after what they need has been made in the workspace `root`."""
-    log = kept / "log.txt"
-    os.environ[WORKSPACE_VARIABLE] = str(root)
-    if "evaluate_paid" in kinds:
-        yield _evaluated(root, log, shim)
-    if "synthesize_paid" in kinds:
-        yield _taught(root, log, shim)
-
-
 def _evaluated(root: Path, log: Path, shim: Shim) -> StageSubject:
     endpoint = Endpoint(_answer_or_verdict, (CHAT,))
     judge = f"kind: judge, url: '{endpoint.url}/v1', model: {_JUDGE}, parallel: {_AT_ONCE}"
@@ -690,7 +658,7 @@ def try_fault(subject: Subject, shim: Shim, fault: Fault, of: int) -> Trial | No
         exit_code=code,
         equal=problems == unclear,
         repeated=subject.has_repeated(found),
-        orphans=orphans + end_orphans(subject.root),
+        orphans=len(orphans) + len(end_orphans(subject.root)),
         problems="; ".join(problems)[:500],
         seconds=round(time.monotonic() - began, 1),
     )
@@ -708,7 +676,7 @@ def full_disk_problems(code: int, said: str) -> list[str]:
 
 
 def count_calls(subject: Subject, shim: Shim) -> dict[str, int]:
-    """The calls of an undisturbed run, which also has to equal the reference."""
+    """The calls of an undisturbed run, which also has to equal the reference; its result is there afterwards."""
     subject.reset()
     code = subject.run(shim, None)
     counts = shim.counts()
@@ -717,46 +685,12 @@ def count_calls(subject: Subject, shim: Shim) -> dict[str, int]:
     return {call: counts[call] for call in CALLS}
 
 
-def restore(subject: Subject, shim: Shim) -> None:
-    """After a bad trial: what the other subjects need of this one is made again."""
-    subject.reset()
-    code = subject.run(shim, None)
-    if code or subject.problems():
-        sys.exit(f"{subject.kind}: not to be restored: exit code {code}, {subject.problems()}; see {subject.log}")
-
-
-def shares(options: argparse.Namespace) -> dict[str, int]:
-    """The number of faults of each kind of subject."""
-    chosen = options.only or [kind for kind in KINDS if not options.fault or kind in dict(options.fault)]
-    given = dict(options.faults)
-    return {kind: given.get(kind, options.per_stage) for kind in KINDS if kind in chosen}
-
-
-def read_share(text: str) -> tuple[str, int]:
-    """`sft=40`."""
-    kind, _, number = text.partition("=")
-    if kind not in KINDS:
-        raise argparse.ArgumentTypeError(f"{kind!r} is none of {', '.join(KINDS)}")
-    return kind, int(number)
-
-
 def read_fault(text: str) -> tuple[str, Fault]:
     """`rl before rename 3`: the words of a row of the CSV and of a line of the log."""
     match text.split():
         case [kind, moment, call, number] if kind in KINDS and moment in MOMENTS and call in CALLS:
             return kind, Fault(call, int(number), moment)
     raise argparse.ArgumentTypeError(f"{text!r} is not KIND MOMENT CALL NUMBER, as in 'rl before rename 3'")
-
-
-def show(trial: Trial) -> None:
-    where = f"{trial.moment} {trial.call} {trial.number} of {trial.of}"
-    verdict = "good" if trial.is_good else f"BAD {trial.problems} exit {trial.exit_code} repeated {trial.repeated}"
-    say(f"{time.strftime('%H:%M:%S')} {trial.kind}: {where}: {trial.found}: {verdict} ({trial.seconds:.1f} s)")
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def read_trials(path: Path) -> list[Trial]:
@@ -774,31 +708,12 @@ def write_csv(path: Path, trials: Iterable[Trial]) -> None:
         writer.writerows(asdict(trial) for trial in trials)
 
 
-def table(trials: Sequence[Trial]) -> str:
-    """Markdown: trials by kind of stage, by call, and by moment."""
-    moments = [moment for moment in MOMENTS if any(trial.moment == moment for trial in trials)]
-    lines = ["| kind | " + " | ".join((*CALLS, *moments)) + " | all | bad |"]
-    lines.append("|---|" + "---|" * (len(CALLS) + len(moments) + 2))
-    for kind in [kind for kind in KINDS if any(trial.kind == kind for trial in trials)]:
-        lines.append(_row(f"`{kind}`", [trial for trial in trials if trial.kind == kind], moments))
-    return "\n".join([*lines, _row("all", trials, moments)])
-
-
-def _row(title: str, trials: Sequence[Trial], moments: Sequence[Moment]) -> str:
-    calls, times = Counter(trial.call for trial in trials), Counter(trial.moment for trial in trials)
-    cells = [*(calls[call] for call in CALLS), *(times[moment] for moment in moments)]
-    shown = " | ".join(str(cell or "") for cell in cells)
-    return f"| {title} | {shown} | {len(trials)} | {sum(not trial.is_good for trial in trials)} |"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line."""
+def main() -> int:
+    """Run the campaign, or what is left of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workspace", type=Path, help="for the workspaces and the built library")
-    parser.add_argument("--table", action="store_true", help="only print the table of the CSV")
+    parser.add_argument("--workspace", type=Path, required=True, help="for the workspaces and the built library")
     parser.add_argument("--only", action="append", choices=KINDS, help="may be repeated")
     parser.add_argument("--per-stage", type=int, default=24, metavar="N", help="faults of each subject")
-    parser.add_argument("--faults", action="append", default=[], type=read_share, metavar="KIND=N", help="of this one")
     parser.add_argument("--fault", action="append", default=[], type=read_fault, metavar="F", help="only this one")
     parser.add_argument("--full", action="store_true", help="the disk fills up, instead of kills")
     parser.add_argument("--sample", type=int, metavar="N", help="only so many of the faults, drawn by --seed")
@@ -806,33 +721,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--csv", type=Path, default=Path(CSV), help="a row for each fault; an existing one is continued"
     )
-    options = parser.parse_args(arguments)
-    if options.table:
-        say(table(read_trials(options.csv)))
-        return 0
-    if options.workspace is None:
-        parser.error("--workspace is missing")
-    return run(options)
-
-
-def run(options: argparse.Namespace) -> int:
-    """Run the campaign, or what is left of it."""
-    numbers = shares(options)
+    options = parser.parse_args()
+    chosen = options.only or [kind for kind in KINDS if not options.fault or kind in dict(options.fault)]
+    kinds = [kind for kind in KINDS if kind in chosen]
     folder = options.workspace.resolve()
     os.environ["OMP_NUM_THREADS"] = "1"
     shim = load_shim(folder / "shim", folder / "roots")
     trials = read_trials(options.csv)
     done = {(trial.kind, trial.call, trial.number, trial.moment) for trial in trials}
     waiting = []
-    places = folder / "roots", folder / "kept"
-    paying = paying_subjects(places[0] / "paying", places[1], list(numbers), shim)
-    for subject in itertools.chain(prepare_subjects(*places, list(numbers), shim), paying):
+    for subject in prepare_subjects(folder / "roots", folder / "kept", kinds, shim):
         counts = count_calls(subject, shim)
-        say(f"{subject.kind}: {', '.join(f'{number} {call}' for call, number in counts.items() if number)}")
+        print(
+            f"{subject.kind}: {', '.join(f'{number} {call}' for call, number in counts.items() if number)}", flush=True
+        )
         own = [fault for kind, fault in options.fault if kind == subject.kind]
-        faults = own if options.fault else place_faults(counts, numbers[subject.kind], full=options.full)
+        faults = own if options.fault else place_faults(counts, options.per_stage, full=options.full)
         waiting += [(subject, fault, counts[fault.call]) for fault in faults]
-    if missing := set(numbers) - {subject.kind for subject, _, _ in waiting}:
+    if missing := set(kinds) - {subject.kind for subject, _, _ in waiting}:
         sys.exit(f"no subject for {', '.join(sorted(missing))}; add one to placed_kills.py")
     # In no order, so that a campaign that is cut short has covered all of them.
     random.Random(options.seed).shuffle(waiting)
@@ -842,11 +748,16 @@ def run(options: argparse.Namespace) -> int:
         trial = try_fault(subject, shim, fault, of)
         if trial is not None:
             trials.append(trial)
-            show(trial)
+            where = f"{trial.moment} {trial.call} {trial.number} of {trial.of}"
+            bad = f"BAD {trial.problems} exit {trial.exit_code} repeated {trial.repeated}"
+            verdict = "good" if trial.is_good else bad
+            print(f"{time.strftime('%H:%M:%S')} {trial.kind}: {where}: {trial.found}: {verdict}", flush=True)
             write_csv(options.csv, trials)
             if not trial.is_good:
-                restore(subject, shim)
-    say(f"\n{table(trials)}")
+                count_calls(subject, shim)  # what the other subjects need of this one is made again
+    for kind in kinds:
+        own = [trial for trial in trials if trial.kind == kind]
+        print(f"{kind}: {len(own)} faults, {sum(not trial.is_good for trial in own)} bad")
     return 1 if not all(trial.is_good for trial in trials) else 0
 
 

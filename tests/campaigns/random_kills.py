@@ -26,7 +26,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,7 +37,7 @@ from typing import Literal
 import psutil
 
 from luffy.pipeline.events import EVENTS_FILE
-from luffy.pipeline.manifest import MANIFEST_FILE, OutputFile, finished_manifest
+from luffy.pipeline.manifest import MANIFEST_FILE, finished_manifest
 from luffy.pipeline.workspace import RUN_FILE, WORKSPACE_VARIABLE
 from luffy.processes import die_with
 from luffy.tracking.metrics import METRICS_FILE, without_times
@@ -102,16 +101,7 @@ class Pipeline:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """When the next kill falls, and on whom."""
-
-    wait_s: float
-    """After the start of the run, or after the kill before."""
-    victim: Victim
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kill:
     """One `kill -9`."""
 
@@ -138,13 +128,13 @@ class Attempt:
     """What ought not to be: orphans, finished stages that ran again, a flow that hangs or fails undisturbed."""
 
 
-def draws(generator: Random, mean_s: float, victims: Sequence[Victim] = VICTIMS) -> Iterator[Draw]:
-    """Kills as rare events that do not know of one another: exponential waiting times, victims in equal shares."""
+def draws(generator: Random, mean_s: float, victims: Sequence[Victim] = VICTIMS) -> Iterator[tuple[float, Victim]]:
+    """Seconds after the start or the kill before, and victims: rare events, exponential waits, equal shares."""
     while True:
-        yield Draw(generator.expovariate(1.0 / mean_s), generator.choice(victims))
+        yield generator.expovariate(1.0 / mean_s), generator.choice(victims)
 
 
-def disturb(pipeline: Pipeline, planned: Iterator[Draw], patience_s: float = 3600.0) -> Attempt:
+def disturb(pipeline: Pipeline, planned: Iterator[tuple[float, Victim]], patience_s: float = 3600.0) -> Attempt:
     """Run the command once, kill as `planned` while it runs, and see what it leaves behind.
 
     A kill falls at its moment, or as soon as its victim is there, and for a process of Ray so long after its start;
@@ -155,8 +145,9 @@ def disturb(pipeline: Pipeline, planned: Iterator[Draw], patience_s: float = 360
     said = pipeline.log.stat().st_size if pipeline.log.exists() else 0
     flow, began = pipeline.start(), time.monotonic()
     kills: list[Kill] = []
-    for draw in planned:
-        kill = _kill(flow, draw, workspace, began, is_served=all(kill.victim != "server" for kill in kills))
+    for wait_s, victim in planned:
+        is_served = all(kill.victim != "server" for kill in kills)
+        kill = _kill(flow, wait_s, victim if is_served or victim != "server" else "flow", workspace, began)
         if kill is None:
             break
         kills.append(kill)
@@ -172,11 +163,11 @@ def disturb(pipeline: Pipeline, planned: Iterator[Draw], patience_s: float = 360
         code, problems = None, [f"the flow had not ended after {patience_s:.0f} s"]
     seconds = time.monotonic() - began
     if kills:
-        kills[-1] = replace(kills[-1], exit_code=code, to_end_s=round(seconds - kills[-1].at_s, 2))
+        kills[-1].exit_code, kills[-1].to_end_s = code, round(seconds - kills[-1].at_s, 2)
     elif code:
         tail = pipeline.log.read_bytes()[said:].decode(errors="replace").splitlines()[-_TAIL_LINES:]
         problems.append("\n".join([f"exit code {code}, although nothing was killed:", *tail]))
-    problems += _orphans(workspace)
+    problems += end_orphans(workspace)
     after = _finished_stages(workspace)
     again = [directory for directory, trace in finished.items() if after.get(directory) != trace]
     problems += [f"{directory.relative_to(workspace)}, which was finished, ran again" for directory in again]
@@ -196,14 +187,10 @@ def promised(workspace: Path) -> dict[str, object]:
 
 def promised_steps(workspace: Path) -> dict[str, object]:
     """What also holds where engines batch as they like, and sample other tokens after a kill: keys and steps."""
-    found: dict[str, object] = {}
-    for path in sorted(workspace.glob(f"stages/*/*/{MANIFEST_FILE}")):
-        manifest = finished_manifest(path.parent)
-        metrics = path.parent / METRICS_FILE
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-        found[f"{manifest.node}: key"] = manifest.key
-        found[f"{manifest.node}: steps"] = [json.loads(line)["step"] for line in lines]
-        found[f"{manifest.node}: damaged"] = manifest.damaged(path.parent, verify=True)
+    found = {name: value for name, value in promised(workspace).items() if name.endswith((": key", ": damaged"))}
+    for metrics in sorted(workspace.glob(f"stages/*/*/{METRICS_FILE}")):
+        lines = metrics.read_text(encoding="utf-8").splitlines()
+        found[f"{finished_manifest(metrics.parent).node}: steps"] = [json.loads(line)["step"] for line in lines]
     return found
 
 
@@ -216,8 +203,13 @@ def promised_of(directory: Path) -> dict[str, object]:
         f"{manifest.node}: damaged": manifest.damaged(directory, verify=True),
     }
     for output in manifest.outputs:
+        path, content = directory / output.path, output.sha256
+        if output.path == METRICS_FILE:
+            content = [without_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        if output.path == "report.md":
+            content = _REPORTED_TIMES.sub("", path.read_text(encoding="utf-8"))
         if output.path != "report.html":  # the same as report.md, with plots, one of which shows speed
-            found[f"{manifest.node}/{output.path}"] = _content(directory, output)
+            found[f"{manifest.node}/{output.path}"] = content
     return found
 
 
@@ -239,21 +231,36 @@ def processes_of(workspace: Path) -> list[psutil.Process]:
     return found
 
 
-def _kill(flow: subprocess.Popen[bytes], draw: Draw, workspace: Path, began: float, *, is_served: bool) -> Kill | None:
-    """None when the flow has ended before."""
-    if draw.victim in _RAY_NAMES:  # its start takes longer than most waits: they would all fall there
-        while flow.poll() is None:
-            with suppress(psutil.NoSuchProcess):
-                if _find(draw.victim, psutil.Process(flow.pid)) is not None:
-                    break
-            time.sleep(_POLL_S)
-    with suppress(subprocess.TimeoutExpired):
-        flow.wait(draw.wait_s)
-    name: Victim = draw.victim if is_served or draw.victim != "server" else "flow"
-    while flow.poll() is None:
+def end_orphans(workspace: Path) -> list[str]:
+    """A line for each process of the workspace that lives after some patience, and is killed."""
+    deadline = time.monotonic() + _ORPHAN_S
+    while (left := processes_of(workspace)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    problems = []
+    for process in left:
         with suppress(psutil.NoSuchProcess):
-            victim = _find(name, psutil.Process(flow.pid))
-            if victim is not None:
+            problems.append(f"orphan {process.pid}: {' '.join(process.cmdline())}")
+            process.kill()
+    return problems
+
+
+def _kill(flow: subprocess.Popen[bytes], wait_s: float, name: Victim, workspace: Path, began: float) -> Kill | None:
+    """None when the flow has ended before."""
+
+    def find() -> psutil.Process | None:
+        with suppress(psutil.NoSuchProcess):
+            return _find(name, psutil.Process(flow.pid))
+        return None
+
+    # The start of a process of Ray takes longer than most waits: they would all fall there.
+    while name in _RAY_NAMES and flow.poll() is None and find() is None:
+        time.sleep(_POLL_S)
+    with suppress(subprocess.TimeoutExpired):
+        flow.wait(wait_s)
+    while flow.poll() is None:
+        victim = find()
+        if victim is not None:
+            with suppress(psutil.NoSuchProcess):
                 stage = _being_made(workspace, flow.pid)
                 victim.kill()
                 return Kill(name, round(time.monotonic() - began, 2), stage)
@@ -296,18 +303,6 @@ def _being_made(workspace: Path, flow: int) -> str:
     return ""
 
 
-def _orphans(workspace: Path) -> list[str]:
-    deadline = time.monotonic() + _ORPHAN_S
-    while (left := processes_of(workspace)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    problems = []
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            problems.append(f"orphan {process.pid}: {' '.join(process.cmdline())}")
-            process.kill()
-    return problems
-
-
 def _finished_stages(workspace: Path) -> dict[Path, tuple[int, int, int]]:
     """By directory: which manifest it is, and how often the stage has begun."""
     found = {}
@@ -315,15 +310,6 @@ def _finished_stages(workspace: Path) -> dict[Path, tuple[int, int, int]]:
         stat, events = manifest.stat(), (manifest.parent / EVENTS_FILE).read_text(encoding="utf-8")
         found[manifest.parent] = (stat.st_ino, stat.st_mtime_ns, events.count('"kind": "started"'))
     return found
-
-
-def _content(directory: Path, output: OutputFile) -> object:
-    path = directory / output.path
-    if output.path == METRICS_FILE:
-        return [without_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    if output.path == "report.md":
-        return _REPORTED_TIMES.sub("", path.read_text(encoding="utf-8"))
-    return output.sha256
 
 
 def _shortened(value: object) -> str:
@@ -360,21 +346,6 @@ def write_csv(path: Path, chains: Sequence[Sequence[Attempt]], are_equal: Sequen
                     ended = ("", "") if kill.to_end_s is None else (kill.exit_code, kill.to_end_s)
                     place = number, chain + 1, index + 1, kill.victim, kill.at_s, kill.stage
                     writer.writerow((*place, *ended, equal, "; ".join(attempt.problems)))
-
-
-def summary(chains: Sequence[Sequence[Attempt]], num_equal: int, num_problems: int) -> str:
-    """A Markdown table: kills by victim and by what was being made."""
-    kills = [kill for attempts in chains for attempt in attempts for kill in attempt.kills]
-    victims = [name for name in dict.fromkeys((*VICTIMS, *RAY_VICTIMS)) if any(kill.victim == name for kill in kills)]
-    lines = ["| being made | " + " | ".join(victims) + " |", "|---|" + "---|" * len(victims)]
-    for stage in dict.fromkeys(kill.stage for kill in kills):
-        counts = Counter(kill.victim for kill in kills if kill.stage == stage)
-        lines.append(f"| {stage or 'between stages'} | " + " | ".join(str(counts[name]) for name in victims) + " |")
-    lines.append(
-        f"\n{len(kills)} kills in {len(chains)} chains, {num_equal} of them equal to the undisturbed run; "
-        f"{num_problems} problems."
-    )
-    return "\n".join(lines)
 
 
 def main() -> int:
@@ -421,7 +392,9 @@ def main() -> int:
         write_csv(folder / CSV, chains, are_equal)
         if not found:  # else it is kept, to be looked at
             shutil.rmtree(pipeline.workspace)
-    print(f"\n{summary(chains, sum(are_equal), num_problems)}")
+    print(
+        f"{num_kills} kills in {len(chains)} chains, {sum(are_equal)} equal to the reference; {num_problems} problems."
+    )
     return 1 if num_problems else 0
 
 

@@ -1,9 +1,10 @@
-"""Forks the ranks of tests/distributed from a process that has loaded their libraries.
+"""Forks ranks from a process that has loaded their libraries; each calls a function of tests/distributed/work.py.
 
 Each line of standard input is an order:
-`{"program": FILE, "arguments": [...], "ranks": 2, "port": 29500, "output": FOLDER}`. The ranks have the environment
-that torchrun gives, and write to `FOLDER/0.out` and `FOLDER/0.err`, and so on. The answer is a line with their exit
-codes; once one of them fails, the others are killed, as by torchrun. The server ends with its standard input.
+`{"function": NAME, "arguments": [...], "ranks": 2, "port": 29500, "output": FOLDER}`. The ranks have the environment
+that torchrun gives, and write to `FOLDER/0.err`, and so on; `FOLDER/result` has what rank 0 returns. The answer is a
+line with their exit codes; once one of them fails, the others are killed, as by torchrun. The server ends with its
+standard input.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import signal
 import sys
 from pathlib import Path
@@ -22,15 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from luffy.pipeline.warm_start import LIBRARIES
 from luffy.processes import die_with
 
-# What all programs import. Muon is what DeepSpeed loads for the first engine under ZeRO, with torch's whole compiler.
+# Muon is what DeepSpeed loads for the first engine under ZeRO, with torch's whole compiler.
 # None of them starts a thread, whose locks a fork would leave locked.
-OWN = (
-    "luffy.training.policy",
-    "reference.gradient_case",
-    "reference.learner_case",
-    "reference.sft_case",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-)
+OWN = ("work", "deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 def main() -> None:
@@ -60,17 +54,16 @@ def run(order: dict, rank: int, server: int) -> NoReturn:
     code = 1
     try:
         die_with(server, signal.SIGKILL)
-        for descriptor, suffix in ((1, "out"), (2, "err")):
-            file = os.open(Path(order["output"], f"{rank}.{suffix}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        file = os.open(Path(order["output"], f"{rank}.err"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for descriptor in (1, 2):
             os.dup2(file, descriptor)
         ranks = str(order["ranks"])
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(order["port"]))
-        sys.argv = [order["program"], *order["arguments"]]
-        runpy.run_path(order["program"], run_name="__main__")
+        result = importlib.import_module("work").call(order["function"], order["arguments"])
+        if rank == 0:
+            Path(order["output"], "result").write_text(json.dumps(result))
         code = 0
-    except SystemExit as ended_with:
-        code = ended_with.code if isinstance(ended_with.code, int) else 1
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

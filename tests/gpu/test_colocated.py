@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from reference.gradient_case import ROOT
@@ -37,7 +36,7 @@ def luffy(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("zero_stage", [1, 3])
-def test_five_steps_of_training_and_sampling_in_turn(tmp_path: Path, zero_stage: int) -> None:
+def test_five_steps_of_training_and_sampling_in_turn(tmp_path, zero_stage):
     luffy(
         *("run", "exp_configs/smoke_ray.yaml", f"model.architecture={SMALL}", *SHARED, "rl.steps=5"),
         *(f"execution.zero_stage={zero_stage}", "--workspace", str(tmp_path)),
@@ -50,7 +49,7 @@ def test_five_steps_of_training_and_sampling_in_turn(tmp_path: Path, zero_stage:
 
 
 @pytest.mark.parametrize("size", SHAPES)
-def test_a_bench_of_a_real_shape(tmp_path: Path, size: str) -> None:
+def test_a_bench_of_a_real_shape(tmp_path, size):
     shown = luffy(
         *("bench", "exp_configs/smoke_ray.yaml", f"model.architecture={SHAPES[size]}", *SHARED),
         *("execution.gradient_checkpointing=true", "--steps", "2", "--workspace", str(tmp_path)),

@@ -52,7 +52,7 @@ def batch(pad_id: int = 0) -> TrainBatch:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_estimate_is_within_ten_per_cent_of_the_peak(layout: str) -> None:
+def test_the_estimate_is_within_ten_per_cent_of_the_peak(layout):
     config = load_experiment(
         ROOT / "exp_configs" / "luffy_qwen2.5_math_1.5b.yaml",
         [

@@ -1,7 +1,5 @@
 """A checkpoint of a policy and a critic on a GPU, where AdamW is fused: what is resumed goes on with the same step."""
 
-from pathlib import Path
-
 import pytest
 from reference.elastic_case import assert_resumed_as_if_undisturbed, resume_and_go_on, write_and_go_on
 
@@ -17,7 +15,7 @@ STAGES: dict[DType, tuple[tuple[int, int], ...]] = {
 @pytest.mark.parametrize(
     ("dtype", "written", "read"), [(dtype, *stages) for dtype, pairs in STAGES.items() for stages in pairs]
 )
-def test_a_resumed_step_is_that_of_an_undisturbed_run(dtype: DType, written: int, read: int, tmp_path: Path) -> None:
+def test_a_resumed_step_is_that_of_an_undisturbed_run(dtype, written, read, tmp_path):
     write_and_go_on(tmp_path, written, dtype)
     resume_and_go_on(tmp_path, read, dtype)
     assert_resumed_as_if_undisturbed(tmp_path, dtype)

@@ -1,4 +1,4 @@
-"""Flows of many runs as processes of their own, and what they say."""
+"""Flows as processes of their own, which report to the shared server, and what they say."""
 
 import contextlib
 import re
@@ -16,13 +16,13 @@ UNDISTURBED = ("exp_configs/smoke.yaml", "execution.checkpoint.keep=3")
 """What the fixture `undisturbed` has run. Its report shows every setting, so other settings make another report."""
 
 
-def start(workspace, *arguments, flow="run_sweep"):
+def start(workspace, *arguments, flow="run_sweep", **environment):
     command = [sys.executable, f"flows/{flow}.py", *map(str, arguments)]
-    env = without_prefect() | shared_api() | {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace)}
+    env = {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace), **environment}
     return subprocess.Popen(
         command,
         cwd=ROOT,
-        env=env,
+        env=without_prefect() | shared_api() | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -31,13 +31,19 @@ def start(workspace, *arguments, flow="run_sweep"):
     )
 
 
-def run(workspace, *arguments, flow="run_sweep"):
-    process = start(workspace, *arguments, flow=flow)
+def run(workspace, *arguments, flow="run_sweep", **environment):
+    process = start(workspace, *arguments, flow=flow, **environment)
     out, err = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def stage_states(result):
+    """What the last line of each stage of a chain says: `{"sft": "reused", ...}`."""
+    return dict(re.findall(r"^\d\d:\d\d:\d\d (\w+): (\w+)", result.stdout, re.MULTILINE))
+
+
 def states(result):
+    """The same for the stages of many runs: `{"luffy 1: rl": "reused", ...}`."""
     return dict(re.findall(r"^\d\d:\d\d:\d\d ([\w ]+(?: \([^)]*\))?(?:: \w+)?): (\w+)", result.stdout, re.MULTILINE))
 
 

@@ -1,13 +1,12 @@
 """`luffy bench` with the real stage programs: what it prints and what it leaves."""
 
 import re
-from pathlib import Path
 
 import pytest
 from installed import needs_vllm
 
 from luffy.cli.main import main
-from luffy.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR
+from luffy.errors import EXIT_FAILURE, EXIT_OK
 
 pytestmark = pytest.mark.slow
 SMOKE = "exp_configs/smoke.yaml"
@@ -16,12 +15,12 @@ RL = [SMOKE, "chain=rl", "method=luffy"]
 
 
 @pytest.fixture(autouse=True)
-def surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def surroundings(request, monkeypatch) -> None:
     monkeypatch.chdir(request.config.rootpath)
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_a_bench_measures_every_stage_and_leaves_only_data_and_policy(tmp_path: Path, capsys) -> None:
+def test_a_bench_measures_every_stage_and_leaves_only_data_and_policy(tmp_path, capsys):
     overrides = [*VALIDATED, "difficulty={policy: base, num_samples: 2}"]
     assert main(["bench", *RL, *overrides, "--steps", "1", "--workspace", str(tmp_path)]) == EXIT_OK
     shown = capsys.readouterr().out
@@ -41,7 +40,7 @@ def test_a_bench_measures_every_stage_and_leaves_only_data_and_policy(tmp_path: 
 
 
 @needs_vllm
-def test_a_stage_that_cannot_run_gives_its_reason_and_the_others_are_measured(tmp_path: Path, capsys) -> None:
+def test_a_stage_that_cannot_run_gives_its_reason_and_the_others_are_measured(tmp_path, capsys):
     # The engine says so when RL starts.
     refused = ["rl.engine=vllm", "execution.vllm.max_num_batched_tokens=8"]
     code = main(["bench", *RL, *refused, "--steps", "1", "--workspace", str(tmp_path)])
@@ -50,9 +49,3 @@ def test_a_stage_that_cannot_run_gives_its_reason_and_the_others_are_measured(tm
     (line,) = [line for line in shown.splitlines() if line.startswith("rl: not measured: ")]
     assert "max_num_batched_tokens: 8 is less than one sequence" in line
     assert "evaluate_base: " in shown and "without rl, report" in shown
-
-
-def test_a_comparison_is_refused_in_one_line(tmp_path: Path, capsys) -> None:
-    code = main(["bench", "exp_configs/compare_arithmetic.yaml", "--workspace", str(tmp_path)])
-    assert code == EXIT_USER_ERROR
-    assert "is a comparison of methods" in capsys.readouterr().err

@@ -44,7 +44,7 @@ GAME = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     """The override that names a random model under the template."""
     folder = tmp_path_factory.mktemp("random")
     (folder / "brackets.jinja").write_text(TEMPLATE)
@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def config(model: str) -> ExperimentConfig:
+def config(model) -> ExperimentConfig:
     return experiment("luffy", model)
 
 
@@ -82,7 +82,7 @@ def _teach_to_end_turns(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerB
 
 
 @pytest.fixture(scope="module")
-def upstream(config: ExperimentConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def upstream(config, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("upstream")
     data, model = build_graph(config)[:2]
     run_stage(data, config, folder / "data", {})
@@ -91,14 +91,14 @@ def upstream(config: ExperimentConfig, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(config: ExperimentConfig, upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(config, upstream, tmp_path_factory) -> Path:
     """Three steps of RL."""
     out = tmp_path_factory.mktemp("rl") / "undisturbed"
     run_rl(config, out, upstream, copy_to=after_step_2(out))
     return out
 
 
-def test_each_turn_is_learned_in_its_context(undisturbed: Path, upstream: dict[str, Path]) -> None:
+def test_each_turn_is_learned_in_its_context(undisturbed, upstream):
     tokenizer = load_tokenizer(upstream["data"] / "tokenizer")
     metrics = read_metrics(undisturbed / "metrics.jsonl")
     assert all(row["rollout/logp_gap_mean"] < 1e-4 for row in metrics)  # learned where they were sampled
@@ -121,12 +121,12 @@ def test_each_turn_is_learned_in_its_context(undisturbed: Path, upstream: dict[s
         assert {*written} <= {*SAMPLED, Source.OFF_POLICY}
 
 
-def test_an_interruption_costs_no_bit(config: ExperimentConfig, undisturbed: Path, upstream: dict[str, Path]) -> None:
+def test_an_interruption_costs_no_bit(config, undisturbed, upstream):
     assert_resumes_from_step_1(config, undisturbed, upstream)
 
 
 @needs_vllm
-def test_vllm_samples_the_turns_that_the_trainer_learns(model: str, upstream: dict[str, Path], tmp_path: Path) -> None:
+def test_vllm_samples_the_turns_that_the_trainer_learns(model, upstream, tmp_path):
     run_rl(experiment("luffy", model, "rl.engine=vllm", "rl.steps=2"), tmp_path / "rl", upstream)
     assert all(row["rollout/logp_gap_mean"] < 1e-4 for row in read_metrics(tmp_path / "rl" / "metrics.jsonl"))
     groups = RolloutJournal(tmp_path / "rl" / "journal").read(2) or []
@@ -134,16 +134,14 @@ def test_vllm_samples_the_turns_that_the_trainer_learns(model: str, upstream: di
     assert max(len(row.branches()) for row in rows) == 3
 
 
-def test_samples_show_the_turns_apart(undisturbed: Path) -> None:
+def test_samples_show_the_turns_apart(undisturbed):
     samples = [sample for _, sample in read_samples(undisturbed / SAMPLES_FILE)]
     sample = next(each for each in samples if each.measures.get("turns", 0) > 1)
     assert sample.response.count("--- policy ---") == sample.measures["turns"]
     assert sample.response.count("Game ") == 0  # contexts are shown from where they differ
 
 
-def test_sft_between_rl_steps_learns_the_authors_turns_alone(
-    model: str, upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sft_between_rl_steps_learns_the_authors_turns_alone(model, upstream, tmp_path, monkeypatch):
     taken: list[Trajectory] = []
 
     def learned(groups: Sequence[Group], demonstrations: Sequence[Trajectory], passes: int) -> dict[str, float]:
@@ -157,7 +155,7 @@ def test_sft_between_rl_steps_learns_the_authors_turns_alone(
         assert all({*branch.source} == {Source.OFF_POLICY} for branch in row.branches())
 
 
-def test_the_same_template_is_refused_where_no_history_was_chosen(config: ExperimentConfig, tmp_path: Path) -> None:
+def test_the_same_template_is_refused_where_no_history_was_chosen(config, tmp_path):
     assert config.environment is not None
     limits = config.environment.limits.model_copy(update={"history": "exact"})
     exact = config.model_copy(update={"environment": config.environment.model_copy(update={"limits": limits})})

@@ -3,13 +3,11 @@ two digits now and then, its pass rates, and RL on what they leave."""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from forked_program import ForkedProgram
-from holding import Hold
 from toy_run import Recorder
 
 from luffy.config import load_experiment
@@ -42,7 +40,7 @@ OUTPUTS = ("pass_rates.parquet", "train.parquet", "card.json", "card.md")
 
 
 @pytest.fixture(scope="module")
-def finished(holding: Callable[[], Hold], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(holding, tmp_path_factory) -> Path:
     """A workspace after one undisturbed run."""
     workspace = tmp_path_factory.mktemp("finished")
     experiment = opened(workspace)

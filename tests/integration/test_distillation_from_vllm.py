@@ -42,7 +42,7 @@ def execute(experiment: Experiment, *stages: str) -> None:
 
 
 @pytest.fixture
-def teacher(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+def teacher(tmp_path, request, monkeypatch) -> Path:
     """The base policy with some noise in its weights, beside the finished stages that RL needs."""
     monkeypatch.setenv("TEACHER_KEY", KEY)
     request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
@@ -59,7 +59,7 @@ def teacher(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
     return folder
 
 
-def test_a_served_teacher_teaches_as_its_folder_does(tmp_path: Path, teacher: Path) -> None:
+def test_a_served_teacher_teaches_as_its_folder_does(tmp_path, teacher):
     metrics, weights = {}, {}
     with served_by_vllm(teacher, tmp_path / "log.txt", KEY) as url:
         where = f"execution.rl_teacher={{urls: [{url}], api_key_variable: TEACHER_KEY}}"

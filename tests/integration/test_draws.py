@@ -33,7 +33,7 @@ PASSES = (MIXED, f"rl.stop=['{STOP}']", "rl.passes=2")
 
 
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def upstream(tmp_path_factory) -> dict[str, Path]:
     """Data and a base policy that is right now and then."""
     folder = tmp_path_factory.mktemp("upstream")
     config = experiment("luffy", MIXED)
@@ -44,7 +44,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def passes(upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def passes(upstream, tmp_path_factory) -> Path:
     """An undisturbed run of PASSES."""
     out = tmp_path_factory.mktemp("passes")
     run_rl(experiment("luffy", *TWO_UPDATES, *PASSES), out, upstream)
@@ -71,9 +71,7 @@ def _groups(out: Path) -> list[list[Group]]:
     return [journal.read(step) or [] for step in range(1, 6)]
 
 
-def test_a_kill_between_two_passes_over_a_mixture_resumes_to_the_same_bits(
-    passes: Path, upstream: Mapping[str, Path], tmp_path: Path
-) -> None:
+def test_a_kill_between_two_passes_over_a_mixture_resumes_to_the_same_bits(passes, upstream, tmp_path):
     """Each of five steps makes four optimizer steps; the kill comes between the passes of the third."""
     _assert_same_when_killed(passes, PASSES, 11, upstream, tmp_path / "killed")
     metrics = read_metrics(passes / "metrics.jsonl")
@@ -93,7 +91,7 @@ def test_a_kill_between_two_passes_over_a_mixture_resumes_to_the_same_bits(
         assert row["rollout/source_two_length_mean"] == fmean(found.num_learnable for found in rollouts)
 
 
-def test_rollouts_end_with_the_stop_text(passes: Path, upstream: Mapping[str, Path]) -> None:
+def test_rollouts_end_with_the_stop_text(passes, upstream):
     tokenizer = load_tokenizer(upstream["model"] / "model")
     rows = [row for groups in _groups(passes) for group in groups for row in group.trajectories]
     rollouts = [row for row in rows if not row.is_off_policy]
@@ -108,7 +106,7 @@ def test_rollouts_end_with_the_stop_text(passes: Path, upstream: Mapping[str, Pa
     assert traces and all(row.response_ids[-1] == stop_token for row in traces)
 
 
-def test_a_kill_resumes_pools_to_the_same_bits(upstream: Mapping[str, Path], tmp_path: Path) -> None:
+def test_a_kill_resumes_pools_to_the_same_bits(upstream, tmp_path):
     """The pools that step 4 draws from are those of the checkpoint and of a step that lies in the journal alone."""
     config = "data.train={kind: arithmetic, num_prompts: 32, num_operations: [1, 2], operations: {reverse: 1}}"
     data = build_graph(experiment("luffy", config))[0]

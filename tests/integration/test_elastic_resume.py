@@ -14,21 +14,18 @@ LAYOUTS: list[tuple[int, int, DType]] = [
 """ZeRO when written and when resumed, and the weights' type; ZeRO 1 in bfloat16 is a class of its own."""
 
 
-def _two_ranks(write: list[object], resume: list[object], fail: Path | None = None) -> list[dict[str, str]]:
-    return on_ranks("elastic_worker.py", {"write": write, "resume": resume, "fail": fail})
-
-
 def _stages(folder: Path) -> list[Path]:
     return [folder / "_".join(map(str, layout)) for layout in LAYOUTS]
 
 
 @pytest.mark.slow
-def test_two_ranks_resume_as_one_and_no_rank_waits_for_one_that_failed(tmp_path: Path) -> None:
+def test_two_ranks_resume_as_one_and_no_rank_waits_for_one_that_failed(tmp_path):
     stages = list(zip(_stages(tmp_path), LAYOUTS, strict=True))
-    told = _two_ranks([(stage, written, dtype) for stage, (written, _, dtype) in stages], [], tmp_path / "faults")
+    on_ranks("write", [(stage, written, dtype) for stage, (written, _, dtype) in stages])
     for stage, (_, read, dtype) in stages:
         resume_and_go_on(stage, read, dtype)
         assert_resumed_as_if_undisturbed(stage, dtype)
+    told = on_ranks("faults", tmp_path / "faults")
     for rank, fault in enumerate(("CheckpointError: rank 1 failed at the checkpoint: OSError", "OSError")):
         assert told[rank]["write_engine"] == told[rank]["read_engine"] == f"{fault}: no space left"
         assert "the ranks see different checkpoints" in told[rank]["step"]
@@ -36,10 +33,10 @@ def test_two_ranks_resume_as_one_and_no_rank_waits_for_one_that_failed(tmp_path:
 
 
 @pytest.mark.slow
-def test_one_rank_resumes_as_two(tmp_path: Path) -> None:
+def test_one_rank_resumes_as_two(tmp_path):
     stages = list(zip(_stages(tmp_path), LAYOUTS, strict=True))
     for stage, (written, _, dtype) in stages:
         write_and_go_on(stage, written, dtype)
-    _two_ranks([], [(stage, read, dtype) for stage, (_, read, dtype) in stages])
+    on_ranks("resume", [(stage, read, dtype) for stage, (_, read, dtype) in stages])
     for stage, (_, _, dtype) in stages:
         assert_resumed_as_if_undisturbed(stage, dtype)

@@ -37,11 +37,8 @@ def evaluate(root: Path, url: str) -> dict[str, Recorder]:
 
 
 def test_an_endpoint_that_dies_costs_nothing_and_its_model_is_on_the_leaderboard(
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path, request, monkeypatch, capsys
+):
     monkeypatch.setenv("SERVED_KEY", KEY)
     request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
     dies = mortal(BEFORE_IT_DIES, by_seed, refusal(503, f"out of memory for {KEY}"))

@@ -37,12 +37,7 @@ from luffy.stages import difficulty, evaluate, sweep
 from luffy.stages.evaluate import OUTPUTS
 from luffy.stages.program import StageContext
 
-pytestmark = [
-    needs_vllm,
-    pytest.mark.slow,
-    needs_no_gpu,
-    pytest.mark.usefixtures("warm_stages"),
-]
+pytestmark = [needs_vllm, pytest.mark.slow, needs_no_gpu, pytest.mark.usefixtures("warm_stages")]
 TESTS = Path(__file__).parents[1]
 GREEDY_AND_SAMPLED = {"greedy": {"temperature": 0.0}, "hot": {"temperature": 1.0, "num_samples": 2}}
 EVALUATION = EvaluateSettings(
@@ -57,6 +52,11 @@ EVALUATION = EvaluateSettings(
         }
     ),
     grading=GradingConfig(),
+)
+EMBEDDED = EVALUATION.model_copy(
+    update={
+        "evaluation": EvaluationConfig.model_validate(EVALUATION.evaluation.model_dump() | {"engine": "transformers"})
+    }
 )
 DIFFICULTY = DifficultySettings(
     seed=7,
@@ -82,7 +82,7 @@ def execution(engines: int, max_num_seqs: int = 2) -> ExecutionConfig:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def inputs(tmp_path_factory) -> dict[str, Path]:
     """Two suites, training prompts and a tiny random model."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "data" / "suites").mkdir(parents=True)
@@ -108,16 +108,25 @@ def run_stage(
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Path:
+def alone(tmp_path_factory, inputs) -> Path:
     """The evaluation by one engine, in the stage's own process."""
     out = run_stage("evaluate", tmp_path_factory.mktemp("alone") / "out", EVALUATION, inputs, execution(1))
     assert not (out / "logs").exists()
     return out
 
 
-def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(
-    tmp_path: Path, inputs: dict[str, Path], alone: Path
-) -> None:
+def greedy_responses(folder: Path) -> list[str]:
+    return [record.response for record in read_samples_of(folder) if record.decoding == "greedy"]
+
+
+def test_one_engine_says_what_the_embedded_engine_says(tmp_path, inputs, alone):
+    evaluate.run(EMBEDDED, context_in(tmp_path / "out", "evaluate_sft", inputs))
+    found = greedy_responses(alone)
+    assert found == greedy_responses(tmp_path / "out")
+    assert len(set(found)) > 4
+
+
+def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(tmp_path, inputs, alone):
     out = tmp_path / "out"
     with StagesInThread(lambda: run_stage("evaluate", out, EVALUATION, inputs, execution(2))) as stage:
         answers = out / "answers.jsonl"
@@ -135,7 +144,7 @@ def test_two_engines_write_the_same_bytes_as_one_also_when_one_is_killed(
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Iterator[EnginePool]:
+def pool(tmp_path_factory, inputs) -> Iterator[EnginePool]:
     before = set(psutil.Process().children(recursive=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_engine, "EngineActor", GatedEngineActor)
@@ -163,7 +172,7 @@ class LentPool:
 
 
 @pytest.fixture
-def lent(pool: EnginePool, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def lent(pool, inputs, monkeypatch) -> None:
     """Stages of this process that ask for two engines have those of the pool, with the model in `inputs`."""
     pool.load_weights_from(inputs["model"] / "model", 0)
     monkeypatch.setattr(engine_pool, "EnginePool", lambda *_, **__: LentPool(pool))
@@ -177,16 +186,14 @@ def context_in(out: Path, stage: str, inputs: dict[str, Path]) -> StageContext:
 
 
 @pytest.fixture(scope="module")
-def measured_alone(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Path:
+def measured_alone(tmp_path_factory, inputs) -> Path:
     """The difficulty by one engine, in the stage's own process."""
     out = tmp_path_factory.mktemp("measured") / "out"
     return run_stage("difficulty", out, DIFFICULTY, inputs, execution(1, MANY_AT_ONCE))
 
 
 @pytest.mark.usefixtures("lent")
-def test_difficulty_measures_the_same_by_two_engines(
-    tmp_path: Path, measured_alone: Path, inputs: dict[str, Path]
-) -> None:
+def test_difficulty_measures_the_same_by_two_engines(tmp_path, measured_alone, inputs):
     out = tmp_path / "two"
     difficulty.run(DIFFICULTY, context_in(out, "difficulty", inputs))
     answers = (measured_alone / "answers.jsonl").read_bytes()
@@ -196,9 +203,7 @@ def test_difficulty_measures_the_same_by_two_engines(
 
 
 @pytest.mark.usefixtures("lent")
-def test_a_sweep_by_two_engines_draws_with_the_weights_that_were_swapped_in(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_by_two_engines_draws_with_the_weights_that_were_swapped_in(tmp_path, inputs, monkeypatch):
     """Each step's greedy responses are those of the embedded engine to its model."""
     copy = lambda checkpoint, start, tokenizer, dtype, folder: shutil.copytree(checkpoint, folder)  # noqa: E731
     monkeypatch.setattr(sweep, "export_checkpoint", copy)
@@ -209,15 +214,13 @@ def test_a_sweep_by_two_engines_draws_with_the_weights_that_were_swapped_in(
         (checkpoint / COMPLETE_FILE).touch()
     settings = SweepSettings(protocol=EVALUATION, steps=tuple(checkpoints))
     sweep.run(settings, context_in(tmp_path / "out", "sweep", {**inputs, "model": tmp_path / "rl"}))
-    embedded = EvaluationConfig.model_validate(EVALUATION.evaluation.model_dump() | {"engine": "transformers"})
     greedy: list[list[str]] = []
     for step, checkpoint in checkpoints.items():
         shutil.copytree(checkpoint, tmp_path / f"model-{step}" / "model")
         alone = context_in(tmp_path / f"out-{step}", "evaluate_rl", {**inputs, "model": tmp_path / f"model-{step}"})
-        evaluate.run(EVALUATION.model_copy(update={"evaluation": embedded}), alone)
+        evaluate.run(EMBEDDED, alone)
         swept, expected = (
-            [record.response for record in read_samples_of(folder) if record.decoding == "greedy"]
-            for folder in (tmp_path / "out" / f"step_{step:06d}", tmp_path / f"out-{step}")
+            greedy_responses(folder) for folder in (tmp_path / "out" / f"step_{step:06d}", tmp_path / f"out-{step}")
         )
         assert swept == expected
         greedy.append(swept)
@@ -246,7 +249,7 @@ def kill_at_its_gate(pool: EnginePool, work: Callable[[], list[Completion]]) -> 
         return working.result(timeout=PATIENCE_S)
 
 
-def test_two_calls_run_at_the_same_time(pool: EnginePool) -> None:
+def test_two_calls_run_at_the_same_time(pool):
     """Each engine waits at its gate in the middle of a call until both have come there."""
     expected, gates = pool.generate(REQUESTS, PARAMS), gates_of(pool)
     for gate in gates:
@@ -264,9 +267,7 @@ def test_two_calls_run_at_the_same_time(pool: EnginePool) -> None:
     assert pool.num_restarts == 0
 
 
-def test_a_replaced_engine_repeats_the_whole_call_with_the_weights_that_were_loaded_last(
-    pool: EnginePool, tmp_path: Path
-) -> None:
+def test_a_replaced_engine_repeats_the_whole_call_with_the_weights_that_were_loaded_last(pool, tmp_path):
     before, restarts = pool.generate(REQUESTS, PARAMS), pool.num_restarts
     write_wide_model(tmp_path / "other", seed=1)
     pool.load_weights_from(tmp_path / "other", 5)
@@ -281,7 +282,7 @@ def test_a_replaced_engine_repeats_the_whole_call_with_the_weights_that_were_loa
     assert both == [swapped, swapped]
 
 
-def test_an_engine_that_died_idle_is_replaced_when_weights_are_loaded(pool: EnginePool, tmp_path: Path) -> None:
+def test_an_engine_that_died_idle_is_replaced_when_weights_are_loaded(pool, tmp_path):
     write_wide_model(tmp_path / "third", seed=2)
     process = psutil.Process(ray.get(pool._engines.members[1].handle.pid.remote()))
     restarts = pool.num_restarts

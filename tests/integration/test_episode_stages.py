@@ -64,7 +64,7 @@ def modules() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def finished(modules: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(modules, tmp_path_factory) -> Path:
     """The stages of an undisturbed flow."""
     workspace = tmp_path_factory.mktemp("finished")
     env = {**os.environ, **shared_api(), "LUFFY_WORKSPACE": str(workspace)}
@@ -75,9 +75,7 @@ def finished(modules: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def unlearned(
-    finished: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Path]:
+def unlearned(finished, tmp_path_factory, request) -> Iterator[Path]:
     """A copy of the workspace without the RL stage, whose game dies once its file `die_at` says so."""
     workspace = tmp_path_factory.mktemp("unlearned") / "workspace"
     shutil.copytree(finished.parent, workspace, symlinks=True)
@@ -105,7 +103,7 @@ def journal(stages: Path) -> list[dict]:
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
-def test_groups_hold_rollouts_and_demonstrations_of_many_turns(finished: Path) -> None:
+def test_groups_hold_rollouts_and_demonstrations_of_many_turns(finished):
     rows = journal(finished)
     guided = [row for row in rows if Source.OFF_POLICY in row["source"]]
     assert len(rows) == 3 * 4 * 8 and len(guided) == 3 * 4
@@ -117,7 +115,7 @@ def test_groups_hold_rollouts_and_demonstrations_of_many_turns(finished: Path) -
         assert Source.OFF_POLICY in row["source"] or 1 <= dict(row["measures"])["turns"] <= 3
 
 
-def test_the_shortest_right_episodes_of_a_group_are_rewarded_more(finished: Path) -> None:
+def test_the_shortest_right_episodes_of_a_group_are_rewarded_more(finished):
     """Demonstrations are members of their groups like rollouts."""
     rows = journal(finished)
     for row in rows:
@@ -129,7 +127,7 @@ def test_the_shortest_right_episodes_of_a_group_are_rewarded_more(finished: Path
         assert bool(sum(best)) == any(row["outcome"] == "correct" for row in group)
 
 
-def test_metrics_and_samples_tell_of_the_episodes(finished: Path) -> None:
+def test_metrics_and_samples_tell_of_the_episodes(finished):
     metrics = training_rows(read_metrics(only(finished, "rl") / METRICS_FILE))
     assert all(1 <= row["rollout/turns_mean"] <= 3 and "rollout/shortest_mean" in row for row in metrics)
     written = [sum(who != Source.ENVIRONMENT for who in row["source"]) for row in journal(finished)]
@@ -139,7 +137,7 @@ def test_metrics_and_samples_tell_of_the_episodes(finished: Path) -> None:
     assert any("--- environment ---" in sample.response for sample in samples)
 
 
-def test_evaluation_grades_the_last_turn_and_counts_the_policys_tokens(finished: Path) -> None:
+def test_evaluation_grades_the_last_turn_and_counts_the_policys_tokens(finished):
     for directory in (path.parent for path in (finished / "evaluate").glob("*/manifest.json")):
         for record in read_samples_of(directory):
             assert record.reply is not None
@@ -149,7 +147,7 @@ def test_evaluation_grades_the_last_turn_and_counts_the_policys_tokens(finished:
             assert record.correct == bool(record.measures["found"])
 
 
-def test_held_out_accuracy_is_what_the_evaluation_of_the_same_weights_finds(finished: Path) -> None:
+def test_held_out_accuracy_is_what_the_evaluation_of_the_same_weights_finds(finished):
     found = [read_results(path) for path in (finished / "evaluate").glob("*/results.json")]
     accuracies = {results.checkpoint: results.rows[0].accuracy for results in found}
     measured = {row["step"]: row for row in read_metrics(only(finished, "rl") / METRICS_FILE)}
@@ -157,7 +155,7 @@ def test_held_out_accuracy_is_what_the_evaluation_of_the_same_weights_finds(fini
     assert measured[3]["val/games/accuracy"] == accuracies["rl"]
 
 
-def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, unlearned: Path) -> None:
+def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished, unlearned):
     die_at = unlearned / "die_at"
     die_at.write_text("50")  # of about 20 in the first validation and 60 answers a step
     with pytest.raises(StageFailed, match="rl was ended by SIGKILL"):
@@ -180,7 +178,7 @@ def _is_alive(pid: int, started: float) -> bool:
         return False
 
 
-def test_difficulty_measures_episodes(finished: Path) -> None:
+def test_difficulty_measures_episodes(finished):
     rows = pq.read_table(only(finished, "difficulty") / "pass_rates.parquet").to_pylist()
     assert len(rows) == 24
     assert any(row["num_correct"] for row in rows)
@@ -197,7 +195,7 @@ def _model(stages: Path) -> str:
     return hashlib.sha256((only(stages, "rl") / "model/model.safetensors").read_bytes()).hexdigest()
 
 
-def test_the_samples_are_readable_on_the_terminal(finished: Path) -> None:
+def test_the_samples_are_readable_on_the_terminal(finished):
     env = {**os.environ, "LUFFY_WORKSPACE": str(finished.parent)}
     command = [sys.executable, "-m", "luffy", "show", "guess_number", "--samples", "8"]
     shown = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=True)

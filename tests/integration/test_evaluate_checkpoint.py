@@ -1,16 +1,16 @@
-"""flows/evaluate_checkpoint.py on the real chain of smoke.yaml: one model, a sweep, mistakes; and the leaderboard."""
+"""flows/evaluate_checkpoint.py on the real chain of smoke.yaml: one model, a sweep, mistakes; and the leaderboard.
+
+`tests/unit/stages/test_sweep.py` has a sweep that is killed.
+"""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import flow_process
 import pytest
-from patience import PATIENCE_S
-from prefect_api import shared_api
+from flow_process import stage_states as states
 
 from luffy.cli.main import main
 from luffy.evaluation.results import read_results
@@ -22,15 +22,8 @@ SMOKE = "exp_configs/smoke.yaml"
 KEEP = "execution.checkpoint.keep=3"
 
 
-@pytest.fixture(scope="module")
-def server():
-    return shared_api()
-
-
-def run(workspace, flow, *arguments, **environment):
-    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1", **environment}
-    command = [sys.executable, f"flows/{flow}.py", SMOKE, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+def run(workspace, *arguments):
+    return flow_process.run(workspace, SMOKE, *arguments, flow="evaluate_checkpoint")
 
 
 @pytest.fixture
@@ -45,10 +38,10 @@ def workspace(finished, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def sweep_of_all(undisturbed, server, tmp_path_factory):
+def sweep_of_all(undisturbed, tmp_path_factory):
     """A workspace after a sweep over all kept checkpoints as well, and that sweep. Not to be changed."""
     workspace = shutil.copytree(undisturbed[0], tmp_path_factory.mktemp("swept") / "workspace", symlinks=True)
-    return workspace, run(workspace, "evaluate_checkpoint", "--steps", "6,2,4", KEEP, **server)
+    return workspace, run(workspace, "--steps", "6,2,4", KEEP)
 
 
 @pytest.fixture
@@ -61,23 +54,19 @@ def stage(workspace, node, run_name="smoke-1"):
     return (workspace / "runs" / run_name / "stages" / node).resolve()
 
 
-def states(result):
-    return dict(re.findall(r"^\d\d:\d\d:\d\d (\w+): (\w+)", result.stdout, re.MULTILINE))
-
-
-def test_a_standalone_evaluation_equals_that_of_the_chain_and_is_reused(workspace, server):
+def test_a_standalone_evaluation_equals_that_of_the_chain_and_is_reused(workspace):
     model = stage(workspace, "rl")
-    result = run(workspace, "evaluate_checkpoint", "--model", str(model), **server)
+    result = run(workspace, "--model", str(model))
     assert result.returncode == 0, result.stderr
     assert set(states(result)) == {"prepare_data", "base", "evaluate_base", "report"}
     assert result.stdout.splitlines()[-1] == f"report: {workspace}/runs/smoke-2/report.html"
     alone = read_results(stage(workspace, "evaluate_base", "smoke-2") / "results.json")
     assert alone.rows == read_results(stage(workspace, "evaluate_rl") / "results.json").rows
-    again = run(workspace, "evaluate_checkpoint", "--model", str(model / "model"), **server)
+    again = run(workspace, "--model", str(model / "model"))
     assert set(states(again).values()) == {"reused"}
 
 
-def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_final_model(sweep_of_all, swept, server):
+def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_final_model(sweep_of_all, swept):
     workspace, result = sweep_of_all
     assert result.returncode == 0, result.stderr
     kept = {"prepare_data": "reused", "base": "reused", "sft": "reused", "rl": "reused"}
@@ -91,25 +80,8 @@ def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_fina
     assert (last.step, last.total) == (3 * 96, 3 * 96)
     page = (workspace / "runs" / "smoke-2" / "curve.html").read_text()
     assert page.count("<figure>") == 8 and "step 2 → 6" in page
-    again = run(swept, "evaluate_checkpoint", "--steps", "2,4,6", KEEP, **server)
+    again = run(swept, "--steps", "2,4,6", KEEP)
     assert set(states(again).values()) == {"reused"}
-
-
-def test_a_killed_sweep_continues_with_the_remaining_steps(swept, server):
-    sweep = stage(swept, "sweep", "smoke-2")
-    undisturbed = {path.name: path.read_bytes() for path in (sweep / "step_000006").glob("*.json*")}
-    assert undisturbed
-    (sweep / "manifest.json").unlink()  # as a kill in the middle of step 6 leaves it
-    for path in (sweep / "step_000006").iterdir():
-        path.unlink() if path.is_file() else shutil.rmtree(path)
-    (sweep / "swap").mkdir()
-    result = run(swept, "evaluate_checkpoint", "--steps", "2,4,6", KEEP, **server)
-    assert states(result)["sweep"] == "finished"
-    loaded = re.findall(r"loaded the weights of step (\d+)", (sweep / "log.txt").read_text())
-    assert loaded == ["2", "4", "6", "6"]
-    assert {path.name: path.read_bytes() for path in (sweep / "step_000006").glob("*.json*")} == undisturbed
-    assert json.loads((sweep / "manifest.json").read_text())["resumed_from"] == 2 * 96
-    assert not (sweep / "swap").exists()
 
 
 def test_the_leaderboard_has_one_row_per_model_from_any_kind_of_evaluation(swept, capsys):
@@ -151,7 +123,7 @@ def test_a_mistake_is_one_line_before_anything_starts(finished, arguments, messa
 
 
 def test_a_dry_run_shows_the_plan_of_a_sweep(finished):
-    result = run(finished, "evaluate_checkpoint", "--steps", "2,4", KEEP, "--dry-run")
+    result = run(finished, "--steps", "2,4", KEEP, "--dry-run")
     assert result.returncode == 0, result.stderr
     assert re.search(r"^rl +\w{16} +reused", result.stdout, re.MULTILINE)
     assert re.search(r"^sweep +\w{16} +run +first run", result.stdout, re.MULTILINE)

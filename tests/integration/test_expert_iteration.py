@@ -78,7 +78,7 @@ def opened(workspace: Path, *overrides: str) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def compared(holding: Callable[[], Hold], tmp_path_factory: pytest.TempPathFactory) -> Compared:
+def compared(holding, tmp_path_factory) -> Compared:
     """A workspace after the comparison, in which two rounds are finished, and how its stages ended."""
     folder = tmp_path_factory.mktemp("rounds")
     (folder / "rounds.yaml").write_text(COMPARISON)
@@ -87,7 +87,7 @@ def compared(holding: Callable[[], Hold], tmp_path_factory: pytest.TempPathFacto
     return folder / "workspace", states(result)
 
 
-def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(compared: Compared) -> None:
+def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(compared):
     workspace, found = compared
     assert found["expert_iteration 7: sample_1"] == found["expert_iteration 7: sft_2"] == "finished"
     sft, rounds = json.loads((workspace / "runs" / "rounds-1" / "comparison.json").read_text())["arms"]
@@ -100,7 +100,7 @@ def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(compared
     assert rounds["cost_a_seed"]["seconds"] > sft["cost_a_seed"]["seconds"]
 
 
-def test_two_rounds_and_a_kill_in_the_second(compared: Compared, holding: Callable[[], Hold], tmp_path: Path) -> None:
+def test_two_rounds_and_a_kill_in_the_second(compared, holding, tmp_path):
     workspace, _ = compared
     experiment = opened(workspace)
     nodes = ["prepare_data", "base", "sample_1", "sft_1", "sample_2", "sft_2"]

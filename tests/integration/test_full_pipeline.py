@@ -12,12 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flow_process
 import psutil
 import pytest
 from flow_process import UNDISTURBED, processes_of
+from flow_process import stage_states as states
 from holding import Hold
 from patience import PATIENCE_S, wait_until
-from prefect_api import shared_api
 
 from luffy.cli.main import main
 from luffy.pipeline.lock import holder_of
@@ -30,33 +31,11 @@ NODES = ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "
 
 
 def start(workspace, *arguments, **environment):
-    command = [sys.executable, "flows/full_pipeline.py", *(arguments or (SMOKE,))]
-    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1", **environment}
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # As in a terminal: a shell that runs this in the background has its children ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    return flow_process.start(workspace, *(arguments or (SMOKE,)), flow="full_pipeline", **environment)
 
 
 def run(workspace, *arguments, **environment):
-    return ended(start(workspace, *arguments, **environment))
-
-
-def ended(process):
-    out, err = process.communicate(timeout=PATIENCE_S)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def states(result):
-    """What each stage's last line says: `{"sft": "reused", ...}`."""
-    lines = re.findall(r"^\d\d:\d\d:\d\d (\w+): (\w+)", result.stdout, re.MULTILINE)
-    return dict(lines)
+    return flow_process.run(workspace, *(arguments or (SMOKE,)), flow="full_pipeline", **environment)
 
 
 def only(*nodes):
@@ -99,12 +78,6 @@ def workspace(finished, tmp_path):
     return copy
 
 
-@pytest.fixture(scope="module")
-def server():
-    """A Prefect server that runs already, so that not every run has to start one."""
-    return shared_api()
-
-
 def test_a_checkpoint_is_exported_as_a_model_folder(workspace, tmp_path, capsys):
     """From the checkpoint's own files, with no engine; that of the last step is the final model, bit for bit."""
     rl = stage(workspace, "rl")
@@ -140,13 +113,13 @@ def test_a_run_is_shown_from_the_raw_data_to_samples(workspace, capsys, monkeypa
     assert out.count("rollout, reward 0 (") == 3 and "response:" in out and "<|bos|>" in out
 
 
-def test_nothing_of_a_run_can_go_until_it_is_given_up(workspace, server, capsys):
+def test_nothing_of_a_run_can_go_until_it_is_given_up(workspace, capsys):
     asked = ["gc", "--delete", "--only", "run", "--only", "result", "--workspace", str(workspace)]
     assert main(asked) == 0
     assert "nothing can be deleted" in capsys.readouterr().out
     assert main(["gc", "--delete", "--workspace", str(workspace)]) == 0  # older checkpoints of finished stages
     capsys.readouterr()
-    assert states(run(workspace, *UNDISTURBED, "--workspace", str(workspace), **server)) == only()
+    assert states(run(workspace, *UNDISTURBED, "--workspace", str(workspace))) == only()
     assert main([*asked, "--keep-runs", "0"]) == 0
     assert not any((workspace / "runs").iterdir()) and not list((workspace / "stages").glob("*/*"))
 
@@ -179,7 +152,7 @@ def test_a_run_that_its_gpus_cannot_hold_is_refused_before_anything_starts(tmp_p
     assert not (tmp_path / "workspace").exists()
 
 
-def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, server, tmp_path):
+def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, tmp_path):
     """Of the stage, of the flow that resumes it, and of the warm server of the next one."""
     directory = stage(workspace, "rl")
     undisturbed = learned(directory)
@@ -187,7 +160,7 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, server
     shutil.rmtree(directory)
     for step, victim in ((3, "stage"), (4, "flow"), (5, "warm server")):
         hold = Hold(tmp_path, "rl", step)
-        flow = start(workspace, **server, **hold.environment)
+        flow = start(workspace, **hold.environment)
         hold.wait(flow)
         program = program_of(directory)
         assert "luffy.pipeline.warm_start" in program.parent().cmdline()
@@ -196,7 +169,7 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, server
         assert bool(re.search(r"rl: resume from step \d", said)) == (step > 3), victim
         wait_until(lambda: processes_of(workspace) == [])
         assert not (directory / "manifest.json").exists()
-    result = run(workspace, **server)
+    result = run(workspace)
     assert re.search(r"rl: resume from step \d", result.stdout)
     found = states(result)
     found.pop("report")  # shows times, too, which differ
@@ -204,30 +177,28 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, server
     assert learned(directory) == undisturbed
 
 
-def test_a_longer_rl_run_continues_and_equals_one_of_that_length_from_the_start(workspace, server):
+def test_a_longer_rl_run_continues_and_equals_one_of_that_length_from_the_start(workspace):
     longer = ("rl.steps=8", "stages=[prepare_data, base, sft, rl]")
-    result = run(workspace, SMOKE, *longer, **server)
+    result = run(workspace, SMOKE, *longer)
     assert re.search(r"rl: continue \w{16} from step 6: rl.steps 6 -> 8", result.stdout)
     continued = stage(workspace, "rl")
     found = learned(continued)
     for directory in (workspace / "stages" / "rl").iterdir():
         shutil.rmtree(directory)
-    run(workspace, SMOKE, *longer, **server)
+    run(workspace, SMOKE, *longer)
     assert learned(continued) == found
 
 
-def test_damaged_outputs_run_only_their_stages_and_a_run_without_damage_loads_and_starts_nothing_heavy(
-    workspace, server
-):
+def test_damaged_outputs_run_only_their_stages_and_a_run_without_damage_loads_and_starts_nothing_heavy(workspace):
     (stage(workspace, "prepare_data") / "suites" / "longer.parquet").unlink()
     (stage(workspace, "evaluate_base") / "results.json").write_text("{}")
     (stage(workspace, "sft") / "model" / "config.json").unlink()
-    found = states(run(workspace, **server))
+    found = states(run(workspace))
     found.pop("report")  # shows times, too, which may differ
     assert found.items() <= only("prepare_data", "evaluate_base", "sft").items()
     assert processes_of(workspace) == []
     (workspace / "warm_server.log").unlink(missing_ok=True)
-    result = run(workspace, PYTHONPROFILEIMPORTTIME="1", **server)
+    result = run(workspace, PYTHONPROFILEIMPORTTIME="1")
     assert states(result) == only()
     assert "Accuracy in %" in result.stdout
     assert re.search(r"\| +prefect$", result.stderr, re.MULTILINE)
@@ -253,9 +224,26 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch, ar
     assert not any(tmp_path.iterdir())
 
 
-def test_a_mistake_that_a_stage_finds_is_one_line_and_exit_code_2(tmp_path, server):
+def test_ctrl_c_ends_the_stages_that_run_side_by_side(workspace):
+    """An evaluation beside training, after those that come before them, which are reused."""
+    longer = ("execution.parallel_stages=2", "sft.epochs=5000", "evaluation.max_response_tokens=64")
+    flow, begun = start(workspace, SMOKE, *longer), set()
+    for line in flow.stdout:
+        begun |= set(re.findall(r" (sft|evaluate_base): run", line))
+        if begun == {"sft", "evaluate_base"}:
+            break
+    flow.send_signal(signal.SIGINT)
+    _, err = flow.communicate(timeout=PATIENCE_S)
+    assert flow.returncode == 130 and "interrupted; the same command resumes" in err, err
+    assert processes_of(workspace) == []
+    record = json.loads((workspace / "runs/smoke-2/run.json").read_text())
+    assert record["state"] == "interrupted"
+    assert list(record["stages"]) == ["prepare_data", "base", "sft", "evaluate_base"]
+
+
+def test_a_mistake_that_a_stage_finds_is_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "empty.jsonl").touch()
-    result = run(tmp_path, SMOKE, f"data.train={{kind: file, path: {tmp_path}/empty.jsonl}}", **server)
+    result = run(tmp_path, SMOKE, f"data.train={{kind: file, path: {tmp_path}/empty.jsonl}}")
     assert result.returncode == 2
     assert "empty.jsonl" in result.stderr
     assert result.stderr.count("\n") == 1

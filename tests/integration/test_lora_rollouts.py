@@ -38,7 +38,7 @@ def config(method: str, *overrides: str) -> ExperimentConfig:
 
 
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def upstream(tmp_path_factory) -> dict[str, Path]:
     """Data and a base policy that is right now and then."""
     folder = tmp_path_factory.mktemp("upstream")
     data, model = build_graph(config("luffy"))[:2]
@@ -48,7 +48,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(upstream: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(upstream, tmp_path_factory) -> Path:
     """The stage of `luffy` after three steps with the cluster's own engine. Not to be changed: copy it."""
     out = tmp_path_factory.mktemp("undisturbed")
     run_rl(config("luffy"), out, upstream)
@@ -65,14 +65,12 @@ def assert_samples_with_the_adapter_that_it_trains(stage: Path, base: Path) -> N
     assert not moved["model.embed_tokens.weight"].any() and not moved["lm_head.weight"].any()
 
 
-def test_every_step_samples_with_the_adapter_that_it_trains(upstream: Mapping[str, Path], undisturbed: Path) -> None:
+def test_every_step_samples_with_the_adapter_that_it_trains(upstream, undisturbed):
     assert_samples_with_the_adapter_that_it_trains(undisturbed, upstream["model"] / "model")
 
 
 @needs_vllm
-def test_every_step_samples_with_the_adapter_that_it_trains_in_vllm(
-    upstream: Mapping[str, Path], tmp_path: Path
-) -> None:
+def test_every_step_samples_with_the_adapter_that_it_trains_in_vllm(upstream, tmp_path):
     run_rl(config("luffy", "rl.engine=vllm", "execution.vllm.max_num_seqs=16"), tmp_path, upstream)
     assert_samples_with_the_adapter_that_it_trains(tmp_path, upstream["model"] / "model")
 
@@ -92,13 +90,11 @@ def assert_a_stop_resumes_to_the_same_bits(
     assert [without_times(row) for row in rows[0]] == [without_times(row) for row in rows[1]]
 
 
-def test_a_stop_resumes_to_the_same_bits(upstream: Mapping[str, Path], undisturbed: Path, tmp_path: Path) -> None:
+def test_a_stop_resumes_to_the_same_bits(upstream, undisturbed, tmp_path):
     assert_a_stop_resumes_to_the_same_bits(config("luffy"), upstream, undisturbed, tmp_path)
 
 
-def test_a_stop_resumes_to_the_same_bits_with_a_kl_term_against_the_policy_without_its_adapter(
-    upstream: Mapping[str, Path], tmp_path: Path
-) -> None:
+def test_a_stop_resumes_to_the_same_bits_with_a_kl_term_against_the_policy_without_its_adapter(upstream, tmp_path):
     run_rl(config("reinforce_pp"), tmp_path / "undisturbed", upstream)
     assert_a_stop_resumes_to_the_same_bits(
         config("reinforce_pp"), upstream, tmp_path / "undisturbed", tmp_path / "resumed"
@@ -107,9 +103,7 @@ def test_a_stop_resumes_to_the_same_bits_with_a_kl_term_against_the_policy_witho
     assert 0 <= kl[0] < kl[2]
 
 
-def test_a_checkpoint_is_exported_like_the_final_model(
-    upstream: Mapping[str, Path], undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_exported_like_the_final_model(upstream, undisturbed, tmp_path):
     stage, experiment_ = tmp_path / "rl", config("luffy")
     shutil.copytree(undisturbed, stage)
     (node,) = (node for node in build_graph(experiment_) if node.stage == "rl")
@@ -136,7 +130,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory) -> Iterator[Pair]:
     lora = LoRAConfig(rank=4, alpha=8.0)
     ray_folder, local_folder = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("local")
     by_broadcast = {"trainer_ranks": 1, "engines": 1, "weight_transfer": "broadcast"}
@@ -147,7 +141,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 @needs_vllm
-def test_ray_publishes_the_merged_weights_of_every_update(pair: Pair) -> None:
+def test_ray_publishes_the_merged_weights_of_every_update(pair):
     base = pair.folder / "model"
     for step in (1, 2, 3):
         found, expected = (cluster.trainer.learn(groups_of(step), step) for cluster in (pair.ray, pair.local))

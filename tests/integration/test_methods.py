@@ -109,7 +109,7 @@ def run_stage(
 
 
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def upstream(tmp_path_factory) -> dict[str, Path]:
     """Data and a base policy that is right now and then."""
     folder = tmp_path_factory.mktemp("upstream")
     config = experiment("luffy")
@@ -146,7 +146,7 @@ def run_rl(
 
 
 @pytest.fixture(scope="module")
-def finished(upstream: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def finished(upstream, tmp_path_factory) -> Finished:
     """Runs a method undisturbed, once for each of its settings; returns them and the folder, not to be changed."""
     made: dict[tuple[str, ...], tuple[ExperimentConfig, Path]] = {}
 
@@ -163,9 +163,7 @@ def finished(upstream: Mapping[str, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in KILLED])
-def test_a_method_runs_three_steps_and_resumes_to_the_same_bits(
-    method: str, upstream: dict[str, Path], finished: Finished
-) -> None:
+def test_a_method_runs_three_steps_and_resumes_to_the_same_bits(method, upstream, finished):
     config, out = finished(method, *taught(method, upstream))
     assert_resumes_from_step_1(config, out, upstream)
     rows = read_metrics(out / "metrics.jsonl")
@@ -185,9 +183,7 @@ def run_killed(out: Path, method: str, upstream: Mapping[str, Path], *overrides:
 @pytest.mark.slow
 @pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("method", KILLED)
-def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
-    method: str, upstream: dict[str, Path], finished: Finished, tmp_path: Path
-) -> None:
+def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(method, upstream, finished, tmp_path):
     out, teacher = tmp_path / "killed", taught(method, upstream)
     run_killed(out, method, upstream, *teacher)
     config, undisturbed = finished(method, *TWO_UPDATES, *teacher)
@@ -205,9 +201,7 @@ def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_teacher_with_another_tokenizer_is_refused_before_the_first_step(
-    upstream: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_teacher_with_another_tokenizer_is_refused_before_the_first_step(upstream, tmp_path):
     """As many tokens, and a model that would score them all: only their texts differ."""
     teacher = tmp_path / "teacher"
     shutil.copytree(upstream["model"].parent / "teacher", teacher)
@@ -223,9 +217,7 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_a_teacher_with_too_few_embeddings_is_refused_before_the_first_step(
-    upstream: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_teacher_with_too_few_embeddings_is_refused_before_the_first_step(upstream, tmp_path):
     teacher = tmp_path / "teacher"
     shutil.copytree(upstream["model"].parent / "teacher", teacher)
     model = AutoModelForCausalLM.from_pretrained(teacher)
@@ -238,7 +230,7 @@ def test_a_teacher_with_too_few_embeddings_is_refused_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_an_adapter_has_the_frozen_model_as_its_own_teacher(upstream: dict[str, Path], finished: Finished) -> None:
+def test_an_adapter_has_the_frozen_model_as_its_own_teacher(upstream, finished):
     """The policy's first step, whose adapter changes nothing yet, has the teacher's scores of full training."""
     config, out = finished("opsd", "model.lora={rank: 4, alpha: 8}")
     assert_resumes_from_step_1(config, out, upstream)
@@ -250,9 +242,7 @@ def test_an_adapter_has_the_frozen_model_as_its_own_teacher(upstream: dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forking")
-def test_a_reference_that_follows_the_policy_survives_a_kill(
-    upstream: dict[str, Path], finished: Finished, tmp_path: Path
-) -> None:
+def test_a_reference_that_follows_the_policy_survives_a_kill(upstream, finished, tmp_path):
     """Refreshed after steps 2 and 4, killed within step 4; a reference that stays gives another result."""
     moving = "rl.reference={refresh_every: 2, mixup: 0.5}"
     run_killed(tmp_path / "killed", "uft", upstream, moving)
@@ -320,7 +310,7 @@ def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", SUPERVISED)
-def test_a_supervised_method_learns_from_traces(method: str, upstream: dict[str, Path], tmp_path: Path) -> None:
+def test_a_supervised_method_learns_from_traces(method, upstream, tmp_path):
     config = experiment(method, "sft.epochs=6", "sft.optimizer.lr=1e-3")
     (node,) = (node for node in build_graph(config) if node.stage == "sft")
     run_stage(node, config, tmp_path, upstream)
@@ -330,7 +320,7 @@ def test_a_supervised_method_learns_from_traces(method: str, upstream: dict[str,
 
 
 @pytest.mark.slow
-def test_steps_of_only_zero_variance_groups_keep_the_weights(upstream: dict[str, Path], tmp_path: Path) -> None:
+def test_steps_of_only_zero_variance_groups_keep_the_weights(upstream, tmp_path):
     """At a temperature of 1000 the policy babbles and earns nothing: every group is dropped, the weights stay."""
     drop = "objective.group={size: 2, off_policy: 0, filter: {kind: drop_zero_variance}}"
     config = experiment("dapo", drop, "rl.max_response_tokens=64", "rl.temperature=1000.0")

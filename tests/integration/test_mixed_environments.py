@@ -41,7 +41,7 @@ def played(workspace: Path, config: str, changes: list[str]) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+def mixed(tmp_path_factory) -> Experiment:
     changes = [
         "chain=sft_then_luffy",
         f"data.train={{kind: mixture, parts: {{chains: {{source: {{{CHAINS}, num_prompts: 12, by_calculator: "
@@ -58,7 +58,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     return played(tmp_path_factory.mktemp("mixed"), "mixed_environments.yaml", changes)
 
 
-def test_every_group_is_played_by_its_own_part(mixed: Experiment) -> None:
+def test_every_group_is_played_by_its_own_part(mixed):
     directory = mixed.plan_node("rl").directory
     files = sorted((directory / "journal").glob("*.parquet"))
     rows = [row for file in files for row in pq.read_table(file).to_pylist()]
@@ -76,7 +76,7 @@ def test_every_group_is_played_by_its_own_part(mixed: Experiment) -> None:
     assert {bool(dict(row["measures"])["part/game"]) for row in guided} == {False, True}
 
 
-def test_metrics_and_samples_tell_the_parts_apart(mixed: Experiment) -> None:
+def test_metrics_and_samples_tell_the_parts_apart(mixed):
     metrics = training_rows(read_metrics(mixed.plan_node("rl").directory / METRICS_FILE))
     for row in metrics:
         assert {"reward/tools/mean", "reward/game/correct_share", "rollout/game/guesses_mean"} <= set(row)
@@ -87,7 +87,7 @@ def test_metrics_and_samples_tell_the_parts_apart(mixed: Experiment) -> None:
         assert record.measures["part/tools"] == (record.suite == "chains")
 
 
-def test_the_policys_own_episodes_become_traces_of_many_turns_that_sft_learns(tmp_path: Path) -> None:
+def test_the_policys_own_episodes_become_traces_of_many_turns_that_sft_learns(tmp_path):
     changes = [
         "stages=[prepare_data, base, sample, sft]",
         "data.train={num_prompts: 24, num_operations: [1], operations: {multiply: 1, reverse: 1}}",

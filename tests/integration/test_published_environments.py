@@ -32,7 +32,7 @@ Turns = Sequence[Message]
 
 
 @pytest.fixture(autouse=True)
-def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ended(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr("luffy.hosted.verifiers_process._shared", shared := {})
     yield
     for process in shared.values():
@@ -89,7 +89,7 @@ def said(*texts: str) -> list[dict[str, object]]:
     return [{"content": text} for text in texts]
 
 
-def test_a_single_turn_of_reasoning_gym() -> None:
+def test_a_single_turn_of_reasoning_gym():
     arguments = {"gym": "chain_sum", "num_train_examples": 4, "num_eval_examples": 2}
     config = VerifiersEnvironment(kind="verifiers", environment="reasoning_gym_env", arguments=arguments, python=PYTHON)
     prompts = prompts_of("reasoning_gym_env", arguments)
@@ -97,21 +97,19 @@ def test_a_single_turn_of_reasoning_gym() -> None:
     texts = [f"<answer>{sums[0]}</answer>", f"<answer>{sums[1] + 1}</answer>", f"It is {sums[2]}", "<answer>?</answer>"]
     here = [scores_here(config, prompt, [text]) for prompt, text in zip(prompts, texts, strict=True)]
     theirs = own_evaluation(
-        "reasoning_gym_env",
-        arguments,
-        [case(prompt, *said(text)) for prompt, text in zip(prompts, texts, strict=True)],
+        "reasoning_gym_env", arguments, [case(prompt, *said(text)) for prompt, text in zip(prompts, texts, strict=True)]
     )
     assert here == theirs
     assert [scores["reward"] for scores in here][:2] == [1.0, 0.0]
 
 
 @pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def words(tmp_path, monkeypatch) -> None:
     write_words(tmp_path)
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
 
 
-def test_a_game_of_several_turns(words: None) -> None:
+def test_a_game_of_several_turns(words):
     arguments = {"num_train_examples": 4, "num_eval_examples": 2}
     config = VerifiersEnvironment(kind="verifiers", environment="wordle", arguments=arguments, python=PYTHON)
     prompts = prompts_of("wordle", arguments, "eval")
@@ -137,7 +135,7 @@ def scores_here_until_over(config: VerifiersEnvironment, prompt: Prompt, turns: 
     raise AssertionError("the game goes on")
 
 
-def test_calls_of_tools() -> None:
+def test_calls_of_tools():
     """The tasks of tool-test are drawn without a seed: the host gives every process the same ones."""
     arguments = {"num_train_examples": 4, "num_eval_examples": 2}
     config = VerifiersEnvironment(kind="verifiers", environment="tool-test", arguments=arguments, python=PYTHON)

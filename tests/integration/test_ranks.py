@@ -1,6 +1,4 @@
-"""The proof over two ranks: every preset, for each ZeRO setting, against the float64 reference."""
-
-from pathlib import Path
+"""The proof over two ranks: every preset and the critic, for each ZeRO setting, against the float64 reference."""
 
 import pytest
 from ranks import on_ranks
@@ -22,12 +20,20 @@ NUM_PARTS = 4
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_two_ranks_give_the_reference_gradient_and_step_with_every_zero_setting(part: int, tmp_path: Path) -> None:
+def test_two_ranks_give_the_reference_gradient_and_step_with_every_zero_setting(part, tmp_path):
     presets = PRESETS[part::NUM_PARTS]
-    found = on_ranks("gradient_worker.py", ZERO, presets, str(tmp_path))
+    found = on_ranks("steps", ZERO, presets, tmp_path)
     assert len(found) == len(ZERO) * (len(presets) + 2 * ("luffy" in presets))
     for case, errors in found.items():
         assert errors["gradient"] < 1e-5, (case, errors)
         assert errors["parameters"] < 1e-5, (case, errors)
         # The movement is 1e-3 of the parameters, so float32 rounding of the parameters shows in its fourth digit.
         assert errors["movement"] < 1e-3, (case, errors)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_reference_gradient_and_step_of_the_critic():
+    cases = on_ranks("critic", zero_stages := (0, 2, 3))
+    assert len(cases) == len(zero_stages) * 3
+    for case, errors in cases.items():
+        assert max(errors.values()) < 1e-5, (case, errors)

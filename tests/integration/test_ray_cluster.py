@@ -66,7 +66,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory) -> Iterator[Pair]:
     ray_folder, local_folder = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("local")
     spec = spec_of(
         ray_folder, model_of(tied=False), zero_stage=3, trainer_ranks=2, engines=2, weight_transfer="broadcast"
@@ -92,16 +92,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("later")]
 
 
-def test_greedy_rollouts_before_an_update_are_the_same_tokens(pair: Pair) -> None:
+def test_greedy_rollouts_before_an_update_are_the_same_tokens(pair):
     expected = pair.local.engine.generate(REQUESTS, params(temperature=0.0))
     found = pair.ray.engine.generate(REQUESTS, params(temperature=0.0))
     assert [(c.token_ids, c.finish_reason) for c in found] == [(c.token_ids, c.finish_reason) for c in expected]
     assert all(set(c.weight_versions) == {0} for c in found)
 
 
-def test_engine_and_trainer_logprobs_agree_around_a_publish_and_the_update_equals_that_of_one_process(
-    pair: Pair,
-) -> None:
+def test_engine_and_trainer_logprobs_agree_around_a_publish_and_the_update_equals_that_of_one_process(pair):
     first = pair.ray.engine.generate(REQUESTS, params())
     assert largest_gap(pair.export("start"), REQUESTS, first) < MAX_GAP
 
@@ -118,14 +116,14 @@ def test_engine_and_trainer_logprobs_agree_around_a_publish_and_the_update_equal
     assert all(set(c.weight_versions) == {1} for c in second)
 
 
-def test_a_broadcast_and_the_object_store_bring_the_same_bits(pair: Pair) -> None:
+def test_a_broadcast_and_the_object_store_bring_the_same_bits(pair):
     assert pair.has_open_group()
     by_broadcast = pair.ray.engine.generate(REQUESTS, params())
     pair.ray._engines.update(pair.ray._send)
     assert pair.ray.engine.generate(REQUESTS, params()) == by_broadcast
 
 
-def test_rollouts_continue_after_a_publish_and_their_tokens_carry_its_version(pair: Pair) -> None:
+def test_rollouts_continue_after_a_publish_and_their_tokens_carry_its_version(pair):
     requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(200)]
     completions: list[Completion] = []
     num_calls, began_s, took_s, published = 0, 0.0, 0.0, threading.Event()
@@ -155,13 +153,13 @@ def test_rollouts_continue_after_a_publish_and_their_tokens_carry_its_version(pa
     assert any(set(row) == {3} for row in versions)
 
 
-def test_a_step_without_a_group_has_its_own_version(pair: Pair) -> None:
+def test_a_step_without_a_group_has_its_own_version(pair):
     assert pair.ray.trainer.learn([], 4) == {"batch/optimizer_steps": 0.0}
     pair.ray.publish(4)
     assert set(pair.ray.engine.generate(REQUESTS[:1], params())[0].weight_versions) == {4}
 
 
-def test_an_engine_killed_in_a_broadcast_is_replaced_and_the_other_gets_all_weights(pair: Pair) -> None:
+def test_an_engine_killed_in_a_broadcast_is_replaced_and_the_other_gets_all_weights(pair):
     victim, other = pair.ray._engines.members
     pair.ray.trainer.learn(groups_of(5), 5)
     kill_at(victim, "receiving", lambda: pair.ray.publish(5))
@@ -172,7 +170,7 @@ def test_an_engine_killed_in_a_broadcast_is_replaced_and_the_other_gets_all_weig
     assert all(set(c.weight_versions) == {5} for c in completions)
 
 
-def test_the_replacement_belongs_to_the_next_broadcast(pair: Pair) -> None:
+def test_the_replacement_belongs_to_the_next_broadcast(pair):
     pair.ray.trainer.learn(groups_of(6), 6)
     pair.ray.publish(6)
     assert pair.has_open_group()
@@ -181,7 +179,7 @@ def test_the_replacement_belongs_to_the_next_broadcast(pair: Pair) -> None:
     assert all(set(c.weight_versions) == {6} for c in completions)
 
 
-def test_an_error_of_the_ranks_is_raised_as_it_is(pair: Pair) -> None:
+def test_an_error_of_the_ranks_is_raised_as_it_is(pair):
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         pair.ray.trainer.restore(9)
     with pytest.raises(ClusterError, match=r"trainer rank [01] failed: .*'NoneType'.*rank_[01]\.log"):
@@ -191,7 +189,7 @@ def test_an_error_of_the_ranks_is_raised_as_it_is(pair: Pair) -> None:
 ONE = [Place(0, cpus=1, gpus=0)]
 
 
-def test_a_layout_larger_than_the_cluster_is_refused(pair: Pair) -> None:
+def test_a_layout_larger_than_the_cluster_is_refused(pair):
     with pytest.raises(ConfigError, match=r"trainer_ranks 1 and engines 1 need 3 GPUs, the cluster has \d"):
         reserve(Layout([{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 2}], ONE, ONE), 5)
     with pytest.raises(ConfigError, match=r"trainer_ranks 1000 and engines 1 need 1001 CPUs, the cluster has"):
@@ -201,7 +199,7 @@ def test_a_layout_larger_than_the_cluster_is_refused(pair: Pair) -> None:
         reserve(Layout([{"CPU": everything}], ONE, []), 1)
 
 
-def test_a_process_that_another_thread_starts_while_ray_starts_outlives_ray(pair: Pair) -> None:
+def test_a_process_that_another_thread_starts_while_ray_starts_outlives_ray(pair):
     """The last test: it ends the cluster."""
     pair.end()
     assert not ray.is_initialized()

@@ -80,7 +80,7 @@ def assert_all_cpus_become_free(address: str) -> None:
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["nobody listens", "no Ray"])
-def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, answers: bool) -> None:
+def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, answers):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if answers:
@@ -93,7 +93,7 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, answers
     assert "\n" not in str(caught.value)
 
 
-def test_a_start_that_fails_half_way_releases_everything(address: str, tmp_path: Path) -> None:
+def test_a_start_that_fails_half_way_releases_everything(address, tmp_path):
     # The rank takes it. The engine finds out by itself, before it loads vLLM.
     spec = spec_of(tmp_path, model_of(tied=True), zero_stage=0, address=address)
     vllm = spec.execution.vllm.model_copy(update={"max_num_batched_tokens": 8})
@@ -182,7 +182,7 @@ class SharedCluster:
 
 
 @pytest.fixture(scope="module")
-def shared(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+def shared(address, tmp_path_factory) -> Iterator[SharedCluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_engine, "EngineActor", GatedEngineActor)
         patch.setattr(ray_ranks, "RankActor", GatedRankActor)
@@ -193,17 +193,17 @@ def shared(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @pytest.fixture
-def running(shared: SharedCluster) -> Running:
+def running(shared) -> Running:
     return shared.get()
 
 
-def test_logprobs_agree_before_and_after_a_publish(running: Running) -> None:
+def test_logprobs_agree_before_and_after_a_publish(running):
     assert running.largest_gap() < MAX_GAP
     running.publish(running.learn())
     assert running.largest_gap() < MAX_GAP
 
 
-def test_an_engine_killed_while_generating_is_replaced_and_every_request_is_answered_once(running: Running) -> None:
+def test_an_engine_killed_while_generating_is_replaced_and_every_request_is_answered_once(running):
     engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
     requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(150)]
     completions = kill_at(running.engine_member, "answered", lambda: engine.generate(requests, params()))
@@ -215,7 +215,7 @@ def test_an_engine_killed_while_generating_is_replaced_and_every_request_is_answ
     assert [c.token_ids for c in engine.generate(requests[:5], params())] == [c.token_ids for c in completions[:5]]
 
 
-def test_an_engine_killed_during_a_publish_has_the_new_weights_afterwards(running: Running) -> None:
+def test_an_engine_killed_during_a_publish_has_the_new_weights_afterwards(running):
     engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
     version = running.learn()
     kill_at(running.engine_member, "received", lambda: running.publish(version))
@@ -224,7 +224,7 @@ def test_an_engine_killed_during_a_publish_has_the_new_weights_afterwards(runnin
     assert set(engine.generate(REQUESTS[:1], params())[0].weight_versions) == {version}
 
 
-def test_an_engine_that_died_idle_is_replaced_at_the_next_publish(running: Running) -> None:
+def test_an_engine_that_died_idle_is_replaced_at_the_next_publish(running):
     engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
     version = running.learn()
     kill(running.engine_member)
@@ -234,7 +234,7 @@ def test_an_engine_that_died_idle_is_replaced_at_the_next_publish(running: Runni
     assert set(engine.generate(REQUESTS[:1], params())[0].weight_versions) == {version}
 
 
-def test_a_rank_killed_while_it_learns_is_named(running: Running) -> None:
+def test_a_rank_killed_while_it_learns_is_named(running):
     (_, victim) = running.cluster._ranks.members
     with pytest.raises(MemberDied, match=r"trainer rank 1 died; .*The end of .*rank_1\.log") as caught:
         kill_at(victim, "learn", running.learn)

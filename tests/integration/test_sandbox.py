@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S, wait_until
-from sandboxed import PATIENT, StartedHere, is_alive, limits, processes_below, require_bubblewrap, run_calls, run_code
+from sandboxed import PATIENT, is_alive, limits, processes_below, require_bubblewrap, run_calls, run_code
 
 from luffy.config.environment import SandboxConfig
 from luffy.errors import UserError
@@ -31,7 +31,7 @@ def _bubblewrap() -> None:
 
 
 @pytest.fixture
-def namespaces_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def namespaces_alone(monkeypatch) -> None:
     """Sandboxes that refuse no system call: what then holds is held by the namespaces."""
     monkeypatch.setattr(bubblewrap, "filter_program", lambda max_threads: EVERYTHING_ALLOWED)
 
@@ -39,9 +39,7 @@ def namespaces_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 # Reading
 
 
-def test_nothing_of_the_workspace_the_home_or_the_environment_is_visible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_the_workspace_the_home_or_the_environment_is_visible(tmp_path, monkeypatch):
     monkeypatch.setenv("CANARY_API_KEY", "canary-in-the-environment")
     canary = tmp_path / "canary.txt"
     canary.write_text("canary-in-a-file")
@@ -58,12 +56,12 @@ print(sorted(os.listdir("/")), os.listdir("/tmp"), os.getcwd(), os.getuid())
     assert (nothing, no_canary) == ("[]", "[]")
     assert "CANARY" not in variables and variables.endswith(" None")
     assert set(json.loads(places.partition("]")[0].replace("'", '"') + "]")) <= {
-        *("dev", "etc", "interpreter.py", "lib", "lib64", "python", "tmp", "usr"),
+        *("dev", "etc", "interpreter.py", "lib", "lib64", "python", "tmp", "usr")
     }
     assert places.endswith(" [] /tmp 65534")
 
 
-def test_no_installed_package_and_nothing_of_luffy_is_visible() -> None:
+def test_no_installed_package_and_nothing_of_luffy_is_visible():
     code = """
 import os
 for folder, folders, files in os.walk("/"):
@@ -73,7 +71,7 @@ for folder, folders, files in os.walk("/"):
     assert run_code(code).output == ""
 
 
-def test_four_descriptors_are_open_and_none_is_a_file() -> None:
+def test_four_descriptors_are_open_and_none_is_a_file():
     code = """
 import os, stat
 def kind(fd):
@@ -90,7 +88,7 @@ def kind(fd):
 # Writing
 
 
-def test_nothing_outside_tmp_can_be_written(tmp_path: Path) -> None:
+def test_nothing_outside_tmp_can_be_written(tmp_path):
     code = f"""
 import os
 for place in ("/new", "/python/new", "/python/lib/os.py", "/usr/lib/new", "/dev/new", "/interpreter.py", "/etc/new",
@@ -108,7 +106,7 @@ for folder, _, _ in os.walk("/"):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_devices_of_the_host_stay_as_they_are() -> None:
+def test_the_devices_of_the_host_stay_as_they_are():
     before = Path("/dev/null").stat()
     code = "import os\nos.chmod('/dev/null', 0)\nos.fchmod(0, 0)\nopen('/dev/null', 'w').write('x')"
     assert run_code(code).status is ExecutionStatus.OK
@@ -150,7 +148,7 @@ class Listeners:
 
 
 @pytest.fixture
-def listeners(tmp_path: Path) -> Iterator[Listeners]:
+def listeners(tmp_path) -> Iterator[Listeners]:
     listeners = Listeners(tmp_path)
     yield listeners
     for listener in listeners.all:
@@ -177,21 +175,21 @@ def reach(family, kind, address):
 """
 
 
-def test_the_listeners_can_be_reached_from_outside(listeners: Listeners) -> None:
+def test_the_listeners_can_be_reached_from_outside(listeners):
     exec(calls_of_all(listeners).rpartition("\n[")[0], names := {})
     assert names["reach"](socket.AF_INET, socket.SOCK_STREAM, listeners.tcp.getsockname()) == "reached"
     assert names["reach"](socket.AF_UNIX, socket.SOCK_STREAM, listeners.abstract_name) == "reached"
     assert listeners.heard() == ["tcp", "abstract"]
 
 
-def test_no_network_is_reached(listeners: Listeners) -> None:
+def test_no_network_is_reached(listeners):
     result = run_code(calls_of_all(listeners))
     assert result.output == "['OSError', 'OSError', 'OSError', 'FileNotFoundError', 'ConnectionRefusedError']\n"
     assert listeners.heard() == []
 
 
 @pytest.mark.usefixtures("namespaces_alone")
-def test_namespaces_alone_reach_no_network(listeners: Listeners) -> None:
+def test_namespaces_alone_reach_no_network(listeners):
     result = run_code(calls_of_all(listeners))
     assert result.status is ExecutionStatus.OK and "'reached'" not in result.output.replace("'reached', 'OSE", "")
     assert listeners.heard() == []
@@ -200,7 +198,7 @@ def test_namespaces_alone_reach_no_network(listeners: Listeners) -> None:
 # Processes
 
 
-def test_a_fork_bomb_starts_nothing() -> None:
+def test_a_fork_bomb_starts_nothing():
     result = run_code("import os\nwhile True:\n    os.fork()")
     assert result.output.endswith("PermissionError: [Errno 1] Operation not permitted\n")
 
@@ -215,12 +213,12 @@ def test_a_fork_bomb_starts_nothing() -> None:
         "import pty\npty.fork()",
     ],
 )
-def test_no_second_process_or_thread_starts(code: str) -> None:
+def test_no_second_process_or_thread_starts(code):
     assert run_code(code).status is ExecutionStatus.RAISED
 
 
 @pytest.mark.usefixtures("namespaces_alone")
-def test_a_process_that_leaves_its_session_ends_with_the_sandbox(started_here: StartedHere) -> None:
+def test_a_process_that_leaves_its_session_ends_with_the_sandbox(started_here):
     fork_twice = """
 import os, time
 if os.fork() == 0:
@@ -243,7 +241,7 @@ os.wait()[1]
     assert started_here() == []
 
 
-def test_signals_reach_nobody_else() -> None:
+def test_signals_reach_nobody_else():
     code = """
 import os, signal
 for pid in (1, 2, os.getppid(), -1, 0):
@@ -273,7 +271,7 @@ while True:
 
 
 @pytest.mark.parametrize("ending", ["kill", "exit"])
-def test_no_process_outlives_ours(ending: str) -> None:
+def test_no_process_outlives_ours(ending):
     program = f"""
 import asyncio, os, sys
 from luffy.config.environment import SandboxConfig
@@ -311,14 +309,14 @@ asyncio.run(main())
     "call",
     ["unshare", "setns", "mount", "ptrace", "bpf", "io_uring_setup", "memfd_create", "keyctl", "userfaultfd", "chroot"],
 )
-def test_system_calls_are_refused(call: str) -> None:
+def test_system_calls_are_refused(call):
     number = REFUSED[call][0 if os.uname().machine == "x86_64" else 1]
     code = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
     result = run_code(f"{code}libc.syscall({number}, 0, 0, 0, 0, 0), ctypes.get_errno()")
     assert result.output == "(-1, 1)\n"
 
 
-def test_there_is_no_way_to_more_rights() -> None:
+def test_there_is_no_way_to_more_rights():
     code = """
 import ctypes, os, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -338,7 +336,7 @@ print(libc.prctl(38, 0, 0, 0, 0), libc.mount(b"none", b"/tmp", b"tmpfs", 0, 0), 
 
 
 @pytest.mark.usefixtures("namespaces_alone")
-def test_namespaces_alone_give_no_rights() -> None:
+def test_namespaces_alone_give_no_rights():
     code = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -347,7 +345,7 @@ libc.mount(b"none", b"/tmp", b"tmpfs", 0, 0), libc.umount2(b"/usr/lib", 2), libc
     assert run_code(code).output == "(-1, -1, -1)\n"
 
 
-def test_limits_cannot_be_raised() -> None:
+def test_limits_cannot_be_raised():
     code = """
 import resource
 for name in ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CORE"):
@@ -366,7 +364,7 @@ for name in ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs the superuser")
-def test_threads_of_the_superuser_cannot_be_limited_and_are_refused() -> None:
+def test_threads_of_the_superuser_cannot_be_limited_and_are_refused():
     config = SandboxConfig(limits=limits(max_threads=4))
     with pytest.raises(UserError, match=r"sandbox.limits.max_threads: 4 cannot be enforced here"):
         asyncio.run(open_sandbox(config))
@@ -399,7 +397,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs the superuser, to become somebody else")
-def test_an_ordinary_user_gets_the_same_sandbox_and_threads_that_are_counted() -> None:
+def test_an_ordinary_user_gets_the_same_sandbox_and_threads_that_are_counted():
     program = f"/usr/bin/python3.{sys.version_info.minor}"
     if not Path(program).exists():
         pytest.skip(f"needs an interpreter that everybody may run: {program}")
@@ -424,7 +422,7 @@ def test_an_ordinary_user_gets_the_same_sandbox_and_threads_that_are_counted() -
     ], result.stderr
 
 
-def test_an_open_sandbox_is_killed_by_no_signal_of_ours(started_here: StartedHere) -> None:
+def test_an_open_sandbox_is_killed_by_no_signal_of_ours(started_here):
     """Ctrl-C goes to a whole process group; a session of its own keeps it from the sandbox."""
 
     async def run() -> int:

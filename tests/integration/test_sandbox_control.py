@@ -16,7 +16,7 @@ def _bubblewrap() -> None:
 
 
 @pytest.mark.parametrize("and_then", ["", "while True: pass"])
-def test_closing_every_descriptor_ends_the_session_with_a_status(and_then: str) -> None:
+def test_closing_every_descriptor_ends_the_session_with_a_status(and_then):
     result, after = run_calls(f"import os\nos.closerange(0, 64)\n{and_then}", "1")
     assert (result.status, result.session_is_over, after.status) == ("killed", True, "ended")
 
@@ -46,12 +46,12 @@ control = next(fd for fd in range(64) if is_socket(fd))
         "while True:\n    os.write(control, b'no line ends here')",
     ],
 )
-def test_garbage_on_the_control_socket_is_a_status(code: str) -> None:
+def test_garbage_on_the_control_socket_is_a_status(code):
     result, after = run_calls(find_control(code), "1")
     assert (result.status, result.session_is_over, after.status) == ("corrupted", True, "ended")
 
 
-def test_a_forged_reply_deceives_nobody_but_its_own_session() -> None:
+def test_a_forged_reply_deceives_nobody_but_its_own_session():
     forge = find_control("""
 import sys
 frame = sys._getframe()
@@ -64,7 +64,7 @@ os.write(control, f"{frame.f_locals['call']} ok\\n".encode())
     assert (second.status, third.status) in {("corrupted", "ended"), ("ended", "ended")}
 
 
-def test_descriptors_sent_over_the_control_socket_stay_closed() -> None:
+def test_descriptors_sent_over_the_control_socket_stay_closed():
     send = find_control("""
 import array, socket
 s = socket.socket(fileno=os.dup(control))
@@ -75,7 +75,7 @@ s.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1
     assert psutil.Process().num_fds() <= before
 
 
-def test_the_control_socket_is_below_the_limit_of_open_files_however_many_the_parent_has_open() -> None:
+def test_the_control_socket_is_below_the_limit_of_open_files_however_many_the_parent_has_open():
     with ExitStack() as held:
         for _ in range(200):
             held.callback(os.close, os.open("/dev/null", os.O_RDONLY))

@@ -9,7 +9,7 @@ import tracemalloc
 import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
-from sandboxed import PATIENT, StartedHere, limits, require_bubblewrap, run_calls, run_code
+from sandboxed import PATIENT, limits, require_bubblewrap, run_calls, run_code
 
 from luffy.config.environment import SandboxConfig
 from luffy.errors import LuffyError, UserError
@@ -31,20 +31,20 @@ def statuses(results: list[ExecutionResult]) -> list[str]:
     return [result.status for result in results]
 
 
-def test_names_live_from_call_to_call_and_the_last_expression_is_shown() -> None:
+def test_names_live_from_call_to_call_and_the_last_expression_is_shown():
     results = run_calls("x = 6 * 7\nx", "import math\nx += 1", "print(x)\nmath.tau > 6", "_", "")
     assert [result.output for result in results] == ["42\n", "", "43\nTrue\n", "True\n", ""]
     assert statuses(results) == ["ok"] * 5
 
 
-def test_both_streams_arrive_in_their_order() -> None:
+def test_both_streams_arrive_in_their_order():
     code = (
         "import sys\nfor n in range(3):\n    print(n)\n    print(-n, file=sys.stderr)\nsys.stdout.write('end')\n1 / 0"
     )
     assert run_code(code).output.startswith("0\n0\n1\n-1\n2\n-2\nendTraceback")
 
 
-def test_a_traceback_shows_the_code_and_nothing_of_this_machine() -> None:
+def test_a_traceback_shows_the_code_and_nothing_of_this_machine():
     first, second, third = run_calls("def f():\n    return 1 / 0\nf()", "import json\njson.loads('{')", "1 +")
     assert 'File "<call 1>", line 3, in <module>\n    f()\n' in first.output
     assert 'File "/python/lib/' in second.output
@@ -67,19 +67,19 @@ def test_a_traceback_shows_the_code_and_nothing_of_this_machine() -> None:
         ("import os, sys\nos.execv(sys.executable, ['python', '-c', 'print(1)'])", "killed"),
     ],
 )
-def test_every_end_of_a_call_has_its_status(code: str, status: str) -> None:
+def test_every_end_of_a_call_has_its_status(code, status):
     result, after = run_calls(code, "1")
     assert result.status == status
     assert after.status == ("ended" if status == "killed" else "ok")
 
 
-def test_a_call_cannot_silence_the_next() -> None:
+def test_a_call_cannot_silence_the_next():
     spoiled = "import sys\nsys.stdout = sys.stderr = None\nsys.displayhook = id"
     results = run_calls(spoiled, "sys.stdout.close()", "print('heard')\n1")
     assert results[2].output == "heard\n1\n"
 
 
-def test_a_call_cannot_make_the_next_one_deaf() -> None:
+def test_a_call_cannot_make_the_next_one_deaf():
     deafened = (
         "import signal\nsignal.signal(2, signal.SIG_IGN)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [2])\nkept = 1"
     )
@@ -87,17 +87,17 @@ def test_a_call_cannot_make_the_next_one_deaf() -> None:
     assert (stopped.status, after.output) == ("timed_out", "1\n")
 
 
-def test_classes_of_a_session_are_those_of_its_main_module() -> None:
+def test_classes_of_a_session_are_those_of_its_main_module():
     code = "import pickle, dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\npickle.loads(pickle.dumps(A(3)))"
     assert run_code(code).output == "A(x=3)\n"
 
 
-def test_two_sessions_print_a_set_in_the_same_order() -> None:
+def test_two_sessions_print_a_set_in_the_same_order():
     code = "{str(n) for n in range(40)}"
     assert run_code(code).output == run_code(code).output
 
 
-def test_sessions_share_nothing() -> None:
+def test_sessions_share_nothing():
     async def run() -> list[str]:
         sandbox = await open_sandbox(SandboxConfig(limits=PATIENT))
         sessions = [await sandbox.open(PATIENT) for _ in range(8)]
@@ -110,7 +110,7 @@ def test_sessions_share_nothing() -> None:
     assert asyncio.run(run()) == [f"({n}, '{n}', ['n'])\n" for n in range(8)]
 
 
-def test_calls_of_a_session_wait_for_each_other() -> None:
+def test_calls_of_a_session_wait_for_each_other():
     async def run() -> list[ExecutionResult]:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
         calls = [session.run(f"import time\ntime.sleep({0.2 - n / 20})\nprint({n})") for n in range(4)]
@@ -121,7 +121,7 @@ def test_calls_of_a_session_wait_for_each_other() -> None:
     assert [result.output for result in asyncio.run(run())] == ["0\n", "1\n", "2\n", "3\n"]
 
 
-def test_packages_come_on_request() -> None:
+def test_packages_come_on_request():
     config = SandboxConfig(limits=PATIENT, packages=("numpy", "sympy", "mpmath"))
     numbers = "import numpy\nfloat(numpy.linalg.norm(numpy.ones(16)))"
     symbols = "import sympy\nx = sympy.Symbol('x')\nsympy.solve(x**2 - 2, x)"
@@ -136,7 +136,7 @@ def test_packages_come_on_request() -> None:
 
 
 @pytest.mark.parametrize("code", [ENDLESS, CATASTROPHIC, HUGE_POWER])
-def test_a_call_past_its_cpu_time_is_interrupted_and_the_session_survives(code: str) -> None:
+def test_a_call_past_its_cpu_time_is_interrupted_and_the_session_survives(code):
     _, result, after = run_calls("kept = 1", code, "kept", within=limits(call_cpu_s=0.3))
     assert result.status is ExecutionStatus.TIMED_OUT and not result.session_is_over
     assert (
@@ -146,14 +146,14 @@ def test_a_call_past_its_cpu_time_is_interrupted_and_the_session_survives(code: 
 
 
 @pytest.mark.parametrize("code", [ENDLESS_IN_C, SWALLOWS])
-def test_a_call_that_cannot_be_interrupted_is_killed_and_the_session_says_so(code: str) -> None:
+def test_a_call_that_cannot_be_interrupted_is_killed_and_the_session_says_so(code):
     within = limits(call_cpu_s=0.3, call_wall_s=2.0, interrupt_grace_s=0.2)
     result, after = run_calls(code, "1", within=within)
     assert result.status is ExecutionStatus.TIMED_OUT and result.session_is_over
     assert after.status is ExecutionStatus.ENDED and after.output.startswith("[not run: the session is over: the call ")
 
 
-def test_waiting_costs_no_cpu_time_but_has_a_limit_of_its_own() -> None:
+def test_waiting_costs_no_cpu_time_but_has_a_limit_of_its_own():
     waited, stopped = run_calls(
         "import time\ntime.sleep(0.6)", "time.sleep(10000)", within=limits(call_cpu_s=0.3, call_wall_s=3.0)
     )
@@ -161,7 +161,7 @@ def test_waiting_costs_no_cpu_time_but_has_a_limit_of_its_own() -> None:
     assert "the call took 3 s" in stopped.output
 
 
-def test_cpu_time_of_a_session_is_limited() -> None:
+def test_cpu_time_of_a_session_is_limited():
     within = limits(call_cpu_s=0.5, session_cpu_s=1.0)
     results = run_calls(*[ENDLESS] * 4, within=within)
     assert results[-1].status == "ended"
@@ -169,7 +169,7 @@ def test_cpu_time_of_a_session_is_limited() -> None:
     assert "[stopped: the session used 1 s of CPU time; the session is over" in stopped.output
 
 
-def test_an_idle_session_ends_at_its_time(started_here: StartedHere) -> None:
+def test_an_idle_session_ends_at_its_time(started_here):
     async def run() -> ExecutionResult:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(
             limits(call_wall_s=0.5, session_wall_s=0.5)
@@ -184,7 +184,7 @@ def test_an_idle_session_ends_at_its_time(started_here: StartedHere) -> None:
     assert "the session took 0.5 s" in result.output
 
 
-def test_memory_is_limited_and_the_session_survives() -> None:
+def test_memory_is_limited_and_the_session_survives():
     at_once, bit_by_bit, inside, after = run_calls(
         "bytearray(10 ** 12)",
         "held = []\nwhile True:\n    held.append(bytearray(100_000))",
@@ -195,7 +195,7 @@ def test_memory_is_limited_and_the_session_survives() -> None:
     assert bit_by_bit.output.endswith("MemoryError\n")
 
 
-def test_output_is_cut_in_its_middle_and_says_so() -> None:
+def test_output_is_cut_in_its_middle_and_says_so():
     result = run_code("print('é' * 500 + 'z' * 10)", within=limits(shown_output_bytes=103))
     head, note, tail = result.output.split("\n", 2)
     assert (head, note) == ("é" * 25, "[... 908 bytes of output left out ...]")
@@ -211,14 +211,14 @@ def test_output_is_cut_in_its_middle_and_says_so() -> None:
         "print('y' * 3_000_000)",
     ],
 )
-def test_output_without_end_is_stopped_and_the_session_survives(code: str) -> None:
+def test_output_without_end_is_stopped_and_the_session_survives(code):
     result, after = run_calls(code, "1", within=limits(shown_output_bytes=64))
     assert result.status is ExecutionStatus.OUTPUT_LIMIT
     assert result.output.replace("\n", "").startswith("y" * 32 + "[stopped: the call printed more than 1048576 bytes;")
     assert after.output == "1\n"
 
 
-def test_output_without_end_fills_no_memory_of_ours() -> None:
+def test_output_without_end_fills_no_memory_of_ours():
     flood = "while True:\n    try:\n        os.write(1, chunk)\n    except BaseException:\n        pass"
     code = f"import os\nchunk = bytes(1 << 20)\n{flood}"
     tracemalloc.start()
@@ -229,7 +229,7 @@ def test_output_without_end_fills_no_memory_of_ours() -> None:
     assert peak_bytes < 8 << 20
 
 
-def test_the_disk_is_limited_in_bytes_and_in_files() -> None:
+def test_the_disk_is_limited_in_bytes_and_in_files():
     fill = "for n in range(100):\n    open(f'/tmp/{n}', 'wb').write(bytes(3 << 20))"
     large = "open('/tmp/large', 'wb').write(bytes(8 << 20))"
     many = "for n in range(10 ** 7):\n    open(f'/tmp/{n}', 'w').close()"
@@ -239,14 +239,14 @@ def test_the_disk_is_limited_in_bytes_and_in_files() -> None:
     assert (too_many.status, too_many.session_is_over) == ("file_limit", True)
 
 
-def test_open_files_are_limited() -> None:
+def test_open_files_are_limited():
     assert "Too many open files" in run_code("held = [open('/dev/null') for _ in range(1000)]").output
 
 
 # Ends
 
 
-def test_a_cancelled_call_ends_its_session(started_here: StartedHere) -> None:
+def test_a_cancelled_call_ends_its_session(started_here):
     async def run() -> ExecutionResult:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
         call = asyncio.ensure_future(session.run("print(1)\nwhile True: pass"))
@@ -261,7 +261,7 @@ def test_a_cancelled_call_ends_its_session(started_here: StartedHere) -> None:
     wait_until(lambda: not started_here(), "the end of the interpreter")
 
 
-def test_closing_ends_a_call_in_flight_and_all_processes(started_here: StartedHere) -> None:
+def test_closing_ends_a_call_in_flight_and_all_processes(started_here):
     async def run() -> tuple[ExecutionResult, ExecutionResult, list[psutil.Process]]:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
         call = asyncio.ensure_future(session.run("while True: pass"))
@@ -275,7 +275,7 @@ def test_closing_ends_a_call_in_flight_and_all_processes(started_here: StartedHe
     assert (stopped.status, after.status, left) == ("killed", "ended", [])
 
 
-def test_a_session_that_is_garbage_leaves_no_process(started_here: StartedHere) -> None:
+def test_a_session_that_is_garbage_leaves_no_process(started_here):
     async def run() -> None:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
         await session.run("x = 1")
@@ -287,7 +287,7 @@ def test_a_session_that_is_garbage_leaves_no_process(started_here: StartedHere) 
     wait_until(lambda: not started_here(), "the end of the interpreter")
 
 
-def test_too_few_descriptors_are_named_with_their_remedy() -> None:
+def test_too_few_descriptors_are_named_with_their_remedy():
     async def run() -> None:
         sandbox = await open_sandbox(SandboxConfig(limits=PATIENT))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -303,7 +303,7 @@ def test_too_few_descriptors_are_named_with_their_remedy() -> None:
         asyncio.run(run())
 
 
-def test_a_forked_process_ends_no_session_of_ours() -> None:
+def test_a_forked_process_ends_no_session_of_ours():
     async def run() -> str:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
         child = os.fork()
@@ -319,7 +319,7 @@ def test_a_forked_process_ends_no_session_of_ours() -> None:
     assert asyncio.run(run()) == "1\n"
 
 
-def test_descriptors_are_closed_with_the_sessions() -> None:
+def test_descriptors_are_closed_with_the_sessions():
     def open_descriptors() -> int:
         return psutil.Process().num_fds()
 
@@ -345,12 +345,12 @@ def refusal(**config: object) -> str:
     return str(error.value)
 
 
-def test_a_missing_bubblewrap_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bubblewrap_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert "install it, on Debian and Ubuntu by `apt-get install bubblewrap`" in refusal()
 
 
-def test_refused_namespaces_are_named_with_their_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_refused_namespaces_are_named_with_their_remedy(monkeypatch, tmp_path):
     bwrap = tmp_path / "bwrap"
     bwrap.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     bwrap.chmod(0o755)
@@ -359,11 +359,11 @@ def test_refused_namespaces_are_named_with_their_remedy(monkeypatch: pytest.Monk
     assert "bwrap: setting up uid map: Permission denied" in said and "kernel.unprivileged_userns_clone=1" in said
 
 
-def test_a_package_that_cannot_be_imported_is_named() -> None:
+def test_a_package_that_cannot_be_imported_is_named():
     assert "sandbox.packages: nothing-like-this is not installed" in refusal(packages=("nothing-like-this",))
     assert "sandbox.packages: sympy does not import" in refusal(packages=("sympy",))
 
 
-def test_limits_too_low_for_anything_are_named() -> None:
+def test_limits_too_low_for_anything_are_named():
     said = refusal(limits=limits(call_wall_s=1e-9))
     assert "sandbox.limits: they do not let even `6 * 7` be computed (timed_out: [stopped: the call took 1e-09" in said

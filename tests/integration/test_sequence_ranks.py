@@ -5,8 +5,8 @@ from ranks import on_ranks
 
 
 @pytest.mark.slow
-def test_ranks_that_share_sequences_learn_what_the_references_learn() -> None:
-    found = on_ranks("sequence_worker.py", ranks=4)
+def test_ranks_that_share_sequences_learn_what_the_references_learn():
+    found = on_ranks("shared_sequences", ranks=4)
     assert len(found["errors"]) == 6
     for case, error in found["errors"].items():
         # The learner is compared by its movement, which is small beside the parameters.

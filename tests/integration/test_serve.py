@@ -362,7 +362,6 @@ def test_a_run_whose_worker_misses_the_cancellation_ends_itself(served):
     finally:
         worker.resume()
     wait_until(lambda: not served.processes("prefect.engine"))  # the worker has seen its end
-    assert served.end_of(served.begin(SHORT)) == "COMPLETED"
     assert served.state(run) == "CANCELLED"
 
 
@@ -471,12 +470,6 @@ def test_kill_9_leaves_no_process_and_the_next_server_closes_what_ran(served):
     served.process.kill()
     served.process.wait()
     wait_until(lambda: served.processes() == [])
-
-    command = ["flows/full_pipeline.py", "exp_configs/smoke.yaml", "--only", "prepare_data"]
-    alone = served.run(*command, LUFFY_WORKSPACE=str(served.workspace))
-    assert alone.returncode == 0, alone.stderr
-    assert "using an embedded server for this run" in alone.stderr
-
     served.process = served.start()
     assert (served.state(run), served.state(elsewhere)) == ("CRASHED", "RUNNING")
     assert served.end_of(served.begin(SHORT)) == "COMPLETED"

@@ -15,6 +15,7 @@ from patience import wait_until
 from toy_run import Recorder, toy_run
 
 from luffy.errors import StageFailed
+from luffy.pipeline.job import JOB_FILE, write_job
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.supervise import supervise
 
@@ -106,6 +107,24 @@ def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path
     (child,) = re.findall(r"child (\d+)", "\n".join(recorder.texts("line")))
     assert not alive(int(child))
     assert toy_run(tmp_path).experiment.plan_node("prepare_data").action == "resume"
+
+
+@pytest.mark.slow
+def test_another_run_of_the_stage_does_not_change_the_execution_settings_of_the_one_at_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOY_FAULT", "killed")
+    run, other = (toy_run(tmp_path, f"execution.num_threads={threads}") for threads in (1, 2))
+    with pytest.raises(StageFailed) as caught:
+        run.execute("prepare_data", Recorder())
+    assert caught.value.temporary
+    plan = other.experiment.plan_node("prepare_data")
+
+    class Meddling(Recorder):
+        def planned(self, plan):
+            write_job(plan.directory / JOB_FILE, other.experiment.job(plan))
+
+    write_job(plan.directory / JOB_FILE, other.experiment.job(plan))
+    manifest = run.execute("prepare_data", Meddling())
+    assert (manifest.resumed_from, manifest.execution.num_threads) == (2, 1)
 
 
 @pytest.mark.slow

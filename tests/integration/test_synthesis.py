@@ -92,7 +92,7 @@ class AnswerKey:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def workspace(tmp_path_factory, request) -> Path:
     """A workspace with the data and the base policy."""
     root = tmp_path_factory.mktemp("workspace")
     os.environ["TEACHER_KEY"] = KEY
@@ -104,9 +104,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
     return root
 
 
-def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_came(
-    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_came(workspace, tmp_path, capsys):
     script = AnswerKey()
     endpoint = Endpoint(script, (CHAT,), KEY)
     experiment = opened(workspace, *of_endpoint(endpoint.url))
@@ -154,7 +152,7 @@ def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_cam
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
-def test_a_model_folder_teaches_through_the_embedded_engine(workspace: Path) -> None:
+def test_a_model_folder_teaches_through_the_embedded_engine(workspace):
     base = opened(workspace, *of_endpoint("http://127.0.0.1:9")).plan_node("base").directory / "model"
     experiment = opened(workspace, *of_folder(base))
     run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
@@ -180,7 +178,7 @@ def test_a_model_folder_teaches_through_the_embedded_engine(workspace: Path) -> 
 
 
 @needs_vllm
-def test_a_real_vllm_server_teaches_as_the_embedded_engine_does(workspace: Path, tmp_path: Path) -> None:
+def test_a_real_vllm_server_teaches_as_the_embedded_engine_does(workspace, tmp_path):
     """The base policy behind vLLM, whose greedy answers are those of its folder."""
     base = opened(workspace, *of_endpoint("http://127.0.0.1:9")).plan_node("base").directory / "model"
     greedy = "temperature: 0.0, num_samples: 1, max_response_tokens: 16"

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
 from patience import PATIENCE_S, wait_until
-from sandboxed import PATIENT, StartedHere, is_alive, limits, processes_below, run_calls
+from sandboxed import PATIENT, is_alive, limits, processes_below, run_calls
 
 from luffy.config.environment import SandboxConfig
 from luffy.sandbox import open_sandbox
@@ -19,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 UNSAFE = SandboxConfig(kind="unsafe_local", unsafe_local=True, packages=("numpy",), limits=PATIENT)
 
 
-def test_it_warns_and_runs_code_like_the_sandbox(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_warns_and_runs_code_like_the_sandbox(caplog):
     with caplog.at_level(logging.WARNING):
         results = run_calls("x = 6 * 7\nx", "1 / 0", "import numpy\nint(numpy.ones(3).sum())", config=UNSAFE)
     assert "runs the model's code with all rights of this user" in caplog.text
@@ -27,7 +26,7 @@ def test_it_warns_and_runs_code_like_the_sandbox(caplog: pytest.LogCaptureFixtur
     assert (results[0].output, results[2].output) == ("42\n", "3\n")
 
 
-def test_its_limits_end_calls() -> None:
+def test_its_limits_end_calls():
     interrupted, endless, large, after = run_calls(
         "while True:\n    n = 1",
         "while True:\n    print('y' * 100)",
@@ -42,7 +41,7 @@ def test_its_limits_end_calls() -> None:
     assert "the interpreter ended with exit code 3" in after.output
 
 
-def test_code_does_not_see_the_environment_and_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_does_not_see_the_environment_and_leaves_no_folder(monkeypatch):
     monkeypatch.setenv("CANARY_API_KEY", "canary")
     code = "import os\nopen('file', 'w').close()\nprint(os.getcwd())\nprint('CANARY_API_KEY' in os.environ)"
     folder, is_seen = run_calls(code, config=UNSAFE)[0].output.splitlines()
@@ -50,7 +49,7 @@ def test_code_does_not_see_the_environment_and_leaves_no_folder(monkeypatch: pyt
     assert not Path(folder).parent.exists()
 
 
-def test_closing_kills_what_the_code_has_started(started_here: StartedHere) -> None:
+def test_closing_kills_what_the_code_has_started(started_here):
     async def run() -> list[psutil.Process]:
         session = await (await open_sandbox(UNSAFE)).open(PATIENT)
         await session.run("import subprocess\nchild = subprocess.Popen(['sleep', '100000'])")
@@ -63,7 +62,7 @@ def test_closing_kills_what_the_code_has_started(started_here: StartedHere) -> N
     wait_until(lambda: not any(map(is_alive, below)), "the end of both")
 
 
-def test_it_dies_with_us(tmp_path: Path) -> None:
+def test_it_dies_with_us(tmp_path):
     program = f"""
 import asyncio
 from luffy.config.environment import SandboxConfig

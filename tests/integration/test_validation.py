@@ -50,7 +50,7 @@ def run_stage_of(
 
 
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def upstream(tmp_path_factory) -> dict[str, Path]:
     """Data with a validation split, and a policy that answers some problems."""
     folder = tmp_path_factory.mktemp("upstream")
     run_stage_of("prepare_data", folder / "data", {})
@@ -79,9 +79,7 @@ def unmeasured(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module", params=["rl", "sft"])
-def measured(
-    request: pytest.FixtureRequest, upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path]:
+def measured(request, upstream, tmp_path_factory) -> tuple[str, Path]:
     """A stage with validation, undisturbed."""
     out = tmp_path_factory.mktemp("measured")
     run_stage_of(request.param, out, upstream, OF_RL, OF_SFT)
@@ -89,7 +87,7 @@ def measured(
 
 
 @pytest.fixture(scope="module")
-def shorter(upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def shorter(upstream, tmp_path_factory) -> Callable[[str], Path]:
     """Returns a stage with validation that ends after two steps. Not to be changed."""
 
     @functools.cache
@@ -102,9 +100,7 @@ def shorter(upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.slow
-def test_training_is_the_same_bits_with_and_without_validation(
-    measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path
-) -> None:
+def test_training_is_the_same_bits_with_and_without_validation(measured, upstream, tmp_path):
     stage, on = measured
     run_stage_of(stage, tmp_path, upstream)
     assert_same_weights(tmp_path / "model", on / "model")
@@ -123,7 +119,7 @@ def test_training_is_the_same_bits_with_and_without_validation(
             assert row[f"val/{name}/num_problems"] == (8 if stage == "rl" else 6)
 
 
-def test_the_validation_split_is_apart_from_what_is_trained_on(upstream: dict[str, Path]) -> None:
+def test_the_validation_split_is_apart_from_what_is_trained_on(upstream):
     apart, trained = (read_prompts(upstream["data"] / f"{name}.parquet") for name in ("validation", "train"))
     assert len(apart) == 6
     assert not {prompt.uid for prompt in apart} & {prompt.uid for prompt in trained}
@@ -131,9 +127,7 @@ def test_the_validation_split_is_apart_from_what_is_trained_on(upstream: dict[st
 
 
 @pytest.mark.slow
-def test_a_longer_run_continues_a_shorter_one_to_the_same_measurements(
-    measured: tuple[str, Path], shorter: Callable[[str], Path], upstream: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_longer_run_continues_a_shorter_one_to_the_same_measurements(measured, shorter, upstream, tmp_path):
     stage, undisturbed = measured
     assert run_stage_of(stage, tmp_path, upstream, OF_RL, OF_SFT, extends=shorter(stage)).resumed_from == 2
     assert json.dumps(rows_of(tmp_path)) == json.dumps(rows_of(undisturbed))
@@ -143,8 +137,8 @@ def test_a_longer_run_continues_a_shorter_one_to_the_same_measurements(
 @pytest.mark.slow
 @pytest.mark.usefixtures("forking")
 def test_a_kill_in_a_validation_resumes_to_the_same_result_and_draws_no_finished_batch_again(
-    measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    measured, upstream, tmp_path, monkeypatch
+):
     """The kill comes after half of the batches of step 4; the newest checkpoint is that of step 2."""
     stage, undisturbed = measured
     batches, left_over, per_step = (10, 16, 32) if stage == "rl" else (5, 4, 12)
@@ -167,9 +161,7 @@ def test_a_kill_in_a_validation_resumes_to_the_same_result_and_draws_no_finished
 
 
 @pytest.mark.slow
-def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(
-    shorter: Callable[[str], Path], upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(shorter, upstream, tmp_path, monkeypatch):
     """The measurements are the stage's own; what they are said to be worth falls after step 2."""
     worth = {0: 0.2, 1: 0.3, 2: 0.5, 3: 0.4, 4: 0.5, 5: 0.1}
     ended = {stage: shorter(stage) for stage in ("sft", "rl")}
@@ -196,15 +188,10 @@ def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(
     ("overrides", "line"),
     [
         (("sft.validation={every: 2, suites: [longer], max_response_tokens: 120}",), "lower validation.max"),
-        (
-            ("sft.steps=null", "sft.epochs=1", "sft.validation={every: 9, suites: [longer]}"),
-            "above the stage's 2",
-        ),
+        (("sft.steps=null", "sft.epochs=1", "sft.validation={every: 9, suites: [longer]}"), "above the stage's 2"),
     ],
 )
-def test_what_only_the_data_can_tell_is_refused_before_training(
-    overrides: tuple[str, ...], line: str, upstream: dict[str, Path], tmp_path: Path
-) -> None:
+def test_what_only_the_data_can_tell_is_refused_before_training(overrides, line, upstream, tmp_path):
     with pytest.raises(UserError, match=line):
         run_stage_of("sft", tmp_path, upstream, *overrides)
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -212,9 +199,7 @@ def test_what_only_the_data_can_tell_is_refused_before_training(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "rl"])
-def test_a_limit_of_tokens_ends_a_stage_as_if_it_had_fewer_steps(
-    stage: str, upstream: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_limit_of_tokens_ends_a_stage_as_if_it_had_fewer_steps(stage, upstream, tmp_path):
     """The limit lies within step 3; the weights after it are measured and handed on."""
     run_stage_of(stage, tmp_path / "short", upstream, OF_RL, OF_SFT, f"{stage}.steps=3")
     spent = [tokens_spent(row) for row in rows_of(tmp_path / "short") if row["step"] > 0]

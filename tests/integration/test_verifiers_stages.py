@@ -49,7 +49,7 @@ def run(workspace: Path, *names: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
+def folder(tmp_path_factory, request) -> Iterator[Path]:
     """Of all workspaces. In `killed`, an environment dies once while the file `die_at` is there."""
     folder = tmp_path_factory.mktemp("workspaces")
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 
 @pytest.fixture(scope="module")
-def stages(folder: Path) -> Path:
+def stages(folder) -> Path:
     run(folder / "undisturbed", "prepare_data", "base", "rl", "evaluate_rl")
     return folder / "undisturbed" / "stages"
 
@@ -71,7 +71,7 @@ def only(stages: Path, kind: str) -> Path:
     return directory
 
 
-def test_the_reward_of_a_rollout_is_the_environments(stages: Path) -> None:
+def test_the_reward_of_a_rollout_is_the_environments(stages):
     rows = [
         row for file in (only(stages, "rl") / "journal").glob("*.parquet") for row in pq.read_table(file).to_pylist()
     ]
@@ -83,12 +83,12 @@ def test_the_reward_of_a_rollout_is_the_environments(stages: Path) -> None:
     assert {row["outcome"] for row in rows} <= {"correct", "wrong"}
 
 
-def test_metrics_have_every_reward_function(stages: Path) -> None:
+def test_metrics_have_every_reward_function(stages):
     for row in read_metrics(only(stages, "rl") / METRICS_FILE):
         assert row["rollout/share_mean"] == pytest.approx(row["rollout/reward_mean"])
 
 
-def test_evaluation_takes_the_environments_verdict(stages: Path) -> None:
+def test_evaluation_takes_the_environments_verdict(stages):
     records = list(read_samples_of(only(stages, "evaluate")))
     assert len(records) == 4
     assert all(record.correct == (record.measures["reward"] >= 1.0) for record in records)
@@ -101,11 +101,11 @@ def hosts(folder: Path) -> list[psutil.Process]:
     return [each for each in found if str(folder) in str(each.environ())]
 
 
-def test_nothing_is_left_running(folder: Path, stages: Path) -> None:
+def test_nothing_is_left_running(folder, stages):
     assert hosts(folder) == []
 
 
-def test_a_kill_of_the_foreign_interpreter_in_the_middle_of_an_answer_costs_no_bit(folder: Path, stages: Path) -> None:
+def test_a_kill_of_the_foreign_interpreter_in_the_middle_of_an_answer_costs_no_bit(folder, stages):
     workspace, die_at = folder / "killed", folder / "die_at"
     shutil.copytree(stages.parent, workspace, symlinks=True)
     shutil.rmtree(workspace / "stages" / "rl")

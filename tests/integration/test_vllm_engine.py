@@ -84,7 +84,7 @@ def weights_of(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def started(request, tmp_path_factory) -> Iterator[Started]:
     folder = save(model_of(0, request.param), tmp_path_factory.mktemp("model"))
     config = VLLMConfig(cpu_kv_cache_gb=0.05, max_num_seqs=MAX_NUM_SEQS)
     if not request.param:
@@ -138,7 +138,7 @@ def largest_gap(
 
 
 @pytest.mark.parametrize("temperature", PARAMS)
-def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(started: Started, temperature: float) -> None:
+def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(started, temperature):
     assert largest_gap({0: started.model(0)}, REQUESTS, started.first[temperature], temperature) < MAX_GAP
     changed = started.load(seed=3)
     after = started.engine.generate(REQUESTS, PARAMS[temperature])
@@ -148,7 +148,7 @@ def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(started:
 
 
 @one_engine
-def test_the_rest_of_the_process_may_compile(started: Started) -> None:
+def test_the_rest_of_the_process_may_compile(started):
     torch._dynamo.reset()  # an earlier engine's test has compiled the same lines
     function = torch.compile(lambda x: x + 1, backend="eager")
     before = counters["stats"]["unique_graphs"]
@@ -156,7 +156,7 @@ def test_the_rest_of_the_process_may_compile(started: Started) -> None:
     assert counters["stats"]["unique_graphs"] > before
 
 
-def test_greedy_tokens_equal_those_of_the_embedded_engine(started: Started) -> None:
+def test_greedy_tokens_equal_those_of_the_embedded_engine(started):
     expected = TransformersEngine(started.model(0), batch_size=64).generate(REQUESTS, PARAMS[0.0])
     assert [(c.token_ids, c.finish_reason) for c in started.first[0.0]] == [
         (c.token_ids, c.finish_reason) for c in expected
@@ -166,7 +166,7 @@ def test_greedy_tokens_equal_those_of_the_embedded_engine(started: Started) -> N
 
 
 @one_engine
-def test_a_request_samples_the_same_tokens_in_any_batch(started: Started) -> None:
+def test_a_request_samples_the_same_tokens_in_any_batch(started):
     """vLLM gives each request its own noise, but the logits under it change in their last bits with the batch: only a
     draw between two tokens that are equal to within those may differ, and none of these is."""
     started.load(seed=0)
@@ -179,7 +179,7 @@ def test_a_request_samples_the_same_tokens_in_any_batch(started: Started) -> Non
 
 
 @one_engine
-def test_samples_follow_the_models_distribution(started: Started) -> None:
+def test_samples_follow_the_models_distribution(started):
     model = started.load(seed=0)
     requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(2000)]
     completions = started.engine.generate(requests, SamplingParams(1.0, max_response_tokens=1, stop_token_ids=()))
@@ -190,7 +190,7 @@ def test_samples_follow_the_models_distribution(started: Started) -> None:
 
 
 @one_engine
-def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_at_nothing_else(started: Started) -> None:
+def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_at_nothing_else(started):
     for completion in started.first[1.0]:
         assert STOP not in completion.token_ids[:-1]
         ended = completion.token_ids[-1] == STOP
@@ -202,7 +202,7 @@ def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_at_nothing_else(starte
 
 
 @one_engine
-def test_a_prefix_is_continued_within_the_limit_of_the_whole_response(started: Started) -> None:
+def test_a_prefix_is_continued_within_the_limit_of_the_whole_response(started):
     model = started.load(seed=0)
     params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())
     prefixes = [tuple(range(1, 1 + length)) for length in (0, 1, 5, 12, 18, 19)]
@@ -213,7 +213,7 @@ def test_a_prefix_is_continued_within_the_limit_of_the_whole_response(started: S
     assert largest_gap({0: model}, requests, completions, 1.0) < MAX_GAP
 
 
-def test_updates_fall_between_tokens_of_running_rows_of_several_threads(started: Started) -> None:
+def test_updates_fall_between_tokens_of_running_rows_of_several_threads(started):
     models = {seed: started.model(seed) for seed in range(40)}
     started.load(seed=0)
     # More rows than the engine holds at once: some begin behind the first updates.
@@ -240,7 +240,7 @@ def test_updates_fall_between_tokens_of_running_rows_of_several_threads(started:
         assert largest_gap(models, requests[half::2], said[half], 1.0) < MAX_GAP
 
 
-def test_the_kv_cache_of_old_weights_is_never_read_again(started: Started) -> None:
+def test_the_kv_cache_of_old_weights_is_never_read_again(started):
     # Longer than vLLM's block of 128 tokens on CPU: shorter prompts are never cached.
     request = RolloutRequest(tuple(i % VOCABULARY for i in range(300)), seed=1)
     params = SamplingParams(1.0, max_response_tokens=4, stop_token_ids=())
@@ -250,7 +250,7 @@ def test_the_kv_cache_of_old_weights_is_never_read_again(started: Started) -> No
         assert largest_gap({seed: model}, [request, request], completions, 1.0) < MAX_GAP
 
 
-def test_weights_are_loaded_one_at_a_time(started: Started) -> None:
+def test_weights_are_loaded_one_at_a_time(started):
     model, alive, most = started.model(0), [], 0
 
     def weights() -> Iterator[tuple[str, Tensor]]:
@@ -269,7 +269,7 @@ def test_weights_are_loaded_one_at_a_time(started: Started) -> None:
 
 
 @one_engine
-def test_unusable_requests_are_refused_in_one_line(started: Started) -> None:
+def test_unusable_requests_are_refused_in_one_line(started):
     long = [RolloutRequest((1,) * 500, seed=0), RolloutRequest((1,), seed=0)]
     with pytest.raises(ConfigError, match="1 of 2 prompts do not fit: the longest has 500 tokens"):
         started.engine.generate(long, PARAMS[1.0])
@@ -277,14 +277,14 @@ def test_unusable_requests_are_refused_in_one_line(started: Started) -> None:
         started.engine.generate(REQUESTS, SamplingParams(0.001, 20, ()))
 
 
-def test_head_sizes_without_vllm_cpu_attention_are_refused_before_the_start(tmp_path: Path) -> None:
+def test_head_sizes_without_vllm_cpu_attention_are_refused_before_the_start(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 96, "num_attention_heads": 4}))
     with pytest.raises(ConfigError, match="no attention of 24 dimensions a head on CPU, only of 32, 64, 80"):
         VLLMEngine.from_folder(tmp_path, VLLMConfig(), "float32")
 
 
 @one_engine
-def test_a_sleeping_engine_does_not_generate(started: Started) -> None:
+def test_a_sleeping_engine_does_not_generate(started):
     # CPU engines free nothing, but stop and go on as those on GPUs.
     started.engine.sleep(level=1)
     with pytest.raises(AssertionError, match="wake the engine"):
@@ -294,7 +294,7 @@ def test_a_sleeping_engine_does_not_generate(started: Started) -> None:
 
 
 @one_engine
-def test_an_update_pauses_generation_for_a_bounded_time(started: Started) -> None:
+def test_an_update_pauses_generation_for_a_bounded_time(started):
     model, said = started.model(0), list[Completion]()
     waiting = threading.Thread(target=lambda: said.extend(started.engine.generate(REQUESTS, PARAMS[1.0])), daemon=True)
     with started.engine.weight_update(version=9) as update:
@@ -326,7 +326,7 @@ def specs_of(weights: dict[str, Tensor]) -> list[TensorSpec]:
     return [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()]
 
 
-def test_weights_from_a_broadcast_sample_the_same_bits(started: Started) -> None:
+def test_weights_from_a_broadcast_sample_the_same_bits(started):
     weights = dict(weights_of(started.load(seed=13)))
     expected = started.engine.generate(REQUESTS, PARAMS[1.0])
     started.load(seed=0)
@@ -339,7 +339,7 @@ def test_weights_from_a_broadcast_sample_the_same_bits(started: Started) -> None
 
 
 @one_engine
-def test_an_update_survives_the_loss_of_its_sender(started: Started) -> None:
+def test_an_update_survives_the_loss_of_its_sender(started):
     weights = dict(weights_of(started.load(seed=13)))
     expected = started.engine.generate(REQUESTS, PARAMS[1.0])
     with broadcasts_to(started.engine) as group, started.engine.weight_update(version=13) as update:
@@ -351,7 +351,7 @@ def test_an_update_survives_the_loss_of_its_sender(started: Started) -> None:
 
 
 @one_engine
-def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversation(started: Started) -> None:
+def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversation(started):
     model = started.load(seed=11)
     observation = (3, 17, 5)
     params = SamplingParams(1.0, max_response_tokens=120, stop_token_ids=(STOP,))
@@ -372,7 +372,7 @@ def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversati
         ]
 
 
-def test_an_incomplete_update_is_an_error_and_ends_the_engine(started: Started) -> None:
+def test_an_incomplete_update_is_an_error_and_ends_the_engine(started):
     """The last test of an engine: it cannot be used afterwards."""
     weights = [pair for pair in weights_of(started.model(1)) if pair[0] != "model.layers.1.mlp.down_proj.weight"]
     with pytest.raises(LuffyError, match=r"weights were not sent: model.layers.1.mlp.down_proj.weight \(1 in all\)"):

@@ -90,7 +90,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("models")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -173,14 +173,14 @@ def largest_gap(
     )
 
 
-def test_greedy_tokens_equal_those_of_the_embedded_engine(served: Served) -> None:
+def test_greedy_tokens_equal_those_of_the_embedded_engine(served):
     served.engine.load_weights_from(served.of(0), version=0)
     expected = TransformersEngine(model_of(0), batch_size=64).generate(REQUESTS, PARAMS[0.0])
     said = served.engine.generate(REQUESTS, PARAMS[0.0])
     assert [(c.token_ids, c.finish_reason) for c in said] == [(c.token_ids, c.finish_reason) for c in expected]
 
 
-def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(served: Served) -> None:
+def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(served):
     said: dict[int, list[tuple[int, ...]]] = {}
     for version in (0, 3, 0):
         served.engine.load_weights_from(served.of(version), version)
@@ -193,7 +193,7 @@ def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(served: 
     assert said[0] != said[3]
 
 
-def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_continues_its_prefix(served: Served) -> None:
+def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_continues_its_prefix(served):
     requests = [RolloutRequest(PROMPTS[i % 4], i, prefix_ids=(1,) * (i % 3)) for i in range(24)]
     completions = served.engine.generate(requests, PARAMS[1.0])
     for request, completion in zip(requests, completions, strict=True):
@@ -205,7 +205,7 @@ def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_continues_its_prefix(s
     assert any(EOS in completion.token_ids[:-1] for completion in completions)
 
 
-def test_updates_fall_between_tokens_of_running_rows(served: Served) -> None:
+def test_updates_fall_between_tokens_of_running_rows(served):
     in_turn = [model_of(seed) for seed in range(3)]
     models = {version: in_turn[version % 3] for version in range(60)}
     folders = {version: served.of(version % 3) for version in models}
@@ -228,7 +228,7 @@ def test_updates_fall_between_tokens_of_running_rows(served: Served) -> None:
     assert largest_gap(models, requests, said, 1.0) < MAX_GAP
 
 
-def test_the_kv_cache_of_old_weights_is_never_read_again(served: Served) -> None:
+def test_the_kv_cache_of_old_weights_is_never_read_again(served):
     # Longer than vLLM's block of 128 tokens on CPU: shorter prompts are never cached.
     request = RolloutRequest(tuple(i % 12 for i in range(200)), seed=1)
     for version in (1, 2):
@@ -237,7 +237,7 @@ def test_the_kv_cache_of_old_weights_is_never_read_again(served: Served) -> None
         assert largest_gap({version: model_of(version)}, [request, request], completions, 1.0) < MAX_GAP
 
 
-def test_folders_that_the_server_cannot_load_are_refused_and_change_nothing(served: Served) -> None:
+def test_folders_that_the_server_cannot_load_are_refused_and_change_nothing(served):
     served.engine.load_weights_from(served.of(0), 0)
     other = save(model_of(0, intermediate_size=48), served.folder / "other")
     with pytest.raises(ConfigError, match=r"another model: its intermediate_size is 32, that of .*other is 48"):
@@ -248,7 +248,7 @@ def test_folders_that_the_server_cannot_load_are_refused_and_change_nothing(serv
     assert largest_gap({0: model_of(0)}, REQUESTS, completions, 1.0) < MAX_GAP
 
 
-def test_a_server_that_does_not_fit_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_fit_is_refused(served, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"start this server with --max-model-len 513 \(it has 512\), --dtype bfloat16$"
     ):
@@ -258,7 +258,7 @@ def test_a_server_that_does_not_fit_is_refused(served: Served, monkeypatch: pyte
         check_servers(served.config, "float32", CONTEXT)
 
 
-def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(served: Served, tmp_path: Path) -> None:
+def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(served, tmp_path):
     """The server holds other weights before; afterwards greedy responses are the embedded engine's."""
     save(model_of(8), tmp_path / "sft" / "model")
     (tmp_path / "data" / "suites").mkdir(parents=True)
@@ -289,7 +289,7 @@ def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(served: Serv
     assert len({record.response for record in remote}) > 1
 
 
-def test_rl_takes_its_rollouts_from_the_server(served: Served, tmp_path: Path) -> None:
+def test_rl_takes_its_rollouts_from_the_server(served, tmp_path):
     overrides = [
         "method=luffy", "chain=rl", "rl.engine=openai", f"execution.server.urls=[{served.config.urls[0]}]",
         "rl.max_staleness=1",
@@ -318,7 +318,7 @@ def test_rl_takes_its_rollouts_from_the_server(served: Served, tmp_path: Path) -
             assert max(abs(a - b) for a, b in zip(completion.logprobs, expected, strict=True)) < MAX_GAP
 
 
-def test_a_server_that_is_killed_ends_the_rollout_in_time(served: Served) -> None:
+def test_a_server_that_is_killed_ends_the_rollout_in_time(served):
     """The last test: it leaves no server."""
     params = SamplingParams(1.0, max_response_tokens=480, stop_token_ids=())
     requests = [RolloutRequest(PROMPTS[i % 4], seed=i) for i in range(200)]  # far more than it runs at once

@@ -51,11 +51,7 @@ NAMED_BY_RULE = {
     "luffy/stages": "a stage's program has the name of its kind",
     "flows": "a flow has the name of the command or the stage that it serves",
 }
-MIRRORED_BY_CONFIG = {
-    "environment",
-    "experiment",
-    "objective",
-}
+MIRRORED_BY_CONFIG = {"environment", "experiment", "objective"}
 """Subjects whose settings, in `luffy/config`, have the name of the module that carries them out."""
 
 

@@ -26,7 +26,7 @@ def group_of_three() -> Iterator[tuple[BroadcastGroup, list[BroadcastGroup], Thr
             group.close()
 
 
-def test_every_receiver_gets_the_tensors_of_rank_0() -> None:
+def test_every_receiver_gets_the_tensors_of_rank_0():
     with group_of_three() as (sender, receivers, threads):
         receiving = [threads.submit(group.receive, SPECS, CPU) for group in receivers]
         sender.finish(sender.start(SENT))
@@ -35,7 +35,7 @@ def test_every_receiver_gets_the_tensors_of_rank_0() -> None:
                 assert sent.dtype == received.dtype and torch.equal(sent, received)
 
 
-def test_a_receiver_that_leaves_ends_the_wait_of_the_others() -> None:
+def test_a_receiver_that_leaves_ends_the_wait_of_the_others():
     with group_of_three() as (sender, receivers, threads):
         receivers[0].close()
         staying = threads.submit(receivers[1].receive, SPECS, CPU)
@@ -47,12 +47,12 @@ def test_a_receiver_that_leaves_ends_the_wait_of_the_others() -> None:
             staying.result()
 
 
-def test_a_machine_that_cannot_be_reached_is_named() -> None:
+def test_a_machine_that_cannot_be_reached_is_named():
     with pytest.raises(BroadcastFailed, match=r"192\.0\.2\.1 cannot be reached"):  # an address for documentation
         Meeting("192.0.2.1", 2, timeout_s=1)
 
 
-def test_a_group_that_a_member_never_joins_fails_in_time() -> None:
+def test_a_group_that_a_member_never_joins_fails_in_time():
     meeting = Meeting("127.0.0.1", 2, timeout_s=0.5)
     with pytest.raises(BroadcastFailed, match="a member did not join"):
         meeting.lead(CPU, ["nobody"])

@@ -3,14 +3,13 @@
 import gc
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from luffy.library_loading import without_collections
 
 
-def test_nothing_is_collected_within_the_block_and_what_it_made_is_frozen() -> None:
+def test_nothing_is_collected_within_the_block_and_what_it_made_is_frozen():
     frozen = gc.get_freeze_count()
     with without_collections():
         assert not gc.isenabled()
@@ -19,7 +18,7 @@ def test_nothing_is_collected_within_the_block_and_what_it_made_is_frozen() -> N
     assert gc.get_freeze_count() - frozen >= len(kept)
 
 
-def test_in_the_middle_of_a_program_nothing_is_frozen() -> None:
+def test_in_the_middle_of_a_program_nothing_is_frozen():
     frozen = gc.get_freeze_count()
     with without_collections(freeze=False):
         assert not gc.isenabled()
@@ -27,7 +26,7 @@ def test_in_the_middle_of_a_program_nothing_is_frozen() -> None:
     assert gc.get_freeze_count() <= frozen
 
 
-def test_a_failed_import_leaves_collection_on_and_a_program_that_had_it_off_keeps_it_off() -> None:
+def test_a_failed_import_leaves_collection_on_and_a_program_that_had_it_off_keeps_it_off():
     with pytest.raises(ImportError), without_collections():
         raise ImportError
     assert gc.isenabled()
@@ -49,7 +48,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 0)
 """
 
 
-def test_a_module_runs_as_by_python_m_and_collects_from_when_it_says_that_it_is_loaded(tmp_path: Path) -> None:
+def test_a_module_runs_as_by_python_m_and_collects_from_when_it_says_that_it_is_loaded(tmp_path):
     (tmp_path / "probe.py").write_text(PROBE)
     command = [sys.executable, "-m", "luffy.library_loading", "probe", "--out", "x"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout

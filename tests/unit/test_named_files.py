@@ -14,10 +14,10 @@ OLD = {ROOT / "CHANGELOG.md"}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in OLD], ids=lambda page: page.name)
-def test_every_file_that_a_page_names_exists(page: Path) -> None:
+def test_every_file_that_a_page_names_exists(page):
     named = set(NAMED.findall(page.read_text()))
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
-def test_the_pages_name_many() -> None:
+def test_the_pages_name_many():
     assert sum(len(NAMED.findall(page.read_text())) for page in PAGES) > 200

@@ -44,16 +44,16 @@ def offences(text: str) -> list[str]:
 @pytest.mark.parametrize(
     "text", ["Of those that are asked, the first.", "Ends here. Of the rest nothing.", "the step behind it"]
 )
-def test_the_old_habits_are_found(text: str) -> None:
+def test_the_old_habits_are_found(text):
     assert offences(text)
 
 
 @pytest.mark.parametrize("text", ["The share of groups.", "Half of them.", "a model behind an endpoint"])
-def test_plain_prose_is_left_alone(text: str) -> None:
+def test_plain_prose_is_left_alone(text):
     assert not offences(text)
 
 
-def test_no_docstring_or_comment_has_the_old_habits() -> None:
+def test_no_docstring_or_comment_has_the_old_habits():
     found = [
         f"{file}:{line}: {offence}: {' '.join(text.split())[:80]}"
         for path in SOURCES
@@ -79,6 +79,6 @@ def public_without_docstring(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
 
 
-def test_public_functions_and_classes_have_docstrings() -> None:
+def test_public_functions_and_classes_have_docstrings():
     found = [place for path in SOURCES for place in public_without_docstring(path)]
     assert not found, "\n".join(found)

@@ -21,7 +21,7 @@ def program(text: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", text, *arguments]
 
 
-def test_a_part_at_its_limit_ends_with_its_children_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_a_part_at_its_limit_ends_with_its_children_and_the_next_one_runs(tmp_path):
     known = {
         "long": Part([program(STUBBORN, str(tmp_path / "pid")), program("print('never')")], 10.0),
         "broken": Part([program("raise SystemExit('no such kernel')"), program("print('second command')")], 60.0),
@@ -40,14 +40,14 @@ def test_a_part_at_its_limit_ends_with_its_children_and_the_next_one_runs(tmp_pa
     assert "noise" in (tmp_path / "out" / "log.txt").read_text()
 
 
-def test_nothing_starts_once_the_total_is_used_up(tmp_path: Path) -> None:
+def test_nothing_starts_once_the_total_is_used_up(tmp_path):
     known = {"late": Part([program("print('never')")], 60.0)}
     assert run_all(known, [["late"]], {}, 1.0, tmp_path, Report(tmp_path)) == 0
     assert "late: skipped: no time left" in (tmp_path / "results.txt").read_text()
 
 
 @pytest.mark.parametrize("miniature", [True, False])
-def test_every_file_that_a_part_names_exists(miniature: bool, tmp_path: Path) -> None:
+def test_every_file_that_a_part_names_exists(miniature, tmp_path):
     root = Path(__file__).parents[2]
     for part in parts(tmp_path, miniature).values():
         for word in (word for command in part.commands for word in command):

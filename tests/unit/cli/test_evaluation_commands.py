@@ -21,7 +21,7 @@ SECRET = "quark"
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
 
 
@@ -65,7 +65,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_rescore_writes_a_summary_and_prints_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rescore_writes_a_summary_and_prints_what_changed(tmp_path, capsys):
     stage = evaluation(tmp_path / "it", "BCB")
     with_data(stage, tmp_path / "data", 3, {})
     assert command.main(["rescore", str(stage), "--grader", "math"]) == 0
@@ -80,7 +80,7 @@ def test_rescore_writes_a_summary_and_prints_what_changed(tmp_path: Path, capsys
     assert read_results(stage / "results.json").rows[0].accuracy == pytest.approx(2 / 3)
 
 
-def test_rescore_takes_graders_by_the_evaluations_own_names_and_with_settings(tmp_path: Path) -> None:
+def test_rescore_takes_graders_by_the_evaluations_own_names_and_with_settings(tmp_path):
     stage = evaluation(tmp_path / "it", "BCB")
     with_data(stage, tmp_path / "data", 3, {"letters": MathGrader(boxed="preferred")})
     for grader in ("letters", "{kind: math, boxed: preferred}", "choice"):
@@ -89,9 +89,7 @@ def test_rescore_takes_graders_by_the_evaluations_own_names_and_with_settings(tm
         assert read_results(out / "results.json").rows[0].accuracy == pytest.approx(2 / 3)
 
 
-def test_rescore_leaves_multiple_choice_beside_other_suites_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rescore_leaves_multiple_choice_beside_other_suites_as_it_is(tmp_path, capsys):
     stage = evaluation(tmp_path / "it", "BCB")
     records = list(read_sample_records(stage / "samples.jsonl.zst"))
     boxed = [replace(r, suite="sums", grader="math", response="\\boxed{3}", ground_truth="3") for r in records]
@@ -106,9 +104,7 @@ def test_rescore_leaves_multiple_choice_beside_other_suites_as_it_is(
     assert {r.suite for r in read_sample_records(tmp_path / "one" / "samples.jsonl.zst")} == {"arc"}
 
 
-def test_a_step_of_a_sweep_is_rescored_with_the_questions_of_its_stage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_of_a_sweep_is_rescored_with_the_questions_of_its_stage(tmp_path, capsys):
     sweep = tmp_path / "sweep"
     sweep.mkdir()
     step = evaluation(sweep / "step_000002", "BCB")
@@ -117,7 +113,7 @@ def test_a_step_of_a_sweep_is_rescored_with_the_questions_of_its_stage(
     assert "graded without" not in capsys.readouterr().out
 
 
-def test_a_long_grader_and_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_grader_and_a_folder_that_cannot_be_made(tmp_path, capsys):
     stage = evaluation(tmp_path / "it", "BCB")
     longest = "{kind: any, of: [" + ", ".join(["{kind: math, boxed: preferred}"] * 20) + "]}"
     assert command.main(["rescore", str(stage), "--grader", longest]) == 0
@@ -126,9 +122,7 @@ def test_a_long_grader_and_a_folder_that_cannot_be_made(tmp_path: Path, capsys: 
     assert "cannot be made" in capsys.readouterr().err
 
 
-def test_rescore_without_the_order_of_the_stage_says_what_it_lacks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rescore_without_the_order_of_the_stage_says_what_it_lacks(tmp_path, capsys):
     stage = evaluation(tmp_path / "it", "BCB")
     assert command.main(["rescore", str(stage), "--grader", "choice"]) == 0
     assert "graded without the questions and their options" in capsys.readouterr().out
@@ -146,9 +140,7 @@ def test_rescore_without_the_order_of_the_stage_says_what_it_lacks(
         (["--grader", "math", "--suite", "arcc"], "--suite arcc: is not in this evaluation; there are arc"),
     ],
 )
-def test_a_mistake_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_a_mistake_is_one_line(tmp_path, capsys, arguments, message):
     stage = evaluation(tmp_path / "it", "BCB")
     assert command.main(["rescore", str(stage), *arguments]) == 2
     error = capsys.readouterr().err
@@ -157,9 +149,7 @@ def test_a_mistake_is_one_line(
     assert not (stage / "rescored").exists()
 
 
-def test_diff_has_the_comparison_at_its_head_and_both_answers_below(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diff_has_the_comparison_at_its_head_and_both_answers_below(tmp_path, capsys):
     first, second = evaluation(tmp_path / "a", "BCBA"), evaluation(tmp_path / "b", "BBAA")
     assert command.main(["diff", str(first), str(second)]) == 0
     shown = lines(capsys)
@@ -171,7 +161,7 @@ def test_diff_has_the_comparison_at_its_head_and_both_answers_below(
     assert ["p0"] not in [line[:1] for line in shown]
 
 
-def test_diff_shows_as_many_as_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_shows_as_many_as_it_is_asked_for(tmp_path, capsys):
     first, second = evaluation(tmp_path / "a", "CCCC"), evaluation(tmp_path / "b", "BBBB")
     assert command.main(["diff", str(first), str(second), "--show", "1"]) == 0
     out = capsys.readouterr().out
@@ -180,9 +170,7 @@ def test_diff_shows_as_many_as_it_is_asked_for(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("arguments", [["diff", "a", "b"], ["rescore", "a", "--grader", "math"]])
-def test_confidential_problems_are_named_and_nothing_else_of_them_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
+def test_confidential_problems_are_named_and_nothing_else_of_them_is_shown(tmp_path, capsys, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     for folder, answers in (("a", ["hush", SECRET]), ("b", [SECRET, "hush"])):
         evaluation(Path(folder), "BB", suite="gpqa_diamond", gold=SECRET)
@@ -200,6 +188,6 @@ def test_confidential_problems_are_named_and_nothing_else_of_them_is_shown(
     assert "hush" not in out
 
 
-def test_what_is_no_evaluation_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_evaluation_is_a_line(tmp_path, capsys):
     assert command.main(["diff", "smoke-1", str(tmp_path)]) == 2
     assert "smoke-1: is no finished evaluation" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """What a bench makes of the stages that it ran for a few steps, and how it shortens them."""
 
-from pathlib import Path
-
 import pytest
 
 from luffy.config import load_experiment
@@ -35,7 +33,7 @@ def measured(*step_s: float, wall_s: float, save_s: float = 0.0, validation_s: f
     return Measured(wall_s, rows, [Event("progress", time, 1, step=number + 1) for number, time in enumerate(ends)])
 
 
-def test_the_time_of_a_stage_is_that_of_its_steps_checkpoints_validations_and_of_its_start() -> None:
+def test_the_time_of_a_stage_is_that_of_its_steps_checkpoints_validations_and_of_its_start():
     # 9 + 2 + 2 s of steps, 0.5 s for the checkpoint and 3 s for each of two validations: 13.5 s of 30 remain, and the
     # first step took 7 s more than the others.
     run = measured(9.0, 2.0, 2.0, wall_s=30.0, save_s=0.5, validation_s=3.0)
@@ -46,12 +44,12 @@ def test_the_time_of_a_stage_is_that_of_its_steps_checkpoints_validations_and_of
     assert (cost.state, cost.memory) == ("measured", "5.00 GiB")
 
 
-def test_with_rollouts_ahead_of_the_trainer_neither_the_first_nor_the_last_steps_count() -> None:
+def test_with_rollouts_ahead_of_the_trainer_neither_the_first_nor_the_last_steps_count():
     run = measured(9.0, 9.0, 2.0, 2.0, 1.0, wall_s=23.0)
     assert training_cost("rl", run, 1, 1, settings_of("rl"), save_every=4).words.startswith("1 x 2.00 s a step")
 
 
-def test_sft_saves_nothing_after_its_last_step_and_of_unknown_length_has_no_time() -> None:
+def test_sft_saves_nothing_after_its_last_step_and_of_unknown_length_has_no_time():
     run = measured(2.0, 2.0, wall_s=4.5, save_s=0.5)
     assert "2 x 0.50 s a checkpoint" in training_cost("sft", run, 0, 12, settings_of("sft"), save_every=4).words
     cost = training_cost("sft", run, 0, None, settings_of("sft"), save_every=4)
@@ -59,7 +57,7 @@ def test_sft_saves_nothing_after_its_last_step_and_of_unknown_length_has_no_time
     assert "depends on traces that are yet to be made" in cost.words
 
 
-def test_a_shortened_stage_makes_all_of_its_steps_and_is_measured_before_and_after_them() -> None:
+def test_a_shortened_stage_makes_all_of_its_steps_and_is_measured_before_and_after_them():
     sft = shortened(settings_of("sft", "sft={steps: 9, epochs: null, max_tokens: 10}"), 5)
     best = "rl.validation={every: 2, source: validation, keep_best: {}, patience: 1}"
     rl = shortened(settings_of("rl", "rl.max_tokens=10", VALIDATED[0], best), 6)
@@ -69,7 +67,7 @@ def test_a_shortened_stage_makes_all_of_its_steps_and_is_measured_before_and_aft
     assert (schedule.every, schedule.keep_best, schedule.patience) == (6, None, None)
 
 
-def test_a_batch_of_each_suite_is_left_and_everything_else_is_there(tmp_path: Path) -> None:
+def test_a_batch_of_each_suite_is_left_and_everything_else_is_there(tmp_path):
     data = tmp_path / "data"
     (data / "suites").mkdir(parents=True)
     prompts = [Prompt(str(number), "s", (Message("user", "1+1"),), "2") for number in range(30)]

@@ -40,7 +40,7 @@ def evaluation(name: str, answers: Mapping[str, str], suite: str = "s") -> InMem
     return InMemory(Path(name), EvaluationResults(checkpoint="rl", confidence=0.95, rows=()), records)
 
 
-def test_changed_problems_come_with_both_answers_gains_first() -> None:
+def test_changed_problems_come_with_both_answers_gains_first():
     first = evaluation("a", {"p0": "1", "p1": "2", "p2": "1", "p3": "7"})
     second = evaluation("b", {"p0": "3", "p1": "1", "p2": "1", "p3": "-"})
     (part,) = find_changes(first, second).cells
@@ -51,7 +51,7 @@ def test_changed_problems_come_with_both_answers_gains_first() -> None:
     assert part.accuracies == (0.5, 0.5)
 
 
-def test_the_largest_change_comes_first_and_shares_are_compared_over_other_numbers_of_responses() -> None:
+def test_the_largest_change_comes_first_and_shares_are_compared_over_other_numbers_of_responses():
     first = evaluation("a", {"p0": "1222", "p1": "2222", "p2": "1111", "p3": "1122"})
     second = evaluation("b", {"p0": "11", "p1": "22", "p2": "11", "p3": "21"})
     (part,) = find_changes(first, second).cells
@@ -59,7 +59,7 @@ def test_the_largest_change_comes_first_and_shares_are_compared_over_other_numbe
     assert part.changed[0].first.answers == (("2", 3), ("1", 1))
 
 
-def test_the_comparison_is_the_paired_one_over_the_problems_that_both_have() -> None:
+def test_the_comparison_is_the_paired_one_over_the_problems_that_both_have():
     first = evaluation("a", {"only": "1", **{f"p{i}": "1" if i < 20 else "2" for i in range(40)}})
     second = evaluation("b", {"else": "1", **{f"p{i}": "1" if i % 3 else "2" for i in range(39, -1, -1)}})
     (part,) = find_changes(first, second).cells
@@ -68,7 +68,7 @@ def test_the_comparison_is_the_paired_one_over_the_problems_that_both_have() -> 
     assert (part.only_first, part.only_second) == (1, 1)
 
 
-def test_suites_that_one_of_them_lacks_are_named_and_nothing_shared_is_an_error() -> None:
+def test_suites_that_one_of_them_lacks_are_named_and_nothing_shared_is_an_error():
     first, other = evaluation("a", {"p0": "1"}), evaluation("b", {"p0": "1"}, suite="t")
     both = InMemory(Path("c"), first.results, first.saved + other.saved)
     assert find_changes(first, both).left_out == (("t", "d"),)
@@ -76,14 +76,14 @@ def test_suites_that_one_of_them_lacks_are_named_and_nothing_shared_is_an_error(
         find_changes(first, other)
 
 
-def test_other_references_are_counted() -> None:
+def test_other_references_are_counted():
     first, second = evaluation("a", {"p0": "1"}), evaluation("b", {"p0": "1"})
     second.saved[0] = replace(second.saved[0], ground_truth="2")
     assert find_changes(first, second).cells[0].other_reference == 1
 
 
 @pytest.mark.parametrize("suite", ["GPQA_diamond", "s"])
-def test_a_confidential_problem_is_marked(suite: str) -> None:
+def test_a_confidential_problem_is_marked(suite):
     first, second = evaluation("a", {"p0": "1"}, suite), evaluation("b", {"p0": "2"}, suite)
     if suite == "s":
         second.saved[0] = replace(second.saved[0], confidential=True)

@@ -13,7 +13,7 @@ from luffy.pipeline.workspace import Workspace
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Path:
+def workspace(tmp_path) -> Path:
     found = Workspace(tmp_path / "w")
     write_evaluation(
         found, "e1", {("sums", "greedy"): first(40), ("sums", "sampled"): lambda problem, sample: sample == 0}
@@ -22,7 +22,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path / "w"
 
 
-def test_every_result_is_a_row_with_its_protocol_and_interval(workspace: Path) -> None:
+def test_every_result_is_a_row_with_its_protocol_and_interval(workspace):
     frame = luffy.load_results(workspace)
     greedy = frame[frame["decoding"] == "greedy"].set_index("evaluation")
     assert greedy["accuracy"].to_dict() == {"e1": 0.4, "e2": 0.7}
@@ -31,14 +31,14 @@ def test_every_result_is_a_row_with_its_protocol_and_interval(workspace: Path) -
     assert list(frame["ended"]) == sorted(frame["ended"], reverse=True)
 
 
-def test_several_responses_have_pass_and_majority_and_one_has_none(workspace: Path) -> None:
+def test_several_responses_have_pass_and_majority_and_one_has_none(workspace):
     frame = luffy.load_results(workspace).set_index("decoding")
     assert frame.loc["sampled", "pass_at_k"] == 1.0
     assert frame.loc["sampled", "num_samples"] == 4
     assert frame.loc["greedy", "pass_at_k"].isna().all()
 
 
-def test_problems_add_up_to_the_accuracy(workspace: Path) -> None:
+def test_problems_add_up_to_the_accuracy(workspace):
     problems = luffy.load_problem_results(workspace)
     shares = problems.groupby(["evaluation", "decoding"])[["correct", "num_samples"]].sum()
     assert (shares["correct"] / shares["num_samples"]).to_dict() == {
@@ -46,17 +46,17 @@ def test_problems_add_up_to_the_accuracy(workspace: Path) -> None:
     }  # fmt: skip
 
 
-def test_every_column_is_documented(workspace: Path) -> None:
+def test_every_column_is_documented(workspace):
     for load in (luffy.load_results, luffy.load_problem_results):
         assert load.__doc__ is not None
         assert [name for name in load(workspace).columns if f"`{name}`" not in load.__doc__] == []
 
 
-def test_a_workspace_without_evaluations_is_an_error(tmp_path: Path) -> None:
+def test_a_workspace_without_evaluations_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no finished evaluation"):
         luffy.load_results(tmp_path)
 
 
-def test_importing_luffy_loads_no_library() -> None:
+def test_importing_luffy_loads_no_library():
     code = "import sys, luffy; print(sorted({'pandas', 'numpy', 'torch', 'scipy', 'pyarrow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -22,7 +22,7 @@ SAMPLED = ("math", "sampled")
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def workspace(tmp_path, request, monkeypatch) -> Workspace:
     monkeypatch.chdir(request.config.rootpath)
     return Workspace(tmp_path / "w")
 
@@ -36,7 +36,7 @@ def names(board: Board, table: int = 0) -> list[str]:
     return [entry.name.text for entry in board.tables[table].rows]
 
 
-def test_a_stage_that_several_runs_reused_is_one_row_with_the_name_of_its_run(workspace: Workspace) -> None:
+def test_a_stage_that_several_runs_reused_is_one_row_with_the_name_of_its_run(workspace):
     write_evaluation(workspace, "b", {GREEDY: first(10)})
     write_evaluation(workspace, "r", {GREEDY: first(60)}, checkpoint="rl")
     for number in (1, 2, 3):
@@ -46,7 +46,7 @@ def test_a_stage_that_several_runs_reused_is_one_row_with_the_name_of_its_run(wo
     assert board.tables[0].rows[0].runs == ("smoke-1", "smoke-2", "smoke-3")
 
 
-def test_equal_weights_evaluated_again_are_one_row_and_the_newer_result_counts(workspace: Workspace) -> None:
+def test_equal_weights_evaluated_again_are_one_row_and_the_newer_result_counts(workspace):
     write_evaluation(workspace, "old", {GREEDY: first(90), ("other", "greedy"): first(5)}, model="m", day=1)
     write_evaluation(workspace, "new", {GREEDY: first(40)}, model="m", day=2)
     (table,) = board_of(workspace).tables
@@ -56,9 +56,7 @@ def test_equal_weights_evaluated_again_are_one_row_and_the_newer_result_counts(w
 
 
 @pytest.mark.parametrize(("keep_best", "num_rows"), [(None, 1), ({"metric": "accuracy"}, 2)])
-def test_the_last_step_of_a_sweep_is_the_runs_model_unless_that_has_the_best_weights(
-    workspace: Workspace, keep_best: object, num_rows: int
-) -> None:
+def test_the_last_step_of_a_sweep_is_the_runs_model_unless_that_has_the_best_weights(workspace, keep_best, num_rows):
     evaluated = write_evaluation(workspace, "e", {GREEDY: first(60)}, checkpoint="rl", model="m")
     found = finished_manifest(evaluated)
     rl, sweep = workspace.stage_directory("rl", "r"), workspace.stage_directory("sweep", "s")
@@ -73,7 +71,7 @@ def test_the_last_step_of_a_sweep_is_the_runs_model_unless_that_has_the_best_wei
     assert len(table.rows) == num_rows
 
 
-def test_rows_of_one_name_say_what_differs(workspace: Workspace) -> None:
+def test_rows_of_one_name_say_what_differs(workspace):
     for key, overrides in {"x": ["seed=1"], "y": ["seed=2", "rl.optimizer.lr=2e-3"], "z": ["method=dapo"]}.items():
         write_evaluation(workspace, key, {GREEDY: first(50)}, checkpoint="rl", model=key)
         write_run(workspace, f"smoke-{key}", {"evaluate_rl": key}, *overrides)
@@ -85,7 +83,7 @@ def test_rows_of_one_name_say_what_differs(workspace: Workspace) -> None:
     }
 
 
-def test_what_a_checkpoint_does_not_depend_on_tells_no_rows_apart(workspace: Workspace) -> None:
+def test_what_a_checkpoint_does_not_depend_on_tells_no_rows_apart(workspace):
     """Difficulty chooses the prompts of RL alone; of the settings of RL, SFT knows nothing."""
     for key, rate in {"x": "0.5", "y": "0.75"}.items():
         changes = [f"difficulty.max_pass_rate={rate}", "difficulty.policy=sft"]
@@ -97,14 +95,14 @@ def test_what_a_checkpoint_does_not_depend_on_tells_no_rows_apart(workspace: Wor
     assert not any("difficulty" in name for name in found if "SFT" in name)
 
 
-def test_rows_whose_runs_are_gone_are_told_apart_by_their_weights(workspace: Workspace) -> None:
+def test_rows_whose_runs_are_gone_are_told_apart_by_their_weights(workspace):
     for key in ("aaaaaaaaaa", "bbbbbbbbbb"):
         write_evaluation(workspace, key, {GREEDY: first(50)})
     found = names(board_of(workspace))
     assert sorted(found) == ["base · transformers, float32, aaaaaaaa", "base · transformers, float32, bbbbbbbb"]
 
 
-def test_protocols_are_never_in_one_table(workspace: Workspace) -> None:
+def test_protocols_are_never_in_one_table(workspace):
     write_evaluation(workspace, "a", {GREEDY: first(50), SAMPLED: first(50)})
     write_evaluation(workspace, "b", {GREEDY: first(60)}, evaluation={"max_response_tokens": 2048})
     write_evaluation(workspace, "c", {GREEDY: first(70)}, evaluation={"engine": "vllm"})
@@ -120,14 +118,14 @@ def test_protocols_are_never_in_one_table(workspace: Workspace) -> None:
     }
 
 
-def test_tables_whose_protocols_read_the_same_say_what_differs(workspace: Workspace) -> None:
+def test_tables_whose_protocols_read_the_same_say_what_differs(workspace):
     write_evaluation(workspace, "a", {SAMPLED: first(50)})
     eight = {"decodings": {"sampled": {"temperature": 0.6, "num_samples": 8}}}
     write_evaluation(workspace, "b", {SAMPLED: first(50)}, evaluation=eight)
     assert {table.note for table in board_of(workspace).tables} == {"num_samples: 4", "num_samples: 8"}
 
 
-def test_suites_of_one_name_with_other_problems_or_graders_are_other_columns(workspace: Workspace) -> None:
+def test_suites_of_one_name_with_other_problems_or_graders_are_other_columns(workspace):
     write_evaluation(workspace, "a", {GREEDY: first(50)})
     write_evaluation(workspace, "b", {GREEDY: first(60)}, problems=[f"q{i}" for i in range(100)])
     write_evaluation(workspace, "c", {GREEDY: first(70)}, evaluation={"graders": {"math": "math_strict"}})
@@ -137,7 +135,7 @@ def test_suites_of_one_name_with_other_problems_or_graders_are_other_columns(wor
     assert len(set(accuracy_table(table).header)) == 6
 
 
-def test_problems_with_other_reference_answers_are_another_column(workspace: Workspace) -> None:
+def test_problems_with_other_reference_answers_are_another_column(workspace):
     write_evaluation(workspace, "a", {GREEDY: first(90)}, model="m", day=1)
     write_evaluation(workspace, "b", {GREEDY: first(40)}, model="m", day=2, reference="3")
     (table,) = board_of(workspace).tables
@@ -145,23 +143,21 @@ def test_problems_with_other_reference_answers_are_another_column(workspace: Wor
     assert sorted(cell.row.accuracy for cell in row.cells.values()) == [0.4, 0.9]
 
 
-def test_models_asked_with_another_system_prompt_are_in_another_table(workspace: Workspace) -> None:
+def test_models_asked_with_another_system_prompt_are_in_another_table(workspace):
     write_evaluation(workspace, "a", {GREEDY: first(90)}, system_prompt="Think.")
     write_evaluation(workspace, "b", {GREEDY: first(40)}, system_prompt="Answer.")
     write_evaluation(workspace, "c", {GREEDY: first(50)}, system_prompt="Answer.")
     assert sorted(len(table.rows) for table in board_of(workspace).tables) == [1, 2]
 
 
-def test_a_fixed_template_knows_no_system_prompt(workspace: Workspace) -> None:
+def test_a_fixed_template_knows_no_system_prompt(workspace):
     for key, prompt in {"a": "Think.", "b": "Answer."}.items():
         write_evaluation(workspace, key, {GREEDY: first(90)}, system_prompt=prompt, evaluation={"template": "r1_zero"})
     assert len(board_of(workspace).tables) == 1
 
 
 @pytest.mark.parametrize(("best", "following", "is_marked"), [(70, 40, True), (52, 50, False), (50, 50, False)])
-def test_the_best_is_marked_only_where_it_is_certainly_better(
-    workspace: Workspace, best: int, following: int, is_marked: bool
-) -> None:
+def test_the_best_is_marked_only_where_it_is_certainly_better(workspace, best, following, is_marked):
     write_evaluation(workspace, "a", {GREEDY: lambda problem, sample: (problem * 37) % 100 < best})
     write_evaluation(workspace, "b", {GREEDY: lambda problem, sample: (problem * 53) % 100 < following})
     write_evaluation(workspace, "c", {GREEDY: first(1)})
@@ -171,7 +167,7 @@ def test_the_best_is_marked_only_where_it_is_certainly_better(
     assert [lead.is_clear for lead in table.leads.values()] == [is_marked]
 
 
-def test_a_lead_is_taken_over_the_same_problems_whatever_their_order(workspace: Workspace) -> None:
+def test_a_lead_is_taken_over_the_same_problems_whatever_their_order(workspace):
     """Thirty problems won and none lost is a clear lead, though the two intervals overlap."""
     problems = [f"p{i}" for i in range(300)]
     write_evaluation(workspace, "a", {GREEDY: lambda problem, sample: problem < 165}, problems=problems)
@@ -183,7 +179,7 @@ def test_a_lead_is_taken_over_the_same_problems_whatever_their_order(workspace: 
     assert rows[0].interval[0] < rows[1].interval[1]
 
 
-def test_the_mean_is_over_all_suites_with_an_interval_narrower_than_theirs(workspace: Workspace) -> None:
+def test_the_mean_is_over_all_suites_with_an_interval_narrower_than_theirs(workspace):
     write_evaluation(workspace, "a", {GREEDY: first(50), ("other", "greedy"): first(30)})
     write_evaluation(workspace, "b", {GREEDY: first(90)})
     (table,) = board_of(workspace).tables
@@ -197,7 +193,7 @@ def test_the_mean_is_over_all_suites_with_an_interval_narrower_than_theirs(works
     assert next(table.mean(row) for row in table.rows if len(row.cells) == 1) is None
 
 
-def test_what_cannot_be_trusted_is_left_out_and_named(workspace: Workspace) -> None:
+def test_what_cannot_be_trusted_is_left_out_and_named(workspace):
     write_evaluation(workspace, "good", {GREEDY: first(50)})
     (write_evaluation(workspace, "damaged", {GREEDY: first(50)}) / "samples.jsonl.zst").write_text("{}")
     (write_evaluation(workspace, "running", {GREEDY: first(50)}) / "manifest.json").unlink()
@@ -213,7 +209,7 @@ def test_what_cannot_be_trusted_is_left_out_and_named(workspace: Workspace) -> N
     }
 
 
-def test_published_rows_stand_beside_their_own_benchmarks_and_are_never_compared(workspace: Workspace) -> None:
+def test_published_rows_stand_beside_their_own_benchmarks_and_are_never_compared(workspace):
     forty = {("amc", "sampled"): first(1)}
     write_evaluation(workspace, "forty", forty, problems=[f"a{i}" for i in range(40)])
     assert board_of(workspace).tables[0].references == ()
@@ -229,7 +225,7 @@ def test_published_rows_stand_beside_their_own_benchmarks_and_are_never_compared
     assert [cell.text for cell in shown] == ["LUFFY", "published", "arXiv 2504.14945", "29.4", "–"]
 
 
-def test_the_published_table_is_the_papers(workspace: Workspace) -> None:
+def test_the_published_table_is_the_papers(workspace):
     """The averages that the paper prints, of six benchmarks and of three out of distribution."""
     (table,) = read_published()
     inside, outside = list(table.benchmarks)[:6], list(table.benchmarks)[6:]
@@ -253,7 +249,7 @@ def test_the_published_table_is_the_papers(workspace: Workspace) -> None:
         assert means == pytest.approx(printed[row.name], abs=0.12)
 
 
-def test_a_published_table_with_a_mistake_names_file_and_row(tmp_path: Path) -> None:
+def test_a_published_table_with_a_mistake_names_file_and_row(tmp_path):
     (file,) = (Path("data/published").resolve()).glob("*.yaml")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(file.read_text().replace("gpqa: 39.9", "gpka: 39.9"))
@@ -261,7 +257,7 @@ def test_a_published_table_with_a_mistake_names_file_and_row(tmp_path: Path) -> 
         read_published([wrong])
 
 
-def test_the_page_stands_alone_and_trusts_no_name(workspace: Workspace) -> None:
+def test_the_page_stands_alone_and_trusts_no_name(workspace):
     hostile = "<script>alert(1)</script>"
     write_evaluation(workspace, "a", {(hostile, "greedy"): first(50)})
     write_evaluation(workspace, "b", {(hostile, "greedy"): first(10)})
@@ -271,9 +267,7 @@ def test_the_page_stands_alone_and_trusts_no_name(workspace: Workspace) -> None:
     assert "★" in text
 
 
-def test_the_command_prints_the_table_and_writes_page_and_data(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_table_and_writes_page_and_data(workspace, capsys):
     write_evaluation(workspace, "b", {GREEDY: first(10)})
     write_evaluation(workspace, "r", {GREEDY: first(60)}, checkpoint="rl")
     write_run(workspace, "smoke-1", {"evaluate_base": "b", "evaluate_rl": "r"})
@@ -289,9 +283,7 @@ def test_the_command_prints_the_table_and_writes_page_and_data(
     assert (lead["over"], lead["difference"], lead["is_clear"]) == ("smoke · base", 0.5, True)
 
 
-def test_a_workspace_without_evaluations_is_a_mistake_of_one_line(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_workspace_without_evaluations_is_a_mistake_of_one_line(workspace, capsys):
     assert main(["show", "--leaderboard", "--workspace", str(workspace.root)]) == 2
     (write_evaluation(workspace, "k", {GREEDY: first(1)}) / "manifest.json").unlink()
     assert main(["show", "--leaderboard", "--workspace", str(workspace.root)]) == 2
@@ -301,7 +293,7 @@ def test_a_workspace_without_evaluations_is_a_mistake_of_one_line(
     shutil.rmtree(workspace.root)
 
 
-def test_what_is_clear_on_one_suite_alone_is_not_among_many(workspace: Workspace) -> None:
+def test_what_is_clear_on_one_suite_alone_is_not_among_many(workspace):
     """Nine problems won and one lost (p = 0.01 to 0.05): alone that is a lead, among twelve such suites it is none."""
 
     def verdicts(count: int, gains: bool) -> dict[tuple[str, str], Verdict]:
@@ -321,14 +313,14 @@ def test_what_is_clear_on_one_suite_alone_is_not_among_many(workspace: Workspace
     ("path", "name"),
     [("Qwen/Qwen2.5-0.5B", "Qwen2.5-0.5B"), ("/w/stages/rl/0f3a/model", "rl/0f3a"), ("/models/mine", "mine")],
 )
-def test_a_model_that_was_evaluated_by_itself_has_its_own_name(workspace: Workspace, path: str, name: str) -> None:
+def test_a_model_that_was_evaluated_by_itself_has_its_own_name(workspace, path, name):
     write_evaluation(workspace, "k", {GREEDY: first(50)})
     embedded = ["base=null", "data.corpus=null", "model.architecture=null"]
     write_run(workspace, "smoke-1", {"evaluate_base": "k"}, f"model.path={path}", *embedded)
     assert names(board_of(workspace)) == [f"smoke · {name}"]
 
 
-def test_models_behind_an_api_are_told_apart_by_how_they_were_asked(workspace: Workspace) -> None:
+def test_models_behind_an_api_are_told_apart_by_how_they_were_asked(workspace):
     """In one table with models that were run here."""
     write_evaluation(workspace, "local", {GREEDY: first(50)})
     write_run(workspace, "smoke-1", {"evaluate_base": "local"})

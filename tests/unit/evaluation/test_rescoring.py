@@ -53,9 +53,7 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
 
 
 @pytest.mark.parametrize(("before", "after"), [(MathGrader(), LENIENT), (LENIENT, STRICT), (STRICT, MathGrader())])
-def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
-    tmp_path: Path, before: GraderKind, after: GraderKind
-) -> None:
+def test_the_result_is_that_of_an_evaluation_with_the_other_grader(tmp_path, before, after):
     evaluation = read_evaluation(evaluated(tmp_path / "before", before))
     counts: list[int] = []
     with GraderPool(1, PATIENCE_S) as pool:
@@ -72,7 +70,7 @@ def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
     assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of RL")
 
 
-def test_without_its_judge_nothing_is_written(tmp_path: Path) -> None:
+def test_without_its_judge_nothing_is_written(tmp_path):
     evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
     judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
     with GraderPool(1, PATIENCE_S) as pool, pytest.raises(LostError, match="9 of 9 responses have no verdict"):
@@ -99,8 +97,8 @@ def test_without_its_judge_nothing_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_luffys_outputs_get_what_its_protocol_gives_and_the_letters_that_its_prompts_ask_for(
-    tmp_path: Path, kind: GraderKind, response: str, gold: str, outcome: str
-) -> None:
+    tmp_path, kind, response, gold, outcome
+):
     """Boxes behind `</think>` alone; its graders knew no letter outside a box, where GPQA's own prompt wants it."""
     record = SampleRecord(
         suite="s", decoding="d", uid="u", sample=0, seed=0, prompt="", response=response, answer=None,
@@ -113,7 +111,7 @@ def test_luffys_outputs_get_what_its_protocol_gives_and_the_letters_that_its_pro
     assert (before, after.outcome) == (record, outcome)
 
 
-def test_what_changes_is_listed_with_both_verdicts(tmp_path: Path) -> None:
+def test_what_changes_is_listed_with_both_verdicts(tmp_path):
     evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
     with GraderPool(1, PATIENCE_S) as pool:
         (part,) = write_regraded(
@@ -127,13 +125,13 @@ def test_what_changes_is_listed_with_both_verdicts(tmp_path: Path) -> None:
     ]
 
 
-def test_other_suites_are_left_out(tmp_path: Path) -> None:
+def test_other_suites_are_left_out(tmp_path):
     evaluation = read_evaluation(evaluated(tmp_path / "before", STRICT))
     with GraderPool(1, PATIENCE_S) as pool:
         assert list(regrade(evaluation, STRICT, pool, {}, ["others"])) == []
 
 
-def test_the_questions_come_from_the_prepared_suites(tmp_path: Path) -> None:
+def test_the_questions_come_from_the_prepared_suites(tmp_path):
     write_prompts(tmp_path / "sums.parquet", problems(2))
     found = read_problems(tmp_path, ["sums"])
     assert {key: problem.question for key, problem in found.items()} == {("sums", "p0"): "0 +1", ("sums", "p1"): "1 +1"}
@@ -141,7 +139,7 @@ def test_the_questions_come_from_the_prepared_suites(tmp_path: Path) -> None:
         read_problems(tmp_path, ["others"])
 
 
-def test_the_questions_of_the_validation_split_are_beside_the_suites(tmp_path: Path) -> None:
+def test_the_questions_of_the_validation_split_are_beside_the_suites(tmp_path):
     (tmp_path / "suites").mkdir()
     write_prompts(tmp_path / "validation.parquet", problems(1))
     assert list(read_problems(tmp_path / "suites", ["validation"])) == [("validation", "p0")]
@@ -166,7 +164,7 @@ def earlier(text: str) -> Callable[[Path], None]:
         (earlier("{"), "holds no graded responses"),
     ],
 )
-def test_what_is_no_evaluation_is_refused(tmp_path: Path, damaging: Callable[[Path], None], message: str) -> None:
+def test_what_is_no_evaluation_is_refused(tmp_path, damaging, message):
     folder = evaluated(tmp_path / "it", STRICT)
     damaging(folder)
     with pytest.raises(DataError, match=message):

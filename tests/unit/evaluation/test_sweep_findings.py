@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -427,7 +426,7 @@ def test_machines_add_their_runs_to_the_same_files(results):
     assert joined.measures == timed  # a time is no difference
 
 
-def test_results_are_made_again_in_a_folder_of_their_own(study, tmp_path: Path) -> None:
+def test_results_are_made_again_in_a_folder_of_their_own(study, tmp_path):
     root = tmp_path / "again"
     for _ in range(2):  # also where an earlier attempt was interrupted
         assert fresh_workspace(study, root).root == root

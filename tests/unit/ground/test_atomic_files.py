@@ -1,14 +1,13 @@
 """Whole or not at all."""
 
 import resource
-from pathlib import Path
 
 import pytest
 
 from luffy.files import LineAppender, clone_or_copy, link_or_copy, replacing, write_atomic
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     target = tmp_path / "a.txt"
     write_atomic(target, "old")
     with pytest.raises(KeyboardInterrupt), replacing(target) as file:
@@ -18,14 +17,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_the_new_text_takes_the_place_of_the_old(tmp_path: Path) -> None:
+def test_the_new_text_takes_the_place_of_the_old(tmp_path):
     target = tmp_path / "a.txt"
     for text in ("old", "neu: ä"):
         write_atomic(target, text)
         assert target.read_text(encoding="utf-8") == text
 
 
-def test_a_link_replaces_what_was_there(tmp_path: Path) -> None:
+def test_a_link_replaces_what_was_there(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_text("new")
     target.write_text("old")
@@ -34,7 +33,7 @@ def test_a_link_replaces_what_was_there(tmp_path: Path) -> None:
     assert source.stat().st_ino == target.stat().st_ino
 
 
-def test_a_copy_replaces_what_was_there_and_is_a_file_of_its_own(tmp_path: Path) -> None:
+def test_a_copy_replaces_what_was_there_and_is_a_file_of_its_own(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_text("new")
     target.write_text("old, and longer")
@@ -43,7 +42,7 @@ def test_a_copy_replaces_what_was_there_and_is_a_file_of_its_own(tmp_path: Path)
     assert target.read_text() == "new"
 
 
-def test_a_line_that_does_not_fit_is_an_error_and_spoils_no_other(tmp_path: Path) -> None:
+def test_a_line_that_does_not_fit_is_an_error_and_spoils_no_other(tmp_path):
     """The limit ends a write within the line, as a disk does whose last block is taken."""
     path, limits = tmp_path / "lines", resource.getrlimit(resource.RLIMIT_FSIZE)
     lines = LineAppender(path)
@@ -61,7 +60,7 @@ def test_a_line_that_does_not_fit_is_an_error_and_spoils_no_other(tmp_path: Path
     assert path.read_bytes() == b"one\ntw\nthree\n"
 
 
-def test_lines_go_on_after_one_that_a_kill_has_torn(tmp_path: Path) -> None:
+def test_lines_go_on_after_one_that_a_kill_has_torn(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"one\ntw")
     lines = LineAppender(path)

@@ -32,11 +32,11 @@ MARKS = ({"confidential": True}, {"suite": "gpqa_diamond"}, {"suite": "my GPQA"}
     ("name", "marked", "expected"),
     [("aime24", False, False), ("aime24", True, True), ("gpqa_diamond", False, True), ("My-GPQA", False, True)],
 )
-def test_a_mark_or_the_name_of_the_benchmark_makes_it_confidential(name: str, marked: bool, expected: bool) -> None:
+def test_a_mark_or_the_name_of_the_benchmark_makes_it_confidential(name, marked, expected):
     assert is_confidential(name, marked=marked) is expected
 
 
-def test_a_prompt_is_confidential_by_its_mark_or_its_source(tmp_path: Path) -> None:
+def test_a_prompt_is_confidential_by_its_mark_or_its_source(tmp_path):
     marked = replace(PROMPT, uid="u2", extra_info={"confidential": True})
     known = replace(PROMPT, uid="u3", data_source="GPQA-main")
     prompts = [PROMPT, marked, known]
@@ -73,17 +73,17 @@ def shown(folder: Path, record: SampleRecord) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_nothing_made_of_an_evaluation_shows_confidential_text(tmp_path: Path, mark: dict[str, object]) -> None:
+def test_nothing_made_of_an_evaluation_shows_confidential_text(tmp_path, mark):
     for name, text in shown(tmp_path, replace(RECORD, **mark)).items():
         assert SECRET not in text, name
 
 
-def test_the_same_text_is_shown_where_it_may_be(tmp_path: Path) -> None:
+def test_the_same_text_is_shown_where_it_may_be(tmp_path):
     found = shown(tmp_path, RECORD)
     assert {name for name, text in found.items() if SECRET in text} == {"artifact", "changes"}
 
 
-def test_frames_hold_no_text_of_problems() -> None:
+def test_frames_hold_no_text_of_problems():
     assert {"prompt", "response", "answer", "ground_truth"}.isdisjoint(luffy.load_problem_results.__doc__.split("`"))
 
 
@@ -103,7 +103,7 @@ def reads(tree: ast.AST) -> bool:
     return False
 
 
-def test_only_the_rule_itself_reads_marks() -> None:
+def test_only_the_rule_itself_reads_marks():
     """A new page or export has no rule of its own: it asks `may_be_shown`, `may_show_prompt` or `is_confidential`."""
     known = {
         "luffy/data/sources/stored_rows.py",  # marks the rows of a source that is configured so, and hides its messages

@@ -12,20 +12,20 @@ from luffy.http_client import Answer, HTTPClient, NoAnswer, RequestLimits, retry
 @pytest.mark.parametrize(
     ("asks", "least", "most"), [(None, 2.0, 2.5), ("7", 7.0, 8.75), ("soon", 2.0, 2.5), ("600", 600.0, 750.0)]
 )
-def test_a_server_decides_how_long_to_wait(asks: str | None, least: float, most: float) -> None:
+def test_a_server_decides_how_long_to_wait(asks, least, most):
     assert least <= retry_delay_s(2, Answer(503, {}, asks)) <= most
 
 
 @pytest.mark.parametrize(("asks", "too_long"), [(None, False), ("600", False), ("100000", True), ("soon", False)])
-def test_more_than_ten_minutes_are_too_long(asks: str | None, too_long: bool) -> None:
+def test_more_than_ten_minutes_are_too_long(asks, too_long):
     assert Answer(503, {}, asks).asks_for_too_long is too_long
 
 
-def test_without_an_answer_the_delays_double() -> None:
+def test_without_an_answer_the_delays_double():
     assert all(0.5 * 2**attempt <= retry_delay_s(attempt) <= 0.625 * 2**attempt for attempt in range(6))
 
 
-def test_the_five_attempts_after_a_rate_limit_take_more_than_its_minute() -> None:
+def test_the_five_attempts_after_a_rate_limit_take_more_than_its_minute():
     assert sum(retry_delay_s(attempt, Answer(429, {})) for attempt in range(5)) > 60
     assert retry_delay_s(0, Answer(429, {}, "0.1")) < 0.2
 
@@ -49,12 +49,7 @@ def silence() -> NoAnswer:
         (None, None),
     ],
 )
-def test_long_waits_are_said_once_for_all_requests_that_wait(
-    failure: Answer | NoAnswer | None,
-    said: str | None,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_waits_are_said_once_for_all_requests_that_wait(failure, said, caplog, monkeypatch):
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

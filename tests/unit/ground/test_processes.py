@@ -39,28 +39,28 @@ def start(started: list[subprocess.Popen[bytes]], program: str) -> tuple[subproc
 
 
 @pytest.mark.parametrize("ending", [end, end_group])
-def test_a_process_that_heeds_sigterm_ends_by_it(started, ending) -> None:
+def test_a_process_that_heeds_sigterm_ends_by_it(started, ending):
     process, _ = start(started, READY)
     ending(process, grace_s=60.0)
     assert process.returncode == -15
 
 
 @pytest.mark.parametrize("ending", [end, end_group])
-def test_a_process_that_ignores_sigterm_is_killed(started, ending) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(started, ending):
     process, _ = start(started, DEAF)
     ending(process, grace_s=0.1)
     assert process.returncode == -9
 
 
 @pytest.mark.parametrize("ending", [end, end_group])
-def test_a_process_that_has_ended_keeps_its_exit_code(started, ending) -> None:
+def test_a_process_that_has_ended_keeps_its_exit_code(started, ending):
     process, _ = start(started, "print('ready', flush=True); raise SystemExit(7)")
     process.wait()
     ending(process)
     assert process.returncode == 7
 
 
-def test_a_group_ends_though_its_leader_has_ended_before(started) -> None:
+def test_a_group_ends_though_its_leader_has_ended_before(started):
     leader, line = start(started, PARENT)
     grandchild = psutil.Process(int(line))
     end_group(leader, grace_s=60.0)

@@ -25,12 +25,12 @@ def smoke_path() -> Path:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
+def workspace(tmp_path) -> Workspace:
     return Workspace(tmp_path / "workspace")
 
 
 @pytest.fixture
-def opened(workspace: Workspace) -> Callable[..., Experiment]:
+def opened(workspace) -> Callable[..., Experiment]:
     """An experiment on smoke.yaml with overrides; `code` stands in for the fingerprints."""
 
     def open_it(*overrides: str, code: dict[str, str] | None = None, verify: bool = False) -> Experiment:

@@ -73,11 +73,7 @@ def test_no_process_of_a_stage_has_them(tmp_path, monkeypatch, start):
         ({"MKL_NUM_THREADS": ""}, False, "MKL_NUM_THREADS=''"),
         ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, False, None),
         ({"TORCH_DISTRIBUTED_DEBUG": "1"}, False, "TORCH_DISTRIBUTED_DEBUG='1': is not OFF, INFO or DETAIL"),
-        (
-            {"TMPDIR": "/nowhere"},
-            False,
-            "TMPDIR='/nowhere': is not the absolute path of a folder",
-        ),
+        ({"TMPDIR": "/nowhere"}, False, "TMPDIR='/nowhere': is not the absolute path of a folder"),
         ({"TMPDIR": "/proc"}, False, "TMPDIR='/proc'"),
         ({"TMPDIR": ""}, True, "unset TMPDIR"),
         ({"TMP": "tests"}, False, "TMP='tests'"),

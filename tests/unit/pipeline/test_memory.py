@@ -91,14 +91,14 @@ def model_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32, layou
 
 
 @pytest.fixture(autouse=True)
-def plain_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_linear(monkeypatch) -> None:
     """DeepSpeed's ZeRO 3 replaces the function for the rest of the process, with one that saves more."""
     own = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", torch.nn.functional.linear)
     monkeypatch.setattr(torch.nn.functional, "linear", own)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parameter_counts_equal_those_of_the_real_model(kind: str) -> None:
+def test_parameter_counts_equal_those_of_the_real_model(kind):
     config = config_of(kind)
     with torch.device("meta"):
         assert architecture(config).num_parameters == model_of(config).num_parameters()
@@ -118,23 +118,23 @@ def test_parameter_counts_equal_those_of_the_real_model(kind: str) -> None:
         ("meta-llama/Llama-3.2-3B", 3_212_749_824),
     ],
 )
-def test_known_models_have_their_published_size(path: str, published: int) -> None:
+def test_known_models_have_their_published_size(path, published):
     known = architecture_of(ModelConfig(path=path))
     assert known is not None and known.num_parameters == published
 
 
-def test_the_shape_is_read_from_a_model_folder(tmp_path: Path) -> None:
+def test_the_shape_is_read_from_a_model_folder(tmp_path):
     config = config_of("qwen2 tied")
     config.save_pretrained(tmp_path)
     assert architecture_of(ModelConfig(path=str(tmp_path))) == architecture(config)
 
 
-def test_the_embedded_base_policy_is_known_up_to_its_vocabulary() -> None:
+def test_the_embedded_base_policy_is_known_up_to_its_vocabulary():
     tiny = architecture_of(load_experiment(ROOT / "exp_configs" / "smoke.yaml").model)
     assert tiny is not None and tiny.vocabulary_size == TINY_VOCABULARY == MAX_VOCABULARY
 
 
-def test_unknown_shapes_are_not_guessed(tmp_path: Path) -> None:
+def test_unknown_shapes_are_not_guessed(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert architecture_of(ModelConfig(path=str(tmp_path))) is None
     assert architecture_of(ModelConfig(path="nobody/has-this-model")) is None
@@ -149,7 +149,7 @@ def test_unknown_shapes_are_not_guessed(tmp_path: Path) -> None:
         ('{"model_type": "qwen2"}', "is no model's configuration ('hidden_size')"),
     ],
 )
-def test_a_local_path_that_is_not_a_model_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_local_path_that_is_not_a_model_is_refused(tmp_path, content, message):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(DataError) as refusal:
@@ -185,7 +185,7 @@ def kept_bytes(model: PreTrainedModel, rows: int = 2, width: int = 48, layout: s
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_saves_the_counted_bytes(kind: str, dtype: torch.dtype, layout: str) -> None:
+def test_a_layer_saves_the_counted_bytes(kind, dtype, layout):
     longer, shorter = (
         kept_bytes(model_of(config_of(kind, num_hidden_layers=layers), dtype, layout), layout=layout)
         for layers in (3, 2)
@@ -195,7 +195,7 @@ def test_a_layer_saves_the_counted_bytes(kind: str, dtype: torch.dtype, layout: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_checkpointed_layer_keeps_its_input(dtype: torch.dtype) -> None:
+def test_a_checkpointed_layer_keeps_its_input(dtype):
     def kept(num_layers: int) -> float:
         model = model_of(config_of("qwen2 untied", num_hidden_layers=num_layers), dtype)
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -216,14 +216,7 @@ DROPPED = LoRAConfig(rank=8, alpha=16.0, dropout=0.1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("vocabulary", [64, 8192], ids=["fullest in a layer", "fullest in the head"])
-def test_the_estimate_bounds_the_peak_of_a_pass(
-    vocabulary: int,
-    checkpointing: bool,
-    dtype: torch.dtype,
-    layout: str,
-    lora: LoRAConfig | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_estimate_bounds_the_peak_of_a_pass(vocabulary, checkpointing, dtype, layout, lora, monkeypatch):
     config = config_of("qwen2 untied", vocab_size=vocabulary)
     model, tokens, chunk = model_of(config, dtype, layout), 4 * 256, 128
     adapter = None if lora is None else Adapter(model, lora, seed=0)
@@ -307,9 +300,7 @@ LORA = "model.lora={rank: 64, alpha: 64}"
         *((stage, "bfloat16", (LORA,)) for stage in (1, 2, 3)),
     ],
 )
-def test_deepspeed_holds_the_counted_states(
-    zero_stage: int, dtype: str, lora: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deepspeed_holds_the_counted_states(zero_stage, dtype, lora, monkeypatch):
     monkeypatch.setattr(deepspeed_engine, "_REDUCE_BUCKET", 1000)  # so that it does not show
     alone = (f"execution.zero_stage={zero_stage}", f"model.dtype={dtype}", "execution.ray.trainer_ranks=1")
     config, shape = experiment(*alone, *lora), architecture(config_of("qwen2 untied", **WIDE))
@@ -338,7 +329,7 @@ def adapted_model(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lora", [ALL, SOME], ids=["all", "some"])
-def test_the_parameters_of_an_adapter_are_counted(kind: str, lora: LoRAConfig) -> None:
+def test_the_parameters_of_an_adapter_are_counted(kind, lora):
     model, shape = adapted_model(lora, kind=kind), architecture(config_of(kind))
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert adapter_parameters(shape, lora) == trained
@@ -348,7 +339,7 @@ def test_the_parameters_of_an_adapter_are_counted(kind: str, lora: LoRAConfig) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lora", [ALL, DROPPED], ids=["plain", "with dropout"])
-def test_an_adapted_layer_saves_no_more_than_the_counted_bytes(lora: LoRAConfig, dtype: torch.dtype) -> None:
+def test_an_adapted_layer_saves_no_more_than_the_counted_bytes(lora, dtype):
     longer, shorter = (kept_bytes(adapted_model(lora, dtype, num_hidden_layers=layers)) for layers in (3, 2))
     shape, measured = architecture(config_of("qwen2 untied")), (longer - shorter) / (2 * 48)
     saved, _ = adapter_activation_bytes(shape, lora, DTYPES[dtype])
@@ -373,10 +364,7 @@ REFERENCE, SHARDED, MOVED = "method=reinforce_pp", "execution.zero_stage=3", "ex
     ("overrides", "parts"),
     [
         ((), {"weights": 2 * P, "gradients": 4 * P / 8, "optimizer": 12 * P / 8, "logits": 2048 * 152064 * 20}),
-        (
-            (ADAPTED,),
-            {"weights": 2 * (P + FACTORS), "gradients": 4 * FACTORS / 8, "optimizer": 12 * FACTORS / 8},
-        ),
+        ((ADAPTED,), {"weights": 2 * (P + FACTORS), "gradients": 4 * FACTORS / 8, "optimizer": 12 * FACTORS / 8}),
         ((REFERENCE,), {"frozen reference": 2 * P}),
         ((REFERENCE, ADAPTED), {"frozen reference": 0}),  # it is the policy without the adapter
         (("method=opd", TEACHER), {"frozen teacher": 4 * 1_543_714_304, "frozen reference": 0}),
@@ -390,7 +378,7 @@ REFERENCE, SHARDED, MOVED = "method=reinforce_pp", "execution.zero_stage=3", "ex
         (("method=ppo", "rl.critic={optimizer: {lr: 1e-5}}"), {"critic weights": 2 * (P - 152064 * 3584 + 3585)}),
     ],
 )
-def test_the_parts_of_a_trainer_of_7b_by_hand(overrides: tuple[str, ...], parts: dict[str, float]) -> None:
+def test_the_parts_of_a_trainer_of_7b_by_hand(overrides, parts):
     trainer = estimate_memory(seven_b(), experiment(*overrides), 79.0)[0]
     assert {name: trainer.gib(name) * GIB for name in parts} == pytest.approx(parts)
     assert trainer.total_gib == pytest.approx(sum(part.gib for part in trainer.components))
@@ -406,7 +394,7 @@ def seven_b() -> ModelArchitecture:
     return known
 
 
-def test_ranks_that_share_sequences_hold_their_slice_of_the_activations() -> None:
+def test_ranks_that_share_sequences_hold_their_slice_of_the_activations():
     alone, shared = (
         estimate_memory(seven_b(), experiment("execution.logprob_chunk_tokens=32768", *more), 79.0)[0]
         for more in ((), ("execution.sequence_parallel=4",))
@@ -416,7 +404,7 @@ def test_ranks_that_share_sequences_hold_their_slice_of_the_activations() -> Non
     assert shared.gib("weights") == alone.gib("weights") and shared.gib("optimizer") == alone.gib("optimizer")
 
 
-def test_an_engine_gives_the_rest_of_its_share_to_the_cache() -> None:
+def test_an_engine_gives_the_rest_of_its_share_to_the_cache():
     engine = rl_engine_memory(seven_b(), experiment("execution.vllm.gpu_memory_utilization=0.9"), 79.0)
     assert engine.total_gib == pytest.approx(0.9 * 79) == engine.limit_gib
     halved = rl_engine_memory(seven_b(), experiment("execution.vllm.tensor_parallel_size=2"), None)
@@ -426,7 +414,7 @@ def test_an_engine_gives_the_rest_of_its_share_to_the_cache() -> None:
     assert halved.gib("KV cache") == pytest.approx((1024 + 8192) * 28 * 4 * 128 * 2 / GIB)
 
 
-def test_each_engine_has_room_for_the_longest_response_of_its_own_stage() -> None:
+def test_each_engine_has_room_for_the_longest_response_of_its_own_stage():
     config = experiment("difficulty={engine: vllm, max_response_tokens: 16384}", "evaluation.max_response_tokens=4096")
     per_token = kv_cache_bytes_per_token(seven_b(), config) / GIB
     assert rl_engine_memory(seven_b(), config, None).gib("KV cache") == pytest.approx((1024 + 8192) * per_token)
@@ -435,7 +423,7 @@ def test_each_engine_has_room_for_the_longest_response_of_its_own_stage() -> Non
     assert least == pytest.approx(expected)
 
 
-def test_evaluations_take_the_gpus_of_all_their_engines() -> None:
+def test_evaluations_take_the_gpus_of_all_their_engines():
     config = experiment("execution.vllm={engines: 3, tensor_parallel_size: 2}")
     (found,) = generation_memory(seven_b(), config, 79.0, ("evaluate",))
     assert (found.name, found.count) == ("GPU in evaluation", 6)
@@ -451,9 +439,7 @@ def test_evaluations_take_the_gpus_of_all_their_engines() -> None:
     [(256, 64, torch.float32), (256, 64, torch.bfloat16), (8, 8192, torch.float32)],
     ids=["in its prompts, float32", "in its prompts, bfloat16", "in its sampler"],
 )
-def test_the_estimate_bounds_the_peak_of_the_embedded_engine(
-    prompt: int, vocabulary: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_estimate_bounds_the_peak_of_the_embedded_engine(prompt, vocabulary, dtype, monkeypatch):
     response = 2
     config = config_of("qwen2 untied", vocab_size=vocabulary)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
@@ -486,12 +472,12 @@ def test_the_estimate_bounds_the_peak_of_the_embedded_engine(
     assert 0.99 * measured <= estimated <= 1.6 * measured
 
 
-def test_key_heads_are_repeated_where_there_are_fewer_than_gpus() -> None:
+def test_key_heads_are_repeated_where_there_are_fewer_than_gpus():
     on_four = kv_cache_bytes_per_token(seven_b(), experiment("execution.vllm.tensor_parallel_size=4"))
     assert kv_cache_bytes_per_token(seven_b(), experiment("execution.vllm.tensor_parallel_size=28")) == on_four
 
 
-def test_colocated_the_trainer_stays_and_the_engine_sleeps() -> None:
+def test_colocated_the_trainer_stays_and_the_engine_sleeps():
     rollout, update = estimate_memory(seven_b(), load_experiment(SEVEN_B), 79.0)
     assert rollout.gib("weights") == update.gib("weights") == pytest.approx(rollout.gib("engine weights"))
     assert rollout.gib("gradients") == rollout.gib("logits") == 0
@@ -500,7 +486,7 @@ def test_colocated_the_trainer_stays_and_the_engine_sleeps() -> None:
     assert sharded.gib("gradients") > 0  # ZeRO 3 holds them in a buffer of its own
 
 
-def test_offloading_and_checkpointing_make_room() -> None:
+def test_offloading_and_checkpointing_make_room():
     def total(*overrides: str) -> float:
         return estimate_memory(seven_b(), experiment(*overrides), 79.0)[0].total_gib
 

@@ -54,8 +54,7 @@ def test_gpus_are_counted_and_measured(driver):
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected"),
-    [("1", (40.0,)), ("GPU-00", (80.0,)), ("0, 1", (80.0, 40.0)), ("", ()), ("-1", ())],
+    ("visible", "expected"), [("1", (40.0,)), ("GPU-00", (80.0,)), ("0, 1", (80.0, 40.0)), ("", ()), ("-1", ())]
 )
 def test_only_visible_gpus_count(driver, monkeypatch, visible, expected):
     driver(cards(81920, 40960))

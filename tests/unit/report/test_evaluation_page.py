@@ -53,7 +53,7 @@ def line(page: str, *beginning: str) -> list[str]:
     return found.strip("| ").split(" | ")
 
 
-def test_every_number_of_a_row_is_in_a_table() -> None:
+def test_every_number_of_a_row_is_in_a_table():
     _, page = written(rows())
     assert page.startswith("# Evaluation of RL")
     assert "the intervals, at 90 %, are over problems" in page
@@ -70,7 +70,7 @@ def test_every_number_of_a_row_is_in_a_table() -> None:
     assert "counts a response that names no option as a guess, and is not an accuracy" in page
 
 
-def test_the_page_has_the_same_numbers_and_a_plot_for_each_breakdown() -> None:
+def test_the_page_has_the_same_numbers_and_a_plot_for_each_breakdown():
     page, _ = written(rows())
     read = Text(page)
     assert {"Evaluation of RL", "hot & <b>", "math by subject", "math by level", "choice"} <= set(read.text)
@@ -78,7 +78,7 @@ def test_the_page_has_the_same_numbers_and_a_plot_for_each_breakdown() -> None:
     assert read.tags.count("svg") == 3
 
 
-def test_the_file_stands_alone_and_names_are_no_markup() -> None:
+def test_the_file_stands_alone_and_names_are_no_markup():
     page, text = written(rows())
     assert not {"script", "link", "img", "b"} & set(Text(page).tags) and "<i>A" not in page
     assert "@import" not in page
@@ -86,14 +86,14 @@ def test_the_file_stands_alone_and_names_are_no_markup() -> None:
     assert (page, text) == written(rows())
 
 
-def test_what_is_not_there_has_no_section() -> None:
+def test_what_is_not_there_has_no_section():
     page, text = written(rows()[1:])
     assert page.count("<svg") == 1
     for absent in ("by subject", "Two graders", "Mean of these"):
         assert absent not in page + text
 
 
-def test_a_suite_without_readable_answers_is_advised_on() -> None:
+def test_a_suite_without_readable_answers_is_advised_on():
     silent = [replace(WRONG, finish_reason="stop"), replace(RECORD, uid="c", outcome="unparsable", correct=False)]
     says = "math: 100 % of the responses have no answer that the grader can read; does the prompt"
     assert all(says in text for text in written([result_row(silent, 0.95)]))

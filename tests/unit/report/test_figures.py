@@ -32,7 +32,7 @@ def over(values: list[float], **options) -> str:
     return chart("x", Chart("x", [Line("a", "c1", range(1, len(values) + 1), values)], **options))
 
 
-def test_points_that_are_not_finite_and_charts_without_any_are_left_out() -> None:
+def test_points_that_are_not_finite_and_charts_without_any_are_left_out():
     nan, inf = float("nan"), float("inf")
     svg = picture([Chart("a", colored({"a": [(1, 2.0), (2, nan), (3, 4.0)]})), Chart("b", colored({"b": [(1, inf)]}))])
     (line,) = lines(svg)
@@ -40,14 +40,14 @@ def test_points_that_are_not_finite_and_charts_without_any_are_left_out() -> Non
     assert "b" not in words(svg)
 
 
-def test_a_long_curve_is_thinned_and_a_constant_one_is_drawn() -> None:
+def test_a_long_curve_is_thinned_and_a_constant_one_is_drawn():
     long, flat = [(x, float(x)) for x in range(10_000)], [(0, 0.0), (1, 0.0)]
     faint, mean, constant = lines(picture([Chart("x", colored({"a": long})), Chart("y", colored({"b": flat}))]))
     assert len(faint) == len(mean) <= 400
     assert len(constant) == 2
 
 
-def test_curves_and_shares_of_a_single_step_are_drawn() -> None:
+def test_curves_and_shares_of_a_single_step_are_drawn():
     band = estimates("a", "c1", [0.0], [Estimate(0.5, 0.4, 0.6, "", 9)])
     assert chart("a", Chart("a", [band, band], percent=True)).count("<use") == 2
     shares = chart("b", Chart("b", [Line("x", "c1", [1], [0.4]), Line("y", "c2", [1], [0.6])], stacked=True))
@@ -64,34 +64,34 @@ def test_curves_and_shares_of_a_single_step_are_drawn() -> None:
         ([10, 20], False, ["10", "12.5", "15", "17.5", "20"]),
     ],
 )
-def test_ticks_have_different_labels(values: list[float], percent: bool, expected: list[str]) -> None:
+def test_ticks_have_different_labels(values, percent, expected):
     assert set(expected) <= set(words(over(values, percent=percent)))
 
 
-def test_steps_have_whole_ticks() -> None:
+def test_steps_have_whole_ticks():
     assert words(over([0.1, 0.2, 0.3]))[:3] == ["1", "2", "3"]
 
 
-def test_rewards_outside_0_to_1_are_not_shown_in_percent() -> None:
+def test_rewards_outside_0_to_1_are_not_shown_in_percent():
     rows = [{"step": 1, "reward/mean": -1.0}, {"step": 2, "reward/mean": 1.0}]
     (figure, *_) = draw_panels("rl", rl_panels(()), rows)
     assert not [word for word in words(figure.svg) if "%" in (word or "")]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_a_share_that_never_changes_is_drawn_from_0_to_100_percent(share: float) -> None:
+def test_a_share_that_never_changes_is_drawn_from_0_to_100_percent(share):
     shown = words(over([share] * 3, percent=True))
     assert {"0 %", "100 %"} <= {*shown} and "-100 %" not in shown
 
 
-def test_what_is_set_is_drawn_from_0_and_without_smoothing() -> None:
+def test_what_is_set_is_drawn_from_0_and_without_smoothing():
     rates = [1e-4 + 1e-6 * step for step in range(50)]
     assert len(lines(over(rates, exact=True))) == 1 and "0" in words(over(rates, exact=True))
     assert len(lines(over(rates))) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_are_text_wherever_they_stand(name: str) -> None:
+def test_names_are_text_wherever_they_stand(name):
     line = estimates(name, "c1", [0], [HIGH])
     drawn = (
         picture([Chart(name, colored({name: [(0, 1.0)], "b": [(0, 1.0)]}))]),
@@ -104,25 +104,25 @@ def test_names_are_text_wherever_they_stand(name: str) -> None:
         assert " ".join(name.split()) in words(svg)
 
 
-def test_a_picture_stands_alone_and_a_figure_follows_the_style_of_its_page() -> None:
+def test_a_picture_stands_alone_and_a_figure_follows_the_style_of_its_page():
     assert "var(" not in picture([Chart("x", colored({"a": [(0, 1.0), (1, 2.0)]}))])
     svg = chart("x", Chart("x", [Line("a", "c2", [0, 1], [1.0, 2.0])]))
     assert "var(--c2)" in svg and not re.search("#[0-9a-f]{6}|<style|<metadata", svg)
 
 
-def test_figures_of_one_page_share_no_id() -> None:
+def test_figures_of_one_page_share_no_id():
     ids = [re.findall(' id="([^"]*)"', chart(name, Chart("", [Line("a", "c1", [0], [1.0])]))) for name in "ab"]
     assert ids[0] and not set(ids[0]) & set(ids[1])
 
 
-def test_a_curve_goes_from_the_lower_left_to_the_upper_right() -> None:
+def test_a_curve_goes_from_the_lower_left_to_the_upper_right():
     (line,) = lines(over([1.0, 2.0]))
     (x0, y0), (x1, y1) = line
     assert x0 < x1
     assert y0 > y1  # pixels grow downwards
 
 
-def test_every_mark_lies_inside_the_picture() -> None:
+def test_every_mark_lies_inside_the_picture():
     drawn = (
         dots("a", [("suite", [("c1", LOW), ("c2", HIGH)])]),
         bars("b", [("suite", [("base", [("c1", 0.25), ("c2", 0.75)])])]),
@@ -144,7 +144,7 @@ def test_every_mark_lies_inside_the_picture() -> None:
                 assert all(0 <= x <= width and 0 <= y <= height + 1 for x, y in places)
 
 
-def test_threads_and_the_settings_of_others_change_no_byte() -> None:
+def test_threads_and_the_settings_of_others_change_no_byte():
     import matplotlib
 
     found, wanted = list[str](), over([1.0, 3.0, 2.0])

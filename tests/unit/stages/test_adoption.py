@@ -3,17 +3,17 @@
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
-import torch
-from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from synthetic.answered_stage import stage_context, use
+from synthetic.arithmetic import problems
+from synthetic.finished_stages import write_finished
+from synthetic.stage_jobs import write_wide_model
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
@@ -21,14 +21,12 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, read_samples_of
 from luffy.evaluation.second_grades import ResponseGrades
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade
-from luffy.pipeline.events import EventReader, EventWriter
-from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
-from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.pipeline.events import EventReader
 from luffy.stages import evaluate
 from luffy.stages.answers.requests import sample_key
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.evaluate import OUTPUTS, run
-from luffy.stages.program import StageContext, StageResult
+from luffy.stages.program import StageResult
 from luffy.types import FinishReason, Outcome
 
 EVALUATION = EvaluationConfig(
@@ -43,13 +41,7 @@ def evaluation(**changes: object) -> EvaluateSettings:
 
 
 def finish(directory: Path, outputs: tuple[str, ...]) -> None:
-    now = "2026-03-04T10:00:00+00:00"
-    manifest = Manifest(
-        stage="evaluate", node="it", key=directory.name, series=None, settings={}, upstream={}, consumed={},
-        outputs=collect_outputs(directory, outputs), metrics={}, execution=ExecutionConfig(), versions={}, hardware={},
-        started=now, ended=now,
-    )  # fmt: skip
-    write_manifest(directory, manifest)
+    write_finished(directory, "evaluate", "it", directory.name, outputs)
 
 
 def write_data(folder: Path, *suites: str) -> None:
@@ -59,12 +51,7 @@ def write_data(folder: Path, *suites: str) -> None:
 
 
 def write_model(folder: Path, seed: int) -> None:
-    torch.manual_seed(seed)
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = tiny_tokenizer()
-    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=48, **shape)
-    Qwen2ForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    write_wide_model(folder / "model", seed)
     finish(folder, ("model",))
 
 
@@ -111,18 +98,12 @@ class Bench:
         return all(first.read_bytes() == second.read_bytes() for first, second in pairs)
 
     def _run(self, out: Path, settings: EvaluateSettings, inputs: dict[str, Path]) -> tuple[StageResult, int]:
-        engine = ScriptedEngine(tiny_tokenizer(), answer)
-        self._patch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
-        out.mkdir(parents=True, exist_ok=True)
-        events = EventWriter(out / "events.jsonl")
-        execution = ExecutionConfig(rollout_batch_size=3)
-        both = {**self.inputs, **inputs}
-        context = StageContext(out, both, out.name, "evaluate_sft", execution, TrackingConfig(), events)
-        return run(settings, context), len(engine.requests)
+        engine = use(self._patch, answer)
+        return run(settings, stage_context("evaluate_sft", out, {**self.inputs, **inputs}, 3)), len(engine.requests)
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tmp_path, monkeypatch) -> Bench:
     made = Bench(tmp_path, monkeypatch)
     assert made.evaluate("first")[1] == 24
     return made
@@ -137,7 +118,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     ],
     ids=["confidence", "grader", "grader of a suite"],
 )
-def test_another_confidence_or_grader_draws_nothing(bench: Bench, settings: EvaluateSettings) -> None:
+def test_another_confidence_or_grader_draws_nothing(bench, settings):
     result, drawn = bench.evaluate("second", settings)
     assert (drawn, result.resumed_from) == (0, 0)
     assert bench.is_as_fresh("second", settings)
@@ -148,7 +129,7 @@ def test_another_confidence_or_grader_draws_nothing(bench: Bench, settings: Eval
     assert first.read_bytes() != second.read_bytes()
 
 
-def test_another_suite_or_decoding_draws_itself_alone(bench: Bench) -> None:
+def test_another_suite_or_decoding_draws_itself_alone(bench):
     write_data(bench.root / "more", "b", "a", "c")
     assert bench.evaluate("second", data=bench.root / "more")[1] == 12
     assert bench.is_as_fresh("second", SETTINGS, data=bench.root / "more")
@@ -167,11 +148,11 @@ def test_another_suite_or_decoding_draws_itself_alone(bench: Bench) -> None:
         (evaluation(suites={"b": SuiteConfig(template="none")}), 12),
     ],
 )
-def test_what_is_drawn_otherwise_is_drawn_again(bench: Bench, settings: EvaluateSettings, drawn: int) -> None:
+def test_what_is_drawn_otherwise_is_drawn_again(bench, settings, drawn):
     assert bench.evaluate("second", settings)[1] == drawn
 
 
-def test_another_model_and_other_problems_are_asked_anew(bench: Bench) -> None:
+def test_another_model_and_other_problems_are_asked_anew(bench):
     write_model(bench.root / "other", seed=1)
     assert bench.evaluate("second", model=bench.root / "other")[1] == 24
     write_data(bench.root / "changed", "a", "b")
@@ -195,14 +176,14 @@ def discard(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, break_off, other_responses, discard])
-def test_an_evaluation_that_does_not_count_is_not_taken_from(bench: Bench, damage: Callable[[Path], None]) -> None:
+def test_an_evaluation_that_does_not_count_is_not_taken_from(bench, damage):
     bench.evaluate("eighth", SETTINGS.model_copy(update={"seed": 8}))
     damage(bench.root / "workspace" / "first" / SAMPLES_FILE)
     assert bench.evaluate("second")[1] == 24
     assert bench.is_as_fresh("second", SETTINGS)
 
 
-def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(bench: Bench) -> None:
+def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(bench):
     own = bench.root / "workspace" / "second"
     own.mkdir()
     grade = ResponseGrades("math", Grade(Outcome.WRONG, "5"), None)
@@ -216,13 +197,13 @@ def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(bench:
     assert [each.response for each in others] == [each.response for each in read_samples_of(own.parent / "first")][1:]
 
 
-def test_other_code_that_asks_draws_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_that_asks_draws_anew(bench, monkeypatch):
     known = evaluate.code_identity
     monkeypatch.setattr(evaluate, "code_identity", lambda rooms: {**known(rooms), "rollout": "edited"})
     assert bench.evaluate("second")[1] == 24
 
 
-def test_the_hashes_say_what_was_drawn_and_nothing_of_grading(bench: Bench) -> None:
+def test_the_hashes_say_what_was_drawn_and_nothing_of_grading(bench):
     bench.evaluate("second", evaluation(confidence=0.8))
     first, second = (bench.root / "workspace" / name / "responses.json" for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()

@@ -43,18 +43,18 @@ def stored(path: Path, *batches: dict[str, ModelAnswer], author: str = "") -> by
         ModelAnswer(None, 4, FinishReason.LENGTH, grades=GRADES),
     ],
 )
-def test_an_answer_is_read_as_it_was_saved(tmp_path: Path, saved: ModelAnswer) -> None:
+def test_an_answer_is_read_as_it_was_saved(tmp_path, saved):
     stored(tmp_path / "answers.jsonl", {"k": saved})
     assert AnswerStore(tmp_path / "answers.jsonl")["k"] == saved
 
 
-def test_a_lone_surrogate_is_replaced(tmp_path: Path) -> None:
+def test_a_lone_surrogate_is_replaced(tmp_path):
     store = AnswerStore(tmp_path / "answers.jsonl")
     store.add({"k": answer("\ud800!")})
     assert store["k"].text == "?!"
 
 
-def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before(tmp_path: Path) -> None:
+def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before(tmp_path):
     path = tmp_path / "answers.jsonl"
     batches = [{"k1": answer("one\n\u2028"), "k2": EPISODE}, {"k3": answer("zwölf")}, {"k4": answer("four")}]
     ends = [len(stored(path, batch)) for batch in batches]
@@ -75,7 +75,7 @@ def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before
 @pytest.mark.parametrize(
     "torn", [b'{"uid": 3}\n', b"5\n", b'"abc"\n', b"[]\n", b"\0\0\0\n", b'{"key": "k2", "num_tokens": "3"}\n\n']
 )
-def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(tmp_path: Path, torn: bytes) -> None:
+def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(tmp_path, torn):
     path = tmp_path / "answers.jsonl"
     whole = stored(path, {"k1": answer("one")})
     path.write_bytes(whole + torn + whole.replace(b"k1", b"k3"))
@@ -84,7 +84,7 @@ def test_a_line_that_is_no_answer_and_all_after_it_are_dropped(tmp_path: Path, t
     assert path.read_bytes() == whole
 
 
-def test_answers_of_an_iterator_that_fails_are_all_left_out(tmp_path: Path) -> None:
+def test_answers_of_an_iterator_that_fails_are_all_left_out(tmp_path):
     def failing() -> Iterator[tuple[str, ModelAnswer]]:
         yield "k1", EPISODE
         raise DataError("another problem")
@@ -97,7 +97,7 @@ def test_answers_of_an_iterator_that_fails_are_all_left_out(tmp_path: Path) -> N
     assert len(AnswerStore(tmp_path / "answers.jsonl")) == 2
 
 
-def test_a_disk_that_becomes_full_leaves_the_batches_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_becomes_full_leaves_the_batches_before(tmp_path, monkeypatch):
     def half(file: object, data: bytes) -> None:
         write(file, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -113,7 +113,7 @@ def test_a_disk_that_becomes_full_leaves_the_batches_before(tmp_path: Path, monk
     assert (store["k1"].text, store["k3"].text, "k2" in store) == ("one", "three", False)
 
 
-def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not(tmp_path: Path) -> None:
+def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not(tmp_path):
     other, path = tmp_path / "other.jsonl", tmp_path / "answers.jsonl"
     failed, refused = answer("", FinishReason.FAILED), answer("", FinishReason.REFUSED)
     graded = ModelAnswer("", 0, FinishReason.ENVIRONMENT_ERROR, grades=GRADES)
@@ -126,7 +126,7 @@ def test_answers_of_other_stages_are_adopted_and_those_that_did_not_come_are_not
     assert path.read_bytes().count(b"\n\n") == 1, "one commit, and so one fsync"
 
 
-def test_who_has_answered_is_known_from_earlier_attempts(tmp_path: Path) -> None:
+def test_who_has_answered_is_known_from_earlier_attempts(tmp_path):
     path = tmp_path / "answers.jsonl"
     stored(path, {"k1": answer("one")}, author="a")
     stored(path, {"k2": answer("", FinishReason.FAILED)}, author="b")
@@ -134,7 +134,7 @@ def test_who_has_answered_is_known_from_earlier_attempts(tmp_path: Path) -> None
     assert [store.has_answered(author) for author in "abc"] == [True, False, False]
 
 
-def test_answers_of_a_stage_that_is_deleted_meanwhile_are_not_paid_for_again(tmp_path: Path) -> None:
+def test_answers_of_a_stage_that_is_deleted_meanwhile_are_not_paid_for_again(tmp_path):
     (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "answers.jsonl"
     stored(other, {"k1": answer("one"), "k2": answer("two")})
@@ -143,7 +143,7 @@ def test_answers_of_a_stage_that_is_deleted_meanwhile_are_not_paid_for_again(tmp
     assert store.get("k2") == answer("two")
 
 
-def test_an_answer_that_cannot_be_read_any_more_is_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_cannot_be_read_any_more_is_not_adopted(tmp_path, monkeypatch):
     stored(tmp_path / "other.jsonl", {"k1": answer("one")})
     store = AnswerStore(tmp_path / "answers.jsonl", [tmp_path / "other.jsonl"])
     monkeypatch.setattr(module.os, "pread", stale)
@@ -155,7 +155,7 @@ def stale(descriptor: int, num_bytes: int, offset: int) -> bytes:
     raise OSError(errno.ESTALE, "Stale file handle")
 
 
-def test_paid_answers_of_an_earlier_version_are_read_and_added_to(tmp_path: Path) -> None:
+def test_paid_answers_of_an_earlier_version_are_read_and_added_to(tmp_path):
     """In its form a line holds all answers of a batch, and commits them."""
     fields = {"prompt_tokens": 3, "num_tokens": 4, "logprobs": None}
     one = {"key": "k1", "text": "one", "status": "complete", **fields}

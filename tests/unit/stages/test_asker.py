@@ -25,7 +25,7 @@ from luffy.stages.answers.asker import Asker, graded_records
 from luffy.stages.answers.clients import ModelClient, TokenModelClient, render_as_ids
 from luffy.stages.answers.requests import EvaluationRequest, SampleRequest, Suite, check_suite
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
-from luffy.types import FinishReason, Prompt
+from luffy.types import FinishReason
 
 TOKENIZER = tiny_tokenizer()
 CONFIG = EvaluationConfig(
@@ -84,7 +84,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, grader: GraderPool) -> Bench:
+def bench(tmp_path, grader) -> Bench:
     return Bench(tmp_path, grader)
 
 
@@ -93,7 +93,7 @@ def scripted(script: Callable[[str, int], str]) -> TokenModelClient:
 
 
 @pytest.fixture
-def evaluate(tmp_path: Path, grader: GraderPool) -> Evaluate:
+def evaluate(tmp_path, grader) -> Evaluate:
     """Asks twelve problems, each time in a new directory."""
 
     def evaluated(script: Callable[[str, int], str], decoding: str = "greedy", **options: Any) -> list[SampleRecord]:
@@ -105,7 +105,7 @@ def evaluate(tmp_path: Path, grader: GraderPool) -> Evaluate:
     return evaluated
 
 
-def test_records_say_what_was_asked_answered_and_found(evaluate: Evaluate) -> None:
+def test_records_say_what_was_asked_answered_and_found(evaluate):
     first, second = evaluate(solve, "greedy")[:2]
     assert (first.uid, first.answer, first.ground_truth) == ("p0", "1", "1")
     assert (first.outcome, first.correct) == ("correct", True)
@@ -126,24 +126,24 @@ class FailingEpisodes(TokenModelClient):
             yield replace(response, finish_reason=FinishReason.ENVIRONMENT_ERROR)
 
 
-def test_an_episode_whose_environment_failed_is_crashed_and_not_an_answer(bench: Bench) -> None:
+def test_an_episode_whose_environment_failed_is_crashed_and_not_an_answer(bench):
     client = FailingEpisodes(ScriptedEngine(TOKENIZER, solve), TOKENIZER)
     (records,) = bench.ask(client, Suite("sums", problems(2)))
     assert [(record.outcome, record.correct, record.has_failed) for record in records] == [("crashed", False, True)] * 2
 
 
-def test_a_suite_may_have_its_own_grader(evaluate: Evaluate) -> None:
+def test_a_suite_may_have_its_own_grader(evaluate):
     suites = {"sums": SuiteConfig(grader=FormatGrader()), "others": SuiteConfig(grader=MathGrader())}
     config = CONFIG.model_copy(update={"suites": suites})
     records = evaluate(lambda prompt, seed: "<think>1</think>2", "greedy", config=config)
     assert {record.outcome for record in records} == {"correct"}
 
 
-def test_draws_do_not_depend_on_the_batch_size(evaluate: Evaluate) -> None:
+def test_draws_do_not_depend_on_the_batch_size(evaluate):
     assert evaluate(by_seed, "sampled", batch_size=1) == evaluate(by_seed, "sampled", batch_size=100)
 
 
-def test_every_sample_has_its_own_seed_and_every_checkpoint_the_same(evaluate: Evaluate) -> None:
+def test_every_sample_has_its_own_seed_and_every_checkpoint_the_same(evaluate):
     seeds = [record.seed for record in evaluate(by_seed, "sampled")]
     assert len(set(seeds)) == 36
     assert seeds == [record.seed for record in evaluate(solve, "sampled")]
@@ -151,18 +151,18 @@ def test_every_sample_has_its_own_seed_and_every_checkpoint_the_same(evaluate: E
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_records_come_problem_by_problem_in_the_order_of_the_suite(evaluate: Evaluate) -> None:
+def test_records_come_problem_by_problem_in_the_order_of_the_suite(evaluate):
     order = [(record.uid, record.sample) for record in evaluate(solve, "sampled")]
     assert order == [(f"p{i}", sample) for i in range(12) for sample in range(3)]
 
 
-def test_a_response_past_the_limit_is_counted_as_truncated(evaluate: Evaluate) -> None:
+def test_a_response_past_the_limit_is_counted_as_truncated(evaluate):
     records = evaluate(lambda prompt, seed: "1 " * 40, "greedy")
     assert {record.finish_reason for record in records} == {"length"}
     assert {record.num_tokens for record in records} == {32}
 
 
-def test_a_box_in_reasoning_that_the_template_opened_is_no_answer(bench: Bench) -> None:
+def test_a_box_in_reasoning_that_the_template_opened_is_no_answer(bench):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template += "<think>"
     engine = ScriptedEngine(tokenizer, lambda prompt, seed: "\\boxed{1}")
@@ -170,7 +170,7 @@ def test_a_box_in_reasoning_that_the_template_opened_is_no_answer(bench: Bench) 
     assert (record.outcome, record.response) == ("no_answer", "<think>\\boxed{1}")
 
 
-def test_a_response_ends_behind_the_first_stop_text_whether_the_engine_looked_for_it_or_not(evaluate: Evaluate) -> None:
+def test_a_response_ends_behind_the_first_stop_text_whether_the_engine_looked_for_it_or_not(evaluate):
     config = CONFIG.model_copy(update={"stop": ("reverse", " 3")})
     record = evaluate(lambda prompt, seed: "\\boxed{1} 2 3 4 reverse 5", "greedy", config=config)[0]
     assert record.response == "\\boxed{1} 2 3"
@@ -178,14 +178,14 @@ def test_a_response_ends_behind_the_first_stop_text_whether_the_engine_looked_fo
     assert record.num_tokens == len(TOKENIZER(record.response)["input_ids"])
 
 
-def test_a_stop_text_within_the_limit_is_no_truncation(evaluate: Evaluate) -> None:
+def test_a_stop_text_within_the_limit_is_no_truncation(evaluate):
     suites = {"sums": SuiteConfig(stop=("=",))}
     config = CONFIG.model_copy(update={"suites": suites})
     records = evaluate(lambda prompt, seed: "1 =" + " 1" * 40, "greedy", config=config)
     assert {(record.response, record.finish_reason) for record in records} == {("1 =", "stop")}
 
 
-def test_a_template_asks_in_its_own_words_and_opens_what_it_opens(evaluate: Evaluate) -> None:
+def test_a_template_asks_in_its_own_words_and_opens_what_it_opens(evaluate):
     config = CONFIG.model_copy(update={"template": "r1_zero"})
     record = evaluate(lambda prompt, seed: "1</think> <answer>\\boxed{1}</answer> 7", "greedy", config=config)[0]
     assert record.prompt.endswith("\nUser: 0 +1\nAssistant: <think>")
@@ -193,7 +193,7 @@ def test_a_template_asks_in_its_own_words_and_opens_what_it_opens(evaluate: Eval
     assert record.correct
 
 
-def test_records_say_what_the_data_says_of_a_problem(bench: Bench) -> None:
+def test_records_say_what_the_data_says_of_a_problem(bench):
     extra = [
         {"subject": "Algebra", "level": 5},
         {"subfield": "Number Theory", "options": ["1", "2", "3"], "confidential": True},
@@ -206,7 +206,7 @@ def test_records_say_what_the_data_says_of_a_problem(bench: Bench) -> None:
     assert said == [("Algebra", "5", None, False), ("Number Theory", None, 3, True), (None, None, None, True)]
 
 
-def test_mathematics_gets_a_second_opinion_and_nothing_else_does(evaluate: Evaluate) -> None:
+def test_mathematics_gets_a_second_opinion_and_nothing_else_does(evaluate):
     record = evaluate(lambda prompt, seed: "\\boxed{1.0}", "greedy")[0]
     assert (record.grader, record.outcome, record.second_grader) == ("math", "correct", "math_strict")
     assert record.second_outcome == "correct"
@@ -215,7 +215,7 @@ def test_mathematics_gets_a_second_opinion_and_nothing_else_does(evaluate: Evalu
     assert (record.grader, record.second_grader, record.second_outcome) == ("format", None, None)
 
 
-def test_a_batch_is_graded_while_the_next_one_is_generated(bench: Bench) -> None:
+def test_a_batch_is_graded_while_the_next_one_is_generated(bench):
     """The second batch is not given out before the first one is in grading: neither could wait for the other."""
     grading, generating = threading.Event(), threading.Event()
 
@@ -251,9 +251,7 @@ class Failing(ScriptedEngine):
 
 
 @pytest.mark.parametrize("calls_at_once", [1, 2])
-def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_again(
-    bench: Bench, evaluate: Evaluate, calls_at_once: int
-) -> None:
+def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_again(bench, evaluate, calls_at_once):
     failing = TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER)
     with pytest.raises(ClusterError, match="no answer"):
         bench.ask(failing, SUMS, decoding="sampled", batch_size=5, calls_at_once=calls_at_once)
@@ -274,7 +272,7 @@ class OneFailsInEachCall(TokenModelClient):
         return [replace(first, finish_reason=FinishReason.ENVIRONMENT_ERROR), *others]
 
 
-def test_failures_of_the_environment_are_counted_over_the_suite_and_not_over_a_call(bench: Bench) -> None:
+def test_failures_of_the_environment_are_counted_over_the_suite_and_not_over_a_call(bench):
     """One in four is too much, but a single one is not; with the environment mended, the evaluation goes on."""
     limits = EpisodeLimits(max_failed_share=0.1)
     client = OneFailsInEachCall(ScriptedEngine(TOKENIZER, by_seed), TOKENIZER)
@@ -308,9 +306,7 @@ class Together(ScriptedEngine):
         return completions
 
 
-def test_calls_of_several_suites_run_at_once_and_their_results_come_in_order(
-    tmp_path: Path, grader: GraderPool
-) -> None:
+def test_calls_of_several_suites_run_at_once_and_their_results_come_in_order(tmp_path, grader):
     """The first three calls are those of three suites: none is answered before all have come."""
     suites = [Suite(name, problems(number)) for name, number in (("a", 1), ("b", 1), ("c", 1), ("d", 8))]
     found = []
@@ -325,12 +321,12 @@ def test_calls_of_several_suites_run_at_once_and_their_results_come_in_order(
     assert found[1][1] == [3, 3, 3, 4, 4, 4, 4, 4, 4]
 
 
-def test_a_suite_that_fits_passes() -> None:
+def test_a_suite_that_fits_passes():
     assert check_suite(Suite("sums", problems(11)), TOKENIZER, 32, 64) == LONGEST
     check_suite(Suite("sums", problems(3)), TOKENIZER, 32, None)
 
 
-def test_a_suite_is_checked_under_its_template() -> None:
+def test_a_suite_is_checked_under_its_template():
     with pytest.raises(DataError, match="suite sums: 3 of 3 prompts do not fit"):
         check_suite(Suite("sums", problems(3)), TOKENIZER, 32, 64, "r1_zero")
     tokenizer = tiny_tokenizer()
@@ -347,12 +343,12 @@ def test_a_suite_is_checked_under_its_template() -> None:
         (problems(11), f"suite sums: 1 of 11 prompts do not fit: the longest has {LONGEST} tokens"),
     ],
 )
-def test_a_suite_that_cannot_be_evaluated_whole_is_refused(prompts: list[Prompt], complaint: str) -> None:
+def test_a_suite_that_cannot_be_evaluated_whole_is_refused(prompts, complaint):
     with pytest.raises(DataError, match=complaint):
         check_suite(Suite("sums", prompts), TOKENIZER, 32, 32 + LONGEST - 1)
 
 
-def test_a_judge_that_cannot_be_reached_ends_the_evaluation(evaluate: Evaluate) -> None:
+def test_a_judge_that_cannot_be_reached_ends_the_evaluation(evaluate):
     judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
     config = CONFIG.model_copy(update={"suites": {"sums": SuiteConfig(grader=judge)}})
     with pytest.raises(ClusterError, match=r"4 of 4 responses have no verdict \(judge: http://127"):

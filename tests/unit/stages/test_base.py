@@ -35,7 +35,7 @@ Change = Callable[[PreTrainedTokenizerBase], object]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Path]:
+def make(tmp_path) -> Callable[..., Path]:
     """Writes a model folder: `change` edits its tokenizer after its embeddings have been made."""
 
     def given(change: Change = lambda tokenizer: None, **files: dict) -> Path:
@@ -69,7 +69,7 @@ def chat(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = CHAT
 
 
-def test_padding_without_an_embedding_is_replaced_and_its_text_is_read_as_any_other(make) -> None:
+def test_padding_without_an_embedding_is_replaced_and_its_text_is_read_as_any_other(make):
     folder = make(lambda tokenizer: tokenizer.add_special_tokens({"pad_token": "[PAD]"}), config={"pad_token_id": ROWS})
     model, _ = prepared(folder)
     tokenizer = load_tokenizer(model)
@@ -81,7 +81,7 @@ def test_padding_without_an_embedding_is_replaced_and_its_text_is_read_as_any_ot
     assert is_same_tokenizer(load_tokenizer(folder), tokenizer), "a teacher of the family is still one"
 
 
-def test_a_special_token_that_nobody_writes_needs_no_embedding(make) -> None:
+def test_a_special_token_that_nobody_writes_needs_no_embedding(make):
     """As the picture token of Gemma 3, whose models for text have no row for it."""
     change = {"extra_special_tokens": ["<picture>"]}
     model, _ = prepared(make(lambda tokenizer: tokenizer.add_special_tokens(change)))
@@ -97,7 +97,7 @@ def test_a_special_token_that_nobody_writes_needs_no_embedding(make) -> None:
     ],
     ids=["the end", "the end of a turn", "a mark of the template"],
 )
-def test_a_token_that_occurs_needs_an_embedding(make, change: Change) -> None:
+def test_a_token_that_occurs_needs_an_embedding(make, change):
     folder = make(change)
     with pytest.raises(DataError) as caught:
         adapt_tokenizer(str(folder), None)
@@ -106,7 +106,7 @@ def test_a_token_that_occurs_needs_an_embedding(make, change: Change) -> None:
     assert f"as {ROWS}; " in said and f"{ROWS + 1} embeddings" in said
 
 
-def test_the_vocabulary_of_another_model_is_refused(make) -> None:
+def test_the_vocabulary_of_another_model_is_refused(make):
     with pytest.raises(
         DataError, match=r"has embeddings for 200 tokens \(vocab_size\), and its tokenizer writes '.*' as 2"
     ):
@@ -114,7 +114,7 @@ def test_the_vocabulary_of_another_model_is_refused(make) -> None:
 
 
 @pytest.mark.parametrize("file", ["generation_config", "config"])
-def test_every_end_that_the_model_names_ends_responses(make, file: str) -> None:
+def test_every_end_that_the_model_names_ends_responses(make, file):
     """Also in the engine, and in what is exported for others."""
     end, other = tiny_tokenizer().eos_token_id, 77
     ends = {"generation_config": {"eos_token_id": [other, end, ROWS + 5]}}
@@ -133,7 +133,7 @@ def test_every_end_that_the_model_names_ends_responses(make, file: str) -> None:
     assert exported["eos_token_id"] == [end, other]
 
 
-def test_a_response_ends_at_the_second_end(make) -> None:
+def test_a_response_ends_at_the_second_end(make):
     other = 77
     model, _ = prepared(make(generation_config={"eos_token_id": [tiny_tokenizer().eos_token_id, other]}))
     policy = load_causal_lm(model, "float32")
@@ -149,7 +149,7 @@ def test_a_response_ends_at_the_second_end(make) -> None:
     assert ended and all(other not in row.token_ids[:-1] for row in found)
 
 
-def test_one_end_leaves_every_byte_as_it_was(make) -> None:
+def test_one_end_leaves_every_byte_as_it_was(make):
     folder = make(generation_config={"eos_token_id": [tiny_tokenizer().eos_token_id]})
     tokenizer = adapt_tokenizer(str(folder), None)
     assert stop_token_ids(tokenizer) == (tokenizer.eos_token_id,)
@@ -159,7 +159,7 @@ def test_one_end_leaves_every_byte_as_it_was(make) -> None:
     assert json.loads((model / "config.json").read_text()) == before and not said
 
 
-def test_traces_end_as_the_turns_of_the_chat_template(make) -> None:
+def test_traces_end_as_the_turns_of_the_chat_template(make):
     """Where its token is one of the model's ends; otherwise the person is told of it."""
     end = ROWS
     wide = {"vocab_size": ROWS + 8}

@@ -24,19 +24,18 @@ def said(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("before", ["", "import torch; "])
-def test_torch_uses_what_is_chosen(before: str) -> None:
-    assert said(f"{before}{TOLD.format(instructions='avx2')}import torch; {ASKED}") == "AVX2"
-    native = said(f"{before}{TOLD.format(instructions='native')}import torch; {ASKED}")
-    assert native == torch.backends.cpu.get_cpu_capability()
+def test_torch_uses_what_is_chosen_to_the_same_bits_in_both_orders():
+    first, then = (
+        said(f"{before}{TOLD.format(instructions='avx2')}import torch; {ASKED}; {MULTIPLIED}").split()
+        for before in ("", "import torch; ")
+    )
+    assert first == then and first[0] == "AVX2"
+    for before in ("", "import torch; "):
+        native = said(f"{before}{TOLD.format(instructions='native')}import torch; {ASKED}")
+        assert native == torch.backends.cpu.get_cpu_capability()
 
 
-def test_sums_have_the_same_bits_in_both_orders() -> None:
-    first = said(f"import torch; {TOLD.format(instructions='avx2')}{MULTIPLIED}")
-    assert first == said(f"{TOLD.format(instructions='avx2')}import torch; {MULTIPLIED}")
-
-
-def test_a_process_that_has_chosen_already_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_chosen_already_is_refused(monkeypatch):
     for name in program._AVX2:
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")

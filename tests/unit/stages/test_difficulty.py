@@ -1,16 +1,21 @@
-"""The stage `difficulty` with an engine that says what it is told to: what is kept, resumed, adopted and refused."""
+"""The stage `difficulty` with an engine that says what it is told to: what is kept, resumed, adopted and refused.
+
+`tests/integration/test_engine_pool.py` measures by vLLM.
+"""
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import torch
-from synthetic.answered_stage import number_in, stage_context, use
-from synthetic.arithmetic import problems, tiny_tokenizer
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from synthetic.answered_stage import (
+    assert_an_interrupted_stage_asks_for_the_rest_alone,
+    number_in,
+    prompts_and_policy,
+    stage_context,
+    use,
+)
 
 from luffy.config.answers import DifficultyConfig
 from luffy.config.execution import ExecutionConfig
@@ -21,7 +26,6 @@ from luffy.errors import DataError
 from luffy.pipeline.events import EventReader
 from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from luffy.stages.difficulty import run
-from luffy.types import Trace
 
 context_in = partial(stage_context, "difficulty")
 OUTPUTS = ("pass_rates.parquet", "train.parquet", "card.json", "card.md")
@@ -38,16 +42,8 @@ def settings(**changes: object) -> DifficultySettings:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, Path]:
-    """Six prompts with a trace each, and a model of which only the tokenizer and the context are looked at."""
-    traced = [dataclasses.replace(prompt, traces=(Trace("\\boxed{1}", "t", True),)) for prompt in problems(6)]
-    tokenizer = tiny_tokenizer()
-    for folder in (tmp_path / "data" / "tokenizer", tmp_path / "base" / "model"):
-        folder.mkdir(parents=True)
-        tokenizer.save_pretrained(folder)
-    write_prompts(tmp_path / "data" / "train.parquet", traced)
-    (tmp_path / "base" / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 48}))
-    return {"data": tmp_path / "data", "model": tmp_path / "base"}
+def inputs(tmp_path) -> dict[str, Path]:
+    return prompts_and_policy(tmp_path, "base")
 
 
 def by_seed(prompt: str, seed: int) -> str:
@@ -70,9 +66,7 @@ def rates(out: Path) -> dict[str, int]:
     return {row["uid"]: row["num_correct"] for row in pq.read_table(out / "pass_rates.parquet").to_pylist()}
 
 
-def test_prompts_outside_the_bounds_are_left_out_and_the_others_are_as_they_were(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_outside_the_bounds_are_left_out_and_the_others_are_as_they_were(tmp_path, inputs, monkeypatch):
     engine = use(monkeypatch, Graded())
     result = run(settings(), context_in(tmp_path / "out", inputs))
     assert rates(tmp_path / "out") == {"p0": 0, "p1": 1, "p2": 2, "p3": 3, "p4": 4, "p5": 4}
@@ -83,9 +77,7 @@ def test_prompts_outside_the_bounds_are_left_out_and_the_others_are_as_they_were
     assert (tmp_path / "out" / "tokenizer" / "tokenizer_config.json").is_file()
 
 
-def test_a_draw_depends_on_seed_uid_and_sample_alone(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draw_depends_on_seed_uid_and_sample_alone(tmp_path, inputs, monkeypatch):
     def seeds(name: str, keep: int, num_samples: int, batch: int) -> dict[tuple[int, ...], list[int]]:
         kept = read_prompts(inputs["data"] / "train.parquet")[-keep:]
         (tmp_path / name).mkdir()
@@ -106,32 +98,12 @@ def test_a_draw_depends_on_seed_uid_and_sample_alone(
     assert {ids: sorted(all_of_them[ids][:3]) for ids in some} == {ids: sorted(some[ids]) for ids in some}
 
 
-def test_an_interrupted_stage_asks_for_the_rest_alone_and_ends_with_the_same_bytes(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Interrupted in its third batch, while the second one is graded, for which it does not wait."""
-
-    def dies_late(prompt: str, seed: int) -> str:
-        if len(first.requests) > 16:
-            raise KeyboardInterrupt
-        return by_seed(prompt, seed)
-
-    first = use(monkeypatch, dies_late)
-    with pytest.raises(KeyboardInterrupt):
-        run(settings(), context_in(tmp_path / "out", inputs))
-    assert first.closed
-    second = use(monkeypatch, by_seed)
-    assert run(settings(), context_in(tmp_path / "out", inputs)).resumed_from == 8
-    whole = use(monkeypatch, by_seed)
-    run(settings(), context_in(tmp_path / "whole", inputs))
-    assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[8:]]
-    for output in OUTPUTS:
-        assert (tmp_path / "out" / output).read_bytes() == (tmp_path / "whole" / output).read_bytes()
+def test_an_interrupted_stage_asks_for_the_rest_alone_and_ends_with_the_same_bytes(tmp_path, inputs, monkeypatch):
+    interrupted = lambda out: run(settings(), context_in(out, inputs))  # noqa: E731
+    assert_an_interrupted_stage_asks_for_the_rest_alone(interrupted, by_seed, tmp_path, OUTPUTS, monkeypatch)
 
 
-def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(tmp_path, inputs, monkeypatch):
     def run_as(name: str, consumed: str, **changes: object) -> int:
         engine, chosen = use(monkeypatch, by_seed), settings(**changes)
         context = context_in(tmp_path / "stages" / name, inputs)
@@ -149,9 +121,7 @@ def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(
     assert messages == ["reuses the responses sampled for other bounds in a"]
 
 
-def test_a_range_that_leaves_nothing_is_one_line_and_costs_no_second_draw(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_range_that_leaves_nothing_is_one_line_and_costs_no_second_draw(tmp_path, inputs, monkeypatch):
     use(monkeypatch, lambda prompt, seed: "\\boxed{77}")
     with pytest.raises(DataError) as refusal:
         run(settings(), context_in(tmp_path / "out", inputs))
@@ -165,18 +135,14 @@ def test_a_range_that_leaves_nothing_is_one_line_and_costs_no_second_draw(
     assert again.requests == []
 
 
-def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(tmp_path, inputs, monkeypatch):
     engine = use(monkeypatch, by_seed)
     with pytest.raises(DataError, match=r"6 of 6 prompts do not fit: .* lower data.max_prompt_tokens or difficulty"):
         run(settings(max_response_tokens=45), context_in(tmp_path / "out", inputs))
     assert engine.requests == []
 
 
-def test_truncated_responses_are_counted(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_responses_are_counted(tmp_path, inputs, monkeypatch):
     use(monkeypatch, lambda prompt, seed: "1" * 20)
     result = run(settings(min_pass_rate=0.0), context_in(tmp_path / "out", inputs))
     assert (result.metrics["truncated_share"], result.metrics["pass_rate"]) == (1.0, 0.0)
@@ -184,40 +150,9 @@ def test_truncated_responses_are_counted(
     assert (row["mean_tokens"], row["num_truncated"]) == (12.0, 4)
 
 
-def test_progress_counts_responses_of_all_attempts(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_counts_responses_of_all_attempts(tmp_path, inputs, monkeypatch):
     use(monkeypatch, Graded())
     run(settings(), context_in(tmp_path / "out", inputs))
     last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
     assert (last.step, last.total) == (24, 24)
     assert last.metrics["reward"] == pytest.approx(14 / 24)
-
-
-@pytest.mark.slow
-def test_vllm_measures_and_resumes_to_the_same_pass_rates(tmp_path: Path, inputs: dict[str, Path]) -> None:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Qwen2Config(
-        vocab_size=len(tiny_tokenizer()), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2,
-        **shape,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
-    with torch.no_grad():
-        model.lm_head.weight[tiny_tokenizer().eos_token_id] *= 6  # responses end here and there
-    model.save_pretrained(inputs["model"] / "model")
-    by_vllm = settings(engine="vllm", min_pass_rate=0.0, max_pass_rate=1.0)
-    context = context_in(tmp_path / "out", inputs)
-    # Four batches of two sequences are asked for at a time: two prompts.
-    execution = ExecutionConfig.model_validate({"vllm": {"max_num_seqs": 2}})
-    run(by_vllm, dataclasses.replace(context, execution=execution))
-    answers = tmp_path / "out" / "answers.jsonl"
-    first, *others = answers.read_bytes().split(b"\n\n")
-    assert [commit.count(b"\n") for commit in (first, *others)] == [7, 7, 7, 0], "two prompts with four answers each"
-    undisturbed = [(tmp_path / "out" / output).read_bytes() for output in OUTPUTS]
-    answers.write_bytes(first + b"\n\n")
-    for output in OUTPUTS:
-        (tmp_path / "out" / output).unlink()
-    assert run(by_vllm, dataclasses.replace(context, execution=execution)).resumed_from == 8
-    assert [(tmp_path / "out" / output).read_bytes() for output in OUTPUTS] == undisturbed
-    assert len({row["mean_tokens"] for row in pq.read_table(tmp_path / "out" / "pass_rates.parquet").to_pylist()}) > 3

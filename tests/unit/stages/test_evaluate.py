@@ -45,7 +45,7 @@ SETTINGS = EvaluateSettings(
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, Path]:
+def inputs(tmp_path) -> dict[str, Path]:
     """Two suites, in the order `longer`, `base`, and a tiny random model."""
     (tmp_path / "data" / "suites").mkdir(parents=True)
     for name in ("longer", "base"):
@@ -79,9 +79,7 @@ def solve(prompt: str, seed: int) -> str:
     return "\\boxed{1}"
 
 
-def test_rows_follow_the_configuration_and_samples_follow_the_rows(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_follow_the_configuration_and_samples_follow_the_rows(tmp_path, inputs, monkeypatch):
     engine = use(monkeypatch, solve)
     result = run(SETTINGS, context_in(tmp_path / "out", inputs))
     results = read_results(tmp_path / "out" / "results.json")
@@ -100,9 +98,7 @@ def only(*suites: str) -> EvaluateSettings:
     return SETTINGS.model_copy(update={"evaluation": SETTINGS.evaluation.model_copy(update={"only": suites})})
 
 
-def test_suites_can_be_evaluated_alone_and_the_held_out_prompts_are_one(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_suites_can_be_evaluated_alone_and_the_held_out_prompts_are_one(tmp_path, inputs, monkeypatch):
     write_prompts(inputs["data"] / "validation.parquet", problems(6))
     use(monkeypatch, solve)
     run(only("validation", "base"), context_in(tmp_path / "out", inputs))
@@ -113,18 +109,15 @@ def test_suites_can_be_evaluated_alone_and_the_held_out_prompts_are_one(
     ]
 
 
-def test_a_suite_that_was_not_prepared_is_one_line(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_suite_that_was_not_prepared_is_one_line(tmp_path, inputs):
     with pytest.raises(DataError, match=r"no suite validation; there are base, longer$"):
         run(only("validation"), context_in(tmp_path / "out", inputs))
 
 
 @pytest.mark.parametrize(
-    ("response", "advised"),
-    [("who knows", ["greedy, longer, base", "hot/1, longer, base"]), ("\\boxed{7}", [])],
+    ("response", "advised"), [("who knows", ["greedy, longer, base", "hot/1, longer, base"]), ("\\boxed{7}", [])]
 )
-def test_suites_without_readable_answers_are_advised_on(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, response: str, advised: list[str]
-) -> None:
+def test_suites_without_readable_answers_are_advised_on(tmp_path, inputs, monkeypatch, response, advised):
     use(monkeypatch, lambda prompt, seed: response)
     context = context_in(tmp_path / "out", inputs)
     run(SETTINGS, context)
@@ -137,9 +130,7 @@ def test_suites_without_readable_answers_are_advised_on(
     [(ClusterError("http://host:8000: no answer"), 14), (KeyboardInterrupt(), 11)],
     ids=["failed", "interrupted"],
 )
-def test_an_evaluation_that_ended_early_goes_on_within_the_suite(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, end: BaseException, kept: int
-) -> None:
+def test_an_evaluation_that_ended_early_goes_on_within_the_suite(tmp_path, inputs, monkeypatch, end, kept):
     """A failure waits for the batch that is being graded; an interrupt waits for nothing."""
 
     def fails_when_sampling(prompt: str, seed: int) -> str:
@@ -161,9 +152,7 @@ def test_an_evaluation_that_ended_early_goes_on_within_the_suite(
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
 
 
-def test_a_finished_evaluation_is_not_opened_again(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_evaluation_is_not_opened_again(tmp_path, inputs, monkeypatch):
     use(monkeypatch, solve)
     run(SETTINGS, context_in(tmp_path / "out", inputs))
     second = use(monkeypatch, solve)
@@ -171,9 +160,7 @@ def test_a_finished_evaluation_is_not_opened_again(
     assert second.requests == []
 
 
-def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_answers(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_answers(tmp_path, inputs, monkeypatch):
     use(monkeypatch, solve)
     with answers_stay():
         run(SETTINGS, context_in(tmp_path / "done", inputs))
@@ -225,9 +212,7 @@ def write_evaluation_job(out: Path, inputs: dict[str, Path], rollout_batch_size:
 
 
 @pytest.mark.slow
-def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(tmp_path, inputs):
     killed = write_evaluation_job(tmp_path / "killed", inputs, rollout_batch_size=3)
     program = [sys.executable, "-c", KILLED_AT_ITS_FOURTH_BATCH, *killed]
     assert subprocess.run(program, check=False, capture_output=True).returncode == -9
@@ -242,7 +227,7 @@ def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(
     assert read_manifest(tmp_path / "killed").resumed_from == kept
 
 
-def test_a_real_model_draws_the_same_whatever_the_batch_size(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_real_model_draws_the_same_whatever_the_batch_size(tmp_path, inputs):
     for size in (1, 3, 256):
         context = context_in(tmp_path / str(size), inputs)
         run(SETTINGS, dataclasses.replace(context, execution=ExecutionConfig(rollout_batch_size=size)))
@@ -251,8 +236,8 @@ def test_a_real_model_draws_the_same_whatever_the_batch_size(tmp_path: Path, inp
 
 
 def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they_were_asked(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, inputs, monkeypatch
+):
     use(monkeypatch, solve)
     own = {"longer": {"num_samples": 3, "template": "none", "stop": ["="]}}
     settings = SETTINGS.model_dump() | {"evaluation": SETTINGS.evaluation.model_dump() | {"suites": own}}
@@ -268,7 +253,7 @@ def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they
     assert (last.step, last.total) == (28, 28)
 
 
-def test_progress_counts_responses(tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_responses(tmp_path, inputs, monkeypatch):
     use(monkeypatch, solve)
     run(SETTINGS, context_in(tmp_path / "out", inputs))
     last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
@@ -276,7 +261,7 @@ def test_progress_counts_responses(tmp_path: Path, inputs: dict[str, Path], monk
     assert last.metrics["reward"] == 0.25
 
 
-def test_a_real_model_gives_the_same_results_twice(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_real_model_gives_the_same_results_twice(tmp_path, inputs):
     for name in ("one", "two"):
         run(SETTINGS, context_in(tmp_path / name, inputs))
     assert (tmp_path / "one" / "samples.jsonl.zst").read_bytes() == (
@@ -286,9 +271,7 @@ def test_a_real_model_gives_the_same_results_twice(tmp_path: Path, inputs: dict[
     assert all(1 <= record.num_tokens <= 16 for record in records)
 
 
-def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(tmp_path, inputs, monkeypatch):
     engine = use(monkeypatch, solve)
     longer = SETTINGS.evaluation.model_copy(update={"max_response_tokens": 45})
     with pytest.raises(DataError, match="4 of 4 prompts do not fit"):
@@ -296,7 +279,7 @@ def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(
     assert engine.requests == []
 
 
-def test_no_suite_at_all_is_an_error(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_no_suite_at_all_is_an_error(tmp_path, inputs):
     for path in (inputs["data"] / "suites").iterdir():
         path.unlink()
     with pytest.raises(DataError, match="no suite to evaluate"):
@@ -304,7 +287,7 @@ def test_no_suite_at_all_is_an_error(tmp_path: Path, inputs: dict[str, Path]) ->
 
 
 @pytest.fixture
-def wide_inputs(inputs: dict[str, Path]) -> dict[str, Path]:
+def wide_inputs(inputs) -> dict[str, Path]:
     """The same with heads as wide as vLLM's attention on CPU asks for."""
     write_wide_model(inputs["model"] / "model", seed=0)
     return inputs
@@ -316,9 +299,7 @@ def with_engine(name: str) -> EvaluateSettings:
 
 
 @pytest.mark.slow
-def test_vllm_says_what_the_embedded_engine_says_and_resumes_to_the_same_results(
-    tmp_path: Path, wide_inputs: dict[str, Path]
-) -> None:
+def test_vllm_says_what_the_embedded_engine_says_and_resumes_to_the_same_results(tmp_path, wide_inputs):
     with answers_stay():
         for name in ("transformers", "vllm"):
             run(with_engine(name), context_in(tmp_path / name, wide_inputs))
@@ -335,9 +316,7 @@ def test_vllm_says_what_the_embedded_engine_says_and_resumes_to_the_same_results
 
 
 @pytest.mark.slow
-def test_top_p_and_stop_texts_mean_the_same_to_both_engines(
-    tmp_path: Path, wide_inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, wide_inputs, monkeypatch):
     """Greedy rows are equal to the token; the sampled ones end at the stop texts with either engine."""
     drawn: list[Completion] = []
 
@@ -378,7 +357,7 @@ def test_top_p_and_stop_texts_mean_the_same_to_both_engines(
     assert lengths[0] == pytest.approx(lengths[1], rel=0.5)
 
 
-def test_a_model_that_vllm_cannot_run_stops_the_stage(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_model_that_vllm_cannot_run_stops_the_stage(tmp_path, inputs):
     execution = ExecutionConfig.model_validate({"vllm": {"tensor_parallel_size": 3}})
     context = dataclasses.replace(context_in(tmp_path / "out", inputs), execution=execution)
     with pytest.raises(ConfigError, match="3 does not divide the 2 attention heads"):

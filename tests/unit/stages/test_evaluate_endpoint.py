@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal
 
 from luffy.config.environment import ToolsEnvironment
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
-from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.grading import ExactGrader, GradingConfig
 from luffy.config.model import EndpointModel, ModelConfig
 from luffy.config.settings import BaseSettings, EvaluateSettings
@@ -19,7 +20,6 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_sample_records
-from luffy.pipeline.events import EventWriter
 from luffy.stages import base
 from luffy.stages.evaluate import run
 from luffy.stages.program import StageContext
@@ -42,7 +42,7 @@ Serve = Callable[..., Endpoint]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def serve(monkeypatch) -> Iterator[Serve]:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     running: list[Endpoint] = []
 
@@ -56,31 +56,23 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, Path]:
+def inputs(tmp_path) -> dict[str, Path]:
     """Twelve problems asked as a chat, four as a text; and what `base` makes of a model that others serve."""
     (tmp_path / "data" / "suites").mkdir(parents=True)
     write_prompts(tmp_path / "data" / "suites" / "chat.parquet", problems(12))
     write_prompts(tmp_path / "data" / "suites" / "plain.parquet", problems(4))
-    (tmp_path / "base").mkdir()
-    context = StageContext(
-        tmp_path / "base", {}, "key", "base", ExecutionConfig(), TrackingConfig(), EventWriter(tmp_path / "base.jsonl")
+    base.run(
+        BaseSettings(seed=7, model=ModelConfig(endpoint=MODEL), base=None), stage_context("base", tmp_path / "base", {})
     )
-    base.run(BaseSettings(seed=7, model=ModelConfig(endpoint=MODEL), base=None), context)
     return {"data": tmp_path / "data", "model": tmp_path / "base"}
 
 
 def context_in(out: Path, inputs: dict[str, Path], *served: Endpoint, **server: int) -> StageContext:
-    out.mkdir(exist_ok=True, parents=True)
     config = ServerConfig(urls=tuple(each.url for each in served), max_retries=0, **{"concurrency": 2, **server})
-    return StageContext(
-        out, inputs, "key", "evaluate_base", ExecutionConfig(server=config), TrackingConfig(),
-        EventWriter(out / "events.jsonl"),
-    )  # fmt: skip
+    return stage_context("evaluate_base", out, inputs, execution=ExecutionConfig(server=config))
 
 
-def test_each_suite_is_asked_in_its_way_and_every_response_is_graded(
-    tmp_path: Path, inputs: dict[str, Path], serve: Serve
-) -> None:
+def test_each_suite_is_asked_in_its_way_and_every_response_is_graded(tmp_path, inputs, serve):
     served = serve()
     result = run(SETTINGS, context_in(tmp_path / "out", inputs, served))
     results = read_results(tmp_path / "out" / "results.json")
@@ -98,9 +90,7 @@ def test_each_suite_is_asked_in_its_way_and_every_response_is_graded(
     assert not (tmp_path / "out" / "answers.jsonl").exists()
 
 
-def test_an_endpoint_that_dies_costs_no_response_and_the_same_command_gets_the_same_result(
-    tmp_path: Path, inputs: dict[str, Path], serve: Serve
-) -> None:
+def test_an_endpoint_that_dies_costs_no_response_and_the_same_command_gets_the_same_result(tmp_path, inputs, serve):
     alive = [29]
 
     def dying(path: str, body: dict) -> Reply | None:
@@ -121,9 +111,7 @@ def test_an_endpoint_that_dies_costs_no_response_and_the_same_command_gets_the_s
     assert {body["seed"] for _, body in first.asked[:29]}.isdisjoint(again)
 
 
-def test_more_samples_and_another_evaluation_pay_only_for_what_is_new(
-    tmp_path: Path, inputs: dict[str, Path], serve: Serve
-) -> None:
+def test_more_samples_and_another_evaluation_pay_only_for_what_is_new(tmp_path, inputs, serve):
     served = serve()
     run(SETTINGS, context_in(tmp_path / "out", inputs, served))
     more = {"decodings": {"sampled": DecodingConfig(temperature=1.0, num_samples=4)}}
@@ -133,7 +121,7 @@ def test_more_samples_and_another_evaluation_pay_only_for_what_is_new(
     assert len({body["seed"] for _, body in served.asked}) == 64
 
 
-def test_no_file_holds_the_key(tmp_path: Path, inputs: dict[str, Path], serve: Serve) -> None:
+def test_no_file_holds_the_key(tmp_path, inputs, serve):
     run(SETTINGS, context_in(tmp_path / "out", inputs, serve()))
     with pytest.raises(ConfigError, match="status 403"):
         refused = serve(lambda path, body: refusal(403, f"Bearer {KEY} may not"))
@@ -143,16 +131,14 @@ def test_no_file_holds_the_key(tmp_path: Path, inputs: dict[str, Path], serve: S
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
-def test_an_endpoint_without_the_path_of_a_template_is_refused_before_anything_is_asked(
-    tmp_path: Path, inputs: dict[str, Path], serve: Serve
-) -> None:
+def test_an_endpoint_without_the_path_of_a_template_is_refused_before_anything_is_asked(tmp_path, inputs, serve):
     served = serve(paths=(CHAT,))
     with pytest.raises(ConfigError, match=r"/v1/completions: status 404.* set evaluation\.template: own"):
         run(SETTINGS, context_in(tmp_path / "out", inputs, served))
     assert served.asked == []
 
 
-def test_reasoning_that_is_not_closed_is_no_answer(tmp_path: Path, inputs: dict[str, Path], serve: Serve) -> None:
+def test_reasoning_that_is_not_closed_is_no_answer(tmp_path, inputs, serve):
     said = completion("", "length", reasoning_content="\\boxed{1}")
     alone = SETTINGS.model_copy(update={"evaluation": SETTINGS.evaluation.model_copy(update={"suites": {}})})
     run(alone, context_in(tmp_path / "out", inputs, serve(lambda path, body: said)))
@@ -160,7 +146,7 @@ def test_reasoning_that_is_not_closed_is_no_answer(tmp_path: Path, inputs: dict[
     assert (record.response, record.outcome, record.finish_reason) == ("<think>\n\\boxed{1}", "no_answer", "length")
 
 
-def test_a_suite_that_cannot_be_asked_whole_is_refused(tmp_path: Path, inputs: dict[str, Path], serve: Serve) -> None:
+def test_a_suite_that_cannot_be_asked_whole_is_refused(tmp_path, inputs, serve):
     served = serve()
     turns = dataclasses.replace(problems(1)[0], messages=problems(1)[0].messages * 2)
     write_prompts(inputs["data"] / "suites" / "plain.parquet", [turns])
@@ -169,14 +155,12 @@ def test_a_suite_that_cannot_be_asked_whole_is_refused(tmp_path: Path, inputs: d
     assert served.asked == []
 
 
-def test_the_description_names_the_model_and_not_where_it_is(inputs: dict[str, Path]) -> None:
+def test_the_description_names_the_model_and_not_where_it_is(inputs):
     (file,) = (inputs["model"] / "model").iterdir()
     assert json.loads(file.read_text()) == {"name": "gpt-x", "request": {"reasoning_effort": "low"}}
 
 
-def test_an_environment_answers_a_model_behind_an_endpoint(
-    serve: Serve, inputs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_an_environment_answers_a_model_behind_an_endpoint(serve, inputs, tmp_path):
     """The model calls the calculator with the question, and boxes what it is told; the last turn is graded."""
 
     def calling(path: str, body: dict) -> Reply:

@@ -3,68 +3,48 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from synthetic.preparation import prepare as prepared
+from synthetic.preparation import row, sources_of
+from synthetic.preparation import written as file_source
 
-from luffy.config.data import DataConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.config.grading import GradingConfig
-from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
-from luffy.pipeline.events import EventWriter
-from luffy.stages.prepare_data import run
-from luffy.stages.program import StageContext, StageResult
 
 SMALL: dict[str, object] = {
-    "train": {"kind": "arithmetic", "num_prompts": 30, "num_operations": (2, 3)},
-    "corpus": {"kind": "arithmetic", "num_prompts": 200, "num_operations": (1,), "unique": False},
-    "suites": {"retention": {"kind": "arithmetic", "num_prompts": 100, "num_operations": (1,)}},
+    "train": {"kind": "arithmetic", "num_prompts": 30, "num_operations": [2, 3]},
+    "corpus": {"kind": "arithmetic", "num_prompts": 200, "num_operations": [1], "unique": False},
+    "suites": {"retention": {"kind": "arithmetic", "num_prompts": 100, "num_operations": [1]}},
     "max_prompt_tokens": 48,
     "max_trace_tokens": 64,
 }
 
 
-def prepare(out: Path, model_path: str | None = None, **changes: object) -> StageResult:
-    out.mkdir(exist_ok=True)
-    settings = PrepareDataSettings(
-        seed=7,
-        data=DataConfig.model_validate({**SMALL, **changes}),
-        grading=GradingConfig(),
-        model_path=model_path,
-        chat_template=None,
-    )
-    events = EventWriter(out / "events.jsonl")
-    return run(settings, StageContext(out, {}, "key", "prepare_data", ExecutionConfig(), TrackingConfig(), events))
+def prepare(out, **changes):
+    return prepared(out, **{**SMALL, **changes})
 
 
-def file_source(path: Path, rows: list[dict[str, object]]) -> dict[str, object]:
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return {"kind": "file", "path": str(path)}
-
-
-def row(question: str, answer: str, reply: str) -> dict[str, object]:
-    reward = {"style": "rule", "ground_truth": answer}
-    return {"data_source": "t", "prompt": question, "target": reply, "reward_model": reward}
-
-
-def test_everything_promised_is_written(tmp_path: Path) -> None:
-    result = prepare(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The outputs of SMALL. Not to be changed."""
+    out = tmp_path_factory.mktemp("made")
+    result = prepare(out)
+    assert result.metrics["rows/train"] == 30
+    assert all((out / output).exists() for output in result.outputs)
     assert set(result.outputs) == {
         "train.parquet", "sft.parquet", "rl_complement.parquet", "corpus.parquet", "suites/retention.parquet",
         "tokenizer", "card.json", "card.md", "quarantine.jsonl",
     }  # fmt: skip
-    assert all((tmp_path / output).exists() for output in result.outputs)
-    assert result.metrics["rows/train"] == len(read_prompts(tmp_path / "train.parquet")) == 30
+    return out
 
 
-def test_prepared_rows_are_verified_and_within_the_limits(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    tokenizer = load_tokenizer(tmp_path / "tokenizer")
-    for prompt in read_prompts(tmp_path / "train.parquet"):
+def test_prepared_rows_are_verified_and_within_the_limits(made):
+    tokenizer, prompts = load_tokenizer(made / "tokenizer"), read_prompts(made / "train.parquet")
+    assert len(prompts) == 30
+    for prompt in prompts:
         prompt_ids = render_prompts(tokenizer, [prompt.messages])[0]
         (trace,) = prompt.traces
         assert trace.verified
@@ -73,33 +53,29 @@ def test_prepared_rows_are_verified_and_within_the_limits(tmp_path: Path) -> Non
         assert tokenizer.unk_token_id not in prompt_ids
 
 
-def test_a_second_run_writes_the_same_bytes(tmp_path: Path) -> None:
-    outputs = prepare(tmp_path / "a").outputs
-    prepare(tmp_path / "b")
-    for output in outputs:
-        for one in sorted((tmp_path / "a" / output).rglob("*")) or [tmp_path / "a" / output]:
-            assert one.read_bytes() == (tmp_path / "b" / one.relative_to(tmp_path / "a")).read_bytes()
-
-
-def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(tmp_path: Path) -> None:
+def test_a_second_run_writes_the_same_bytes(made, tmp_path):
     prepare(tmp_path)
-    suite, corpus = (read_prompts(tmp_path / name) for name in ("suites/retention.parquet", "corpus.parquet"))
+    outputs = [path.relative_to(made) for path in made.rglob("*") if path.is_file() and path.name != "events.jsonl"]
+    assert [path for path in outputs if (made / path).read_bytes() != (tmp_path / path).read_bytes()] == []
+
+
+def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(made):
+    suite, corpus = (read_prompts(made / name) for name in ("suites/retention.parquet", "corpus.parquet"))
     assert not any(prompt.traces for prompt in suite)
     assert not {prompt.uid for prompt in suite} & {prompt.uid for prompt in corpus}
-    card = json.loads((tmp_path / "card.json").read_text())
-    assert card["sources"]["corpus"]["rejected"]["in_evaluation_suite"] == 200 - len(corpus)
+    assert sources_of(made)["corpus"]["rejected"]["in_evaluation_suite"] == 200 - len(corpus)
 
 
-def test_rejected_and_malformed_rows_are_accounted_for(tmp_path: Path) -> None:
+def test_rejected_and_malformed_rows_are_accounted_for(tmp_path):
     rows = [
-        row("1 + 1", "2", "\\boxed{2}"),
-        row("1 + 1", "2", "\\boxed{2}"),
-        row("1 + 2", "3", "\\boxed{4}"),
-        row("1 + 3", "4", "\\boxed{4}" + "1234567890" * 10),
-        {**row("1 + 4", "5", "\\boxed{5}"), "reward_model": {"ground_truth": [5]}},
+        row("1 + 1", "\\boxed{2}", "2"),
+        row("1 + 1", "\\boxed{2}", "2"),
+        row("1 + 2", "\\boxed{4}", "3"),
+        row("1 + 3", "\\boxed{4}" + "1234567890" * 10, "4"),
+        {**row("1 + 4", "\\boxed{5}", "5"), "reward_model": {"ground_truth": [5]}},
     ]
     prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
-    card = json.loads((tmp_path / "out" / "card.json").read_text())["sources"]["train"]
+    card = sources_of(tmp_path / "out")["train"]
     assert (card["rows_in"], card["rows_out"], card["quarantined"]) == (5, 1, 1)
     assert card["rejected"] == {"duplicate_uid": 1, "trace_too_long": 1, "trace_wrong": 1}
     quarantined, *samples = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
@@ -110,15 +86,15 @@ def test_rejected_and_malformed_rows_are_accounted_for(tmp_path: Path) -> None:
     assert card["malformed"] == {"reward_model.ground_truth": 1}
 
 
-def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path: Path) -> None:
-    rows = [row("1 + 1", "2", "\\boxed{3}"), row("1" * 50, "2", "\\boxed{2}")]
+def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path):
+    rows = [row("1 + 1", "\\boxed{3}", "2"), row("1" * 50, "\\boxed{2}", "2")]
     with pytest.raises(DataError, match=r"no row is left of 2: rejected 1 prompt_too_long, 1 trace_wrong") as caught:
         prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_left_says_what_would_help(tmp_path: Path) -> None:
-    asked = file_source(tmp_path / "d.jsonl", [row(f"What is 1 + {n}?", str(n + 1), "\\boxed{9}") for n in range(3)])
+def test_nothing_left_says_what_would_help(tmp_path):
+    asked = file_source(tmp_path / "d.jsonl", [row(f"What is 1 + {n}?", "\\boxed{9}", str(n + 1)) for n in range(3)])
     with pytest.raises(
         DataError, match=r"rejected 3 in_evaluation_suite; use problems that are not in data\.suites or [^;]*$"
     ):
@@ -127,23 +103,23 @@ def test_nothing_left_says_what_would_help(tmp_path: Path) -> None:
         prepare(tmp_path / "b", train=asked)
 
 
-def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path):
     with pytest.raises(DataError, match=r"data\.rl: the complement is empty, .* lower data\.sft\.unique_train_exampl"):
         prepare(tmp_path / "all", rl="complement")
     prepare(tmp_path / "some", rl="complement", sft={"unique_train_examples": 20})
     assert len(read_prompts(tmp_path / "some" / "rl_complement.parquet")) == 10
 
 
-def test_a_suite_keeps_its_long_problems(tmp_path: Path) -> None:
-    rows = [row("1 + 1", "2", "\\boxed{2}"), row("1" * 90, "2", "\\boxed{2}")]
+def test_a_suite_keeps_its_long_problems(tmp_path):
+    rows = [row("1 + 1", "\\boxed{2}", "2"), row("1" * 90, "\\boxed{2}", "2")]
     suite = file_source(tmp_path / "suite.jsonl", rows)
     prepare(tmp_path / "out", suites={"long": suite})
     kept = read_prompts(tmp_path / "out" / "suites" / "long.parquet")
     assert [prompt.messages[-1].content for prompt in kept] == ["1 + 1", "1" * 90]
 
 
-def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_path: Path) -> None:
-    rows = [row("Which?", "C", "The answer is (C)"), row("Or?", "B", "The answer is (C)")]
+def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_path):
+    rows = [row("Which?", "The answer is (C)", "C"), row("Or?", "The answer is (C)", "B")]
     for one in rows:
         one["reward_model"]["style"] = "choice"  # type: ignore[index]
     prepare(tmp_path / "a", train=file_source(tmp_path / "rows.jsonl", rows))
@@ -154,28 +130,21 @@ def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_pat
         prepare(tmp_path / "b", train=file_source(tmp_path / "rows.jsonl", rows))
 
 
-def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path: Path) -> None:
+def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path):
     own = {"role": "system", "content": "mine"}
-    rows = [row("1 + 1", "2", "\\boxed{2}"), row("2 + 1", "3", "\\boxed{3}")]
+    rows = [row("1 + 1", "\\boxed{2}", "2"), row("2 + 1", "\\boxed{3}", "3")]
     rows[1]["prompt"] = [own, {"role": "user", "content": "2 + 1"}]
     prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows), system_prompt="think")
     prompts = read_prompts(tmp_path / "out" / "train.parquet")
     assert [prompt.messages[0].content for prompt in prompts] == ["think", "mine"]
 
 
-def test_the_tokenizer_of_a_given_model_is_kept(tmp_path: Path) -> None:
+def test_the_tokenizer_of_a_given_model_is_kept(tmp_path):
     build_tokenizer(["0123456789 +-=r<>/think\\boxed{}Q"]).save_pretrained(tmp_path / "model")
     prepare(tmp_path / "out", model_path=str(tmp_path / "model"), corpus=None)
     assert "Q" in load_tokenizer(tmp_path / "out" / "tokenizer").get_vocab()
 
 
-@pytest.mark.slow
-def test_a_large_corpus_is_prepared(tmp_path: Path) -> None:
-    corpus = {"kind": "arithmetic", "num_prompts": 20_000, "num_operations": (1, 2, 3, 4, 5, 6), "unique": False}
-    result = prepare(tmp_path, corpus=corpus)
-    assert result.metrics["rows/corpus"] > 19_000
-
-
-def test_the_program_and_its_workers_load_without_torch() -> None:
+def test_the_program_and_its_workers_load_without_torch():
     code = "import sys, luffy.stages.prepare_data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

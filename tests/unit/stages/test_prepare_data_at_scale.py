@@ -8,25 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from patience import wait_until
+from synthetic.preparation import prepare, sources_of
 
 import luffy.data.parquet as parquet
-from luffy.config.data import DataConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.config.grading import GradingConfig
-from luffy.config.settings import PrepareDataSettings
 from luffy.data import shards
 from luffy.data.parquet import read_prompts
 from luffy.data.schema import problem_key
 from luffy.data.shards import ShardWorker
 from luffy.data.splits import LUFFY_SCHEMA
 from luffy.errors import DataError, LostError
-from luffy.pipeline.events import EventWriter
-from luffy.stages.prepare_data import run
-from luffy.stages.program import StageContext, StageResult
+from luffy.stages.program import StageResult
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 SYSTEM = "Put your thoughts between <think> and </think>."
@@ -50,25 +46,6 @@ def write(path: Path, rows: list[dict[str, object]]) -> dict[str, object]:
     return {"kind": "file", "path": str(path), "author": "r1"}
 
 
-def settings(train: dict[str, object], **changes: object) -> PrepareDataSettings:
-    suite = {"kind": "arithmetic", "num_prompts": 4, "num_operations": [2]}
-    data = {"train": train, "suites": {"small": suite}, "max_prompt_tokens": 400, "max_trace_tokens": 300, **changes}
-    return PrepareDataSettings(
-        seed=3,
-        data=DataConfig.model_validate_json(json.dumps(data)),
-        grading=GradingConfig(),
-        model_path=None,
-        chat_template=None,
-    )
-
-
-def prepare(out: Path, asked: PrepareDataSettings, workers: int = 1) -> StageResult:
-    out.mkdir(exist_ok=True, parents=True)
-    execution = ExecutionConfig(data_workers=workers, grader_workers=1)
-    context = StageContext(out, {}, "key", "prepare_data", execution, TrackingConfig(), EventWriter(out / "events"))
-    return run(asked, context)
-
-
 class _Deadly:
     """Kills the process that unpickles it."""
 
@@ -77,11 +54,11 @@ class _Deadly:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_a_worker_that_is_killed_is_a_lost_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = settings(write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)]))
+def test_a_worker_that_is_killed_is_a_lost_process(tmp_path, monkeypatch):
+    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)])
     monkeypatch.setattr(shards.FilterJob, "__reduce__", _Deadly.__reduce__)
     with pytest.raises(LostError, match=r"lower execution\.data_workers"):
-        prepare(tmp_path / "out", asked, workers=2)
+        prepare(tmp_path / "out", 2, train=source)
 
 
 def contents(out: Path, result: StageResult) -> dict[str, bytes]:
@@ -89,24 +66,24 @@ def contents(out: Path, result: StageResult) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(monkeypatch) -> None:
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 10)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_shards")
-def test_rows_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
     rows = [luffy_row(n % 50, answer=1 if n % 7 == 0 else None) for n in range(60)]
-    asked = settings(write(tmp_path / "d.parquet", rows), validation_prompts=5, filters={"near_duplicates": 0.9})
-    one, three = prepare(tmp_path / "one", asked), prepare(tmp_path / "three", asked, workers=3)
+    asked = {"train": write(tmp_path / "d.parquet", rows), "validation_prompts": 5, "filters": {"near_duplicates": 0.9}}
+    one, three = prepare(tmp_path / "one", **asked), prepare(tmp_path / "three", 3, **asked)
     assert one.outputs == three.outputs
     assert contents(tmp_path / "one", one) == contents(tmp_path / "three", three)
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = settings(write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)]))
-    undisturbed = contents(tmp_path / "a", prepare(tmp_path / "a", asked))
+def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypatch):
+    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)])
+    undisturbed = contents(tmp_path / "a", prepare(tmp_path / "a", train=source))
     work, begun = ShardWorker.work, []
 
     def interrupted(self, index, rows, folder, grader):
@@ -117,72 +94,62 @@ def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path: Path, mo
 
     monkeypatch.setattr(ShardWorker, "work", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path / "b", asked)
-    result = prepare(tmp_path / "b", asked)
+        prepare(tmp_path / "b", train=source)
+    result = prepare(tmp_path / "b", train=source)
     assert begun == [("train", n) for n in (0, 1, 2, 3, 3, 4)] + [("suites.small", 0)]
     assert contents(tmp_path / "b", result) == undisturbed
     assert result.scratch == ("shards",)
 
 
 @pytest.mark.slow
-def test_a_killed_program_continues_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(8_000)])
-    asked = settings(source, max_prompt_tokens=500)
+def test_a_killed_program_continues_and_leaves_no_process(tmp_path, monkeypatch):
+    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(4_000)])
     script = tmp_path / "prepare.py"
     script.write_text(
-        "import sys; sys.path[:0] = sys.argv[3:]\n"
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path\n"
-        "from luffy.config.settings import PrepareDataSettings\n"
         "from luffy.data import parquet\n"
-        "from unit.stages.test_prepare_data_at_scale import prepare\n"
-        "parquet.ROWS_AT_ONCE = 1_000\n"
+        "from synthetic.preparation import prepare\n"
+        "parquet.ROWS_AT_ONCE = 500\n"
         "if __name__ == '__main__':\n"
-        "    text = Path(sys.argv[1]).read_text()\n"
-        "    prepare(Path(sys.argv[2]), PrepareDataSettings.model_validate_json(text), workers=2)\n"
+        f"    prepare(Path(sys.argv[1]), 2, train={source})\n"
     )
-    (tmp_path / "settings.json").write_text(asked.model_dump_json())
     root = Path(__file__).parents[3]
-    command = [sys.executable, script, tmp_path / "settings.json", tmp_path / "out", root, root / "tests"]
+    command = [sys.executable, script, tmp_path / "out", root, root / "tests"]
     killed = subprocess.Popen(command)
     shards = tmp_path / "out" / "shards" / "train"
     wait_until(lambda: list(shards.glob("*.json")))
-    children = psutil_children(killed.pid)
+    children = [child.pid for child in psutil.Process(killed.pid).children(recursive=True)]
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     finished = {path.name: path.stat().st_mtime_ns for path in shards.glob("*.json")}
     assert finished and children
     wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
-    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 1_000)
-    prepare(tmp_path / "out", asked, workers=2)
+    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 500)
+    prepare(tmp_path / "out", 2, train=source)
     assert len(list(shards.glob("*.json"))) == 8
     assert {name: (shards / name).stat().st_mtime_ns for name in finished} == finished
-    assert pq.read_metadata(tmp_path / "out" / "train.parquet").num_rows == 8_000
+    assert pq.read_metadata(tmp_path / "out" / "train.parquet").num_rows == 4_000
 
 
-def psutil_children(pid: int) -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path: Path) -> None:
+def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path):
     rows = [luffy_row(n) for n in range(20)]
     source = write(tmp_path / "d.parquet", rows)
-    prepare(tmp_path / "out", settings(source, luffy_parquet=True))
+    prepare(tmp_path / "out", train=source, luffy_parquet=True)
     written = pq.read_table(tmp_path / "out" / "train.luffy.parquet")
     assert written.schema.remove_metadata() == pq.read_schema(tmp_path / "d.parquet").remove_metadata()
     assert written.to_pylist() == rows
     again = {**source, "path": str(tmp_path / "out" / "train.luffy.parquet")}
-    prepare(tmp_path / "again", settings(again))
+    prepare(tmp_path / "again", train=again)
     one, other = (read_prompts(tmp_path / name / "train.parquet") for name in ("out", "again"))
     assert one == other
 
 
 @pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
-def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path: Path) -> None:
+def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path):
     path = DATASETS / "luffy_eval" / "valid.all.parquet"
     train = {"kind": "file", "path": str(path), "max_rows": 700}
-    prepare(tmp_path, settings(train, luffy_parquet=True, max_prompt_tokens=5000))
+    prepare(tmp_path, train=train, luffy_parquet=True, max_prompt_tokens=5000)
     original = {}
     for row in pq.read_table(path).slice(0, 700).to_pylist():
         row.pop("__index_level_0__")
@@ -195,10 +162,10 @@ def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path: Path) -> 
     assert len(written) > 400
 
 
-def test_the_splits_share_the_prompts_out(tmp_path: Path) -> None:
+def test_the_splits_share_the_prompts_out(tmp_path):
     rows = [luffy_row(n, answer=0 if n % 10 == 9 else None) for n in range(40)]
     view = {"unique_train_examples": 12}
-    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), sft=view, validation_prompts=6))
+    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows), sft=view, validation_prompts=6)
     names = ("train", "sft", "rl_complement", "validation")
     train, sft, complement, validation = ({p.uid for p in read_prompts(tmp_path / f"{name}.parquet")} for name in names)
     assert (len(train), len(sft), len(complement), len(validation)) == (30, 12, 22, 6)
@@ -207,34 +174,34 @@ def test_the_splits_share_the_prompts_out(tmp_path: Path) -> None:
     assert not any(prompt.traces for prompt in read_prompts(tmp_path / "rl_complement.parquet"))
 
 
-def test_sft_sees_correct_traces_alone_where_rl_keeps_all(tmp_path: Path) -> None:
+def test_sft_sees_correct_traces_alone_where_rl_keeps_all(tmp_path):
     rows = [luffy_row(n, answer=0 if n % 2 else None) for n in range(1, 11)]
-    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), require_verified_traces=False))
+    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows), require_verified_traces=False)
     assert len(read_prompts(tmp_path / "train.parquet")) == 10
     assert [p.traces[0].verified for p in read_prompts(tmp_path / "sft.parquet")] == [True] * 5
 
 
-def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path: Path) -> None:
+def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path):
     rows = [luffy_row(10**n) for n in range(9)]
     found = {}
     for side in ("easy", "hard"):
         source = write(tmp_path / "d.parquet", rows)
-        prepare(tmp_path / side, settings(source, filters={"difficulty": side}))
+        prepare(tmp_path / side, train=source, filters={"difficulty": side})
         found[side] = {p.uid for p in read_prompts(tmp_path / side / "train.parquet")}
     assert len(found["easy"] | found["hard"]) == 9 and not found["easy"] & found["hard"]
     assert abs(len(found["easy"]) - len(found["hard"])) <= 2
 
 
-def test_the_card_names_what_was_and_was_not_checked(tmp_path: Path) -> None:
+def test_the_card_names_what_was_and_was_not_checked(tmp_path):
     contaminated = {**luffy_row(1), "prompt": [{"role": "user", "content": "secret problem"}]}
     bench = tmp_path / "bench.jsonl"
     bench.write_text(json.dumps({"q": "Secret  problem", "a": "2"}))
     fields = {"data_source": "b", "problem": "q", "answer": {"column": "a"}}
-    asked = settings(
-        write(tmp_path / "d.parquet", [luffy_row(5), contaminated]),
+    result = prepare(
+        tmp_path / "out",
+        train=write(tmp_path / "d.parquet", [luffy_row(5), contaminated]),
         decontamination={"benchmarks": {"math500": {"kind": "file", "path": str(bench), "fields": fields}}},
     )
-    result = prepare(tmp_path / "out", asked)
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert card["benchmarks"]["checked"] == {"small": 4, "math500": 1}
     assert "aime24" in card["benchmarks"]["not_checked"] and "math500" not in card["benchmarks"]["not_checked"]
@@ -248,12 +215,12 @@ def test_the_card_names_what_was_and_was_not_checked(tmp_path: Path) -> None:
     assert "not checked: aime24" in (tmp_path / "out" / "card.md").read_text()
 
 
-def test_near_duplicates_and_equal_problems_are_counted_apart(tmp_path: Path) -> None:
+def test_near_duplicates_and_equal_problems_are_counted_apart(tmp_path):
     long = " ".join(f"w{n}" for n in range(60))
     texts = [long, long.upper(), long + " end", "another"]
     rows = [{**luffy_row(1), "prompt": [{"role": "user", "content": text}]} for text in texts]
-    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), filters={"near_duplicates": 0.8}))
-    card = json.loads((tmp_path / "card.json").read_text())["sources"]["train"]
+    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows), filters={"near_duplicates": 0.8})
+    card = sources_of(tmp_path)["train"]
     assert card["rejected"] == {"duplicate_problem": 1, "near_duplicate": 1}
     assert card["rows_out"] == 2
 
@@ -265,47 +232,39 @@ def test_near_duplicates_and_equal_problems_are_counted_apart(tmp_path: Path) ->
         ({"validation_prompts": 5}, "data.validation_prompts: 5 of the 5 training prompts would leave none"),
     ],
 )
-def test_what_cannot_be_cut_out_is_refused(tmp_path: Path, changes: dict, reason: str) -> None:
+def test_what_cannot_be_cut_out_is_refused(tmp_path, changes, reason):
     source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(5)])
     with pytest.raises(DataError, match=reason):
-        prepare(tmp_path / "out", settings(source, **changes))
+        prepare(tmp_path / "out", train=source, **changes)
 
 
 @pytest.mark.parametrize(("view", "in_sft"), [("all", 5), (3, 3)])
-def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_complement(
-    tmp_path: Path, view: object, in_sft: int
-) -> None:
+def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_complement(tmp_path, view, in_sft):
     rows = [luffy_row(n, answer=0 if n % 2 else None) for n in range(1, 11)]
-    sft_view = {"unique_train_examples": view}
-    asked = settings(write(tmp_path / "d.parquet", rows), require_verified_traces=False, sft=sft_view)
-    prepare(tmp_path, asked)
+    common = {"train": write(tmp_path / "d.parquet", rows), "require_verified_traces": False}
+    prepare(tmp_path, sft={"unique_train_examples": view}, **common)
     sft, complement = (read_prompts(tmp_path / f"{name}.parquet") for name in ("sft", "rl_complement"))
     assert (len(sft), len({prompt.uid for prompt in [*sft, *complement]})) == (in_sft, 10)
     assert all(trace.verified for prompt in sft for trace in prompt.traces)
     with pytest.raises(DataError, match="6 asked for, 5 training prompts have a correct trace"):
-        prepare(
-            tmp_path / "more",
-            settings(
-                write(tmp_path / "d.parquet", rows), require_verified_traces=False, sft={"unique_train_examples": 6}
-            ),
-        )
+        prepare(tmp_path / "more", sft={"unique_train_examples": 6}, **common)
 
 
-def test_a_correct_trace_that_comes_by_merging_counts(tmp_path: Path) -> None:
+def test_a_correct_trace_that_comes_by_merging_counts(tmp_path):
     rows = [luffy_row(1, answer=0), luffy_row(1), luffy_row(2, answer=0)]
-    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), require_verified_traces=False))
+    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows), require_verified_traces=False)
     (one,) = read_prompts(tmp_path / "sft.parquet")
     assert (one.messages[-1].content, len(one.traces)) == ("1 + 1 = ?", 1)
     assert [p.messages[-1].content for p in read_prompts(tmp_path / "rl_complement.parquet")] == ["2 + 1 = ?"]
 
 
-def test_no_problem_of_another_split_comes_back_by_a_row_that_lost_its_trace(tmp_path: Path) -> None:
+def test_no_problem_of_another_split_comes_back_by_a_row_that_lost_its_trace(tmp_path):
     rows = [luffy_row(n) for n in range(10)]
     again = [luffy_row(n, answer=0) for n in [*range(10), 77, 77]]
     for row, spaces in zip(again, itertools.cycle([" ", "  "])):
         row["prompt"][1]["content"] = row["prompt"][1]["content"].replace("=", f"{spaces}=")  # type: ignore[index]
     view = {"unique_train_examples": 4}
-    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows + again), sft=view, validation_prompts=3))
+    prepare(tmp_path, train=write(tmp_path / "d.parquet", rows + again), sft=view, validation_prompts=3)
     names = ("sft", "rl_complement", "validation")
     problems = [[problem_key(p.messages) for p in read_prompts(tmp_path / f"{name}.parquet")] for name in names]
     assert [len(found) for found in problems] == [4, 4, 3]  # three of train, and 77 + 1
@@ -331,9 +290,7 @@ def riddles(purpose, seed, options): return Riddles(*(int(n) for n in open(optio
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("which", ["train", "benchmark"])
-def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
-) -> None:
+def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(tmp_path, monkeypatch, which):
     (tmp_path / "my_changing.py").write_text(CHANGING)
     monkeypatch.syspath_prepend(tmp_path)
     sizes = {"train": tmp_path / "train.txt", "benchmark": tmp_path / "benchmark.txt"}
@@ -343,7 +300,7 @@ def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(
     }
     sizes["train"].write_text("0 45")
     sizes["benchmark"].write_text("1000 1")
-    asked = settings(sources["train"], decontamination={"benchmarks": {"other": sources["benchmark"]}})
+    asked = {"train": sources["train"], "decontamination": {"benchmarks": {"other": sources["benchmark"]}}}
     work, begun = ShardWorker.work, []
 
     def interrupted(self, index, rows, folder, grader):
@@ -354,9 +311,9 @@ def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(
 
     monkeypatch.setattr(ShardWorker, "work", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path / "out", asked)
+        prepare(tmp_path / "out", **asked)
     sizes[which].write_text("100 12" if which == "train" else "3 4")
-    prepare(tmp_path / "out", asked)
+    prepare(tmp_path / "out", **asked)
     found = {prompt.ground_truth for prompt in read_prompts(tmp_path / "out" / "train.parquet")}
     expected = range(100, 112) if which == "train" else [*range(3), *range(7, 45)]
     assert found == {str(n) for n in expected}

@@ -6,58 +6,32 @@ import os
 from pathlib import Path
 
 import pytest
+from synthetic.preparation import prepare as prepared
+from synthetic.preparation import row, sources_of, written
 
 import luffy.data.parquet as parquet
-from luffy.config.data import DataConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.config.grading import GradingConfig
-from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.shards import ShardWorker
 from luffy.errors import DataError
-from luffy.pipeline.events import EventWriter
-from luffy.stages.prepare_data import run
-from luffy.stages.program import StageContext
 from luffy.types import Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 SPLITS = ("train", "sft", "rl_complement")
-SMALL = {"kind": "arithmetic", "num_prompts": 4, "num_operations": [2]}
-
-
-def row(question: str, reply: str, answer: str = "2", **more: object) -> dict[str, object]:
-    reward = {"style": "rule", "ground_truth": answer}
-    return {"data_source": "t", "prompt": question, "target": reply, "reward_model": reward, **more}
 
 
 def boxed(words: str, answer: str = "2") -> str:
     return f"{words} \\boxed{{{answer}}}"
 
 
-def written(path: Path, rows: list[dict[str, object]], **more: object) -> dict[str, object]:
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return {"kind": "file", "path": str(path), **more}
-
-
-def prepare(out: Path, workers: int = 1, **changes: object) -> dict[str, dict]:
-    out.mkdir(exist_ok=True)
-    data = {"suites": {"small": SMALL}, "max_prompt_tokens": 5000, "max_trace_tokens": 400, **changes}
-    data.setdefault("train", {**SMALL, "num_prompts": 9, "num_operations": [3]})
-    settings = PrepareDataSettings(
-        seed=3,
-        data=DataConfig.model_validate_json(json.dumps(data)),
-        grading=GradingConfig(),
-        model_path=None,
-        chat_template=None,
-    )
-    execution = ExecutionConfig(data_workers=workers, grader_workers=1)
-    run(settings, StageContext(out, {}, "k", "prepare_data", execution, TrackingConfig(), EventWriter(out / "events")))
-    card: dict[str, dict] = json.loads((out / "card.json").read_text())["sources"]
-    for source in card.values():
+def prepare(out, workers=1, **data) -> dict[str, dict]:
+    """What the card then says of each source; no row of one is lost."""
+    prepared(out, workers, **data)
+    sources = sources_of(out)
+    for source in sources.values():
         gone = sum(source["rejected"].values()) + source["quarantined"] + source["folded"]
         assert source["rows_in"] == source["rows_out"] + gone
-    return card
+    return sources
 
 
 def texts(prompts: list[Prompt]) -> dict[str, list[str]]:
@@ -65,7 +39,7 @@ def texts(prompts: list[Prompt]) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(monkeypatch) -> None:
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 5)
 
 
@@ -74,7 +48,7 @@ def repeated(count: int, times: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_rows_of_one_problem_become_one_prompt_with_their_traces(tmp_path: Path) -> None:
+def test_rows_of_one_problem_become_one_prompt_with_their_traces(tmp_path):
     card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", repeated(7, 3)))["train"]
     expected = {f"Problem {n}?": [boxed(f"by way {way}") for way in range(3)] for n in range(7)}
     assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == expected
@@ -85,7 +59,7 @@ def test_rows_of_one_problem_become_one_prompt_with_their_traces(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_merged_rows_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 5)
     source = written(tmp_path / "d.jsonl", repeated(11, 4))
     for name, workers in (("one", 1), ("two", 2)):
@@ -94,29 +68,28 @@ def test_merged_rows_do_not_depend_on_the_number_of_processes(tmp_path: Path, mo
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-def test_a_row_without_a_new_trace_and_one_with_another_answer_are_rejected(tmp_path: Path) -> None:
+def test_a_row_without_a_new_trace_and_one_with_another_answer_are_rejected(tmp_path):
     rows = [
         row("One plus one?", boxed("Easy:")),
         row("One plus one?", boxed("Easy:")),
         row("one  plus one?", boxed("Easy:")),
         row("ONE plus one?", boxed("Hm."), data_source="u"),
         row("One plus one?", boxed("No,", "3"), answer="3"),
-        row("One plus one?", ""),
+        row("One plus one?", None),
     ]
-    rows[5]["target"] = None
     card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows))["train"]
     assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {"One plus one?": [boxed("Easy:"), boxed("Hm.")]}
     assert card["rejected"] == {"duplicate_uid": 2, "duplicate_problem": 1, "duplicate_with_other_answer": 1}
     assert card["folded"] == 1
 
 
-def test_repeats_are_rejected_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_repeats_are_rejected_where_that_is_asked_for(tmp_path):
     source = written(tmp_path / "d.jsonl", repeated(3, 2))
     card = prepare(tmp_path / "out", train=source, filters={"repeats": "reject"})["train"]
     assert (card["rows_out"], card["folded"], card["rejected"]) == (3, 0, {"duplicate_uid": 3})
 
 
-def test_a_uid_that_a_file_gives_to_two_problems_is_no_repeat_of_either(tmp_path: Path) -> None:
+def test_a_uid_that_a_file_gives_to_two_problems_is_no_repeat_of_either(tmp_path):
     rows = [
         row("First?", boxed("a"), uid="x"),
         row("Second?", boxed("b"), uid="x"),
@@ -127,7 +100,7 @@ def test_a_uid_that_a_file_gives_to_two_problems_is_no_repeat_of_either(tmp_path
     assert (card["rejected"], card["folded"]) == ({"duplicate_uid": 1}, 0)
 
 
-def test_uids_are_compared_to_their_last_character(tmp_path: Path) -> None:
+def test_uids_are_compared_to_their_last_character(tmp_path):
     uids = ["x", "x\0", "x\0\0", "x" * 5000]
     rows = [row(f"Problem {uid!r}?", boxed("a"), uid=uid) for uid in uids]
     view = {"unique_train_examples": 2}
@@ -137,7 +110,7 @@ def test_uids_are_compared_to_their_last_character(tmp_path: Path) -> None:
     assert found["sft"] | found["rl_complement"] == set(uids) and not found["sft"] & found["rl_complement"]
 
 
-def test_a_near_duplicate_of_a_rejected_row_stays(tmp_path: Path) -> None:
+def test_a_near_duplicate_of_a_rejected_row_stays(tmp_path):
     long = " ".join(f"w{n}" for n in range(60))
     rows = [row("First?", boxed("a"), uid="x"), row(long + " end", boxed("b"), uid="x"), row(long, boxed("c"))]
     source = written(tmp_path / "d.jsonl", rows)
@@ -146,7 +119,7 @@ def test_a_near_duplicate_of_a_rejected_row_stays(tmp_path: Path) -> None:
     assert card["rejected"] == {"duplicate_uid": 1}
 
 
-def test_a_repeat_of_a_near_duplicate_goes_with_it(tmp_path: Path) -> None:
+def test_a_repeat_of_a_near_duplicate_goes_with_it(tmp_path):
     long = " ".join(f"w{n}" for n in range(60))
     rows = [row(long + end, boxed(way)) for way in ("a", "b") for end in ("", " end")]
     source = written(tmp_path / "d.jsonl", rows)
@@ -155,7 +128,7 @@ def test_a_repeat_of_a_near_duplicate_goes_with_it(tmp_path: Path) -> None:
     assert (card["rejected"], card["folded"]) == ({"near_duplicate": 2}, 1)
 
 
-def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tmp_path: Path) -> None:
+def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tmp_path):
     long = [" ".join(f"{letter}{n}" for n in range(60)) for letter in "abcd"]
     rows = [row(text, boxed("right")) for text in long[:3]]
     rows += [row(text + end, boxed("wrong", "5")) for text in long for end in (" end", " ends")]
@@ -169,16 +142,14 @@ def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tm
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_a_prompt_without_a_trace_takes_over_that_of_a_later_row(tmp_path: Path) -> None:
-    rows = [row(f"Problem {n}?", "") for n in range(6)] + [row("Problem 2?", boxed("Late."))]
-    for early in rows[:6]:
-        early["target"] = None
+def test_a_prompt_without_a_trace_takes_over_that_of_a_later_row(tmp_path):
+    rows = [row(f"Problem {n}?", None) for n in range(6)] + [row("Problem 2?", boxed("Late."))]
     prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows))
     assert texts(read_prompts(tmp_path / "out" / "sft.parquet")) == {"Problem 2?": [boxed("Late.")]}
     assert len(read_prompts(tmp_path / "out" / "train.parquet")) == 6
 
 
-def test_difficulty_and_correctness_are_those_of_all_merged_traces(tmp_path: Path) -> None:
+def test_difficulty_and_correctness_are_those_of_all_merged_traces(tmp_path):
     long, short = boxed("step " * 40), boxed("short")
     rows = [row("A?", long), row("B?", long), row("A?", short), row("B?", boxed("wrong", "5"))]
     common = {"train": written(tmp_path / "d.jsonl", rows), "require_verified_traces": False}
@@ -189,9 +160,7 @@ def test_difficulty_and_correctness_are_those_of_all_merged_traces(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_what_was_interrupted_while_merging_does_not_merge_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_interrupted_while_merging_does_not_merge_twice(tmp_path, monkeypatch):
     source = written(tmp_path / "d.jsonl", repeated(7, 3))
     work = ShardWorker.work
 
@@ -213,9 +182,9 @@ def test_what_was_interrupted_while_merging_does_not_merge_twice(
         assert (out / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
 
 
-def test_a_suite_asks_each_problem_once_and_says_how_often_it_stood_there(tmp_path: Path) -> None:
-    rows = [row(f"Problem {n % 3}?", "", data_source="aime") for n in range(12)] + [row("Other?", "", answer="n+1")]
-    suites = {"s": written(tmp_path / "d.jsonl", [{**each, "target": None} for each in rows])}
+def test_a_suite_asks_each_problem_once_and_says_how_often_it_stood_there(tmp_path):
+    rows = [row(f"Problem {n % 3}?", None, data_source="aime") for n in range(12)] + [row("Other?", None, "n+1")]
+    suites = {"s": written(tmp_path / "d.jsonl", rows)}
     card = prepare(tmp_path / "out", suites=suites)["suites.s"]
     assert len(read_prompts(tmp_path / "out" / "suites" / "s.parquet")) == card["rows_out"] == 4
     assert (card["folded"], card["repeats"], card["rejected"]) == (9, {"4": 3}, {})
@@ -224,7 +193,7 @@ def test_a_suite_asks_each_problem_once_and_says_how_often_it_stood_there(tmp_pa
 
 @needs_datasets
 @pytest.mark.slow
-def test_the_published_evaluation_file_of_luffy_is_folded_and_its_references_are_sound(tmp_path: Path) -> None:
+def test_the_published_evaluation_file_of_luffy_is_folded_and_its_references_are_sound(tmp_path):
     source = {"kind": "file", "path": str(DATASETS / "luffy_eval" / "valid.all.parquet")}
     card = prepare(tmp_path / "out", suites={"luffy": source})["suites.luffy"]
     assert (card["rows_in"], card["rows_out"], card["folded"]) == (6023, 1590, 4433)
@@ -232,7 +201,7 @@ def test_the_published_evaluation_file_of_luffy_is_folded_and_its_references_are
     assert card["golds"] == {"meets_itself": 1581, "text_alone": 9}
 
 
-def test_only_the_rows_asked_for_are_read(tmp_path: Path) -> None:
+def test_only_the_rows_asked_for_are_read(tmp_path):
     rows = [row(f"Problem {n}?", boxed("x"), data_source="abc"[n % 3], level=n % 2) for n in range(12)]
     file = tmp_path / "d.jsonl"
     suites = {
@@ -245,7 +214,7 @@ def test_only_the_rows_asked_for_are_read(tmp_path: Path) -> None:
     assert list(texts(found["ab"])) == [f"Problem {n}?" for n in (1, 3, 7)]
 
 
-def test_a_filter_that_nothing_keeps_says_what_there_is(tmp_path: Path) -> None:
+def test_a_filter_that_nothing_keeps_says_what_there_is(tmp_path):
     rows = [row(f"Problem {n}?", boxed("x"), data_source=f"s{n}") for n in range(12)]
     source = written(tmp_path / "d.jsonl", rows, only={"data_source": "amc"})
     with pytest.raises(
@@ -254,9 +223,9 @@ def test_a_filter_that_nothing_keeps_says_what_there_is(tmp_path: Path) -> None:
         prepare(tmp_path / "out", suites={"s": source})
 
 
-def test_references_that_cannot_be_met_are_listed_by_uid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [row("A?", "", "\\frac{1}{2"), row("B?", "", "np.arcsin(10/13)"), row("C?", "", "3")]
-    source = written(tmp_path / "d.jsonl", [{**each, "target": None} for each in rows])
+def test_references_that_cannot_be_met_are_listed_by_uid(tmp_path, caplog):
+    rows = [row("A?", None, "\\frac{1}{2"), row("B?", None, "np.arcsin(10/13)"), row("C?", None, "3")]
+    source = written(tmp_path / "d.jsonl", rows)
     with caplog.at_level(logging.WARNING):
         card = prepare(tmp_path / "out", suites={"s": source})["suites.s"]
     assert card["golds"] == {"fails": 1, "meets_itself": 1, "text_alone": 1}
@@ -267,7 +236,7 @@ def test_references_that_cannot_be_met_are_listed_by_uid(tmp_path: Path, caplog:
     assert uids["B?"] in (tmp_path / "out" / "card.md").read_text() and "arcsin" not in caplog.text
 
 
-def test_nothing_is_shown_of_a_confidential_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_shown_of_a_confidential_source(tmp_path, caplog):
     fields = {
         "data_source": "quiz",
         "problem": "q",
@@ -288,7 +257,7 @@ def test_nothing_is_shown_of_a_confidential_source(tmp_path: Path, caplog: pytes
     assert all(p.extra_info["confidential"] is True for p in read_prompts(tmp_path / "out" / "train.parquet"))
 
 
-def test_a_confidential_source_that_cannot_be_used_says_no_more_than_where(tmp_path: Path) -> None:
+def test_a_confidential_source_that_cannot_be_used_says_no_more_than_where(tmp_path):
     fields = {"data_source": "d", "problem": "q", "answer": {"column": "a"}}
     source = written(tmp_path / "d.jsonl", [{"q": ["hush"], "a": "1"}], fields=fields, confidential=True)
     with pytest.raises(DataError, match=r"the first: row 1, field q\[0\]: cannot be used") as caught:

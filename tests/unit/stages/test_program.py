@@ -24,7 +24,7 @@ EDITED = {**PLANNED, "luffy.data.schema": "f" * 16}
 
 
 @pytest.fixture
-def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+def experiment(tmp_path, monkeypatch) -> Experiment:
     """An experiment whose first stage is ready to start."""
     monkeypatch.setattr(program, "receive_stop_requests", lambda: None)  # pytest keeps its own signal handlers
     opened = open_experiment(load_experiment(SMOKE), Workspace(tmp_path), code=lambda rooms: PLANNED)
@@ -63,9 +63,7 @@ def attempt(
     return resumed
 
 
-def test_code_that_was_edited_since_the_plan_is_refused_before_it_touches_anything(
-    experiment, monkeypatch, capsys
-) -> None:
+def test_code_that_was_edited_since_the_plan_is_refused_before_it_touches_anything(experiment, monkeypatch, capsys):
     assert attempt(experiment, monkeypatch, PLANNED, killed=True) == [0]
     assert attempt(experiment, monkeypatch, EDITED) == []
     said = capsys.readouterr().err
@@ -73,7 +71,7 @@ def test_code_that_was_edited_since_the_plan_is_refused_before_it_touches_anythi
     assert attempt(experiment, monkeypatch, PLANNED) == [1]
 
 
-def test_what_a_stage_waits_for_long_is_told_to_the_terminal(experiment, monkeypatch) -> None:
+def test_what_a_stage_waits_for_long_is_told_to_the_terminal(experiment, monkeypatch):
     def run(settings: object, context: StageContext) -> StageResult:
         client = HTTPClient("http://host", None, RequestLimits(1.0, 1.0))
         asyncio.run(client.pause(0, Answer(429, {"error": "slow down"}, "300")))
@@ -92,7 +90,7 @@ def test_what_a_stage_waits_for_long_is_told_to_the_terminal(experiment, monkeyp
     assert len(told) == 1 and told[0].startswith("http://host: status 429: slow down (Retry-After: 300); asking again")
 
 
-def test_a_longer_run_that_is_killed_and_resumed_still_says_which_run_it_continues(experiment, monkeypatch) -> None:
+def test_a_longer_run_that_is_killed_and_resumed_still_says_which_run_it_continues(experiment, monkeypatch):
     plan = experiment.plan_node("prepare_data")
     shorter = plan.directory.with_name("shorter")
     shorter.mkdir()
@@ -110,7 +108,7 @@ def test_a_longer_run_that_is_killed_and_resumed_still_says_which_run_it_continu
     assert manifest is not None and manifest.extended == "shorter"
 
 
-def test_the_time_of_earlier_attempts_counts_and_of_cleared_work_does_not(experiment, monkeypatch) -> None:
+def test_the_time_of_earlier_attempts_counts_and_of_cleared_work_does_not(experiment, monkeypatch):
     out = experiment.plan_node("prepare_data").directory
     assert attempt(experiment, monkeypatch, PLANNED, killed=True, lasting_s=5000.0) == [0]
     job = read_job(out / JOB_FILE)
@@ -124,7 +122,7 @@ def test_the_time_of_earlier_attempts_counts_and_of_cleared_work_does_not(experi
     assert manifest.total_s == manifest.attempt_s + manifest.earlier_s
 
 
-def test_a_shorter_run_that_was_deleted_since_the_plan_is_not_continued(experiment, monkeypatch) -> None:
+def test_a_shorter_run_that_was_deleted_since_the_plan_is_not_continued(experiment, monkeypatch):
     plan = experiment.plan_node("prepare_data")
     job = experiment.job(plan).model_copy(update={"extends": str(plan.directory.with_name("deleted"))})
     write_job(plan.directory / JOB_FILE, job)

@@ -9,20 +9,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from synthetic.answered_stage import stage_context
 from synthetic.finished_chain import HOSTILE, write_chain
 
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.answers import DifficultyConfig, SampleConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import KeptCount, PassRate, card_json, difficulty_card, fit_of, sample_card, summarise_rates
 from luffy.data.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 from luffy.errors import LuffyError
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.manifest import finished_manifest, write_manifest
 from luffy.report.chain_page import chain_page, difference_table, read_chain
 from luffy.report.page import html
-from luffy.stages.program import StageContext
 from luffy.stages.report import run
 from luffy.statistics.paired import holm
 
@@ -31,22 +29,22 @@ VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+def chain(tmp_path_factory) -> Chain:
     return write_chain(tmp_path_factory.mktemp("chain"), num_problems=30, num_steps=40)
 
 
 def report(chain: Chain, out: Path, *without: str) -> tuple[str, str]:
     config, inputs = chain
-    out.mkdir()
     kept = {name: path for name, path in inputs.items() if name not in without}
-    events = EventWriter(out / "events.jsonl")
-    context = StageContext(out, kept, "key", "report", ExecutionConfig(), TrackingConfig(), events)
-    assert run(ReportSettings(experiment=config), context).outputs == ("report.html", "report.md")
+    assert run(ReportSettings(experiment=config), stage_context("report", out, kept)).outputs == (
+        "report.html",
+        "report.md",
+    )
     return (out / "report.html").read_text(), (out / "report.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def written(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def written(chain, tmp_path_factory) -> tuple[str, str]:
     return report(chain, tmp_path_factory.mktemp("report") / "out")
 
 
@@ -82,7 +80,7 @@ def references(tags: Tags) -> Iterator[str]:
         yield from (attributes.get(name) or "" for name in ("href", "src", "xlink:href") if name in attributes)
 
 
-def test_the_page_is_well_formed_and_needs_nothing_else(written: tuple[str, str]) -> None:
+def test_the_page_is_well_formed_and_needs_nothing_else(written):
     tags = parsed(written[0])
     assert all(reference.startswith("#") for reference in references(tags))
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.seen}
@@ -90,7 +88,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(written: tuple[str, str]
     assert re.findall(r"url\((?!#)", written[0]) == []
 
 
-def test_no_two_elements_share_an_id_and_every_link_has_its_target(written: tuple[str, str]) -> None:
+def test_no_two_elements_share_an_id_and_every_link_has_its_target(written):
     tags = parsed(written[0])
     ids = [attributes["id"] for _, attributes in tags.seen if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -98,7 +96,7 @@ def test_no_two_elements_share_an_id_and_every_link_has_its_target(written: tupl
     assert targets <= set(ids)
 
 
-def test_text_from_a_model_is_never_markup(written: tuple[str, str]) -> None:
+def test_text_from_a_model_is_never_markup(written):
     html, markdown = written
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &lt;b&gt;bold&lt;/b&gt;" in html
@@ -106,9 +104,7 @@ def test_text_from_a_model_is_never_markup(written: tuple[str, str]) -> None:
     assert block.startswith("\n11 rev +80")
 
 
-def test_the_page_has_what_summaries_have_for_the_checkpoints_side_by_side(
-    written: tuple[str, str], chain: Chain
-) -> None:
+def test_the_page_has_what_summaries_have_for_the_checkpoints_side_by_side(written, chain):
     html, markdown = written
     finished = read_chain(*chain)
     row = finished.evaluations[-1].row(("longer", "sampled"))
@@ -132,7 +128,7 @@ def test_the_page_has_what_summaries_have_for_the_checkpoints_side_by_side(
     assert "a < b" not in html
 
 
-def test_checkpoints_of_other_stages_are_shown_in_colors_of_their_own(chain: Chain) -> None:
+def test_checkpoints_of_other_stages_are_shown_in_colors_of_their_own(chain):
     finished = read_chain(*chain)
     base, sft, rl = finished.evaluations
     other = replace(sft, results=sft.results.model_copy(update={"checkpoint": "merge"}))
@@ -145,7 +141,7 @@ def test_checkpoints_of_other_stages_are_shown_in_colors_of_their_own(chain: Cha
     assert "merge" in html(page)
 
 
-def test_the_summary_says_the_headline_numbers_in_words(written: tuple[str, str], chain: Chain) -> None:
+def test_the_summary_says_the_headline_numbers_in_words(written, chain):
     for text in written:
         text = text.replace("\u00a0", " ")
         assert "Accuracy on in_distribution (30 problems, greedy decoding, 95 % intervals): base " in text
@@ -154,7 +150,7 @@ def test_the_summary_says_the_headline_numbers_in_words(written: tuple[str, str]
         assert "The 7 stages took 6 min 22 s in all." in text
 
 
-def test_a_difference_is_called_clear_only_after_holms_correction(written: tuple[str, str], chain: Chain) -> None:
+def test_a_difference_is_called_clear_only_after_holms_correction(written, chain):
     finished = read_chain(*chain)
     seen = set()
     for decoding in finished.decodings:
@@ -170,13 +166,13 @@ def test_a_difference_is_called_clear_only_after_holms_correction(written: tuple
     assert "after Holm's correction over 4 suites" in written[1]
 
 
-def test_every_suite_checkpoint_and_decoding_is_shown(written: tuple[str, str]) -> None:
+def test_every_suite_checkpoint_and_decoding_is_shown(written):
     for text in written:
         for name in ("in_distribution", "longer", "other_mix", "retention", "base → SFT", "SFT → RL", "sampled"):
             assert name in text
 
 
-def test_curves_of_all_stages_are_drawn(written: tuple[str, str]) -> None:
+def test_curves_of_all_stages_are_drawn(written):
     titles = re.findall(r"<figcaption><h4>([^<]*)</h4>", written[0])
     wanted = {"Reward", "Outcomes", "Entropy", "Response length", "Off-policy share", "Shaping weight", "Gradient norm"}
     assert wanted <= set(titles)
@@ -184,7 +180,7 @@ def test_curves_of_all_stages_are_drawn(written: tuple[str, str]) -> None:
     assert titles.count("Outcomes of grading") == 2
 
 
-def test_keys_versions_times_and_configuration_are_there(written: tuple[str, str], chain: Chain) -> None:
+def test_keys_versions_times_and_configuration_are_there(written, chain):
     for directory in chain[1].values():
         manifest = finished_manifest(directory)
         assert all(manifest.key in text for text in written)
@@ -193,18 +189,18 @@ def test_keys_versions_times_and_configuration_are_there(written: tuple[str, str
             assert fact in text
 
 
-def test_the_same_inputs_give_the_same_bytes(written: tuple[str, str], chain: Chain, tmp_path: Path) -> None:
+def test_the_same_inputs_give_the_same_bytes(written, chain, tmp_path):
     assert report(chain, tmp_path / "again") == written
 
 
-def test_a_chain_without_rl_or_sft_has_a_report_too(chain: Chain, tmp_path: Path) -> None:
+def test_a_chain_without_rl_or_sft_has_a_report_too(chain, tmp_path):
     html, markdown = report(chain, tmp_path / "out", "rl", "evaluate_rl", "sft", "evaluate_sft")
     parsed(html)
     assert "Sample rollouts" not in html
     assert "The 3 stages took" in markdown
 
 
-def test_a_constant_or_missing_metric_does_not_break_the_page(chain: Chain, tmp_path: Path) -> None:
+def test_a_constant_or_missing_metric_does_not_break_the_page(chain, tmp_path):
     rl = tmp_path / "rl"
     shutil.copytree(chain[1]["rl"], rl)
     (rl / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.0, "actor/loss": null}\n')
@@ -212,7 +208,7 @@ def test_a_constant_or_missing_metric_does_not_break_the_page(chain: Chain, tmp_
     assert "1 logged step<" in html
 
 
-def test_a_checkpoint_without_readable_answers_is_advised_on(chain: Chain, tmp_path: Path) -> None:
+def test_a_checkpoint_without_readable_answers_is_advised_on(chain, tmp_path):
     silent = tmp_path / "evaluate_base"
     shutil.copytree(chain[1]["evaluate_base"], silent)
     results = json.loads((silent / "results.json").read_text())
@@ -224,7 +220,7 @@ def test_a_checkpoint_without_readable_answers_is_advised_on(chain: Chain, tmp_p
     assert all(page.count(advice) == 1 for page in pages)
 
 
-def test_a_run_that_was_never_rewarded_is_advised_on(chain: Chain, tmp_path: Path) -> None:
+def test_a_run_that_was_never_rewarded_is_advised_on(chain, tmp_path):
     objective = load_experiment("exp_configs/smoke.yaml", ["method=on_policy"]).objective
     rl, config = tmp_path / "rl", chain[0].model_copy(update={"objective": objective})
     shutil.copytree(chain[1]["rl"], rl)
@@ -235,14 +231,14 @@ def test_a_run_that_was_never_rewarded_is_advised_on(chain: Chain, tmp_path: Pat
     assert all(page.count("in 2 of 2 steps every advantage was 0, so rewards taught") == 1 for page in pages)
 
 
-def test_an_unfinished_input_is_named(chain: Chain, tmp_path: Path) -> None:
+def test_an_unfinished_input_is_named(chain, tmp_path):
     unfinished = tmp_path / "sft"
     unfinished.mkdir()
     with pytest.raises(LuffyError, match="sft: not a finished stage"):
         report((chain[0], {**chain[1], "sft": unfinished}), tmp_path / "out")
 
 
-def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(chain: Chain, tmp_path: Path) -> None:
+def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(chain, tmp_path):
     config, inputs = chain
     asked = DifficultyConfig(num_samples=4, temperature=1.0, max_response_tokens=8, engine="transformers")
     rates = [PassRate(f"p{i}", {"correct": i, "wrong": 4 - i}, num_tokens=20, num_truncated=i) for i in range(5)]
@@ -265,7 +261,7 @@ def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(cha
     assert not any("Difficulty" in text for text in without)
 
 
-def test_held_out_accuracy_is_drawn_from_before_training_on(chain: Chain, written: tuple[str, str]) -> None:
+def test_held_out_accuracy_is_drawn_from_before_training_on(chain, written):
     html, _ = written
     assert "Held-out accuracy, longer" in html
     drawn = html[html.index('aria-label="rl-held-out-longer"') :]
@@ -273,7 +269,7 @@ def test_held_out_accuracy_is_drawn_from_before_training_on(chain: Chain, writte
     assert "40 logged steps" in html
 
 
-def test_what_teachers_answered_is_in_the_report(chain: Chain, tmp_path: Path) -> None:
+def test_what_teachers_answered_is_in_the_report(chain, tmp_path):
     config, inputs = chain
     teacher = TeacherCard(
         model="org/big", decoding="temperature 1, top_p 1", max_response_tokens=64, prompts=12, questions=20,
@@ -297,7 +293,7 @@ def test_what_teachers_answered_is_in_the_report(chain: Chain, tmp_path: Path) -
     assert not any("teachers wrote" in text for text in report(chain, tmp_path / "without"))
 
 
-def test_rounds_of_expert_iteration_have_their_numbers_and_what_they_sampled(chain: Chain, tmp_path: Path) -> None:
+def test_rounds_of_expert_iteration_have_their_numbers_and_what_they_sampled(chain, tmp_path):
     _, inputs = chain
     config = load_experiment("exp_configs/smoke.yaml", ["name=arithmetic", "chain=expert_iteration"])
     rates = [PassRate(f"p{i}", {"correct": i, "wrong": 4 - i}, num_tokens=20, num_truncated=i) for i in range(5)]

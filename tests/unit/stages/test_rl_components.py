@@ -3,33 +3,23 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import tiny_tokenizer
 
 from luffy.config import load_experiment
-from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import CONFIGURE
-from luffy.pipeline.events import EventWriter
 from luffy.rl.rows import Demonstration, RolloutTask
-from luffy.stages.program import StageContext
 from luffy.stages.rl_components import _Opening
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 TRACE = "1 +1\n=2 -0\n=2\n\\boxed{2}"
 
 
-def test_anchors_cut_a_trace_between_its_lines_also_where_the_template_opens_the_reasoning(tmp_path: Path) -> None:
+def test_anchors_cut_a_trace_between_its_lines_also_where_the_template_opens_the_reasoning(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template += "{{ '<think>\\n' }}"
     tokenizer.save_pretrained(tmp_path / "model")
-    context = StageContext(
-        tmp_path,
-        {"data": tmp_path, "model": tmp_path},
-        "key",
-        "rl",
-        ExecutionConfig(),
-        TrackingConfig(),
-        EventWriter(tmp_path / "events.jsonl"),
-    )
+    context = stage_context("rl", tmp_path, {"data": tmp_path, "model": tmp_path})
     settings = CONFIGURE["rl"](load_experiment(SMOKE, ["chain=rl", "method=bread"]))
     anchors = _Opening(settings, context, ExitStack())._anchors()
     assert anchors is not None

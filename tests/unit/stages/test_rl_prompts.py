@@ -4,16 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems, tiny_tokenizer
 
 from luffy.config import load_experiment
-from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import CONFIGURE
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError, DataError
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.identity import identifying
-from luffy.stages.program import StageContext
 from luffy.stages.rl import run
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
@@ -30,15 +28,7 @@ def rl_on(folder: Path, complement: int, *overrides: str) -> None:
         write_prompts(folder / f"{name}.parquet", problems(count))
     tiny_tokenizer().save_pretrained(folder / "model")
     (folder / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 128}))
-    context = StageContext(
-        folder,
-        {"data": folder, "model": folder},
-        "key",
-        "rl",
-        ExecutionConfig(),
-        TrackingConfig(),
-        EventWriter(folder / "events.jsonl"),
-    )
+    context = stage_context("rl", folder, {"data": folder, "model": folder})
     run(settings_of("rl", *overrides), context)
 
 
@@ -50,20 +40,18 @@ def rl_on(folder: Path, complement: int, *overrides: str) -> None:
         ([APART], 0, r"data\.rl: the complement is empty, .* lower data\.sft\.unique_train_examples"),
     ],
 )
-def test_rl_reads_the_prompts_that_data_rl_names(
-    tmp_path: Path, overrides: list[str], complement: int, line: str
-) -> None:
+def test_rl_reads_the_prompts_that_data_rl_names(tmp_path, overrides, complement, line):
     with pytest.raises(DataError, match=line):
         rl_on(tmp_path, complement, *overrides)
 
 
 @pytest.mark.parametrize(("method", "setting"), [("luffy", "off_policy"), ("guide", "hint"), ("bread", "anchor")])
-def test_a_method_with_traces_is_refused_where_no_prompt_has_one(tmp_path: Path, method: str, setting: str) -> None:
+def test_a_method_with_traces_is_refused_where_no_prompt_has_one(tmp_path, method, setting):
     with pytest.raises(DataError, match=rf"objective\.group\.{setting} uses traces, and no training prompt has one"):
         rl_on(tmp_path, 0, "chain=rl", f"method={method}")
 
 
-def test_the_prompts_are_part_of_rls_identity_and_of_no_other() -> None:
+def test_the_prompts_are_part_of_rls_identity_and_of_no_other():
     for stage in ("prepare_data", "sft"):
         assert identifying(settings_of(stage, APART)) == identifying(settings_of(stage, "chain=sft_then_rl"))
     apart, together = (identifying(settings_of("rl", chain)) for chain in (APART, "chain=sft_then_rl"))
@@ -78,6 +66,6 @@ def test_the_prompts_are_part_of_rls_identity_and_of_no_other() -> None:
         (["difficulty={}"], "data.rl: complement has prompts that the stage difficulty does not measure"),
     ],
 )
-def test_what_needs_traces_or_pass_rates_is_refused_at_load_time(overrides: list[str], line: str) -> None:
+def test_what_needs_traces_or_pass_rates_is_refused_at_load_time(overrides, line):
     with pytest.raises(ConfigError, match=line):
         load_experiment(SMOKE, [APART, *overrides])

@@ -1,14 +1,18 @@
 """The stage `sample` with an engine that says what it is told to: traces, resumption, adoption and refusals."""
 
 import dataclasses
-import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from synthetic.answered_stage import number_in, stage_context, use
+from synthetic.answered_stage import (
+    assert_an_interrupted_stage_asks_for_the_rest_alone,
+    number_in,
+    prompts_and_policy,
+    stage_context,
+    use,
+)
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.answers import SampleConfig
@@ -40,15 +44,8 @@ def settings(number: int = 1, **changes: object) -> SampleSettings:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, Path]:
-    """Six prompts with somebody else's trace each, and a model that is a tokenizer and a context."""
-    traced = [dataclasses.replace(prompt, traces=(Trace("\\boxed{1}", "t", True),)) for prompt in problems(6)]
-    for folder in (tmp_path / "data" / "tokenizer", tmp_path / "base" / "0123abcd" / "model"):
-        folder.mkdir(parents=True)
-        tiny_tokenizer().save_pretrained(folder)
-    write_prompts(tmp_path / "data" / "train.parquet", traced)
-    (tmp_path / "base/0123abcd/model/config.json").write_text(json.dumps({"max_position_embeddings": 48}))
-    return {"data": tmp_path / "data", "model": tmp_path / "base" / "0123abcd"}
+def inputs(tmp_path) -> dict[str, Path]:
+    return prompts_and_policy(tmp_path, "base/0123abcd")
 
 
 def by_seed(prompt: str, seed: int) -> str:
@@ -56,9 +53,7 @@ def by_seed(prompt: str, seed: int) -> str:
     return f"{'+' * (seed % 3)}\\boxed{{{number_in(prompt) + seed // 3 % 2}}}"
 
 
-def test_the_answers_that_are_kept_say_who_wrote_them_and_how(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answers_that_are_kept_say_who_wrote_them_and_how(tmp_path, inputs, monkeypatch):
     def script(prompt: str, seed: int) -> str:
         """Prompt 0 is never solved; of the others, the third answer is the second again and the fourth is cut."""
         number = number_in(prompt)
@@ -88,9 +83,7 @@ def test_the_answers_that_are_kept_say_who_wrote_them_and_how(
     assert all((tmp_path / "out" / output).exists() for output in result.outputs)
 
 
-def test_log_probabilities_are_left_out_where_the_text_is_encoded_as_other_tokens(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probabilities_are_left_out_where_the_text_is_encoded_as_other_tokens(tmp_path, inputs, monkeypatch):
     class CharacterEngine(ScriptedEngine):
         """Samples `boxed` character by character, which the tokenizer would write as one token."""
 
@@ -107,29 +100,12 @@ def test_log_probabilities_are_left_out_where_the_text_is_encoded_as_other_token
     assert [(trace.logprobs, trace.num_tokens) for trace in traces] == [(None, 10)] * 6
 
 
-def test_an_interrupted_stage_draws_nothing_twice_and_ends_with_the_same_bytes(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies_late(prompt: str, seed: int) -> str:
-        if len(first.requests) > 16:
-            raise KeyboardInterrupt
-        return by_seed(prompt, seed)
-
-    first = use(monkeypatch, dies_late)
-    with pytest.raises(KeyboardInterrupt):
-        run(settings(), context_in(tmp_path / "out", inputs))
-    second = use(monkeypatch, by_seed)
-    assert run(settings(), context_in(tmp_path / "out", inputs)).resumed_from == 8
-    whole = use(monkeypatch, by_seed)
-    run(settings(), context_in(tmp_path / "whole", inputs))
-    assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[8:]]
-    for output in OUTPUTS:
-        assert (tmp_path / "out" / output).read_bytes() == (tmp_path / "whole" / output).read_bytes()
+def test_an_interrupted_stage_draws_nothing_twice_and_ends_with_the_same_bytes(tmp_path, inputs, monkeypatch):
+    interrupted = lambda out: run(settings(), context_in(out, inputs))  # noqa: E731
+    assert_an_interrupted_stage_asks_for_the_rest_alone(interrupted, by_seed, tmp_path, OUTPUTS, monkeypatch)
 
 
-def test_what_is_sampled_depends_on_the_round_and_not_on_batches(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_sampled_depends_on_the_round_and_not_on_batches(tmp_path, inputs, monkeypatch):
     def sampled(name: str, number: int, batch: int) -> tuple[set[int], bytes]:
         engine = use(monkeypatch, by_seed)
         run(settings(number), context_in(tmp_path / name, inputs, batch))
@@ -140,9 +116,7 @@ def test_what_is_sampled_depends_on_the_round_and_not_on_batches(
     assert len(one[0]) == 24 and one[0].isdisjoint(other[0])
 
 
-def test_another_rule_of_keeping_reuses_what_was_sampled(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_rule_of_keeping_reuses_what_was_sampled(tmp_path, inputs, monkeypatch):
     def run_as(name: str, **changes: object) -> int:
         engine, chosen = use(monkeypatch, by_seed), settings(**changes)
         context = context_in(tmp_path / "stages" / name, inputs)
@@ -161,9 +135,7 @@ def test_another_rule_of_keeping_reuses_what_was_sampled(
     assert messages == ["reuses the responses sampled for another sample.keep in a"]
 
 
-def test_a_stage_whose_deletion_was_interrupted_is_not_adopted(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_whose_deletion_was_interrupted_is_not_adopted(tmp_path, inputs, monkeypatch):
     def run_as(name: str) -> int:
         engine = use(monkeypatch, by_seed)
         context = context_in(tmp_path / "stages" / name, inputs)
@@ -186,22 +158,14 @@ def test_a_stage_whose_deletion_was_interrupted_is_not_adopted(
         ),
     ],
 )
-def test_a_round_without_a_trace_is_one_line(
-    tmp_path: Path,
-    inputs: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    script: Callable[[str, int], str],
-    line: str,
-) -> None:
+def test_a_round_without_a_trace_is_one_line(tmp_path, inputs, monkeypatch, script, line):
     use(monkeypatch, script)
     with pytest.raises(DataError, match=line) as refusal:
         run(settings(), context_in(tmp_path / "out", inputs))
     assert "\n" not in str(refusal.value)
 
 
-def test_right_games_of_the_policy_become_traces_of_their_turns(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_right_games_of_the_policy_become_traces_of_their_turns(tmp_path, inputs, monkeypatch):
     """The scripted policy always guesses 3: it finds 3 at once, and everything else never."""
     games = [
         dataclasses.replace(prompt, ground_truth=str(number), grader="exact", extra_info={"number": number})

@@ -8,14 +8,13 @@ import torch
 from reference.gradient_case import execution, tiny_model, trajectories
 from reference.sft_case import PLAN
 from safetensors.torch import load_file
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import tiny_tokenizer
 
 from luffy.config import load_experiment
-from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import SFTSettings
-from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.events import EventReader
 from luffy.pipeline.graph import build_graph
-from luffy.stages.program import StageContext
 from luffy.stages.supervised_run import run_supervised
 from luffy.tracking.metrics import GpuHours, read_metrics, without_times
 from luffy.training.checkpoint import CheckpointStore
@@ -38,18 +37,14 @@ def train(settings: SFTSettings, folder: Path, max_tokens: int) -> None:
     """Train a tiny model, or resume it, in `folder / "out"`."""
     tiny_tokenizer().save_pretrained(folder / "data" / "tokenizer")
     out = folder / "out"
-    out.mkdir(exist_ok=True)
-    events, inputs = EventWriter(out / "events.jsonl"), {"data": folder / "data"}
-    context = StageContext(out, inputs, "key", "sft", ExecutionConfig(), TrackingConfig(), events)
+    context = stage_context("sft", out, {"data": folder / "data"})
     policy = Policy(tiny_model(), LASTING.optimizer, execution(), "float32")
     ranks = LocalRanks(SupervisedRank(policy, LASTING, CheckpointStore(out, 2), pad_id=0))
     rows = trajectories("sft")[0]
     run_supervised(settings, context, ranks, rows, LASTING, GpuHours(out), max_tokens=max_tokens)
 
 
-def test_a_kill_after_max_tokens_has_ended_training_costs_no_further_step(
-    settings: SFTSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_after_max_tokens_has_ended_training_costs_no_further_step(settings, tmp_path, monkeypatch):
     train(settings, tmp_path / "whole", max_tokens=1)
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr(SupervisedRank, "export", kill)

@@ -1,41 +1,38 @@
-"""The stage `sweep`: each step is what `evaluate` finds for that model, by one engine, and a killed one goes on."""
+"""The stage `sweep`: each step is what `evaluate` finds for that model, by one engine, and a killed one goes on.
+
+`tests/integration/test_engine_pool.py` sweeps by vLLM.
+"""
 
 import shutil
 from pathlib import Path
 
 import pytest
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems
 from synthetic.interrupted import answers_stay
 from synthetic.stage_jobs import write_wide_model
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig, VLLMConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import DataError
 from luffy.evaluation.results import read_results
-from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate, sweep
-from luffy.stages.program import StageContext
 
 STEPS = (20, 40)
 
 
-def protocol(engine: str = "transformers") -> EvaluateSettings:
-    decodings = {
-        "greedy": DecodingConfig(temperature=0.0),
-        "hot": DecodingConfig(temperature=1.0, num_samples=2),
-    }
-    evaluation = EvaluationConfig.model_validate({"decodings": decodings, "max_response_tokens": 16, "engine": engine})
+def protocol() -> EvaluateSettings:
+    decodings = {"greedy": DecodingConfig(temperature=0.0), "hot": DecodingConfig(temperature=1.0, num_samples=2)}
+    evaluation = EvaluationConfig.model_validate({"decodings": decodings, "max_response_tokens": 16})
     return EvaluateSettings(seed=7, dtype="float32", evaluation=evaluation, grading=GradingConfig())
 
 
 @pytest.fixture
-def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+def inputs(tmp_path, monkeypatch) -> dict[str, Path]:
     """A suite, and an RL stage whose checkpoints are plain model folders, exported by copying them."""
     data, rl = tmp_path / "data", tmp_path / "rl"
     (data / "suites").mkdir(parents=True)
@@ -50,25 +47,19 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     return {"data": data, "model": rl}
 
 
-def context_in(out: Path, inputs: dict[str, Path]) -> StageContext:
-    out.mkdir(exist_ok=True)
-    events = EventWriter(out / "events.jsonl")
-    vllm = VLLMConfig(cpu_kv_cache_gb=0.05, max_num_seqs=1)
-    execution = ExecutionConfig(rollout_batch_size=3, vllm=vllm)
-    return StageContext(out, inputs, "key", "sweep", execution, TrackingConfig(), events)
+def context_in(out, inputs):
+    return stage_context("sweep", out, inputs, 3)
 
 
-def alone(tmp_path: Path, inputs: dict[str, Path], step: int, engine: str = "transformers") -> bytes:
+def alone(tmp_path: Path, inputs: dict[str, Path], step: int) -> bytes:
     """The samples of `evaluate` on that checkpoint's model."""
     model = tmp_path / f"alone-{step}"
     shutil.copytree(inputs["model"] / "checkpoints" / f"step_{step:06d}", model / "model")
-    evaluate.run(protocol(engine), context_in(tmp_path / f"out-{step}", {"data": inputs["data"], "model": model}))
+    evaluate.run(protocol(), context_in(tmp_path / f"out-{step}", {"data": inputs["data"], "model": model}))
     return (tmp_path / f"out-{step}" / "samples.jsonl.zst").read_bytes()
 
 
-def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(tmp_path, inputs, monkeypatch):
     opened: list[Path] = []
     start = TransformersEngine.from_folder
     monkeypatch.setattr(
@@ -81,13 +72,13 @@ def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(
     assert found[20] != found[40]
     assert read_results(tmp_path / "out" / "step_000040" / "results.json").checkpoint == "step 40"
     assert set(result.metrics) == {f"accuracy/{how}/sums/{step}" for how in ("greedy", "hot") for step in STEPS}
-    assert "step 20 → 40" in (tmp_path / "out" / "curve.html").read_text()
+    html = (tmp_path / "out" / "curve.html").read_text()
+    assert "step 20 → 40" in html and html.count("<svg") == 2
+    assert not any(mark in html for mark in ("<script", "<link", "<img", "@import"))
     assert not (tmp_path / "out" / "swap").exists()
 
 
-def test_a_killed_sweep_asks_only_for_what_is_left(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_sweep_asks_only_for_what_is_left(tmp_path, inputs, monkeypatch):
     settings, out = SweepSettings(protocol=protocol(), steps=STEPS), tmp_path / "out"
     with answers_stay():
         sweep.run(settings, context_in(out, inputs))
@@ -103,31 +94,6 @@ def test_a_killed_sweep_asks_only_for_what_is_left(
     assert sweep.run(settings, context_in(out, inputs)).resumed_from == 24
 
 
-def test_a_step_without_a_checkpoint_is_named_with_those_that_are_there(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_a_step_without_a_checkpoint_is_named_with_those_that_are_there(tmp_path, inputs):
     with pytest.raises(DataError, match=r"no checkpoint of step 30; there are: 20, 40"):
         sweep.run(SweepSettings(protocol=protocol(), steps=(20, 30)), context_in(tmp_path / "out", inputs))
-
-
-def test_the_page_stands_alone(tmp_path: Path, inputs: dict[str, Path]) -> None:
-    sweep.run(SweepSettings(protocol=protocol(), steps=STEPS), context_in(tmp_path / "out", inputs))
-    html = (tmp_path / "out" / "curve.html").read_text()
-    assert html.count("<svg") == 2
-    assert not any(mark in html for mark in ("<script", "<link", "<img", "@import"))
-
-
-@pytest.mark.slow
-def test_vllm_draws_with_the_weights_that_were_swapped_in(tmp_path: Path, inputs: dict[str, Path]) -> None:
-    """By one engine; tests/integration/test_engine_pool.py sweeps by two."""
-    settings = SweepSettings(protocol=protocol("vllm"), steps=STEPS)
-    sweep.run(settings, context_in(tmp_path / "out", inputs))
-    for step in STEPS:
-        alone(tmp_path, inputs, step)
-        swept, by_itself = (
-            read_samples_of(tmp_path / "out" / f"step_{step:06d}"),
-            read_samples_of(tmp_path / f"out-{step}"),
-        )
-        pairs = zip(swept, by_itself, strict=True)
-        greedy = [(a.response, b.response) for a, b in pairs if a.decoding == "greedy"]
-        assert [first for first, _ in greedy] == [second for _, second in greedy]

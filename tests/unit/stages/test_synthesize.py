@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from reference.gradient_case import tiny_model
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, mortal, refusal
 
 from luffy.config import load_experiment
 from luffy.config.answers import SynthesizeConfig
 from luffy.config.data import DataConfig
-from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SynthesizeSettings
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.errors import ConfigError, DataError, LostError
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.resources import find_resources
 from luffy.rollout.engine import Completion
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -55,12 +55,12 @@ def by_prompt(answers: dict[int, Answer], others: Answer = right) -> Answer:
 
 
 @pytest.fixture(autouse=True)
-def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_delays(monkeypatch) -> None:
     monkeypatch.setattr("luffy.http_client._FIRST_DELAY_S", 0.01)
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, Path]:
+def inputs(tmp_path) -> dict[str, Path]:
     """Seven prompts, of which p0 has a trace, p6 lost its own, and the others never had one."""
     data = tmp_path / "data"
     (data / "suites").mkdir(parents=True)
@@ -99,12 +99,10 @@ def served(answer: Answer, key: str | None = None) -> Iterator[Endpoint]:
 
 
 def context_in(out: Path, inputs: dict[str, Path], servers: dict[str, str], **server: object) -> StageContext:
-    out.mkdir(exist_ok=True, parents=True)
     limits = {"max_retries": 1, "request_timeout_s": 20.0, **server}
     teachers = {name: ServerConfig.model_validate({"urls": (url,), **limits}) for name, url in servers.items()}
     execution = ExecutionConfig(teachers=teachers, rollout_batch_size=4)
-    events = EventWriter(out / "events.jsonl")
-    return StageContext(out, inputs, "key", "synthesize", execution, TrackingConfig(), events)
+    return stage_context("synthesize", out, inputs, execution=execution)
 
 
 def traces_in(out: Path, name: str = "train") -> dict[str, list[str]]:
@@ -115,9 +113,7 @@ def card_in(out: Path) -> SynthesisCard:
     return read_synthesis_card(out / "card.json")
 
 
-def test_prompts_without_traces_get_those_of_correct_answers_and_every_later_reader_finds_its_file(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_prompts_without_traces_get_those_of_correct_answers_and_every_later_reader_finds_its_file(tmp_path, inputs):
     out = tmp_path / "out"
     with served(by_prompt({3: wrong})) as endpoint:
         result = run(settings({"r1": teacher(temperature=0.6)}), context_in(out, inputs, {"r1": endpoint.url}))
@@ -138,9 +134,7 @@ def test_prompts_without_traces_get_those_of_correct_answers_and_every_later_rea
     assert all((out / output).exists() for output in result.outputs)
 
 
-def test_refusals_truncations_empty_and_failed_answers_are_outcomes_and_reasoning_is_put_into_tags(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_refusals_truncations_empty_and_failed_answers_are_outcomes_and_reasoning_is_put_into_tags(tmp_path, inputs):
     half = Reply(200, b'{"choices": [{"mess')
 
     def reasoned(path: str, body: dict) -> Reply:
@@ -163,7 +157,7 @@ def test_refusals_truncations_empty_and_failed_answers_are_outcomes_and_reasonin
     assert trace.text == "<think>\n1 +1=2\n</think>\n\n\\boxed{2}"
 
 
-def test_rules_for_traces_hold_for_answers(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_rules_for_traces_hold_for_answers(tmp_path, inputs):
     (question,) = SUITE.messages
     script = {
         1: lambda path, body: completion(f"{'so ' * 50}\\boxed{{2}}"),
@@ -180,9 +174,7 @@ def test_rules_for_traces_hold_for_answers(tmp_path: Path, inputs: dict[str, Pat
     assert [uid for uid, authors in traces_in(tmp_path / "o").items() if "r1" in authors] == ["p5", "p6"]
 
 
-def test_an_answer_with_undecodable_bytes_is_no_trace_and_the_prompt_is_asked_again(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_an_answer_with_undecodable_bytes_is_no_trace_and_the_prompt_is_asked_again(tmp_path, inputs):
     def garbled(path: str, body: dict) -> Reply:
         return completion(f"caf\ufffd \\boxed{{{number_in(body) + 1}}}")
 
@@ -196,9 +188,7 @@ def test_an_answer_with_undecodable_bytes_is_no_trace_and_the_prompt_is_asked_ag
     assert card_in(tmp_path / "o").teachers["small"].rejected == {"trace_undecoded": 2}
 
 
-def test_a_teacher_that_fails_stalls_and_hurries_loses_nothing_and_is_asked_once_for_each_answer(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_a_teacher_that_fails_stalls_and_hurries_loses_nothing_and_is_asked_once_for_each_answer(tmp_path, inputs):
     """Every question fails once in a way of its own; what it gets in the end is the same as without."""
     seen: Counter[int] = Counter()
     lock, ended = threading.Lock(), threading.Event()
@@ -232,8 +222,8 @@ def test_a_teacher_that_fails_stalls_and_hurries_loses_nothing_and_is_asked_once
 
 
 def test_an_endpoint_that_dies_is_resumed_where_it_was_and_one_that_is_dead_never_counts_as_an_outcome(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+    tmp_path, inputs
+):
     config, out = settings({"r1": teacher()}), tmp_path / "out"
     with served(lambda path, body: refusal(503, "gone")) as dead, pytest.raises(LostError, match="status 503: gone"):
         run(config, context_in(out, inputs, {"r1": dead.url}, max_retries=0))
@@ -246,9 +236,7 @@ def test_an_endpoint_that_dies_is_resumed_where_it_was_and_one_that_is_dead_neve
     assert card_in(tmp_path / "second").given == 6
 
 
-def test_no_more_is_asked_than_the_budget_allows_however_many_are_asked_at_once(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_no_more_is_asked_than_the_budget_allows_however_many_are_asked_at_once(tmp_path, inputs):
     def run_with(name: str, budget: dict, concurrency: int) -> tuple[SynthesisCard, int]:
         price = {"prompt_per_million": 100_000.0, "completion_per_million": 200_000.0}
         config = settings({"r1": teacher(price=price)}, budget=budget)
@@ -268,9 +256,7 @@ def test_no_more_is_asked_than_the_budget_allows_however_many_are_asked_at_once(
     assert "45 tokens of prompts and answers of 40 allowed" in text
 
 
-def test_several_teachers_sign_their_traces_and_in_a_cascade_the_next_one_gets_what_is_left(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_several_teachers_sign_their_traces_and_in_a_cascade_the_next_one_gets_what_is_left(tmp_path, inputs):
     teachers = {"small": teacher(num_samples=1), "big": teacher(endpoint={"name": "org/huge"}, system_prompt="Think.")}
     with served(by_prompt({2: wrong, 3: wrong})) as small, served(right) as big:
         servers = {"small": small.url, "big": big.url}
@@ -284,9 +270,7 @@ def test_several_teachers_sign_their_traces_and_in_a_cascade_the_next_one_gets_w
     assert card_in(tmp_path / "cascade" / "o").teachers["big"].prompts == 2
 
 
-def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_policys(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_policys(tmp_path, inputs, monkeypatch):
     folder = tmp_path / "teacher"
     tiny_tokenizer().save_pretrained(folder)
     model = tiny_model()  # with a context of 64 tokens
@@ -331,7 +315,7 @@ def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_pol
     assert trace.logprobs == (0.0,) * trace.num_tokens
 
 
-def test_a_teacher_without_a_chat_template_is_refused_by_its_own_name(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_teacher_without_a_chat_template_is_refused_by_its_own_name(tmp_path, inputs):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "teacher")
@@ -364,8 +348,8 @@ def rewriting() -> SynthesizeSettings:
 
 
 def test_rewriting_keeps_what_the_policy_solves_then_shows_it_the_trace_and_the_expert_is_the_last_resort(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+    tmp_path, inputs
+):
     """p0 to p2 have an expert's trace: the policy solves p0 alone, p1 with the trace, p2 never; p3 has no expert."""
     traced_by_experts(inputs)
     with served(pupil) as endpoint:
@@ -384,7 +368,7 @@ def test_rewriting_keeps_what_the_policy_solves_then_shows_it_the_trace_and_the_
     assert "Traces after rewriting: 1 expert, 1 own, 1 rewritten." in (tmp_path / "o" / "card.md").read_text()
 
 
-def test_a_rewritten_trace_is_learned_without_the_trace_in_its_prompt(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_rewritten_trace_is_learned_without_the_trace_in_its_prompt(tmp_path, inputs):
     before = traced_by_experts(inputs)
     with served(pupil) as endpoint:
         run(rewriting(), context_in(tmp_path / "o", inputs, {"policy": endpoint.url}))
@@ -399,9 +383,7 @@ def test_a_rewritten_trace_is_learned_without_the_trace_in_its_prompt(tmp_path: 
 
 
 @pytest.mark.parametrize("answers", [1, 6, 8])
-def test_a_rewriting_that_ends_early_asks_for_the_rest_alone(
-    tmp_path: Path, inputs: dict[str, Path], answers: int
-) -> None:
+def test_a_rewriting_that_ends_early_asks_for_the_rest_alone(tmp_path, inputs, answers):
     """It ends among the policy's own answers, early or late, or while it rewrites."""
     traced_by_experts(inputs)
     out, dying = tmp_path / "out" / "o", mortal(answers, pupil, refusal(402, "no credit"))
@@ -416,7 +398,7 @@ def test_a_rewriting_that_ends_early_asks_for_the_rest_alone(
         assert (out / output).read_bytes() == (tmp_path / "whole" / "o" / output).read_bytes()
 
 
-def test_a_copy_of_the_experts_text_is_the_experts(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_copy_of_the_experts_text_is_the_experts(tmp_path, inputs):
     traced_by_experts(inputs)
 
     def copies(path: str, body: dict) -> Reply:
@@ -439,7 +421,7 @@ def test_a_copy_of_the_experts_text_is_the_experts(tmp_path: Path, inputs: dict[
         ),
     ],
 )
-def test_a_rewriting_that_cannot_be_is_refused(changes: dict, message: str) -> None:
+def test_a_rewriting_that_cannot_be_is_refused(changes, message):
     config = {"teachers": {"policy": teacher()}, "prompts": "all", "rewrite": {}, **changes}
     with pytest.raises(ValidationError, match=re.escape(message)):
         SynthesizeConfig.model_validate(config)
@@ -454,9 +436,9 @@ def test_a_rewriting_that_cannot_be_is_refused(changes: dict, message: str) -> N
     ],
 )
 def test_a_teacher_that_cannot_be_asked_is_one_line(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, server: dict, variable: str | None,
-    message: str,
-) -> None:  # fmt: skip
+    tmp_path, inputs, monkeypatch, server, variable,
+    message,
+):  # fmt: skip
     if variable is not None:
         monkeypatch.setenv("R1_KEY", variable)
     with served(right, key="sk-right") as endpoint, pytest.raises(ConfigError, match=message) as refused:
@@ -464,7 +446,7 @@ def test_a_teacher_that_cannot_be_asked_is_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_plan_says_that_a_key_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_that_a_key_is_not_set(monkeypatch):
     smoke = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
     teachers = "synthesize={teachers: {r1: {endpoint: {name: m}, max_response_tokens: 8}}}"
     server = "execution.teachers={r1: {urls: ['http://h:1/v1'], api_key_variable: R1_KEY}}"
@@ -474,19 +456,16 @@ def test_a_plan_says_that_a_key_is_not_set(monkeypatch: pytest.MonkeyPatch) -> N
     assert "R1_KEY" not in " ".join(find_resources(config).notes)
 
 
-def test_requests_that_are_all_rejected_are_a_mistake_and_no_outcome(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_requests_that_are_all_rejected_are_a_mistake_and_no_outcome(tmp_path, inputs):
     def rejects(path: str, body: dict) -> Reply:
         return refusal(400, "top_p is not supported")
 
-    with (
-        served(rejects) as endpoint,
-        pytest.raises(ConfigError, match=r"refuses the request: .*top_p is not"),
-    ):
+    with served(rejects) as endpoint, pytest.raises(ConfigError, match=r"refuses the request: .*top_p is not"):
         run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
     assert (tmp_path / "o" / "paid_answers.jsonl").read_bytes() == b""
 
 
-def test_an_account_that_is_empty_ends_the_stage_and_counts_nothing(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_an_account_that_is_empty_ends_the_stage_and_counts_nothing(tmp_path, inputs):
     def pays_twice(path: str, body: dict) -> Reply:
         return right(path, body) if len(endpoint.asked) <= 2 else refusal(402, "no credit")
 
@@ -499,7 +478,7 @@ def test_an_account_that_is_empty_ends_the_stage_and_counts_nothing(tmp_path: Pa
     assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 6}
 
 
-def test_a_synthesis_without_prompts_to_ask_is_refused(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_synthesis_without_prompts_to_ask_is_refused(tmp_path, inputs):
     rows = read_prompts(inputs["data"] / "train.parquet")[:1]
     write_prompts(inputs["data"] / "train.parquet", rows)
     write_prompts(inputs["data"] / "rl_complement.parquet", [])
@@ -507,15 +486,13 @@ def test_a_synthesis_without_prompts_to_ask_is_refused(tmp_path: Path, inputs: d
         run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": "http://127.0.0.1:9"}))
 
 
-def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path, inputs):
     """Unlike in prepare_data, every prompt has a trace now."""
     with served(right) as endpoint, pytest.raises(DataError, match=r"data\.rl: the complement is empty"):
         run(settings({"r1": teacher()}, {"rl": "complement"}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
 
 
-def test_sft_cannot_ask_for_more_examples_than_there_are(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_sft_cannot_ask_for_more_examples_than_there_are(tmp_path, inputs):
     config = settings({"r1": teacher(num_samples=1)}, {"sft": {"unique_train_examples": 6}})
     with served(by_prompt({3: wrong})) as endpoint:
         result = run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))

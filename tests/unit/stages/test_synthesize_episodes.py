@@ -8,33 +8,32 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S, wait_until
 from reference.gradient_case import tiny_model
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import ScriptedEngine
-from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
+from synthetic.endpoint import Reply, completion, refusal
+from unit.stages.test_synthesize import OUTPUTS, card_in, served
 
 from luffy.config.answers import SynthesizeConfig
 from luffy.config.data import DataConfig, GuessNumberSource
 from luffy.config.environment import CustomEnvironment, EnvironmentConfig, GuessNumberEnvironment
-from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SynthesizeSettings
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import Replayed
-from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.data.templates import load_tokenizer
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import EnvironmentFault, LostError
-from luffy.pipeline.events import EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext
 from luffy.stages.synthesis.paid_episodes import episode_key
@@ -44,8 +43,6 @@ from tests.synthetic.loaded_source import load_source
 
 GAME = GuessNumberEnvironment.model_validate({"kind": "guess_number", "limits": {"max_turns": 3, "max_turn_tokens": 8}})
 SOURCE = GuessNumberSource(kind="guess_number", num_prompts=12, high=7)
-OUTPUTS = ("train.parquet", "sft.parquet", "rl_complement.parquet", "card.json", "card.md")
-Answer = Callable[[str, dict], Reply | None]
 
 
 def guesses(messages: Sequence[Mapping[str, str]]) -> str:
@@ -81,7 +78,7 @@ class Failing(GuessingGame):
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> dict[str, Path]:
+def inputs(tmp_path) -> dict[str, Path]:
     data = tmp_path / "data"
     (data / "suites").mkdir(parents=True)
     games = [replace(prompt, traces=()) for prompt in load_source(SOURCE, "train", 3).prompts]
@@ -107,32 +104,16 @@ def settings(environment: EnvironmentConfig = GAME, **changes: object) -> Synthe
 
 
 def context_in(out: Path, inputs: dict[str, Path], url: str) -> StageContext:
-    out.mkdir(exist_ok=True, parents=True)
     server = ServerConfig(urls=(url,), max_retries=0, concurrency=4)
     execution = ExecutionConfig(teachers={"r1": server}, rollout_batch_size=4)
-    return StageContext(
-        out, inputs, "key", "synthesize", execution, TrackingConfig(), EventWriter(out / "events.jsonl")
-    )
-
-
-@contextmanager
-def served(answer: Answer) -> Iterator[Endpoint]:
-    endpoint = Endpoint(answer, (CHAT,))
-    try:
-        yield endpoint
-    finally:
-        endpoint.close()
+    return stage_context("synthesize", out, inputs, execution=execution)
 
 
 def outputs(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in OUTPUTS}
 
 
-def card_in(out: Path) -> SynthesisCard:
-    return read_synthesis_card(out / "card.json")
-
-
-def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid() -> None:
+def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid():
     prompt = Prompt("u", "d", (Message("user", "q"),), "7")
     game = GuessNumberEnvironment(kind="guess_number")
     earlier = "014877da2600c8f203ab8a619e4a5394562f3eafc320922abac5f323906a57b3"
@@ -140,9 +121,7 @@ def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid() -> No
     assert episode_key("first", prompt, GAME) != earlier
 
 
-def test_right_games_become_traces_that_the_environment_answers_again_as_recorded(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_right_games_become_traces_that_the_environment_answers_again_as_recorded(tmp_path, inputs):
     with served(halving) as endpoint:
         run(settings(), context_in(tmp_path / "out", inputs, endpoint.url))
     prompts = read_prompts(tmp_path / "out" / "sft.parquet")
@@ -158,7 +137,7 @@ def test_right_games_become_traces_that_the_environment_answers_again_as_recorde
     assert any(len(set(each.source)) == 2 for each in encoded)  # the author's tokens and the environment's
 
 
-def test_the_card_and_the_budget_count_every_turn(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_the_card_and_the_budget_count_every_turn(tmp_path, inputs):
     with served(halving) as endpoint:
         run(settings(), context_in(tmp_path / "all", inputs, endpoint.url))
         card = card_in(tmp_path / "all").teachers["r1"]
@@ -174,9 +153,7 @@ def test_the_card_and_the_budget_count_every_turn(tmp_path: Path, inputs: dict[s
     assert some.num_tokens == 2 * (len(endpoint.asked) - asked)
 
 
-def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(tmp_path, inputs, monkeypatch):
     """Even where the environment answers otherwise today: the conversation stays as the teacher saw it."""
     asked, is_well = itertools.count(), threading.Event()
     log = tmp_path / "out" / "paid_answers.jsonl"
@@ -215,9 +192,7 @@ def _play(out: Path, inputs: dict[str, Path], url: str) -> None:
 
 
 @pytest.mark.slow
-def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(
-    tmp_path: Path, inputs: dict[str, Path]
-) -> None:
+def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(tmp_path, inputs):
     reached, is_dead = threading.Event(), threading.Event()
     lock, given = threading.Lock(), Counter[int]()
 
@@ -262,7 +237,7 @@ def failing(max_failed_share: float) -> SynthesizeSettings:
     )
 
 
-def test_a_crashed_game_is_an_outcome_with_its_reason(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_a_crashed_game_is_an_outcome_with_its_reason(tmp_path, inputs):
     with served(halving) as endpoint:
         run(failing(1.0), context_in(tmp_path / "out", inputs, endpoint.url))
     card = card_in(tmp_path / "out").teachers["r1"]
@@ -271,7 +246,7 @@ def test_a_crashed_game_is_an_outcome_with_its_reason(tmp_path: Path, inputs: di
     assert "RuntimeError: out of dice" in (tmp_path / "out" / "paid_answers.jsonl").read_text()
 
 
-def test_too_many_crashes_end_the_stage_and_their_turns_stay_paid(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_too_many_crashes_end_the_stage_and_their_turns_stay_paid(tmp_path, inputs):
     with served(halving) as endpoint:
         with pytest.raises(EnvironmentFault, match=r"failed in \d+ of 12 episodes"):
             run(failing(0.1), context_in(tmp_path / "out", inputs, endpoint.url))
@@ -281,9 +256,7 @@ def test_too_many_crashes_end_the_stage_and_their_turns_stay_paid(tmp_path: Path
         assert len(endpoint.asked) == asked
 
 
-def test_a_model_folder_plays_as_an_endpoint_does(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_folder_plays_as_an_endpoint_does(tmp_path, inputs, monkeypatch):
     tokenizer = load_tokenizer(inputs["data"] / "tokenizer")
     folder = tmp_path / "teacher" / "model"
     tokenizer.save_pretrained(folder)

@@ -55,10 +55,7 @@ def test_a_flood_is_cut_and_counted():
     assert len(lines.told) == 100
     lines.now = 11.0
     lines.take(f"{STAMP} INFO luffy: later")
-    assert lines.told[100:] == [
-        ("WARNING", "150 lines left out here; they are in log.txt"),
-        ("INFO", "luffy: later"),
-    ]
+    assert lines.told[100:] == [("WARNING", "150 lines left out here; they are in log.txt"), ("INFO", "luffy: later")]
 
 
 @pytest.mark.parametrize(("error", "text"), [(ConfigError("rl.stepz: unknown key"), "rl.stepz: unknown key")])

@@ -1,0 +1,311 @@
+"""What the ranks of a process group do together; `ranks.on_ranks` starts one of these functions on every rank.
+
+What a function returns on rank 0 is its result, as JSON. Its errors are relative L2 against float64 references.
+"""
+
+import copy
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_grad
+from reference import elastic_case, lora_case
+from reference.attention_case import batch_of, model_of, recurrent_model, rows_of
+from reference.gradient_case import (
+    OPTIMIZER,
+    PRESETS,
+    execution,
+    make_batch,
+    reference_step,
+    relative_l2,
+    shard_by_source,
+    step_of,
+    terms_of,
+    tiny_model,
+)
+from reference.learner_case import METHODS, moving_average, one_demonstration, two_updates
+from reference.rows import evaluate
+from reference.sft_case import sft
+from reference.value_case import engine_steps, part_of, reference_steps
+from torch import Tensor
+
+from luffy.errors import DataError
+from luffy.objectives.schedules import objective_at
+from luffy.training import attention, checkpoint
+from luffy.training.checkpoint import CheckpointStore
+from luffy.training.policy import Policy
+from luffy.training.ranks import init_process_group, rank_mesh
+from luffy.types import TrainBatch
+
+Settings = dict[str, Any]
+GROUPS_OF_RANK = ((0, 1), (2, 3, 4))
+OVER_THE_STEP = ("ppo", "reinforce_pp")
+"""Presets whose advantages are normalised over all ranks, so that no rank may hold another's rows."""
+PADDED: Settings = {"micro_batch_tokens": 70}
+PACKED: Settings = {"micro_batch_tokens": 70, "packing": True}
+
+
+def call(function: str, arguments: Sequence[Any]) -> Any:
+    """What a function of this module returns, which a process group of all ranks runs."""
+    init_process_group()
+    result = globals()[function](*arguments)
+    dist.destroy_process_group()
+    return result
+
+
+def steps(zero: Sequence[Settings], presets: Sequence[str], folder: str) -> dict[str, dict[str, float]]:
+    """One step of presets with each ZeRO setting and split; `folder` is for an exported model.
+
+    With `sequence_parallel: 2` both ranks share every sequence. All settings of a preset are compared with one
+    reference, which is computed once.
+    """
+    return {
+        f"{json.dumps(settings)} {preset} {how} {layout}": _step(preset, how, {**settings, **layout}, Path(folder))
+        for preset in presets
+        for settings in zero
+        for how, layout in _layouts_of(preset)
+    }
+
+
+def _layouts_of(preset: str) -> list[tuple[str, Settings]]:
+    """One each, in turn (`luffy` has more): off-policy tokens on rank 0 alone, or whole groups on either rank."""
+    if preset == "luffy":
+        return [("by_source", PADDED), ("by_group", PACKED), ("by_source", {"micro_batch_tokens": 10_000})]
+    if preset in OVER_THE_STEP or PRESETS.index(preset) % 2:
+        return [("by_group", PACKED)]
+    return [("by_source", PADDED)]
+
+
+_model = functools.cache(tiny_model)
+
+
+def _share(preset: str, how: str, slices: int) -> TrainBatch:
+    """This rank's rows; all rows if it shares every sequence with the other rank."""
+    if slices == 2:
+        return make_batch(preset, _model(), total=rank_mesh(slices).sum_over_shards)
+    if how == "by_group":
+        return make_batch(preset, _model(), GROUPS_OF_RANK[dist.get_rank()])
+    return shard_by_source(make_batch(preset, _model()), dist.get_rank())
+
+
+def _step(preset: str, how: str, settings: Settings, folder: Path) -> dict[str, float]:
+    """Of gradients, parameters and movement on this rank's share of the batch.
+
+    On rank 0; the others have a part in the step alone.
+    """
+    start = {name: parameter.detach().double() for name, parameter in _model().named_parameters()}
+    policy = Policy(copy.deepcopy(_model()), OPTIMIZER, execution(**settings), "float32")
+    policy.accumulate(_share(preset, how, policy.mesh.slices), step_of(preset))
+    found: dict[str, Tensor] = {}
+    step = policy.engine.optimizer.step
+
+    def read_then_step(*args: object, **kwargs: object) -> object:  # gradients are reduced over ranks, not yet clipped
+        for name, parameter in policy.causal_lm.named_parameters():
+            found[name] = safe_get_full_grad(parameter).clone()
+        return step(*args, **kwargs)
+
+    policy.engine.optimizer.step = read_then_step
+    policy.engine.step()
+    moved = _exported(policy, folder) if preset == "luffy" else _gathered(policy, settings["zero_stage"] == 3)
+    if dist.get_rank() != 0:
+        return {}
+    gradients, parameters = reference_step(preset, _model())
+    return {
+        "gradient": relative_l2(found, gradients),
+        "parameters": relative_l2(moved, parameters),
+        "movement": relative_l2(
+            {name: moved[name] - start[name] for name in start},
+            {name: parameters[name] - start[name] for name in start},
+        ),
+    }
+
+
+def _gathered(policy: Policy, sharded: bool) -> dict[str, Tensor]:
+    with deepspeed.zero.GatheredParameters(list(policy.causal_lm.parameters()), enabled=sharded):
+        return {name: parameter.detach().double() for name, parameter in policy.causal_lm.named_parameters()}
+
+
+def _exported(policy: Policy, folder: Path) -> dict[str, Tensor]:
+    policy.export(folder)
+    dist.barrier()
+    found = {name: tensor.double() for name, tensor in type(_model()).from_pretrained(folder).named_parameters()}
+    dist.barrier()
+    return found
+
+
+# Uneven: the first rank has one row, and runs stand-ins where the other has more micro-batches.
+CRITIC_SHARES = (slice(0, 1), slice(1, None))
+CRITIC_LAYOUTS: tuple[Settings, ...] = (
+    {"micro_batch_tokens": 10_000},
+    {"micro_batch_tokens": 25},
+    {"micro_batch_tokens": 25, "packing": True},
+)
+
+
+def critic(zero_stages: Sequence[int]) -> dict[str, dict[str, float]]:
+    """The critic's two steps with each ZeRO stage and split: decoder and head apart, after the second step."""
+    expected_gradients, expected_parameters = reference_steps(tiny_model(), value_clip=0.2)
+    found = {}
+    for zero_stage in zero_stages:
+        for layout in (
+            {"micro_batch_tokens": 10_000},
+            {"micro_batch_tokens": 25},
+            {**PACKED, "micro_batch_tokens": 25},
+        ):
+            settings = {"zero_stage": zero_stage, **layout}
+            gradients, parameters, _ = engine_steps(tiny_model(), 0.2, CRITIC_SHARES[dist.get_rank()], settings)
+            found[json.dumps(settings)] = {
+                f"{part} {name}": relative_l2(part_of(found_one, part), part_of(wanted, part))
+                for part in ("decoder.", "head.")
+                for name, found_one, wanted in (
+                    ("gradient", gradients, expected_gradients),
+                    ("parameters", parameters, expected_parameters),
+                )
+            }
+    return found
+
+
+def learner(each: Sequence[Settings]) -> list[dict[str, dict[str, float]]]:
+    """Of each preset, with each of the settings: the error of the movement, and the share of silent groups.
+
+    Each rank has its shard of the same groups.
+    """
+    learned = []
+    for settings in each:
+        where = {"num_ranks": dist.get_world_size(), "rank": dist.get_rank(), **settings}
+        found = {preset: two_updates(preset, **where) for preset in METHODS}
+        errors = {preset: error for preset, (error, _) in found.items()}
+        silent = {preset: metrics["batch/zero_advantage_share"] for preset, (_, metrics) in found.items()}
+        alone = {"one demonstration": one_demonstration(**where), "moving average": moving_average(**where)}
+        learned.append({"errors": {**errors, **alone}, "silent": silent})
+    return learned
+
+
+def supervised(runs: Sequence[Settings]) -> list[list[dict[str, float]]]:
+    """SFT: the metrics of each run's steps."""
+    return [sft(**{**run, "model": Path(run["model"]), "out": Path(run["out"])}) for run in runs]
+
+
+def adapter_steps(zero: Sequence[Settings], folder: str) -> dict[str, dict[str, float]]:
+    """The step of a LoRA adapter with each ZeRO setting."""
+    return {
+        f"{json.dumps(settings)} {case} {json.dumps(layout)}": lora_case.errors_of_step(
+            case, Path(folder), **settings, **layout
+        )
+        for settings in zero
+        for case, layout in (
+            ("luffy", {"micro_batch_tokens": 40}),
+            ("luffy", {"micro_batch_tokens": 40, "packing": True}),
+            ("sft", {"micro_batch_tokens": 10_000}),
+        )
+    }
+
+
+def write_adapters(stages: Sequence[tuple[str, Any]]) -> None:
+    for stage, zero_stage in stages:
+        lora_case.write_and_go_on(Path(stage), zero_stage)
+
+
+def resume_adapters(stages: Sequence[tuple[str, Any]]) -> None:
+    for stage, zero_stage in stages:
+        lora_case.resume_and_go_on(Path(stage), zero_stage)
+
+
+def write(stages: Sequence[tuple[str, Any, Any]]) -> None:
+    for stage, zero_stage, dtype in stages:
+        elastic_case.write_and_go_on(Path(stage), zero_stage, dtype)
+
+
+def resume(stages: Sequence[tuple[str, Any, Any]]) -> None:
+    for stage, zero_stage, dtype in stages:
+        elastic_case.resume_and_go_on(Path(stage), zero_stage, dtype)
+
+
+def faults(stage: str) -> list[dict[str, str]]:
+    """What each rank is told when the last rank cannot write, cannot read, or sees other checkpoints."""
+    store, engines = CheckpointStore(Path(stage), keep=1), elastic_case.engines(elastic_case.trained(0, zero_stage=2))
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    store.save(engines, 1)
+    told = {}
+    for what in ("write_engine", "read_engine"):
+        works = getattr(checkpoint, what)
+        if is_last:
+            setattr(checkpoint, what, _disk_full)
+        try:
+            store.save(engines, 2) if what == "write_engine" else store.load(engines, 1)
+        except Exception as error:
+            told[what] = f"{type(error).__name__}: {error}"
+        setattr(checkpoint, what, works)
+    try:
+        store.load(engines, 5 if is_last else 1)
+    except Exception as error:
+        told["step"] = f"{type(error).__name__}: {error}"
+    told["newest"] = str(store.newest())
+    store.save(engines, 2)
+    return _of_all(told)
+
+
+def _disk_full(*_: object) -> None:
+    raise OSError("no space left")
+
+
+def _of_all(own: Any) -> list[Any]:
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
+LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
+"""No micro-batch of these rows has a multiple of four tokens."""
+ATTENTION: dict[str, Settings] = {
+    "qwen2, half windowed": {"micro_batch_tokens": 19},
+    "qwen3": {"micro_batch_tokens": 10_000, "packing": True},
+    "mistral": {"micro_batch_tokens": 10_000, "packing": True},
+}
+TWO_OF_FOUR: Settings = {"sequence_parallel": 2}
+
+
+def shared_sequences() -> dict[str, Any]:
+    """Four ranks of which two or all share each sequence: the errors, by case, and the refusal on each rank."""
+    errors = {}
+    for preset, zero_stage in (("luffy", 3), ("opd", 1)):  # without other models, with a teacher
+        settings = {"zero_stage": zero_stage, "packing": preset == "luffy", "micro_batch_tokens": 40, **TWO_OF_FOUR}
+        errors[f"learner {preset}"] = two_updates(preset, num_ranks=2, rank=dist.get_rank() // 2, **settings)[0]
+    expected, _ = reference_steps(tiny_model(), value_clip=0.2)
+    settings = {"zero_stage": 2, "micro_batch_tokens": 25, **TWO_OF_FOUR}
+    found, *_ = engine_steps(tiny_model(), 0.2, CRITIC_SHARES[dist.get_rank() // 2], settings)
+    errors["critic"] = max(relative_l2(part_of(found, part), part_of(expected, part)) for part in ("decoder.", "head."))
+    errors |= {f"attention {kind}": _attention(kind, layout) for kind, layout in ATTENTION.items()}
+    return {"errors": errors, "refusals": _of_all(_refusal())}
+
+
+def _attention(kind: str, layout: Settings) -> float:
+    """Of the gradient of a model with four query heads and two key heads, one query head a rank."""
+    rows, model64 = rows_of(LENGTHS), model_of(kind, "eager").double()
+    num_tokens = sum(len(row.response_ids) for row in rows)
+    (-sum(evaluate(model64, row)[0].sum() for row in rows) / num_tokens).backward()
+    settings = execution(sequence_parallel=4, gradient_checkpointing=True, **layout)
+    policy = Policy(model_of(kind), OPTIMIZER, settings, "float32")
+    found: dict[str, Tensor] = {}
+    policy.accumulate(batch_of(rows), objective_at(terms_of("sft"), 1, 1, 1))
+    for name, parameter in policy.causal_lm.named_parameters():
+        found[name] = safe_get_full_grad(parameter).clone()
+        dist.all_reduce(found[name])  # ZeRO 0 reduces at the step
+    return relative_l2(
+        {name: gradient / dist.get_world_size() for name, gradient in found.items()},
+        {name: parameter.grad for name, parameter in model64.named_parameters()},
+    )
+
+
+def _refusal() -> str:
+    """Of a model with recurrent layers that does not say so in its configuration."""
+    attention._attends_plainly = lambda model: True
+    try:
+        attention.set_attention(recurrent_model(), execution(sequence_parallel=2))
+    except DataError as error:
+        return str(error)
+    return ""
