@@ -53,14 +53,8 @@ def _expression(luck: random.Random) -> Pair:
 
 
 _FORMS: Sequence[Callable[[random.Random], Pair]] = (
-    _fraction,
-    _radical,
-    _polynomial,
-    _interval,
-    _tuple,
-    _integer,
-    _expression,
-)
+    _fraction, _radical, _polynomial, _interval, _tuple, _integer, _expression,
+)  # fmt: skip
 
 TOWERS = (
     "9^{9^{9^{9}}}",
@@ -99,49 +93,16 @@ _LARGE = (
     "0." + "9" * 900 + "%d",
 )
 _STRANGE = (
-    "٣%d",
-    "３%d",
-    "\ud800%d",
-    "%d\x00",
-    "\u202e%d\u202c",
-    "%d\u200b\ufeff",
-    "__import__('os').system('exit %d')",
-    "def f():\n    while True: %d",
-    "{{{%d",
-    r"\frac{%d}{0}",
-    r"\frac{}{%d}",
-    r"\sqrt[0]{%d}",
-    "%d🎉",
-    "∞^∞+%d",
-    r"\text{%d",
-    "<think>%d",
-    "%d</think>",
-    "<answer>%d",
-    r"\\boxed{%d}",
-    "1e999999%d",
-    "%d%%%%",
-    "nan+%d",
-    r"\infty-\infty+%d",
-    r"\log_{1}{%d}",
-    r"\lim_{x\to 0}\frac{%d}{x}",
-    "%d;DROP TABLE answers",
-)
+    "٣%d", "３%d", "\ud800%d", "%d\x00", "\u202e%d\u202c", "%d\u200b\ufeff", "__import__('os').system('exit %d')",
+    "def f():\n    while True: %d", "{{{%d", r"\frac{%d}{0}", r"\frac{}{%d}", r"\sqrt[0]{%d}", "%d🎉", "∞^∞+%d",
+    r"\text{%d", "<think>%d", "%d</think>", "<answer>%d", r"\\boxed{%d}", "1e999999%d", "%d%%%%", "nan+%d",
+    r"\infty-\infty+%d", r"\log_{1}{%d}", r"\lim_{x\to 0}\frac{%d}{x}", "%d;DROP TABLE answers",
+)  # fmt: skip
 _ALPHABET = "\\{}[]()^_$&,.+-*/=<>0123456789xyπ√ \n\t\x00!|%#~'\"éß٣\ud800"
 _WORDS = (
-    r"\frac",
-    r"\sqrt",
-    r"\boxed",
-    r"\left(",
-    r"\right)",
-    r"\text",
-    r"\cup",
-    r"\infty",
-    r"\pi",
-    "<think>",
-    "^",
-    "{",
+    r"\frac", r"\sqrt", r"\boxed", r"\left(", r"\right)", r"\text", r"\cup", r"\infty", r"\pi", "<think>", "^", "{",
     "}",
-)
+)  # fmt: skip
 
 
 def hostile_answers(count: int, seed: int, endless: int) -> list[str]:

@@ -29,49 +29,37 @@ def child(tmp_path):
     return lambda text, name="child.yaml": write(tmp_path / name, f"extends: {SMOKE}\n{text}")
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("rl.stepz=3", "command line: rl.stepz: unknown key; did you mean 'steps'?"),
-        ("rl.steps=1.5", "command line: rl.steps: must be a whole number, found 1.5"),
-        ("rl.steps=0", "command line: rl.steps: must be greater than 0, found 0"),
-        ("seed=yes", "command line: seed: must be a whole number, found true"),
-        ("data.train.kind=csv", "data.train"),
-        ("model.architecture.num_heads=3", "must be a multiple of 2 x num_heads"),
-        ("rl", "'rl' is not of the form key.path=value"),
-        ("rl.steps = x", "command line: rl.steps: must be a whole number, found 'x'"),
-        ("name=a b", "name: may have small letters, digits and _ . - only, a letter or digit first, found 'a b'"),
-        ("grading={kind: mathh}", "command line: grading.kind: unknown kind 'mathh'; did you mean 'math'?"),
-        ("grading={kind: {kind: mathh}}", "command line: grading.kind.kind: unknown kind 'mathh'"),
-        (
-            "grading.kind={kind: custom, function: my_code.score}",
-            "grading.kind.function: must be package.module:name, found 'my_code.score'",
-        ),
-        ("environment={kind: tools, tools: []}", "command line: environment.tools: needs at least 1, found 0"),
-        (
-            "environment={kind: tools, tools: [calculator], limits: {max_turns: x}}",
-            "command line: environment.limits.max_turns: must be a whole number",
-        ),
-        ("stages=[prepare_data,basee]", "or 'sweep', found 'basee'; did you mean 'base'?"),
-        ("data.train.stepwise_share=2.5", "command line: data.train.stepwise_share: must be less than or equal to 1"),
-        ("data.train.stepwise_share={a: 1}", "data.train.stepwise_share.a: must be a whole number, found 'a'"),
-        ("objective.advantage.lam=1", "objective.advantage.lam: unknown key of kind group_mean; only kind gae has it"),
-        (
-            "objective.advantage.scale_by_sd=1",
-            "objective.advantage.scale_by_sd: unknown key; did you mean 'scale_by_std'?",
-        ),
-        ("extends=smoke", "command line: extends cannot be overridden; give the other file in place of this one"),
-        ("grading={named: {x: 3}}", "command line: grading.named.x: must be a mapping, found 3"),
-        ("execution.ray.address=driver", "execution.ray.address: must be HOST:PORT or auto, found 'driver'"),
-        ("grading.kind={kind: judge, model: m, url: host}", "url: must begin with http:// or https://, found 'host'"),
-        ("model.package=a-b", "model.package: may have small letters, digits and _ only, a letter or _ first"),
-        ("rl.max_staleness=1", "command line: rl.max_staleness 1 has no effect with cluster: local"),
-        (
-            "objective.terms.off_policy.loss.kind=foo",
-            "command line: objective.terms.off_policy.loss.kind: unknown kind 'foo'; allowed here: surrogate",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("override", "message"), [
+    ("rl.stepz=3", "command line: rl.stepz: unknown key; did you mean 'steps'?"),
+    ("rl.steps=1.5", "command line: rl.steps: must be a whole number, found 1.5"),
+    ("rl.steps=0", "command line: rl.steps: must be greater than 0, found 0"),
+    ("seed=yes", "command line: seed: must be a whole number, found true"),
+    ("data.train.kind=csv", "data.train"),
+    ("model.architecture.num_heads=3", "must be a multiple of 2 x num_heads"),
+    ("rl", "'rl' is not of the form key.path=value"),
+    ("rl.steps = x", "command line: rl.steps: must be a whole number, found 'x'"),
+    ("name=a b", "name: may have small letters, digits and _ . - only, a letter or digit first, found 'a b'"),
+    ("grading={kind: mathh}", "command line: grading.kind: unknown kind 'mathh'; did you mean 'math'?"),
+    ("grading={kind: {kind: mathh}}", "command line: grading.kind.kind: unknown kind 'mathh'"),
+    ("grading.kind={kind: custom, function: my_code.score}",
+     "grading.kind.function: must be package.module:name, found 'my_code.score'"),
+    ("environment={kind: tools, tools: []}", "command line: environment.tools: needs at least 1, found 0"),
+    ("environment={kind: tools, tools: [calculator], limits: {max_turns: x}}",
+     "command line: environment.limits.max_turns: must be a whole number"),
+    ("stages=[prepare_data,basee]", "or 'sweep', found 'basee'; did you mean 'base'?"),
+    ("data.train.stepwise_share=2.5", "command line: data.train.stepwise_share: must be less than or equal to 1"),
+    ("data.train.stepwise_share={a: 1}", "data.train.stepwise_share.a: must be a whole number, found 'a'"),
+    ("objective.advantage.lam=1", "objective.advantage.lam: unknown key of kind group_mean; only kind gae has it"),
+    ("objective.advantage.scale_by_sd=1", "objective.advantage.scale_by_sd: unknown key; did you mean 'scale_by_std'?"),
+    ("extends=smoke", "command line: extends cannot be overridden; give the other file in place of this one"),
+    ("grading={named: {x: 3}}", "command line: grading.named.x: must be a mapping, found 3"),
+    ("execution.ray.address=driver", "execution.ray.address: must be HOST:PORT or auto, found 'driver'"),
+    ("grading.kind={kind: judge, model: m, url: host}", "url: must begin with http:// or https://, found 'host'"),
+    ("model.package=a-b", "model.package: may have small letters, digits and _ only, a letter or _ first"),
+    ("rl.max_staleness=1", "command line: rl.max_staleness 1 has no effect with cluster: local"),
+    ("objective.terms.off_policy.loss.kind=foo",
+     "command line: objective.terms.off_policy.loss.kind: unknown kind 'foo'; allowed here: surrogate"),
+])  # fmt: skip
 def test_a_mistake_on_the_command_line_says_what_and_where(override, message):
     assert message in complaint(SMOKE, [override])
 

@@ -60,9 +60,7 @@ def test_a_value_that_python_does_not_have_is_one_bad_row(tmp_path: Path, type_:
 
 
 @pytest.mark.parametrize("limit", [1, 4000, 1 << 20])
-def test_large_nested_texts_are_read_a_few_rows_at_a_time_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_large_nested_texts_are_read_a_few_rows_at_a_time_unchanged(tmp_path, monkeypatch, limit):
     """Larger batches of nested texts are what Arrow cannot put into one array."""
     rows = [{"prompt": f"p{n}", "turns": [{"content": str(n) * 500}] * (n % 4)} for n in range(60)]
     pq.write_table(pa.Table.from_pylist(rows, WIDE), tmp_path / "p.parquet", row_group_size=25)

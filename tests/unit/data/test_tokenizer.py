@@ -122,9 +122,7 @@ def test_a_trace_continues_after_a_think_tag_opened_by_the_prompt(thinking: PreT
     ("model", "template", "reason"),
     [("missing-folder/model", None, "no tokenizer at"), ("model", "missing.jinja", "no such file")],
 )
-def test_a_missing_model_or_template_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, template: str | None, reason: str
-) -> None:
+def test_a_missing_model_or_template_is_refused(tmp_path, monkeypatch, model, template, reason):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     TOKENIZER.save_pretrained(Path("model"))

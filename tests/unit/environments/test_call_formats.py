@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic.sample_tools import every_type, nothing, text_or_number, weather
 
-from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, CallSyntax, ToolCall
+from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, ToolCall
 from luffy.environments.tool_functions import tool_of
 from luffy.errors import ConfigError
 from luffy.types import Message
@@ -166,39 +166,33 @@ def test_llama_calls_may_follow_the_python_tag_and_each_other():
     assert LLAMA3.parse(f"<|python_tag|>{written}; {written}", TOOLS) == [CALL, CALL]
 
 
-@pytest.mark.parametrize(
-    ("name", "turn", "reason"),
-    [
-        ("hermes", "<tool_call>\n{'name': 1}\n</tool_call>", "it is not JSON: Expecting property name"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>', "NaN is no JSON"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1e999}}</tool_call>', "too large"),
-        ("hermes", f'<tool_call>{{"name": "weather", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
-        (
-            "hermes",
-            '<tool_call>{"name": "weather", "arguments": {"a": 1, "a": 2}}</tool_call>',
-            "an object has a key twice",
-        ),
-        ("hermes", f'<tool_call>{{"name": "weather", "arguments": {"[" * 10**5}', "nested too deep"),
-        ("hermes", '<tool_call>{"name": "weather"}</tool_call>', "with these two keys alone"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": "{}"}</tool_call>', "with these two keys alone"),
-        ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "with these two keys alone"),
-        ("hermes", '<tool_call>[{"name": "weather", "arguments": {}}]</tool_call>', "with these two keys alone"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {}}', "</tool_call> has to follow"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {}} yes</tool_call>', "</tool_call> has to follow"),
-        ("hermes", "<tool_call></tool_call>", "Expecting value"),
-        ("llama3", '{"name": "weather", "arguments": {}}', '"parameters": {...}} with these two keys alone'),
-        ("llama3", '{"name": "weather", "parameters": {"location": Rome}}', "it is not JSON: Expecting value"),
-        ("llama3", '<|python_tag|>weather.call(location="Rome")', "it is not JSON"),
-        ("llama3", '{"name": "weather", "parameters": {"a": {"name": "weather", "parameters": {}}}', "not JSON"),
-        ("xml", "<weather>Rome</weather>", "may hold nothing but closed elements"),
-        ("xml", "<weather><location>Rome</weather>", "may hold nothing but closed elements"),
-        ("xml", "<weather><location>Rome</location>", "may hold nothing but closed elements"),
-        ("xml", "<weather></location></weather>", "may hold nothing but closed elements"),
-        ("xml", "<weather><location>A</location><location>B</location></weather>", "the argument <location> twice"),
-        ("xml", "<every_type><count>three</count></every_type>", "<count> is not JSON: Expecting value"),
-        ("xml", "<every_type><count>3 4</count></every_type>", "<count> is not JSON: something follows it"),
-    ],
-)
+@pytest.mark.parametrize(("name", "turn", "reason"), [
+    ("hermes", "<tool_call>\n{'name': 1}\n</tool_call>", "it is not JSON: Expecting property name"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>', "NaN is no JSON"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1e999}}</tool_call>', "too large"),
+    ("hermes", f'<tool_call>{{"name": "weather", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1, "a": 2}}</tool_call>',
+     "an object has a key twice"),
+    ("hermes", f'<tool_call>{{"name": "weather", "arguments": {"[" * 10**5}', "nested too deep"),
+    ("hermes", '<tool_call>{"name": "weather"}</tool_call>', "with these two keys alone"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": "{}"}</tool_call>', "with these two keys alone"),
+    ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "with these two keys alone"),
+    ("hermes", '<tool_call>[{"name": "weather", "arguments": {}}]</tool_call>', "with these two keys alone"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {}}', "</tool_call> has to follow"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {}} yes</tool_call>', "</tool_call> has to follow"),
+    ("hermes", "<tool_call></tool_call>", "Expecting value"),
+    ("llama3", '{"name": "weather", "arguments": {}}', '"parameters": {...}} with these two keys alone'),
+    ("llama3", '{"name": "weather", "parameters": {"location": Rome}}', "it is not JSON: Expecting value"),
+    ("llama3", '<|python_tag|>weather.call(location="Rome")', "it is not JSON"),
+    ("llama3", '{"name": "weather", "parameters": {"a": {"name": "weather", "parameters": {}}}', "not JSON"),
+    ("xml", "<weather>Rome</weather>", "may hold nothing but closed elements"),
+    ("xml", "<weather><location>Rome</weather>", "may hold nothing but closed elements"),
+    ("xml", "<weather><location>Rome</location>", "may hold nothing but closed elements"),
+    ("xml", "<weather></location></weather>", "may hold nothing but closed elements"),
+    ("xml", "<weather><location>A</location><location>B</location></weather>", "the argument <location> twice"),
+    ("xml", "<every_type><count>three</count></every_type>", "<count> is not JSON: Expecting value"),
+    ("xml", "<every_type><count>3 4</count></every_type>", "<count> is not JSON: something follows it"),
+])  # fmt: skip
 def test_what_was_meant_as_a_call_is_a_named_failure(name, turn, reason):
     (found,) = CALL_FORMATS[name].parse(turn, TOOLS)
     assert isinstance(found, BrokenCall)
@@ -221,24 +215,19 @@ def test_a_call_that_an_unreadable_call_quotes_is_not_made(rest: str) -> None:
     assert isinstance(found, BrokenCall)
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        "<every_type>\nf('{quoted}')\n</every_type>",
-        "<every_type><text>f('{quoted}')",
-        "<every_type><count>three</count><text>{quoted}</text></every_type>",
-        "<every_type><text>a</text><text>{quoted}</text></every_type>",
-    ],
-)
+@pytest.mark.parametrize("broken", [
+    "<every_type>\nf('{quoted}')\n</every_type>",
+    "<every_type><text>f('{quoted}')",
+    "<every_type><count>three</count><text>{quoted}</text></every_type>",
+    "<every_type><text>a</text><text>{quoted}</text></every_type>",
+])  # fmt: skip
 def test_an_element_inside_an_unreadable_one_is_no_call(broken: str) -> None:
     (found,) = XML.parse(broken.format(quoted=XML.render([CALL])), TOOLS)
     assert isinstance(found, BrokenCall)
 
 
 @pytest.mark.parametrize(("syntax", "tag"), [(HERMES, "<tool_call>"), (XML, "<nothing>")])
-def test_a_tag_in_reasoning_that_the_prompt_opened_does_not_hide_the_call_after_it(
-    syntax: CallSyntax, tag: str
-) -> None:
+def test_a_tag_in_reasoning_that_the_prompt_opened_does_not_hide_the_call_after_it(syntax, tag):
     assert syntax.parse(f"I may write {tag} now.</think>\n{syntax.render([CALL])}", TOOLS) == [CALL]
 
 

@@ -5,18 +5,11 @@ import pytest
 from luffy.environments import after_thinking, xml_fields
 
 
-@pytest.mark.parametrize(
-    ("turn", "reply"),
-    [
-        ("<think>a</think>b", "b"),
-        ("a</think>b", "b"),
-        ("<think>a</think>b<think>c</think>d", "d"),
-        ("plain", "plain"),
-        ("<think>never closed", ""),
-        ("<think>a</think>b<think>again", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("turn", "reply"), [
+    ("<think>a</think>b", "b"), ("a</think>b", "b"),
+    ("<think>a</think>b<think>c</think>d", "d"),
+    ("plain", "plain"), ("<think>never closed", ""), ("<think>a</think>b<think>again", ""), ("", ""),
+])  # fmt: skip
 def test_only_the_text_after_the_reasoning_is_left(turn, reply):
     assert after_thinking(turn) == reply
 

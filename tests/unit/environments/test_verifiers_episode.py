@@ -158,14 +158,11 @@ def whole_episode(which: str, text: str, **limits: int) -> Episode:
     return player.play([start], Written(encode_traces(tokenizer, [text])[0]), params)[0]
 
 
-@pytest.mark.parametrize(
-    ("limits", "reason", "turns"),
-    [
-        ({}, FinishReason.STOP, 3.0),
-        ({"max_turns": 2}, FinishReason.TURNS, 2.0),
-        ({"max_turn_tokens": 1}, FinishReason.TURN_LENGTH, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("limits", "reason", "turns"), [
+    ({}, FinishReason.STOP, 3.0),
+    ({"max_turns": 2}, FinishReason.TURNS, 2.0),
+    ({"max_turn_tokens": 1}, FinishReason.TURN_LENGTH, 1.0),
+])  # fmt: skip
 def test_an_episode_is_scored_whatever_ended_it(limits: dict[str, int], reason: FinishReason, turns: float) -> None:
     """The reward of this game is the number of the policy's turns, a turn that was cut included."""
     episode = whole_episode("game", "3 left", **limits)

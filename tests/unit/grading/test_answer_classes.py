@@ -66,17 +66,13 @@ def test_math_strict_accepts_no_look_alikes(pool: GraderPool, name: str) -> None
     assert wrong == 0
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        ("7, 4", r"4 \text{ goats and } 7 \text{ helicopters}"),
-        ("16, 3", "w=3, d=16"),
-        (r"40 \text{ km/h}", r"40 \text{ m/s}"),
-        (r"3:30 \text{ p.m.}", r"3:30 \text{ a.m.}"),
-        ("3", r"3 \text{ dozen}"),
-        ("5", r"\text{at most } 5"),
-    ],
-)
+@pytest.mark.parametrize(("gold", "answer"), [
+    ("7, 4", r"4 \text{ goats and } 7 \text{ helicopters}"),
+    ("16, 3", "w=3, d=16"),
+    (r"40 \text{ km/h}", r"40 \text{ m/s}"),
+    (r"3:30 \text{ p.m.}", r"3:30 \text{ a.m.}"),
+    ("3", r"3 \text{ dozen}"), ("5", r"\text{at most } 5"),
+])  # fmt: skip
 def test_different_names_units_and_words_distinguish_equal_numbers(gold: str, answer: str) -> None:
     assert conflicting(answer, gold)
 

@@ -56,9 +56,7 @@ def grade(pool: GraderPool, kind: GraderKind, response: str, gold: str, question
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 @given(way=_way, before=_filler, between=_filler, opened=st.booleans(), gold=st.sampled_from("ABCD"))
 @settings(max_examples=60, deadline=None)
-def test_an_answer_in_the_reasoning_earns_nothing(
-    pool: GraderPool, kind: GraderKind, way: str, before: str, between: str, opened: bool, gold: str
-) -> None:
+def test_an_answer_in_the_reasoning_earns_nothing(pool, kind, way, before, between, opened, gold):
     thoughts = f"{before}{way % gold}{between}"
     closed = ("<think>" if opened else "") + thoughts + "</think>"
     for response in (closed, closed + "\nHm.", closed + closed, "<think>" + thoughts):
@@ -79,9 +77,7 @@ def test_the_reply_overrules_the_reasoning(pool: GraderPool, kind: GraderKind, w
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 @given(way=_way, filler=_filler, gold=st.sampled_from("ABCD"))
 @settings(max_examples=40, deadline=None)
-def test_an_answer_in_the_prompt_earns_nothing(
-    pool: GraderPool, kind: GraderKind, way: str, filler: str, gold: str
-) -> None:
+def test_an_answer_in_the_prompt_earns_nothing(pool, kind, way, filler, gold):
     question = f"Solve it. Example: {way % gold}. {filler} Now yours:"
     for response in (question, f"<think>hm</think>\n{question}\n", f"{question}{question}"):
         assert grade(pool, kind, response, gold, question).outcome is not Outcome.CORRECT

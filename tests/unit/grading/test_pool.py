@@ -46,39 +46,30 @@ def grade_one(pool: GraderPool, response: str, truth: str) -> Grade:
     return pool.grade([GradeRequest(response, truth)])[0]
 
 
-@pytest.mark.parametrize(
-    ("response", "truth", "outcome"),
-    [
-        (r"\boxed{\frac12}", "0.5", Outcome.CORRECT),
-        (r"\boxed{\sqrt{8}}", r"$2\sqrt{2}$", Outcome.CORRECT),
-        (r"\boxed{x+1}", "1+x", Outcome.CORRECT),
-        (r"\boxed{x+2}", "1+x", Outcome.WRONG),
-        (r"\boxed{}", "1", Outcome.NO_ANSWER),
-        (r"<think>\boxed{1}", "1", Outcome.NO_ANSWER),
-        (r"\boxed{\frac{}{}}", "7x", Outcome.UNPARSABLE),
-        (r"\boxed{52}", "52", Outcome.CORRECT),
-        (r"\boxed{57}", "52", Outcome.WRONG),
-    ],
-)
+@pytest.mark.parametrize(("response", "truth", "outcome"), [
+    (r"\boxed{\frac12}", "0.5", Outcome.CORRECT),
+    (r"\boxed{\sqrt{8}}", r"$2\sqrt{2}$", Outcome.CORRECT),
+    (r"\boxed{x+1}", "1+x", Outcome.CORRECT),
+    (r"\boxed{x+2}", "1+x", Outcome.WRONG),
+    (r"\boxed{}", "1", Outcome.NO_ANSWER),
+    (r"<think>\boxed{1}", "1", Outcome.NO_ANSWER),
+    (r"\boxed{\frac{}{}}", "7x", Outcome.UNPARSABLE),
+    (r"\boxed{52}", "52", Outcome.CORRECT),
+    (r"\boxed{57}", "52", Outcome.WRONG),
+])  # fmt: skip
 def test_outcomes(pool: GraderPool, response: str, truth: str, outcome: Outcome) -> None:
     grade = grade_one(pool, response, truth)
     assert grade.outcome is outcome
     assert grade.reward == (1.0 if outcome is Outcome.CORRECT else 0.0)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "{" * 2000 + "1" + "}" * 2000,
-        "(" * 1500 + "1" + ")" * 1500,
-        "\\frac{" * 500,
-        "\ud800 5",
-        "5\x00",
-        "__import__('os').system('exit')",
-        "\u202e123",
-        "9" * 4000 + "x",
-    ],
-)
+@pytest.mark.parametrize("answer", [
+    "{" * 2000 + "1" + "}" * 2000,
+    "(" * 1500 + "1" + ")" * 1500,
+    "\\frac{" * 500,
+    "\ud800 5", "5\x00", "__import__('os').system('exit')", "\u202e123",
+    "9" * 4000 + "x",
+])  # fmt: skip
 def test_nasty_answers_are_never_correct_and_never_break_the_pool(pool: GraderPool, answer: str) -> None:
     assert grade_one(pool, f"\\boxed{{{answer}}}", "x+1").outcome is not Outcome.CORRECT
     assert grade_one(pool, r"\boxed{1+x}", "x + 1").outcome is Outcome.CORRECT
@@ -126,9 +117,7 @@ def kill_the_grading_worker(pool: GraderPool, killed: set[int]) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced(caplog):
     with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
         crashing = thread.submit(grade_one, pool, HANGS, "3")
         killed: set[int] = set()
@@ -197,9 +186,7 @@ def test_a_server_that_is_killed_again_and_again_ends_the_stage_as_a_lost_proces
         assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
 
 
-def test_a_server_that_is_killed_while_it_loads_is_a_lost_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_server_that_is_killed_while_it_loads_is_a_lost_process(monkeypatch, tmp_path):
     killed = tmp_path / "python"
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o755)

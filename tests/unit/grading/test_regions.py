@@ -46,17 +46,14 @@ def test_one_set_in_several_notations(left: str, right: str) -> None:
     assert same_regions(left % (-1, 2), right % (-1, 3)) is False
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        (r"\mathbb{R}\setminus\{0,1\}", r"(-\infty,0)\cup(0,1)\cup(1,\infty)"),
-        (r"\text{all real numbers except } 2", r"x \ne 2"),
-        (r"\mathbb{R}^{+}", r"(0,\infty)"),
-        (r"[\sqrt2, 3)", r"3 > x \ge 2^{1/2}"),
-        (r"\{n\in\mathbb{Z} : 1\le n\le 3\}", r"\{3,1,2\}"),
-        ("[a, 2a)", r"a \le x < a+a"),
-    ],
-)
+@pytest.mark.parametrize(("left", "right"), [
+    (r"\mathbb{R}\setminus\{0,1\}", r"(-\infty,0)\cup(0,1)\cup(1,\infty)"),
+    (r"\text{all real numbers except } 2", r"x \ne 2"),
+    (r"\mathbb{R}^{+}", r"(0,\infty)"),
+    (r"[\sqrt2, 3)", r"3 > x \ge 2^{1/2}"),
+    (r"\{n\in\mathbb{Z} : 1\le n\le 3\}", r"\{3,1,2\}"),
+    ("[a, 2a)", r"a \le x < a+a"),
+])  # fmt: skip
 def test_equal_sets(left: str, right: str) -> None:
     assert same_regions(left, right) is True
 

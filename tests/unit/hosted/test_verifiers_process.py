@@ -106,13 +106,10 @@ def test_calls_of_tools_reach_the_environment(opened):
     assert process.call("score", episode=episode)["metrics"] == {"is_right": 1.0, "num_calls": 2.0}
 
 
-@pytest.mark.parametrize(
-    ("which", "words"),
-    [
-        ("raises", "the reward function raises failed: KeyError: 'no such thing'"),
-        ("nothing", "the reward function nothing failed: TypeError"),
-    ],
-)
+@pytest.mark.parametrize(("which", "words"), [
+    ("raises", "the reward function raises failed: KeyError: 'no such thing'"),
+    ("nothing", "the reward function nothing failed: TypeError"),
+])  # fmt: skip
 def test_a_reward_function_that_fails_is_no_silent_zero(opened, which, words):
     process = opened(which)
     episode, _ = begin(process)
@@ -121,17 +118,14 @@ def test_a_reward_function_that_fails_is_no_silent_zero(opened, which, words):
         process.call("score", episode=episode)
 
 
-@pytest.mark.parametrize(
-    ("which", "words"),
-    [
-        ("group", "of_a_group compares the responses of a group"),
-        ("judge", "needs `judge`, which verifiers does not give it"),
-        ("completion", "completes text"),
-        ("own_model", "calls its model itself"),
-        ("unknown", "KeyError: 'unknown'"),
-        ("without_data", "ConnectionError: the hub is out of reach"),
-    ],
-)
+@pytest.mark.parametrize(("which", "words"), [
+    ("group", "of_a_group compares the responses of a group"),
+    ("judge", "needs `judge`, which verifiers does not give it"),
+    ("completion", "completes text"),
+    ("own_model", "calls its model itself"),
+    ("unknown", "KeyError: 'unknown'"),
+    ("without_data", "ConnectionError: the hub is out of reach"),
+])  # fmt: skip
 def test_what_cannot_be_used_is_refused_in_one_line(opened, which, words):
     with pytest.raises(ConfigError) as caught:
         opened(which)

@@ -130,19 +130,15 @@ ROWS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("gate", "passing"),
-    [
-        (GateConfig(group_accuracy_above=0.0), {0, 1, 3}),
-        (GateConfig(group_accuracy_above=0.5), set()),
-        (GateConfig(group_accuracy_at_most=0.0), {2, 4}),
-        (GateConfig(group_accuracy_at_most=0.5), {0, 1, 2, 3, 4}),
-        (GateConfig(outcome="correct"), {0}),
-        (GateConfig(outcome="wrong"), {1, 2, 3, 4}),
-        (GateConfig(outcome="wrong", group_accuracy_above=0.25), {1, 3}),
-    ],
-    ids=lambda value: value.formula() if isinstance(value, GateConfig) else "",
-)
+@pytest.mark.parametrize(("gate", "passing"), [
+    (GateConfig(group_accuracy_above=0.0), {0, 1, 3}),
+    (GateConfig(group_accuracy_above=0.5), set()),
+    (GateConfig(group_accuracy_at_most=0.0), {2, 4}),
+    (GateConfig(group_accuracy_at_most=0.5), {0, 1, 2, 3, 4}),
+    (GateConfig(outcome="correct"), {0}),
+    (GateConfig(outcome="wrong"), {1, 2, 3, 4}),
+    (GateConfig(outcome="wrong", group_accuracy_above=0.25), {1, 3}),
+], ids=lambda value: value.formula() if isinstance(value, GateConfig) else "")  # fmt: skip
 def test_rows_that_a_gate_lets_through(gate: GateConfig, passing: set[int]) -> None:
     (weight_BT,) = _weights([_term("gated", "response", SURROGATE, gate)], ROWS)
     assert {b for b in range(len(ROWS)) if weight_BT[b].any()} == passing

@@ -37,14 +37,9 @@ def _weights(*terms: TermConfig) -> torch.Tensor:
     return token_weights(objective_of(*terms), row_batch(ROWS), alone)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("token", [1 / 4] * 3 + [1 / 4]),
-        ("sequence", [1 / 6] * 3 + [1 / 2]),
-        ("constant", [1 / 20] * 3 + [1 / 20]),
-    ],
-)
+@pytest.mark.parametrize(("mode", "expected"), [
+    ("token", [1 / 4] * 3 + [1 / 4]), ("sequence", [1 / 6] * 3 + [1 / 2]), ("constant", [1 / 20] * 3 + [1 / 20]),
+])  # fmt: skip
 def test_weights_of_each_mode_by_hand(mode: str, expected: list[float]) -> None:
     weight = _weights(_on(mode))[0]
     assert weight[weight != 0].tolist() == pytest.approx(expected)

@@ -140,18 +140,14 @@ def test_trace_that_the_model_finds_impossible(loss: LossConfig) -> None:
 
 @EVERY_LOSS
 @pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [Row(3), demonstration(2), Row(1)],
-        [Row(0), Row(2), demonstration(0)],
-        [Row(0), demonstration(0)],
-        [Row(2), Row(1)],
-        [demonstration(2)],
-        [Row(4, guided=2), Row(4, guided=4), Row(1)],
-    ],
-    ids=["all", "some_without_response", "all_without_response", "no_trace", "no_rollout", "guided"],
-)
+@pytest.mark.parametrize("rows", [
+    [Row(3), demonstration(2), Row(1)],
+    [Row(0), Row(2), demonstration(0)],
+    [Row(0), demonstration(0)],
+    [Row(2), Row(1)],
+    [demonstration(2)],
+    [Row(4, guided=2), Row(4, guided=4), Row(1)],
+], ids=["all", "some_without_response", "all_without_response", "no_trace", "no_rollout", "guided"])  # fmt: skip
 def test_rows_without_tokens(loss: LossConfig, mode: str, rows: list[Row]) -> None:
     for select in _selectors(loss):
         batch = row_batch(rows)

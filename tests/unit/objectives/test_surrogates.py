@@ -78,18 +78,15 @@ def test_dual_clip(case: Tokens) -> None:
     assert_same(found, formulas.dual_clipped(case.logp_T, case.logp_old_T, case.advantage_T, 0.2, 0.28, 3.0))
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "expected", "gradient"),
-    [
-        (1.25, 1.0, -1.25, -1.25),  # within clip-higher, where 0.2 on both sides would clip
-        (1.5, 1.0, -1.28, 0.0),  # moved up enough
-        (1.5, -1.0, 1.5, 1.5),  # moved up against the advantage: the bare ratio pulls back
-        (0.5, -1.0, 0.8, 0.0),  # moved down enough
-        (0.5, 1.0, -0.5, -0.5),
-        (5.0, -1.0, 3.0, 0.0),  # beyond the dual clip
-        (5.0, 1.0, -1.28, 0.0),  # the dual clip is for negative advantages alone
-    ],
-)
+@pytest.mark.parametrize(("ratio", "advantage", "expected", "gradient"), [
+    (1.25, 1.0, -1.25, -1.25),  # within clip-higher, where 0.2 on both sides would clip
+    (1.5, 1.0, -1.28, 0.0),  # moved up enough
+    (1.5, -1.0, 1.5, 1.5),  # moved up against the advantage: the bare ratio pulls back
+    (0.5, -1.0, 0.8, 0.0),  # moved down enough
+    (0.5, 1.0, -0.5, -0.5),
+    (5.0, -1.0, 3.0, 0.0),  # beyond the dual clip
+    (5.0, 1.0, -1.28, 0.0),  # the dual clip is for negative advantages alone
+])  # fmt: skip
 def test_clips_by_hand(ratio: float, advantage: float, expected: float, gradient: float) -> None:
     config = ClippedSurrogateLoss(kind="clipped_surrogate", clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     case = tokens([LOG(0.1 * ratio)], old=[LOG(0.1)], advantage=advantage)
@@ -164,16 +161,13 @@ def test_tv_masked(case: Tokens) -> None:
     assert_same(evaluate(config, case), formulas.tv_masked(case.logp_T, case.logp_mu_T, case.advantage_T, 0.2, 0.1))
 
 
-@pytest.mark.parametrize(
-    ("p", "mu", "advantage", "expected"),
-    [
-        (0.5, 0.2, 1.0, 0.0),  # risen by 0.3 with a positive advantage
-        (0.5, 0.2, -1.0, 2.5),  # risen against the advantage: kept
-        (0.2, 0.5, -1.0, 0.0),
-        (0.2, 0.5, 1.0, -0.4),
-        (0.19, 0.001, 1.0, -190.0),  # a rare token may move by a large ratio
-    ],
-)
+@pytest.mark.parametrize(("p", "mu", "advantage", "expected"), [
+    (0.5, 0.2, 1.0, 0.0),  # risen by 0.3 with a positive advantage
+    (0.5, 0.2, -1.0, 2.5),  # risen against the advantage: kept
+    (0.2, 0.5, -1.0, 0.0),
+    (0.2, 0.5, 1.0, -0.4),
+    (0.19, 0.001, 1.0, -190.0),  # a rare token may move by a large ratio
+])  # fmt: skip
 def test_tv_mask_by_hand(p: float, mu: float, advantage: float, expected: float) -> None:
     config = TotalVariationMaskedLoss(kind="tv_masked_surrogate")
     found = evaluate(config, tokens([LOG(p)], mu=[LOG(mu)], old=[0.0], advantage=advantage))
@@ -200,9 +194,7 @@ def test_unknown_sampler_is_the_policy_before_the_update(config: AipoLoss, case:
     low=st.sampled_from([None, 0.0123]),
     high=st.sampled_from([None, 0.6789]),
 )
-def test_shaped_surrogate(
-    config: ShapingConfig, shaping: formulas.Shaping, behavior: str, low: float | None, high: float | None, case: Tokens
-) -> None:
+def test_shaped_surrogate(config, shaping, behavior, low, high, case):
     loss = ShapedSurrogateLoss(
         kind="shaped_surrogate", shaping=config, behavior=behavior, min_weight=low, max_weight=high
     )

@@ -185,17 +185,12 @@ def test_a_prompt_without_a_trace_has_rollouts_in_place_of_hybrid_rows() -> None
     assert len(group.rollouts) == 4
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        ((WRONG,) * 4, [Outcome.WRONG] * 3 + ["trace"]),
-        ((WRONG, RIGHT, WRONG, RIGHT), [Outcome.WRONG, Outcome.CORRECT, Outcome.CORRECT, "trace"]),
-        ((RIGHT, RIGHT, WRONG, RIGHT), [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG, Outcome.CORRECT]),
-    ],
-)
-def test_traces_take_the_place_of_the_last_wrong_rollouts_where_the_policy_fails(
-    script: Sequence[int], expected: list
-) -> None:
+@pytest.mark.parametrize(("script", "expected"), [
+    ((WRONG,) * 4, [Outcome.WRONG] * 3 + ["trace"]),
+    ((WRONG, RIGHT, WRONG, RIGHT), [Outcome.WRONG, Outcome.CORRECT, Outcome.CORRECT, "trace"]),
+    ((RIGHT, RIGHT, WRONG, RIGHT), [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG, Outcome.CORRECT]),
+])  # fmt: skip
+def test_traces_take_the_place_of_the_last_wrong_rollouts_where_the_policy_fails(script, expected):
     engine, (group,) = _collect([_task("a", "7", r"\boxed{7}")], script=script, off_policy_when_accuracy_at_most=0.5)
     assert len(engine.requests) == 4
     found = ["trace" if row.is_off_policy else row.outcome for row in group.trajectories]
@@ -353,9 +348,7 @@ class OneCrashes(Asking):
         return None
 
 
-def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(tokenizer):
     """With a penalty in the reward, its reward of 0 would have been the best one of the wrong rows."""
     task, _ = _conversation_task(tokenizer)
     OneCrashes.episodes = itertools.count()
@@ -370,9 +363,7 @@ def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(
 
 
 @pytest.mark.parametrize("group", [{"off_policy": 1}, {"off_policy": 1, "off_policy_when_accuracy_at_most": 0.0}])
-def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(
-    tokenizer: PreTrainedTokenizerBase, group: dict[str, object]
-) -> None:
+def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(tokenizer, group):
     """The fallback plays a single trace, whose failure is one of nine and not one of one."""
     task, _ = _conversation_task(tokenizer)
     scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
@@ -394,9 +385,7 @@ class CrashesOnTheTrace(Asking):
         return await super().respond(conversation)
 
 
-def test_a_demonstration_whose_replay_fails_has_no_reward_and_leaves_its_group(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_a_demonstration_whose_replay_fails_has_no_reward_and_leaves_its_group(tokenizer):
     task, trace = _conversation_task(tokenizer)
     scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
     group = _episodes(task, tokenizer, scorer, CrashesOnTheTrace, EpisodeLimits(max_failed_share=0.25))
@@ -448,9 +437,7 @@ def test_a_measure_of_the_group_compares_rollouts_and_demonstration(tokenizer: P
 
 
 @pytest.mark.parametrize(("function", "error"), [("breaks_for_groups", "ValueError"), ("forgets_one", "TypeError")])
-def test_a_failing_measure_of_the_group_is_no_silent_zero(
-    tokenizer: PreTrainedTokenizerBase, function: str, error: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_measure_of_the_group_is_no_silent_zero(tokenizer, function, error, caplog):
     task, _ = _conversation_task(tokenizer)
     scoring = EpisodeScoring(group_measures={"bad": f"synthetic.episode_measures:{function}"})
     with pytest.raises(EnvironmentFault, match="failed in 4 of 4 episodes"):

@@ -271,9 +271,7 @@ def test_over_many_steps_the_shares_are_exact(seed: int) -> None:
     count=st.integers(0, 40),
     offset=st.floats(0, 0.999),
 )
-def test_what_a_part_lacks_comes_from_the_others(
-    sizes: list[int], shares: list[float], count: int, offset: float
-) -> None:
+def test_what_a_part_lacks_comes_from_the_others(sizes, shares, count, offset):
     size = dict(zip("abcd", sizes, strict=True))
     share = dict(zip("abcd", shares, strict=True))
     found = available_quotas(share, size, count, offset)

@@ -111,9 +111,7 @@ _corrects = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=
 
 
 @given(_corrects, st.integers(1, 500), st.integers(0, 25))
-def test_draws_are_different_replayable_prompts_and_the_same_again(
-    corrects: list[tuple[int, int]], step: int, count: int
-) -> None:
+def test_draws_are_different_replayable_prompts_and_the_same_again(corrects, step, count):
     groups = [_group(f"p{prompt}", correct) for prompt, correct in corrects]
     buffer = _buffer(*groups)
     drawn = buffer.sample(step, count)
@@ -149,9 +147,7 @@ def test_the_state_comes_back_exactly_from_json(corrects: list[tuple[int, int]],
 
 
 @given(st.lists(_corrects, min_size=2, max_size=8), st.integers(0, 3), st.data())
-def test_a_resumed_run_ahead_of_its_trainer_replays_the_same(
-    corrects: list[list[tuple[int, int]]], ahead: int, data: st.DataObject
-) -> None:
+def test_a_resumed_run_ahead_of_its_trainer_replays_the_same(corrects, ahead, data):
     steps = [
         [_group(f"p{prompt}", correct, token=10 * step) for prompt, correct in groups]
         for step, groups in enumerate(corrects, start=1)

@@ -95,9 +95,7 @@ def test_a_request_that_fails_for_now_is_sent_again(serve: Callable[..., Endpoin
         ),
     ],
 )
-def test_a_server_without_scores_ends_the_step_in_one_line(
-    serve: Callable[..., Endpoint], said: Reply, kind: type[Exception], words: str
-) -> None:
+def test_a_server_without_scores_ends_the_step_in_one_line(serve, said, kind, words):
     scorer = connect(serve(lambda path, body: said if path == "/v1/completions" else scoring(path, body)))
     with pytest.raises(kind, match=words) as found:
         scorer.score([ScoreRequest((5, 9), 1)])

@@ -72,20 +72,14 @@ TOKEN = 2 * 30 * 3 * 64 * 4
 """Bytes of a token in float32: a key and a value in each layer."""
 
 
-@pytest.mark.parametrize(
-    ("config", "longest", "expected"),
-    [
-        ({"cpu_kv_cache_gb": 0.5}, 256, 2**29),
-        ({"max_num_seqs": 64}, 256, (64 * 256 + 128) * TOKEN),
-        ({"max_num_seqs": 64}, 129, (64 * 256 + 128) * TOKEN),
-        ({"max_num_seqs": 256}, 8192, 4 * 2**30 + 128 * TOKEN),
-        ({"max_num_seqs": 1}, None, (8192 + 128) * TOKEN),
-    ],
-    ids=["as configured", "by its sequences", "whole blocks", "4 GiB at most", "the context of the model"],
-)
-def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(
-    config: dict[str, object], longest: int | None, expected: int
-) -> None:
+@pytest.mark.parametrize(("config", "longest", "expected"), [
+    ({"cpu_kv_cache_gb": 0.5}, 256, 2**29),
+    ({"max_num_seqs": 64}, 256, (64 * 256 + 128) * TOKEN),
+    ({"max_num_seqs": 64}, 129, (64 * 256 + 128) * TOKEN),
+    ({"max_num_seqs": 256}, 8192, 4 * 2**30 + 128 * TOKEN),
+    ({"max_num_seqs": 1}, None, (8192 + 128) * TOKEN),
+], ids=["as configured", "by its sequences", "whole blocks", "4 GiB at most", "the context of the model"])  # fmt: skip
+def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(config, longest, expected):
     assert cpu_cache_bytes(VLLMConfig.model_validate(config), SMOLLM2, "float32", longest) == expected
 
 
@@ -97,9 +91,7 @@ def test_the_kv_cache_on_cpu_always_holds_one_sequence() -> None:
 @pytest.mark.parametrize(
     ("on_gpu", "asked", "expected"), [(True, False, False), (True, True, True), (False, False, True)]
 )
-def test_a_start_without_compilation(
-    on_gpu: bool, asked: bool, expected: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_without_compilation(on_gpu, asked, expected, folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     found = _engine_arguments(folder, SMOLLM2, VLLMConfig(enforce_eager=asked), "float32", 256)
     assert found["enforce_eager"] is expected

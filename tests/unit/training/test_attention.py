@@ -141,9 +141,7 @@ def test_a_square_mask_would_be_found() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral"])
 @pytest.mark.parametrize("layout", [PACKED, PADDED], ids=["packed", "padded"])
-def test_nothing_is_square_in_the_tokens_of_a_row(
-    layout: Mapping[str, object], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_square_in_the_tokens_of_a_row(layout, kind, monkeypatch):
     monkeypatch.setattr(attention, "_BLOCK", 16)
     batch = batch_of(rows_of([(30, 71), (20, 20), (1, 9)]))
     policy = Policy(model_of(kind), OPTIMIZER, execution(**layout), "float32")

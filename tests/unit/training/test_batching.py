@@ -58,9 +58,7 @@ def _keys(shard: Shard, update: int) -> list[tuple[int, int, float]]:
 
 
 @given(lengths=LENGTHS, num_updates=st.integers(1, 4), num_ranks=st.integers(1, 4))
-def test_every_row_is_learned_once_in_the_update_of_its_group(
-    lengths: list[list[int]], num_updates: int, num_ranks: int
-) -> None:
+def test_every_row_is_learned_once_in_the_update_of_its_group(lengths, num_updates, num_ranks):
     shards = shard_groups(_groups(lengths), MEAN, num_updates, num_ranks, seed=3)
     (alone,) = shard_groups(_groups(lengths), MEAN, num_updates, 1, seed=3)
     assert {len(shard.accuracies) for shard in shards} == {len(lengths)}
@@ -110,9 +108,7 @@ def test_ranks_without_a_row_take_part_in_every_update(num_ranks: int) -> None:
 
 
 @given(lengths=LENGTHS, num_updates=st.integers(1, 3), num_ranks=st.integers(1, 3))
-def test_the_contexts_of_an_episode_share_update_rank_and_advantage(
-    lengths: list[list[int]], num_updates: int, num_ranks: int
-) -> None:
+def test_the_contexts_of_an_episode_share_update_rank_and_advantage(lengths, num_updates, num_ranks):
     """Every second episode has a context of one token before each of its tokens but the first."""
     whole = _groups(lengths)
     groups = [
@@ -199,9 +195,7 @@ def test_groups_of_one_kind_are_dealt_at_random_and_no_update_is_favoured() -> N
 
 
 @given(num_updates=st.integers(1, 6), passes=st.integers(1, 5), seed=st.integers(0, 2**63 - 1))
-def test_every_pass_takes_every_mini_batch_once_and_the_first_as_they_were_dealt(
-    num_updates: int, passes: int, seed: int
-) -> None:
+def test_every_pass_takes_every_mini_batch_once_and_the_first_as_they_were_dealt(num_updates, passes, seed):
     order = order_of_passes(num_updates, passes, seed)
     each = [order[start : start + num_updates] for start in range(0, len(order), num_updates)]
     assert each[0] == list(range(num_updates))

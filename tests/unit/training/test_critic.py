@@ -38,9 +38,7 @@ def _with_targets(critic: Critic, rows: TrainBatch, return_BT: torch.Tensor) -> 
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("value_clip", [None, 0.2])
-def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(
-    value_clip: float | None, split: str
-) -> None:
+def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(value_clip, split):
     model = tiny_model()
     expected_gradients, expected_parameters = reference_steps(model, value_clip)
     gradients, parameters, metrics = engine_steps(model, value_clip, slice(None), SPLITS[split])

@@ -56,9 +56,7 @@ def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch:
 
 
 @pytest.mark.parametrize("settings", SPLITS, ids=str)
-def test_a_rank_without_rows_runs_as_many_micro_batches_as_the_others(
-    settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_without_rows_runs_as_many_micro_batches_as_the_others(settings, monkeypatch):
     monkeypatch.setattr(policy_model, "max_over_ranks", lambda value: value + 2)
     rows, calls = take_rows(batch(), []), []
     policy = Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
