@@ -116,11 +116,7 @@ def evaluate(config: LossConfig, *parts: Tokens) -> Loss:
 
 def term(loss: LossConfig, select: str = "on_policy", **settings: object) -> TermConfig:
     return TermConfig(
-        name="tested",
-        select=select,
-        loss=loss,
-        normaliser=NormaliserConfig(mode="token", population="own"),
-        **settings,
+        name="tested", select=select, loss=loss, normaliser=NormaliserConfig(mode="token", population="own"), **settings
     )
 
 

@@ -126,10 +126,7 @@ HINTS = [
 ]
 GROUPS = [
     (objective("{size: 4, off_policy: 4}"), "off_policy 4 must be below size 4: RL needs rollouts"),
-    (
-        objective(f"{{size: 4, off_policy: 5, prefix: {{length: {UNIFORM}}}}}"),
-        "off_policy 5 must not be above size 4",
-    ),
+    (objective(f"{{size: 4, off_policy: 5, prefix: {{length: {UNIFORM}}}}}"), "off_policy 5 must not be above size 4"),
     (
         objective(f"{{size: 4, off_policy: 0, prefix: {{length: {UNIFORM}}}}}"),
         "prefix has no effect with off_policy: 0",
@@ -201,10 +198,7 @@ TERMS = [
         "no accuracy is above 0.5 and at most 0.5",
     ),
     (objective(terms=(term(correction="{kind: mask, low: 2.0, high: 1.0}"),)), "low 2.0 must be below high 1.0"),
-    (
-        objective(terms=(term(correction="{kind: truncate, low: 0.5}"),)),
-        "low has no effect with kind: truncate",
-    ),
+    (objective(terms=(term(correction="{kind: truncate, low: 0.5}"),)), "low has no effect with kind: truncate"),
     (
         mixed(ON, term("{kind: nll}", "off_policy")),
         "an auxiliary term has no part in the joint denominator; set population: own or all",
@@ -289,10 +283,7 @@ ADVANTAGES = [
         mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 2}", more="  replay: {}\n"),
         "advantage.k 2 must be below the 2 rows it chooses from",
     ),
-    (
-        mixed(ON, term(select="off_policy"), advantage=ROLLOUTS_ONLY),
-        "so a surrogate on them would have no effect",
-    ),
+    (mixed(ON, term(select="off_policy"), advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
     (objective(advantage=ROLLOUTS_ONLY), "advantage.population: on_policy has no effect without off-policy rows"),
     (mixed(ON, OFF, advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
     (
@@ -308,10 +299,7 @@ ADVANTAGES = [
         mixed(term("{kind: nll}", normaliser=OWN, gate="{outcome: correct}"), SFT, advantage="{kind: gae}"),
         "advantage.kind: gae has no effect: no surrogate uses it",
     ),
-    (
-        mixed(term(select="response"), advantage=ROLLOUTS_ONLY),
-        "so a surrogate on them would have no effect",
-    ),
+    (mixed(term(select="response"), advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
     (
         mixed(ON, OFF, more="  replay: {share: 0.1}\n"),
         "objective.replay.share 0.1 of 4 prompts per step is less than one prompt; raise it",

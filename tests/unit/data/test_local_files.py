@@ -37,13 +37,7 @@ def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Pa
     loaded = load(tmp_path / "d.jsonl")
     assert [prompt.ground_truth for prompt in loaded.prompts] == ["1", "3"]
     found = [(bad.row, bad.field) for bad in loaded.quarantined]
-    assert found == [
-        (2, "(line)"),
-        (4, "(line)"),
-        (5, "(line)"),
-        (6, "reward_model.ground_truth"),
-        (7, "data_source"),
-    ]
+    assert found == [(2, "(line)"), (4, "(line)"), (5, "(line)"), (6, "reward_model.ground_truth"), (7, "data_source")]
     assert "not UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
     assert len(loaded.prompts) + len(loaded.quarantined) == 7
 

@@ -56,10 +56,7 @@ def test_no_text_breaks_the_extraction(response: str) -> None:
     assert answer is None or (answer == answer.strip() and answer in response)
 
 
-@pytest.mark.parametrize(
-    "unit",
-    ["\\boxed{", "{", "}", "\\", "<think>", "\\boxed ", " ", "\\boxed{1}", "a"],
-)
+@pytest.mark.parametrize("unit", ["\\boxed{", "{", "}", "\\", "<think>", "\\boxed ", " ", "\\boxed{1}", "a"])
 def test_a_million_characters_take_linear_time(unit: str) -> None:
     response = "\\boxed{" + unit * (1_000_000 // len(unit))
     started = time.process_time()

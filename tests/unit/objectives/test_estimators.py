@@ -67,9 +67,7 @@ def _spread(group: Sequence[Sample], population: str, advantages: Sequence[float
 
 
 def _assert_groups(
-    groups: Sequence[Sequence[Sample]],
-    config: AdvantageConfig,
-    formula: Callable[[list[Sample]], Sequence[float]],
+    groups: Sequence[Sequence[Sample]], config: AdvantageConfig, formula: Callable[[list[Sample]], Sequence[float]]
 ) -> None:
     """Every group by itself is what the formula says of its population."""
     population = config.population

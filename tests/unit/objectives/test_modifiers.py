@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from reference import formulas
 from reference.token_cases import Tokens, evaluate_term, sequences, term, tokens
 
-from luffy.config.terms import (
-    ImportanceCorrection,
-    NegativeLogLikelihoodLoss,
-    SequenceSurrogateLoss,
-    SurrogateLoss,
-)
+from luffy.config.terms import ImportanceCorrection, NegativeLogLikelihoodLoss, SequenceSurrogateLoss, SurrogateLoss
 
 LOG = math.log
 SURROGATE = SurrogateLoss(kind="surrogate")

@@ -47,10 +47,7 @@ BARE_LOGP, HINTED_LOGP = -0.5, -0.25
 PROMPTS, STEPS = 12, 4
 UPDATES, RANKS = (1, 2, 4), (1, 2)
 CUTS = tuple(itertools.product(UPDATES, RANKS))
-SMALL = {
-    "relift": ("objective.interleaved_sft.buffer_size=3",),
-    "exgrpo": ("objective.replay.start_accuracy=0.05",),
-}
+SMALL = {"relift": ("objective.interleaved_sft.buffer_size=3",), "exgrpo": ("objective.replay.start_accuracy=0.05",)}
 KINDS: dict[str, Callable[[Group], bool]] = {
     "replayed": lambda group: group.is_replayed,
     "prefixed": has_prefix_row,

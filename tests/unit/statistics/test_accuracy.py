@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.statistics.accuracy import (
-    accuracy,
-    by_label,
-    guess_adjusted,
-    majority_at_k,
-    paired_difference,
-    pass_at_k,
-)
+from luffy.statistics.accuracy import accuracy, by_label, guess_adjusted, majority_at_k, paired_difference, pass_at_k
 from luffy.statistics.intervals import design_effect
 
 counts = st.integers(1, 8).flatmap(

@@ -112,8 +112,7 @@ def test_intervals_of_differences_hold_the_truth(n: int, k: int, gain: float) ->
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "solved"),
-    [(40, 1, 0.97), (50, 1, 0.98), (100, 1, 0.99), (100, 1, 0.8), (200, 1, 0.995), (50, 4, 0.97)],
+    ("n", "k", "solved"), [(40, 1, 0.97), (50, 1, 0.98), (100, 1, 0.99), (100, 1, 0.8), (200, 1, 0.995), (50, 4, 0.97)]
 )
 def test_intervals_of_large_gains_hold_the_truth(n: int, k: int, solved: float) -> None:
     rng = np.random.default_rng([n, k, round(1000 * solved)])

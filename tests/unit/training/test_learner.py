@@ -172,11 +172,7 @@ def test_a_part_that_comes_twice_is_added_up() -> None:
 
 def test_without_a_known_peak_the_speed_is_told_and_no_share() -> None:
     metrics = times_of(6e12, logp_old=1.0, update=2.0).metrics()
-    assert metrics == {
-        "perf/logp_old_s": 1.0,
-        "perf/update_s": 2.0,
-        "perf/model_tflops": pytest.approx(2.0),
-    }
+    assert metrics == {"perf/logp_old_s": 1.0, "perf/update_s": 2.0, "perf/model_tflops": pytest.approx(2.0)}
 
 
 def test_mfu_is_the_share_of_the_peak_over_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
