@@ -82,10 +82,6 @@ SECTIONS = {
     ]),
     "how RL samples": (SMOKE, [
         ("rl.stop", 'rl.stop=[""]'),
-        ("a kl term against old has no effect", "chain=rl", "method=on_policy", "rl.prompts_per_update=null",
-         "objective.terms=[{name: own, select: on_policy, loss: {kind: surrogate}, normaliser: {mode: token, "
-         "population: joint}}, {name: old, select: on_policy, loss: {kind: kl, estimator: k2, against: old}, "
-         "normaliser: {mode: token, population: own}}]"),
         ("must be below easy_above", *RL, "rl.sampling={kind: pools, hard_at_most: 0.8}"),
         ("are pass rates, between 0 and 1", *RL, "rl.sampling={kind: pools, easy_above: 1.5}"),
         ("no prompt would be drawn a second time",

@@ -342,12 +342,6 @@ def test_the_name_and_the_request_are_a_results_identity_and_the_place_is_not() 
     assert asked(of_api()) != asked(of_api(reasoning_effort="low"))
 
 
-def test_the_urls_of_servers_end_with_or_without_a_version() -> None:
-    served = ["rl.engine=openai", f"execution.server.urls=[{URL}]"]
-    server = load_experiment(SMOKE, [*RL, *served]).execution.server
-    assert (server.roots, server.api_roots) == (("http://one:8000",), (URL,))
-
-
 def make_package(folder: Path, name: str, *files: str) -> None:
     (folder / name).mkdir()
     (folder / name / "__init__.py").write_text("raise RuntimeError('must not be imported')")

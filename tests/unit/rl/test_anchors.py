@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from patience import PATIENCE_S
 from pydantic import ValidationError
+from synthetic.trajectories import row_of
 
 from luffy.config.group import AnchorConfig, GroupConfig
 from luffy.grading.pool import GraderPool
@@ -13,7 +14,7 @@ from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.trace_starts import Anchors, AnchorSearch, piece_ends
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.tracking.rollout_metrics import anchor_metrics, rollout_metrics
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Source
 
 RIGHT, WRONG, STOP, LINE = 1, 2, 3, 4
 SIZE = 4
@@ -52,11 +53,6 @@ def test_pieces_have_as_equal_numbers_of_lines_as_they_can(num_lines: int, piece
 # ---- how the search goes ----
 
 
-def row(correct: bool, source: Source = Source.ON_POLICY) -> Trajectory:
-    outcome = Outcome.CORRECT if correct else Outcome.WRONG
-    return Trajectory((5,), (6,), (source,), (-0.5,), (0,), float(correct), outcome, FinishReason.STOP)
-
-
 def searched(successes: dict[int, float], num_pieces: int = 10, **bounds: float) -> tuple[list[int], Group]:
     """The numbers of pieces tried, and the group, where `successes` gives the share of correct rows for each number."""
     search = AnchorSearch(AnchorConfig(**bounds), Demonstration("", TRACE, None), range(1, num_pieces))
@@ -65,8 +61,8 @@ def searched(successes: dict[int, float], num_pieces: int = 10, **bounds: float)
         assert search.num_given == count
         tried.append(count)
         correct = round(SIZE * successes[count])
-        search.observe([row(place < correct) for place in range(SIZE)])
-    return tried, search.group(Group("p", tuple(row(False) for _ in range(SIZE))))
+        search.observe([row_of(place < correct) for place in range(SIZE)])
+    return tried, search.group(Group("p", tuple(row_of(False) for _ in range(SIZE))))
 
 
 def rising(first: int) -> dict[int, float]:

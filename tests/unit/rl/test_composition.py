@@ -21,13 +21,13 @@ import torch
 from patience import PATIENCE_S
 from reference.row_batches import tokens_of
 from reference.taught_presets import teacher_overrides
+from synthetic.settings import rl_settings
 
-from luffy.config import available_presets, load_experiment
+from luffy.config import available_presets
 from luffy.config.group import DynamicSampling
 from luffy.config.settings import RLSettings
 from luffy.grading.pool import GraderPool
 from luffy.objectives.losses import token_loss
-from luffy.pipeline.graph import build_graph
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
@@ -115,9 +115,7 @@ def _settings(method: str, *more: str, steps: int = STEPS) -> RLSettings:
         "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={steps}", *SMALL.get(method, ()),
         *teacher_overrides(method), *more,
     ]  # fmt: skip
-    nodes = build_graph(load_experiment(ROOT / "exp_configs/smoke.yaml", overrides))
-    (settings,) = (node.settings for node in nodes if isinstance(node.settings, RLSettings))
-    return settings
+    return rl_settings(*overrides)
 
 
 Sent = list[tuple[Callable[..., Any], list[Shard]]]

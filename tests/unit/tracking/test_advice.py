@@ -1,11 +1,12 @@
 """What a run is told: most steps taught the policy nothing, or most responses had no answer."""
 
 import pytest
+from synthetic.trajectories import row_of
 
 from luffy.config import load_experiment
 from luffy.tracking.advice import advice_on_responses, advice_on_rl, advice_on_rollouts, advice_on_signal, had_signal
 from luffy.tracking.rollout_metrics import rollout_metrics
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import Group, Outcome
 
 ZERO, ENTROPY, UPDATES = "batch/zero_advantage_share", "actor/entropy_on_policy", "batch/optimizer_steps"
 SILENT = {ZERO: 1.0, ENTROPY: 2.0, "batch/solve_none": 1.0, "batch/solve_all": 0.0}
@@ -63,11 +64,7 @@ def test_the_line_says_how_many_and_what_to_look_at(unread: float, truncated: fl
 
 
 def step(*outcomes: Outcome) -> dict[str, float]:
-    rows = [
-        Trajectory((1,), (2,), (Source.ON_POLICY,), (-1.0,), (0,), float(o is Outcome.CORRECT), o, FinishReason.STOP)
-        for o in outcomes
-    ]
-    return rollout_metrics([Group("a", tuple(rows))])
+    return rollout_metrics([Group("a", tuple(row_of(o is Outcome.CORRECT, outcome=o) for o in outcomes))])
 
 
 def test_a_run_whose_rollouts_were_mostly_unreadable_is_advised() -> None:

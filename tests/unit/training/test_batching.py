@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.gradient_case import trajectories
+from synthetic.trajectories import row_of
 
 from luffy.config.group import GeneralizedAdvantage, GroupMeanAdvantage
 from luffy.training.batching import (
@@ -25,23 +26,14 @@ from luffy.training.batching import (
     split_into_micro_batches,
     take_rows,
 )
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import Group, Source, Trajectory
 
 MEAN = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
 LENGTHS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=5), min_size=1, max_size=7)
 
 
 def _row(length: int, reward: float = 0.0) -> Trajectory:
-    return Trajectory(
-        prompt_ids=(1, 2),
-        response_ids=(3,) * length,
-        source=(Source.ON_POLICY,) * length,
-        logp_behavior=(-1.0,) * length,
-        weight_version=(0,) * length,
-        reward=reward,
-        outcome=Outcome.CORRECT if reward else Outcome.WRONG,
-        finish_reason=FinishReason.STOP,
-    )
+    return row_of(reward, (3,) * length, prompt_ids=(1, 2))
 
 
 def _groups(lengths: list[list[int]]) -> list[Group]:
@@ -143,10 +135,8 @@ def _cut(row: Trajectory) -> Trajectory:
     )
 
 
-OWN = Trajectory((1,), (2, 3), (Source.ON_POLICY,) * 2, (-1.0,) * 2, (0,) * 2, 1.0, Outcome.CORRECT, FinishReason.STOP)
-TRACE = replace(OWN, source=(Source.OFF_POLICY,) * 2)
-HINT = replace(OWN, source=(Source.OFF_POLICY, Source.ON_POLICY))
-EARLIER = replace(OWN, source=(Source.REPLAY,) * 2)
+OWN, TRACE, EARLIER = (row_of(1.0, (2, 3), source) for source in (Source.ON_POLICY, Source.OFF_POLICY, Source.REPLAY))
+HINT = row_of(1.0, (2, 3), (Source.OFF_POLICY, Source.ON_POLICY))
 ROWS = {
     "plain": (OWN,), "replayed": (OWN, EARLIER), "demonstrated": (OWN, TRACE), "hinted": (OWN, HINT),
     "replayed and demonstrated": (OWN, TRACE, EARLIER),

@@ -96,12 +96,6 @@ def test_equal_returns_have_no_variance_to_explain() -> None:
     assert "critic/explained_variance" not in critic.update(_with_targets(critic, rows, return_BT), 0.1)
 
 
-def test_a_critic_learns_its_returns() -> None:
-    critic = _critic(value_clip=None)
-    losses = [_learn(critic)["critic/loss"] for _ in range(40)]
-    assert losses[-1] < 0.5 * losses[0]
-
-
 def test_the_clip_takes_the_worse_of_both_values() -> None:
     value, old, wanted = torch.tensor([0.5, 0.5, -0.3]), torch.zeros(3), torch.tensor([1.0, -1.0, 0.0])
     loss, is_clipped = value_loss(value, old, wanted, value_clip=0.2)

@@ -126,32 +126,16 @@ def test_every_point_runs_with_every_seed(load):
     assert [run.seed for run in own_seed] == [7, 7]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "grid", "of"),
-    [
-        (
-            "[chain=expert_iteration]",
-            "{expert_iteration.rounds: [1, 2]}",
-            {
-                lambda run: run.nodes[2:]: [
-                    ("sample_1", "sft_1", "evaluate_sft_1"),
-                    ("sample_1", "sft_1", "sample_2", "sft_2", "evaluate_sft_2"),
-                ]
-            },
-        ),
-        (
-            "[chain=sft, method=sft]",
-            "{evaluation.decodings.sampled.temperature: [0.6, 1.0]}",
-            {lambda run: run.config.evaluation.decodings["sampled"].temperature: [0.6, 1.0]},
-        ),
-        ("[chain=rl]", "{method: [luffy, dapo]}", {lambda run: run.config.method: ["luffy", "dapo"]}),
-        (
-            '["stages=[prepare_data, base, evaluate]"]',
-            "{base.steps: [4, 8]}",
-            {lambda run: run.nodes[-1]: ["evaluate_base", "evaluate_base"]},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "grid", "of"), [
+    ("[chain=expert_iteration]", "{expert_iteration.rounds: [1, 2]}",
+     {lambda run: run.nodes[2:]: [("sample_1", "sft_1", "evaluate_sft_1"), ("sample_1", "sft_1", "sample_2", "sft_2",
+                 "evaluate_sft_2")]}),
+    ("[chain=sft, method=sft]", "{evaluation.decodings.sampled.temperature: [0.6, 1.0]}",
+     {lambda run: run.config.evaluation.decodings["sampled"].temperature: [0.6, 1.0]}),
+    ("[chain=rl]", "{method: [luffy, dapo]}", {lambda run: run.config.method: ["luffy", "dapo"]}),
+    ('["stages=[prepare_data, base, evaluate]"]', "{base.steps: [4, 8]}",
+     {lambda run: run.nodes[-1]: ["evaluate_base", "evaluate_base"]}),
+])  # fmt: skip
 def test_a_grid_may_change_stages_evaluation_or_method(load, overrides, grid, of):
     text = re.sub("overrides: .*", f"overrides: {overrides}", re.sub("grid: .*", f"grid: {grid}", GRID))
     runs = load(changed(text, "[1, 2]\n", "[1]\n")).reported_runs()
