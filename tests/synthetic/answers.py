@@ -78,20 +78,12 @@ ENDLESS = (
 )
 """Formulas that look ordinary and never end."""
 _LARGE = (
-    r"\sqrt{%d+" * 60 + "2" + "}" * 60,
-    r"\frac{1}{%d+" * 30 + "x" + "}" * 30,
-    "{" * 5000 + "%d",
-    "}" * 3000 + r"\boxed{%d}",
-    r"\boxed{" * 40 + "%d" + "}" * 40,
-    "(" * 99 + "%d" + ")" * 99,
-    "9" * 100_000 + "%d",
-    "x" * 100_000 + "%d",
-    r"\[" * 2000 + "%d",
-    "$" * 3001 + "%d",
+    r"\sqrt{%d+" * 60 + "2" + "}" * 60, r"\frac{1}{%d+" * 30 + "x" + "}" * 30, "{" * 5000 + "%d",
+    "}" * 3000 + r"\boxed{%d}", r"\boxed{" * 40 + "%d" + "}" * 40, "(" * 99 + "%d" + ")" * 99, "9" * 100_000 + "%d",
+    "x" * 100_000 + "%d", r"\[" * 2000 + "%d", "$" * 3001 + "%d",
     r"\begin{pmatrix}" + r"\\".join("&".join("1" * 12) for _ in range(12)) + r"\end{pmatrix}+%d",
-    r"\left[-\infty, %d" + r"\right) \cup [3, " * 60,
-    "0." + "9" * 900 + "%d",
-)
+    r"\left[-\infty, %d" + r"\right) \cup [3, " * 60, "0." + "9" * 900 + "%d",
+)  # fmt: skip
 _STRANGE = (
     "٣%d", "３%d", "\ud800%d", "%d\x00", "\u202e%d\u202c", "%d\u200b\ufeff", "__import__('os').system('exit %d')",
     "def f():\n    while True: %d", "{{{%d", r"\frac{%d}{0}", r"\frac{}{%d}", r"\sqrt[0]{%d}", "%d🎉", "∞^∞+%d",

@@ -1,13 +1,13 @@
 """The shipped benchmarks over copies of the real data sets. No text of theirs is asserted or shown."""
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from installed import DATASETS, needs_datasets
 from patience import PATIENCE_S
 from pydantic import TypeAdapter
 
@@ -19,9 +19,6 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of
 from luffy.types import Outcome, Prompt
 from tests.synthetic.loaded_source import load_source
-
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 
 
 def benchmark(name: str, file: Path) -> list[Prompt]:
@@ -82,7 +79,8 @@ def test_benchmark_style_references_match_model_style_answers(kind):
 
 @needs_datasets
 @pytest.mark.parametrize(("name", "file", "count"), [
-    ("mmlu_pro", "mmlu_pro/test.parquet", 12_032),
+    ("mmlu_pro", "mmlu_pro/test.parquet", 12_032), ("gsm8k", "gsm8k/train.jsonl", 7473),
+    ("math", "math_test5000/test.jsonl", 5000),
     ("amc23", "amc23/test.jsonl", 40),
     ("olympiadbench", "olympiadbench/test.jsonl", 675),
     ("aime24", "aime24/test.jsonl", 30),

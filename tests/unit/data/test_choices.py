@@ -1,9 +1,7 @@
 """Multiple-choice questions, from the shapes that data sets have to one."""
 
-import os
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
@@ -17,7 +15,6 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of
 from luffy.types import Message, Outcome, Prompt
 
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 ARC = {"column": "choices.text", "labels": "choices.label"}
 APART = {"correct": "right", "incorrect": ("w1", "w2", "w3")}
 

@@ -4,12 +4,12 @@ import csv
 import datetime
 import decimal
 import json
-import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from installed import DATASETS, needs_datasets
 from patience import PATIENCE_S
 from pydantic import TypeAdapter
 
@@ -24,8 +24,6 @@ from luffy.grading.pool import GraderPool
 from luffy.types import Outcome, Prompt
 from tests.synthetic.loaded_source import LoadedSource, load_source
 
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 QA = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t", "author": "me"},)}
 KEPT = ({"column": "t", "keep_column": "ok"},)
 
@@ -159,20 +157,6 @@ def test_every_shipped_recipe_is_a_valid_source(name: str) -> None:
 def test_a_wrong_recipe_is_refused(asked: dict, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"test.yaml: data.train.*{reason}"):
         resolve_recipes({"data": {"train": {"kind": "recipe", **asked}}}, {}, "test.yaml")
-
-
-@needs_datasets
-@pytest.mark.parametrize(("name", "file", "prompts", "malformed"), [
-    ("gsm8k", "gsm8k/train.jsonl", 7473, 0),
-    ("math", "math_test5000/test.jsonl", 5000, 0),
-    ("math500", "math500/test.jsonl", 500, 0),
-    ("aime24", "aime24/test.jsonl", 30, 0),
-    ("aime25", "aime25/test.jsonl", 30, 0),
-    ("olympiadbench", "olympiadbench/test.jsonl", 675, 0),
-])  # fmt: skip
-def test_recipes_read_real_copies(name: str, file: str, prompts: int, malformed: int) -> None:
-    loaded = load_source(recipe(name, file=str(DATASETS / file)), "train", 0)
-    assert (len(loaded.prompts), len(loaded.quarantined)) == (prompts, malformed), loaded.quarantined[:3]
 
 
 @needs_datasets

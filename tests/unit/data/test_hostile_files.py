@@ -74,7 +74,7 @@ def test_large_nested_texts_are_read_a_few_rows_at_a_time_unchanged(tmp_path, mo
 
 def test_sizes_that_a_file_only_claims_end_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
-    pq.write_table(pa.table({"prompt": ["x" * 1000] * 100}), path, use_dictionary=False)
+    pq.write_table(pa.table({"prompt": ["x" * 1000] * 10}), path, use_dictionary=False)
     content = bytearray(path.read_bytes())
     for place in range(8, len(content) - 8, 3):  # lengths and offsets in pages and footer
         damaged = content.copy()
@@ -117,12 +117,9 @@ def test_a_row_of_absurd_depth_or_length_is_quarantined_and_the_others_are_read(
     row = {"prompt": "1+1?", "data_source": "t", "reward_model": {"ground_truth": "2"}}
     fields = json.dumps(row)[:-1]
     lines = [
-        '{"prompt": ' + "9" * 6000 + "}",
-        "[" * 200_000,
-        f'{fields}, "extra_info": {{"a": {"[" * 101}{"]" * 101}}}}}',
-        json.dumps({**row, "extra_info": '{"a": ' + "[" * 50_000}),
-        json.dumps(row),
-    ]
+        '{"prompt": ' + "9" * 6000 + "}", "[" * 200_000, f'{fields}, "extra_info": {{"a": {"[" * 101}{"]" * 101}}}}}',
+        json.dumps({**row, "extra_info": '{"a": ' + "[" * 50_000}), json.dumps(row),
+    ]  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     rows = list(open_source(FileSource(kind="file", path=str(tmp_path / "rows.jsonl")), "train", 0).rows())
     assert [type(each).__name__ for each in rows] == [*["QuarantinedRow"] * 4, "Prompt"]

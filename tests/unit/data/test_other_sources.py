@@ -140,12 +140,6 @@ def test_an_unreachable_hub_is_one_line_with_a_hint() -> None:
     assert caught.value.exit_code == EXIT_USER_ERROR
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_missing_column_of_the_hub_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="column q, a, t missing; found other"):
-        open_source(hub(write_folder(tmp_path / "d", [{"other": 1}])), "train", 0)
-
-
 def test_without_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"pip install 'luffy-rl\[hub\]'"):

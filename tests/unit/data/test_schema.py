@@ -6,13 +6,10 @@ from luffy.data.schema import RowError, prompt_from_row, prompt_uid, record_batc
 from luffy.types import Message
 
 ROW: dict[str, object] = {
-    "data_source": "math",
-    "prompt": [{"role": "user", "content": "1+1"}],
-    "target": [{"role": "assistant", "content": "<think>\n</think>\n\\boxed{2}"}],
-    "ability": "math",
-    "reward_model": {"style": "rule", "ground_truth": "2"},
-    "extra_info": {"split": "default", "index": 0},
-}
+    "data_source": "math", "prompt": [{"role": "user", "content": "1+1"}],
+    "target": [{"role": "assistant", "content": "<think>\n</think>\n\\boxed{2}"}], "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"split": "default", "index": 0},
+}  # fmt: skip
 
 
 def test_a_row_of_luffy_becomes_a_prompt_with_one_trace() -> None:

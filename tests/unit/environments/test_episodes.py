@@ -55,8 +55,11 @@ class Scripted:
 
     def close(self) -> None: ...
 
+    def _turn(self, request: RolloutRequest) -> int:
+        return request.prefix_ids.count(self._stop)
+
     def _completion(self, request: RolloutRequest, limit: int) -> Completion:
-        ids = self._written[request.prefix_ids.count(self._stop)][:limit]
+        ids = self._written[self._turn(request)][:limit]
         reason = FinishReason.STOP if ids[-1] == self._stop else FinishReason.LENGTH
         return Completion(ids, (-0.5,) * len(ids), reason, (2,) * len(ids))
 
@@ -141,10 +144,8 @@ def test_each_turn_extends_the_ids_of_all_before_it(tokenizer: PreTrainedTokeniz
 class Thinking(Scripted):
     """Says its n-th turn in the n-th call."""
 
-    def _completion(self, request: RolloutRequest, limit: int) -> Completion:
-        ids = self._written[len(self.calls) - 1][:limit]
-        reason = FinishReason.STOP if ids[-1] == self._stop else FinishReason.LENGTH
-        return Completion(ids, (-0.5,) * len(ids), reason, (2,) * len(ids))
+    def _turn(self, request: RolloutRequest) -> int:
+        return len(self.calls) - 1
 
 
 FORGETFUL = (
@@ -463,12 +464,9 @@ class Refusing(Echo):
         raise DataError("the problem has no number")
 
 
-def test_what_the_user_has_to_mend_is_raised_at_once(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_what_the_user_has_to_mend_and_what_the_environment_has_lost_are_raised_at_once(tokenizer) -> None:
     with pytest.raises(DataError, match="has no number"):
         _play(tokenizer, Refusing(), ["turn 0"])
-
-
-def test_what_the_environment_has_lost_is_no_failure_of_its_episode(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(LostError, match="no answer"):
         _play(tokenizer, Failing(LostError("http://tool: no answer")), ["turn 0"])
 

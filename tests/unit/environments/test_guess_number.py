@@ -48,18 +48,6 @@ def test_the_last_whole_number_after_the_reasoning_is_the_guess(turn, answer):
     assert play(5, [turn])[0] == [answer]
 
 
-def test_binary_search_wins_in_seven_turns():
-    for number in range(1, 101):
-        low, high, turns = 1, 100, []
-        while not turns or turns[-1] != str(number):
-            middle = (low + high) // 2
-            turns.append(str(middle))
-            low, high = (middle + 1, high) if number > middle else (low, middle - 1)
-        answers, counts = play(number, turns)
-        assert answers[-1] is None and None not in answers[:-1]
-        assert counts["guesses"] == len(turns) <= 7
-
-
 @pytest.mark.parametrize("info", [{}, {"number": "5"}, {"number": True}])
 def test_a_problem_without_a_number_is_refused(info):
     with pytest.raises(DataError, match=r"quiz: guess_number needs a whole number as extra_info.number"):

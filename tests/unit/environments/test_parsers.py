@@ -17,9 +17,5 @@ def test_only_the_text_after_the_reasoning_is_left(turn, reply):
 def test_fields_are_the_first_elements_of_their_names():
     text = "<reasoning>\nwhy\n</reasoning>\n<code>x = 1</code><code>second</code><empty></empty><open>"
     assert xml_fields(text, ["reasoning", ("code", "answer"), "empty", "open"]) == {
-        "reasoning": "why",
-        "code": "x = 1",
-        "answer": None,
-        "empty": "",
-        "open": None,
-    }
+        "reasoning": "why", "code": "x = 1", "answer": None, "empty": "", "open": None,
+    }  # fmt: skip

@@ -175,14 +175,13 @@ def test_a_cancelled_episode_is_closed_and_its_call_given_up():
     assert sample_tools.CLOSED == ["cities"]
 
 
-def test_a_fault_of_what_a_tool_depends_on_is_no_answer_to_the_policy():
-    with pytest.raises(LuffyError, match="the service is gone"):
-        play(opened("lose_service"), call("lose_service"))
-
-
-def test_a_function_that_forgot_async_is_a_fault_and_no_answer():
-    with pytest.raises(LuffyError, match="half_asynchronous returns an awaitable, so it has to be defined with `async"):
-        play(opened("half_asynchronous"), call("half_asynchronous"))
+@pytest.mark.parametrize(("name", "fault"), [
+    ("lose_service", "the service is gone"),
+    ("half_asynchronous", "half_asynchronous returns an awaitable, so it has to be defined with `async"),
+])  # fmt: skip
+def test_a_fault_of_a_tool_or_of_what_it_depends_on_is_no_answer_to_the_policy(name, fault):
+    with pytest.raises(LuffyError, match=fault):
+        play(opened(name), call(name))
 
 
 def test_too_many_calls_in_a_turn_are_not_run():

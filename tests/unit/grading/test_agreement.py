@@ -1,17 +1,15 @@
 """Agreement with labelled cases of other graders' test suites and labelled model outputs, where they are at hand.
 
-They are looked for in LUFFY_DATASETS, else beside the repository. Labels are policy, too: the floors are what the
+Labels are policy, too: the floors are what the
 policies of this grader reach (`test_verdicts.py`), class by class.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pyarrow.parquet as pq
 import pytest
-from patience import PATIENCE_S
+from installed import DATASETS
 
 from luffy.config.grading import ChoiceGrader, ExactGrader, GraderKind, MathGrader, StrictMathGrader
 from luffy.grading.choice import grade_choice
@@ -19,13 +17,9 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, Problem
 from luffy.types import Outcome
 
-_DATASETS = os.environ.get("LUFFY_DATASETS")
-DATASETS = Path(_DATASETS) if _DATASETS else Path(__file__).parents[3].parent / "shared" / "datasets"
 CASES = DATASETS / "grader_cases" / "cases.jsonl"
-OUTPUTS, QUESTIONS = (
-    DATASETS / "mmlu_pro_model_outputs" / "mathstral-7B.parquet",
-    DATASETS / "mmlu_pro" / "test.parquet",
-)
+OUTPUTS = DATASETS / "mmlu_pro_model_outputs" / "mathstral-7B.parquet"
+QUESTIONS = DATASETS / "mmlu_pro" / "test.parquet"
 needs_cases = pytest.mark.skipif(not CASES.is_file(), reason="needs the datasets: grader_cases")
 needs_outputs = pytest.mark.skipif(not OUTPUTS.is_file(), reason="needs the datasets: mmlu_pro_model_outputs")
 pytestmark = pytest.mark.slow
@@ -63,12 +57,6 @@ def response_of(case: Case) -> str:
         reasoning, _, answer = text.rpartition("A:")
         return f"{reasoning}\\boxed{{{answer.strip()}}}"
     return f"\\boxed{{{text}}}" if is_pair(case) else text
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GraderPool]:
-    with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as shared:
-        yield shared
 
 
 def disagreements(pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], bool]) -> tuple[int, int, int]:

@@ -1,11 +1,8 @@
 """The answer that is graded is the model's final one: never one of the prompt, never one of the reasoning."""
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import PATIENCE_S
 
 from luffy.config.grading import (
     AnyGrader,
@@ -23,25 +20,14 @@ from luffy.grading.request import Grade, GradeRequest, Problem, problem_of
 from luffy.types import Message, Outcome, Prompt
 
 KINDS: list[GraderKind] = [
-    MathGrader(),
-    MathGrader(boxed="preferred"),
-    StrictMathGrader(),
-    ExactGrader(boxed="required"),
-    ChoiceGrader(),
-    AnyGrader(of=(MathGrader(boxed="preferred"), ChoiceGrader())),
-    BothGrader(of=(MathGrader(), StrictMathGrader())),
+    MathGrader(), MathGrader(boxed="preferred"), StrictMathGrader(), ExactGrader(boxed="required"), ChoiceGrader(),
+    AnyGrader(of=(MathGrader(boxed="preferred"), ChoiceGrader())), BothGrader(of=(MathGrader(), StrictMathGrader())),
     WeightedGrader(parts=(WeightedPart(weight=1.0, grader=MathGrader()),)),
-]
+]  # fmt: skip
 OPTIONS = {"options": ["one", "two", "three", "four"]}
 WAYS = (r"\boxed{%s}", "the answer is %s", "ANSWER: %s", "<answer>%s</answer>", r"\boxed{\text{%s}}", "Answer: (%s)")
 _way = st.sampled_from(WAYS)
 _filler = st.text(alphabet="xyz ,.\n<>/{}\\$", max_size=30)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GraderPool]:
-    with GraderPool(1, PATIENCE_S) as shared:
-        yield shared
 
 
 def shown_problem(*messages: tuple[str, str]) -> Problem:

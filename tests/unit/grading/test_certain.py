@@ -24,11 +24,6 @@ def test_notations_of_one_value_are_equal(answer: str, truth: str) -> None:
     assert settle(answer, truth) is Outcome.CORRECT
 
 
-@pytest.mark.parametrize(("answer", "truth"), [("57", "42"), ("-3", "3"), ("0.3333333", "0.333333"), ("1e9", "x")])
-def test_different_plain_numbers_are_wrong(answer: str, truth: str) -> None:
-    assert settle(answer, truth) is (Outcome.WRONG if "e" not in answer else None)
-
-
 @pytest.mark.parametrize(
     ("answer", "truth"),
     [("1 1/2", "11/2"), ("1,234", "1234"), ("50\\%", "50"), ("\\sin x", "\\sinx"), ("x", "y"), ("", "."), ("٣", "3")],

@@ -28,12 +28,6 @@ _balanced = st.recursive(
     (r"\boxed{3}, and then \boxed{4", "3"),
     (r"}} \boxed{8}", "8"), (r"\boxed{a \\ b}", r"a \\ b"), (r"\boxed{\boxed{6}}", "6"), (r"\boxed{}", None),
     (r"\boxed{1} \boxed{ }", None), (r"\boxed{9", None), (r"\boxed 9", None), ("the answer is 9", None), ("", None),
-])  # fmt: skip
-def test_the_last_balanced_box_counts(response: str, answer: str | None) -> None:
-    assert extract_answer(response) == answer
-
-
-@pytest.mark.parametrize(("response", "answer"), [
     ("<think>\n\\boxed{1}\n</think>\n\\boxed{2}", "2"),
     ("<think>\n\\boxed{1}\n</think>\nI forgot", None),
     ("<think>\n\\boxed{1}", None),
@@ -41,7 +35,7 @@ def test_the_last_balanced_box_counts(response: str, answer: str | None) -> None
     ("reasoning \\boxed{1} </think> \\boxed{2}", "2"),
     ("</think> \\boxed{1} </think> \\boxed{2}", "2"),
 ])  # fmt: skip
-def test_only_the_reply_after_the_reasoning_counts(response: str, answer: str | None) -> None:
+def test_the_last_balanced_box_of_the_reply_after_the_reasoning_counts(response: str, answer: str | None) -> None:
     assert extract_answer(response) == answer
 
 

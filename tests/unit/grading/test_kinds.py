@@ -20,7 +20,7 @@ from luffy.config.grading import (
 )
 from luffy.errors import DataError
 from luffy.grading.pool import GraderPool
-from luffy.grading.request import Grader, GradeRequest, Problem
+from luffy.grading.request import GradeRequest, Problem
 from luffy.types import Outcome
 
 MATH, STRICT = MathGrader(), StrictMathGrader()
@@ -119,20 +119,12 @@ def test_nested_combinations_keep_their_parts_apart(pool: GraderPool) -> None:
     assert pool.grade_one(r"\boxed{6}", "5", kind=kind).outcome is not Outcome.CORRECT
 
 
-def test_a_problem_names_its_grader(pool: GraderPool) -> None:
+def test_a_problem_names_its_grader_and_an_unknown_one_is_named(pool: GraderPool) -> None:
     asked = [Problem(grader=name) for name in (None, "lenient", "choice", "math_strict")]
     grades = pool.grade([GradeRequest("The answer is (C)", "C", problem) for problem in asked])
     assert [grade.outcome is Outcome.CORRECT for grade in grades] == [False, True, True, False]
-
-
-def test_an_unknown_grader_is_named(pool: GraderPool) -> None:
     with pytest.raises(DataError, match="no grader is called 'prose'"):
         pool.grade([GradeRequest("5", "5", Problem(grader="prose"))])
-
-
-def test_the_pool_is_a_grader(pool: GraderPool) -> None:
-    grader: Grader = pool
-    assert grader.grade([]) == []
 
 
 @pytest.mark.parametrize("kind", [

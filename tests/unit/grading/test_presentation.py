@@ -1,10 +1,8 @@
 """Answers whose presentation is no part of them, and look-alikes whose commands mean something."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
-from patience import PATIENCE_S
 
 from luffy.grading.equivalence.text import unadorned
 from luffy.grading.pool import GraderPool
@@ -34,12 +32,6 @@ DIFFERENT = [
     (r"\textcolor{red}{3}6", "3"), (r"\textcolor{red}{-}36", "36"), (r"\underline{abc}", "abc"),
     (r"\underline{36}5", "36"), (r"\checkmark 36", "63"), (r"\checkmark", "36"), (r"\large", "36"),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GraderPool]:
-    with GraderPool(1, PATIENCE_S) as shared:
-        yield shared
 
 
 def is_correct(pool: GraderPool, answer: str, gold: str) -> bool:

@@ -5,12 +5,9 @@ prose that shares a number, `R` for `r`, primes, repeated elements. Right refuse
 that the reference has rounded, inequalities for intervals.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from luffy.config.grading import MathGrader, StrictMathGrader
-from luffy.grading.pool import GraderPool
 from luffy.types import Outcome
 
 WRONG = [
@@ -81,34 +78,13 @@ MATH_ACCEPTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GraderPool]:
-    with GraderPool(2, 20.0) as shared:
-        yield shared
-
-
-def accepted(pool: GraderPool, gold: str, answer: str) -> tuple[bool, bool]:
-    """By `math`, by `math_strict`."""
+@pytest.mark.parametrize(("gold", "answer", "by_math", "by_strict"), [
+    *((*pair, False, False) for pair in [*WRONG, (r"\text{three}", "3")]),  # words for numbers are not read
+    *((*pair, True, True) for pair in RIGHT),
+    *((*pair, True, False) for pair in MATH_ACCEPTS),
+])  # fmt: skip
+def test_both_refuse_both_accept_or_only_math_accepts(pool, gold, answer, by_math, by_strict):
     kinds = (MathGrader(), StrictMathGrader())
     grades = [pool.grade_one(f"\\boxed{{{answer}}}", gold, kind=kind) for kind in kinds]
     assert all(grade.outcome not in (Outcome.TIMED_OUT, Outcome.CRASHED) for grade in grades), grades
-    return grades[0].outcome is Outcome.CORRECT, grades[1].outcome is Outcome.CORRECT
-
-
-@pytest.mark.parametrize(("gold", "answer"), WRONG)
-def test_both_refuse(pool: GraderPool, gold: str, answer: str) -> None:
-    assert accepted(pool, gold, answer) == (False, False)
-
-
-@pytest.mark.parametrize(("gold", "answer"), RIGHT)
-def test_both_accept(pool: GraderPool, gold: str, answer: str) -> None:
-    assert accepted(pool, gold, answer) == (True, True)
-
-
-@pytest.mark.parametrize(("gold", "answer"), MATH_ACCEPTS)
-def test_only_math_accepts(pool: GraderPool, gold: str, answer: str) -> None:
-    assert accepted(pool, gold, answer) == (True, False)
-
-
-def test_words_for_numbers_are_not_read(pool: GraderPool) -> None:
-    assert accepted(pool, r"\text{three}", "3") == (False, False)
+    assert [grade.outcome is Outcome.CORRECT for grade in grades] == [by_math, by_strict]

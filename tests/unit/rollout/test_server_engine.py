@@ -100,20 +100,16 @@ def completion(body: dict, *versions: str) -> dict:
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeServer], FakeServer]]:
+def start(serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeServer], FakeServer]:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
-    running: list[Endpoint] = []
 
-    def serve(fake: FakeServer) -> FakeServer:
-        running.append(Endpoint())
-        running[-1]._reply = fake.reply  # type: ignore[method-assign]
-        fake.url = running[-1].url
+    def start_one(fake: FakeServer) -> FakeServer:
+        served = serve()
+        served._reply = fake.reply  # type: ignore[method-assign]
+        fake.url = served.url
         return fake
 
-    yield serve
-    for server in running:
-        server.close()
+    return start_one
 
 
 @pytest.fixture
@@ -243,9 +239,9 @@ def test_a_failure_that_stays_names_the_server_and_its_words(fake, connect, repl
     ({"finish_reason": "tired", "logprobs": None}, "unexpected finish_reason 'tired'", False),
     ({"weight_versions": [{"version": 3, "start": 0, "end": 1}]}, "weights that this run did not send", False),
 ])  # fmt: skip
-def test_an_answer_that_cannot_be_used_is_one_line_and_retried_by_the_run_if_it_may_pass(
-    fake: FakeServer, connect: Callable[..., ServerEngine], change: dict, message: str, may_pass: bool
-) -> None:
+def test_an_answer_that_cannot_be_used_is_one_line_and_the_run_retries_if_it_may_pass(
+    fake, connect, change, message, may_pass
+):
     engine = connect(fake)
     answer = completion({"sampling_params": {"seed": 7}}, fake.version)
     answer["choices"][0] |= change
@@ -368,28 +364,20 @@ def test_what_is_no_vllm_server_is_refused(start: Callable[[FakeServer], FakeSer
     assert "this is not a vLLM server" in complaint(ServerConfig(urls=(other.url,)))
 
 
-@pytest.mark.parametrize(
-    ("server", "missing"),
-    [
-        (FakeServer(context=40), "--max-model-len 64 (it has 40)"),
-        (FakeServer(settings=SETTINGS | {"dtype": "bfloat16"}), "--dtype float32"),
-        (FakeServer(settings=SETTINGS | {"logprobs_mode": "raw_logprobs"}), "--logprobs-mode processed_logprobs"),
-        (FakeServer(settings=SETTINGS | {"generation_config": "auto"}), "--generation-config vllm"),
-        (FakeServer(settings=SETTINGS | {"chunked_prefill": True}), "--no-enable-chunked-prefill"),
-        (FakeServer(replies={GENERATE: [lambda: (403, {"error": "disabled"})]}), "--enable-scale-out"),
-        (
-            FakeServer(context=40, replies={"/collective_rpc": [lambda: (500, {"error": "no attribute"})]}),
-            "--max-model-len 64 (it has 40), --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, --dtype "
-            "float32, --logprobs-mode processed_logprobs, --generation-config vllm",
-        ),
-        (
-            FakeServer(replies={"/collective_rpc": [lambda: (404, {})]}),
-            "VLLM_SERVER_DEV_MODE=1 in its environment, --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, "
-            "--dtype float32, --logprobs-mode processed_logprobs, --generation-config vllm",
-        ),
-    ],
-    ids=lambda value: "" if isinstance(value, FakeServer) else None,
-)
+@pytest.mark.parametrize(("server", "missing"), [
+    (FakeServer(context=40), "--max-model-len 64 (it has 40)"),
+    (FakeServer(settings=SETTINGS | {"dtype": "bfloat16"}), "--dtype float32"),
+    (FakeServer(settings=SETTINGS | {"logprobs_mode": "raw_logprobs"}), "--logprobs-mode processed_logprobs"),
+    (FakeServer(settings=SETTINGS | {"generation_config": "auto"}), "--generation-config vllm"),
+    (FakeServer(settings=SETTINGS | {"chunked_prefill": True}), "--no-enable-chunked-prefill"),
+    (FakeServer(replies={GENERATE: [lambda: (403, {"error": "disabled"})]}), "--enable-scale-out"),
+    (FakeServer(context=40, replies={"/collective_rpc": [lambda: (500, {"error": "no attribute"})]}),
+     "--max-model-len 64 (it has 40), --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, --dtype "
+     "float32, --logprobs-mode processed_logprobs, --generation-config vllm"),
+    (FakeServer(replies={"/collective_rpc": [lambda: (404, {})]}),
+     "VLLM_SERVER_DEV_MODE=1 in its environment, --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, "
+     "--dtype float32, --logprobs-mode processed_logprobs, --generation-config vllm"),
+], ids=lambda value: "" if isinstance(value, FakeServer) else None)  # fmt: skip
 def test_a_server_that_was_started_otherwise_is_told_what_to_add(start, server, missing):
     url = start(server).url
     assert complaint(ServerConfig(urls=(url,))) == f"{url}: start this server with {missing}"
@@ -411,14 +399,3 @@ def test_urls_are_those_of_different_servers_with_or_without_what_openai_puts_be
     )  # fmt: skip
     with pytest.raises(ValueError, match="give each server once"):
         ServerConfig(urls=("http://a:1", "http://a:1/v1"))
-
-
-def test_servers_and_their_use_belong_together() -> None:
-    with pytest.raises(ConfigError, match=r"urls: missing; evaluation\.engine: openai needs at least one server"):
-        load_experiment(SMOKE, ["evaluation.engine=openai"])
-    with pytest.raises(
-        ConfigError, match=r"has no effect without evaluation\.engine, difficulty\.engine, sample\.engine or rl\.engine"
-    ):
-        load_experiment(SMOKE, ["execution.server.urls=[http://a:1]"])
-    config = load_experiment(SMOKE, ["evaluation.engine=openai", "execution.server.urls=[http://a:1]"])
-    assert config.execution.server.urls == ("http://a:1",)

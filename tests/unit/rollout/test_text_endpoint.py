@@ -13,7 +13,6 @@ import pytest
 from patience import PATIENCE_S
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal, text_completion
 
-from luffy import http_client
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
 from luffy.errors import ClusterError, ConfigError, LostError
@@ -30,19 +29,9 @@ MOVED = Reply(308, b"<html>", {"Location": "https://new/v1"})
 Answer = Callable[[str, dict], Reply | None]
 
 
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Endpoint]]:
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
-    running: list[Endpoint] = []
-
-    def start(*arguments: object, **named: object) -> Endpoint:
-        running.append(Endpoint(*arguments, **named))  # type: ignore[arg-type]
-        return running[-1]
-
-    yield start
-    for endpoint in running:
-        endpoint.close()
 
 
 @pytest.fixture
@@ -145,23 +134,14 @@ def test_reasoning_stands_before_the_answer_as_models_write_it(serve, connect, m
     ("<answer>2", {}, "<answer>2</answer>"),
     ("2", {}, "2"),
     ("<answer>2", {"finish_reason": "length"}, "<answer>2"),
+    # A tag that the model left open is not closed for it; a text that is null is empty.
+    *(("<answer>2", choice, "<answer>2") for choice in
+      ({"stop_reason": None}, {"matched_stop": 151645}, {"finish_reason": "content_filter"})),
+    (None, {}, ""),
 ])  # fmt: skip
 def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(serve, connect, said, choice, text):
     endpoint = connect(serve(lambda path, body: text_completion(said, **choice)), paths=("/completions",))
     assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == text
-
-
-@pytest.mark.parametrize(
-    "choice", [{"stop_reason": None}, {"matched_stop": 151645}, {"finish_reason": "content_filter"}]
-)
-def test_a_tag_that_the_model_left_open_is_not_closed_for_it(serve, connect, choice):
-    endpoint = connect(serve(lambda path, body: text_completion("<answer>2", **choice)), paths=("/completions",))
-    assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == "<answer>2"
-
-
-def test_a_text_that_is_null_is_empty(serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]) -> None:
-    endpoint = connect(serve(lambda path, body: text_completion(None)), paths=("/completions",))  # type: ignore[arg-type]
-    assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == ""
 
 
 @pytest.mark.parametrize(("name", "reason"), [("eos", FinishReason.STOP), ("model_length", FinishReason.LENGTH)])
@@ -314,12 +294,7 @@ def test_what_has_come_back_is_not_asked_again(serve, connect, tmp_path):
     assert found == connect(serve()).generate(chats(12), PARAMS)
 
 
-def test_what_is_under_way_when_another_request_fails_is_kept_and_nothing_more_is_asked(
-    serve: Callable[..., Endpoint],
-    connect: Callable[..., PaidEndpoint],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_under_way_when_another_fails_is_kept_and_nothing_more_is_asked(serve, connect, tmp_path, monkeypatch):
     has_read_the_refusal, read = threading.Event(), TextEndpoint._refusal
 
     def read_refusal(*arguments: object) -> ConfigError:

@@ -39,8 +39,14 @@ def test_a_request_s_own_limit_lowers_that_of_all(own: int | None, expected: int
     assert limit(request, SamplingParams(1.0, 20, ())) == expected
 
 
-def test_heads_that_cannot_be_cut(folder: Path) -> None:
-    assert "tensor_parallel_size: 3 does not divide the 8 attention heads" in refusal(folder, tensor_parallel_size=3)
+@pytest.mark.parametrize(("config", "said"), [
+    ({"tensor_parallel_size": 3}, "tensor_parallel_size: 3 does not divide the 8 attention heads"),
+    ({"max_model_len": 1025}, "1025 tokens together are longer than the model's context of 1024"),
+    ({"max_num_batched_tokens": 64}, "64 is less than one sequence of 1024 tokens"),
+])  # fmt: skip
+def test_what_the_model_does_not_allow_is_refused(folder, monkeypatch, config, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert said in refusal(folder, **config)
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 2])
@@ -48,15 +54,6 @@ def test_more_gpus_than_there_are(folder: Path, num_gpus: int, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     message = refusal(folder, tensor_parallel_size=4)
     assert f"4 is more than the GPUs visible to this process ({num_gpus}); use {max(num_gpus, 1)} at most" in message
-
-
-def test_a_context_longer_than_the_model_s(folder: Path) -> None:
-    assert "1025 tokens together are longer than the model's context of 1024" in refusal(folder, max_model_len=1025)
-
-
-def test_a_step_that_holds_no_whole_sequence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "64 is less than one sequence of 1024 tokens" in refusal(folder, max_num_batched_tokens=64)
 
 
 def test_vllm_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
