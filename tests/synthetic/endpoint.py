@@ -1,9 +1,11 @@
 """A real HTTP server in a thread that speaks OpenAI's protocol, well or badly, for what asks models elsewhere."""
 
+import contextlib
 import hashlib
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +22,8 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     is_cut: bool = False
     """Whether the connection breaks in the middle of the body."""
+    drips: bool = False
+    """Whether the body is a space now and then, until the client goes away."""
 
 
 def completion(
@@ -65,12 +69,7 @@ def mortal(answers: int, answer: Answer, last_words: Reply) -> Answer:
 class Endpoint:
     """`answer` says what a request gets; `paths` are those that there are, asked with `key` where there is one."""
 
-    def __init__(
-        self,
-        answer: Answer = by_seed,
-        paths: tuple[str, ...] = (CHAT, TEXT),
-        key: str | None = None,
-    ) -> None:
+    def __init__(self, answer: Answer = by_seed, paths: tuple[str, ...] = (CHAT, TEXT), key: str | None = None) -> None:
         self.answer = answer
         self.paths = paths
         self.key = key
@@ -123,6 +122,14 @@ class Endpoint:
                 self.send_response(reply.status)
                 for name, text in reply.headers.items():
                     self.send_header(name, text)
+                if reply.drips:
+                    self.end_headers()
+                    self.close_connection = True
+                    with contextlib.suppress(OSError):
+                        while True:
+                            self.wfile.write(b" ")
+                            time.sleep(0.1)
+                    return
                 self.send_header("Content-Length", str(len(said)))
                 self.end_headers()
                 self.close_connection = self.close_connection or reply.is_cut

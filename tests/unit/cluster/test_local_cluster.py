@@ -8,12 +8,11 @@ import pytest
 import torch
 from reference.gradient_case import execution, tiny_model
 from reference.sft_case import PLAN
+from synthetic.settings import rl_settings
 
 from luffy.cluster.local import LocalCluster, RanksEngine
-from luffy.config import load_experiment
-from luffy.config.settings import RLSettings
+from luffy.config.execution import ExecutionConfig
 from luffy.errors import ConfigError
-from luffy.pipeline.graph import build_graph
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.learner import TrainerSpec
@@ -21,15 +20,11 @@ from luffy.training.policy import Policy
 from luffy.training.rank_calls import LocalRanks
 from luffy.training.supervised import SupervisedRank
 
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
-
 
 def refusal(folder: Path) -> str:
-    config = load_experiment(SMOKE, ["chain=rl", "method=luffy", "rl.engine=vllm"])
-    (settings,) = (node.settings for node in build_graph(config) if node.stage == "rl")
-    assert isinstance(settings, RLSettings)
+    settings = rl_settings("chain=rl", "method=luffy", "rl.engine=vllm")
     with pytest.raises(ConfigError) as caught:
-        LocalCluster(TrainerSpec(settings, config.execution, folder / "no model", folder, longest=112, pad_id=0))
+        LocalCluster(TrainerSpec(settings, ExecutionConfig(), folder / "no model", folder, longest=112, pad_id=0))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -46,16 +46,11 @@ def test_the_tutorials_comparison_gives_every_arm_its_budget(tutorial: Path) -> 
     assert [run.config.rl.steps for run in runs[:3] if "rl" in run.config.stages and run.config.rl] == [24, 20]
 
 
-def test_the_comparison_of_the_guide_loads(tmp_path: Path) -> None:
-    text = next(text for text, name in _YAML.findall((DOCS / "evaluation.md").read_text()) if name == "compare_mine")
-    (tmp_path / "compare_mine.yaml").write_text(text)
-    assert len(load_sweep(tmp_path / "compare_mine.yaml").reported_runs()) == 6
-
-
-def test_the_grid_of_the_guide_loads(tmp_path: Path) -> None:
-    text = next(text for text, name in _YAML.findall((DOCS / "evaluation.md").read_text()) if name == "my_grid")
-    (tmp_path / "my_grid.yaml").write_text(text)
-    assert len(load_sweep(tmp_path / "my_grid.yaml").reported_runs()) == 9
+@pytest.mark.parametrize(("wanted", "num_runs"), [("compare_mine", 6), ("my_grid", 9)])
+def test_the_comparison_and_the_grid_of_the_guide_load(tmp_path: Path, wanted: str, num_runs: int) -> None:
+    text = next(text for text, name in _YAML.findall((DOCS / "evaluation.md").read_text()) if name == wanted)
+    (tmp_path / "it.yaml").write_text(text)
+    assert len(load_sweep(tmp_path / "it.yaml").reported_runs()) == num_runs
 
 
 def test_the_tuning_of_the_guide_is_that_of_a_shipped_comparison() -> None:

@@ -3,13 +3,10 @@
 from pathlib import Path
 
 import pytest
+from synthetic.settings import SMOKE, rl_settings
 
 from luffy.config import load_experiment
-from luffy.config.settings import RLSettings
 from luffy.errors import ConfigError
-from luffy.pipeline.graph import build_graph
-
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 
 ON = "{name: rollouts, select: on_policy, loss: {kind: surrogate}, normaliser: {mode: token, population: joint}}"
 OFF = """{name: traces, select: off_policy, loss: {kind: shaped_surrogate, shaping: {kind: rational}},
@@ -53,41 +50,24 @@ COSINE = "{kind: warmup_cosine, start: 0.0, peak: 1.0, end: 0.5, warmup: 0.6, de
 CORRECTION = "{kind: truncate}"
 
 SCHEDULES_AND_LOSSES = [
-    (
-        objective(terms=(term("{kind: clipped_surrogate, dual_clip: 1.1}"),)),
-        "dual_clip 1.1 must be above 1 + clip_high 1.2",
-    ),
-    (
-        mixed(term("{kind: shaped_surrogate, shaping: {kind: log}, min_weight: 1.0, max_weight: 0.5}", "off_policy")),
-        "min_weight 1.0 must be below max_weight 0.5",
-    ),
+    (objective(terms=(term("{kind: clipped_surrogate, dual_clip: 1.1}"),)),
+     "dual_clip 1.1 must be above 1 + clip_high 1.2"),
+    (mixed(term("{kind: shaped_surrogate, shaping: {kind: log}, min_weight: 1.0, max_weight: 0.5}", "off_policy")),
+     "min_weight 1.0 must be below max_weight 0.5"),
     (objective(terms=(term(coefficient=COSINE),)), "warmup 0.6 and decay 0.6 are together more than the whole stage"),
-    (
-        objective(
-            terms=(ON, term("{kind: entropy}", normaliser=OWN, coefficient="{kind: adaptive, start: 1, target: 1}"))
-        ),
-        "start 1.0 must lie between minimum 1e-06 and maximum 0.1",
-    ),
-    (
-        objective(terms=(term(coefficient="{kind: cosine, start: 0.5, end: 0.5}"),)),
-        "a schedule from 0.5 to 0.5 stays where it is; give just the number",
-    ),
-    (
-        mixed(term("{kind: shaped_surrogate, shaping: {kind: rational}, max_weight: -1.0}", "off_policy")),
-        "f lies between 0 and 1: with these clamps no token has a gradient",
-    ),
-    (
-        objective(
-            terms=(term(coefficient="{kind: warmup_cosine, start: 1, peak: 1, end: 1, warmup: 0.1, decay: 0.5}"),)
-        ),
-        "a schedule that is 1.0 throughout stays where it is",
-    ),
+    (objective(terms=(ON, term("{kind: entropy}", normaliser=OWN,
+                 coefficient="{kind: adaptive, start: 1, target: 1}"))),
+     "start 1.0 must lie between minimum 1e-06 and maximum 0.1"),
+    (objective(terms=(term(coefficient="{kind: cosine, start: 0.5, end: 0.5}"),)),
+     "a schedule from 0.5 to 0.5 stays where it is; give just the number"),
+    (mixed(term("{kind: shaped_surrogate, shaping: {kind: rational}, max_weight: -1.0}", "off_policy")),
+     "f lies between 0 and 1: with these clamps no token has a gradient"),
+    (objective(terms=(term(coefficient="{kind: warmup_cosine, start: 1, peak: 1, end: 1, warmup: 0.1, decay: 0.5}"),)),
+     "a schedule that is 1.0 throughout stays where it is"),
     (objective(terms=(term(coefficient="0.0"),)), "coefficient 0 has no effect; remove the term"),
-    (
-        objective(terms=(term(coefficient="{kind: adaptive, start: 0.01, target: 1}"),)),
-        "an adaptive coefficient is for the entropy loss",
-    ),
-]
+    (objective(terms=(term(coefficient="{kind: adaptive, start: 0.01, target: 1}"),)),
+     "an adaptive coefficient is for the entropy loss"),
+]  # fmt: skip
 HINT = "{size: 4, off_policy: 0, hint: {levels: [0.5], keep: first_correct, learn: LEARN}}"
 BARE, HINTED = (HINT.replace("LEARN", learn) for learn in ("bare", "hinted"))
 HINTS = [
@@ -95,165 +75,90 @@ HINTS = [
     (objective(BARE.replace("[0.5]", "[1.0]"), terms=(ON, OFF)), "group.hint.levels.0"),
     (objective(HINTED.replace("}}", ", template: '{prompt}'}}")), "template must have {hint} once"),
     (objective(HINTED.replace("off_policy: 0", "off_policy: 1")), "off_policy makes rows of them; set off_policy: 0"),
-    (
-        objective(HINTED.replace("first_correct", "all, rows_per_level: 5")),
-        "hint: 1 levels x 5 rows are above size 4; lower rows_per_level",
-    ),
-    (
-        objective(HINTED.replace("first_correct", "all, rows_per_level: 3, accuracy_at_most: 0.5")),
-        "a group may have fewer wrong rollouts than the 3 rows that replace them",
-    ),
-    (  # 29 of 100 are at most 0.29, though 0.29 * 100 is 28.999999999999996
-        objective(
-            HINTED.replace("size: 4", "size: 100").replace(
-                "first_correct", "all, rows_per_level: 72, accuracy_at_most: 0.29"
-            )
-        ),
-        "a group may have fewer wrong rollouts than the 72 rows that replace them",
-    ),
+    (objective(HINTED.replace("first_correct", "all, rows_per_level: 5")),
+     "hint: 1 levels x 5 rows are above size 4; lower rows_per_level"),
+    (objective(HINTED.replace("first_correct", "all, rows_per_level: 3, accuracy_at_most: 0.5")),
+     "a group may have fewer wrong rollouts than the 3 rows that replace them"),
+    # 29 of 100 are at most 0.29, though 0.29 * 100 is 28.999999999999996
+    (objective(HINTED.replace("size: 4", "size: 100").replace("first_correct",
+             "all, rows_per_level: 72, accuracy_at_most: 0.29")),
+     "a group may have fewer wrong rollouts than the 72 rows that replace them"),
     (objective(BARE), "group.hint with learn: bare has no effect: no term learns from off_policy tokens"),
     (objective(BARE, terms=(ON, OFF)), "set behavior: recorded, so that the ratio is to the policy with the hint"),
-    (
-        objective(BARE, terms=(term("{kind: clipped_surrogate}", "response"),)),
-        "term 'extra': clipped_surrogate takes hinted rows for samples of the bare prompt",
-    ),
-    (
-        objective(BARE, terms=(ON, term("{kind: multiple_importance}", "off_policy"))),
-        "term 'extra': multiple_importance takes hinted rows for samples of the bare prompt",
-    ),
+    (objective(BARE, terms=(term("{kind: clipped_surrogate}", "response"),)),
+     "term 'extra': clipped_surrogate takes hinted rows for samples of the bare prompt"),
+    (objective(BARE, terms=(ON, term("{kind: multiple_importance}", "off_policy"))),
+     "term 'extra': multiple_importance takes hinted rows for samples of the bare prompt"),
     (objective(HINTED, terms=(ON, OFF)), "selects off_policy tokens but group.off_policy is 0"),
     (objective(BARE, terms=(ON, SFT), more="  replay: {}\n"), "replay and group.hint cannot be combined"),
-]
+]  # fmt: skip
 GROUPS = [
     (objective("{size: 4, off_policy: 4}"), "off_policy 4 must be below size 4: RL needs rollouts"),
-    (
-        objective(f"{{size: 4, off_policy: 5, prefix: {{length: {UNIFORM}}}}}"),
-        "off_policy 5 must not be above size 4",
-    ),
-    (
-        objective(f"{{size: 4, off_policy: 0, prefix: {{length: {UNIFORM}}}}}"),
-        "prefix has no effect with off_policy: 0",
-    ),
-    (
-        objective("{size: 4, off_policy: 1, prefix: {length: {kind: uniform, low: -0.1, high: 1}}}"),
-        "low runs from -0.1 to -0.1; it is a share of the trace",
-    ),
-    (
-        objective(
-            "{size: 4, off_policy: 1, prefix: {length: "
-            "{kind: uniform, low: 0.0, high: {kind: linear, start: 0.0, end: 2.0}}}}"
-        ),
-        "high runs from 0 to 2; it is a share of the trace",
-    ),
-    (
-        objective("{size: 4, off_policy: 1, prefix: {length: {kind: binomial, probability: 1.5}}}"),
-        "probability runs from 1.5 to 1.5",
-    ),
-    (
-        objective("{size: 4, off_policy: 1, prefix: {length: {kind: evenly_spaced, low: 0.5, high: 0.5}}}"),
-        "low 0.5 must be below high 0.5",
-    ),
-    (
-        objective("{size: 4, off_policy: 1, prefix: {shared: true, length: {kind: evenly_spaced}}}"),
-        "shared contradicts length.kind: evenly_spaced",
-    ),
-    (
-        objective("{size: 4, off_policy: 0, off_policy_when_accuracy_at_most: 0.0}"),
-        "off_policy_when_accuracy_at_most has no effect with off_policy: 0",
-    ),
-    (
-        objective(f"{{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.0, prefix: {{length: {UNIFORM}}}}}"),
-        "off_policy_when_accuracy_at_most adds whole traces after the rollouts",
-    ),
-    (
-        objective("{size: 2, off_policy: 1}", terms=(ON, OFF), more="  replay: {}\n"),
-        "no rollout is left; raise group.size",
-    ),
-    (
-        objective(f"{{size: 4, off_policy: 1, prefix: {{length: {UNIFORM}}}}}", terms=(ON, OFF), more="  replay: {}\n"),
-        "replay and group.prefix cannot be combined",
-    ),
+    (objective(f"{{size: 4, off_policy: 5, prefix: {{length: {UNIFORM}}}}}"), "off_policy 5 must not be above size 4"),
+    (objective(f"{{size: 4, off_policy: 0, prefix: {{length: {UNIFORM}}}}}"),
+     "prefix has no effect with off_policy: 0"),
+    (objective("{size: 4, off_policy: 1, prefix: {length: {kind: uniform, low: -0.1, high: 1}}}"),
+     "low runs from -0.1 to -0.1; it is a share of the trace"),
+    (objective("{size: 4, off_policy: 1, prefix: {length: "
+         "{kind: uniform, low: 0.0, high: {kind: linear, start: 0.0, end: 2.0}}}}"),
+     "high runs from 0 to 2; it is a share of the trace"),
+    (objective("{size: 4, off_policy: 1, prefix: {length: {kind: binomial, probability: 1.5}}}"),
+     "probability runs from 1.5 to 1.5"),
+    (objective("{size: 4, off_policy: 1, prefix: {length: {kind: evenly_spaced, low: 0.5, high: 0.5}}}"),
+     "low 0.5 must be below high 0.5"),
+    (objective("{size: 4, off_policy: 1, prefix: {shared: true, length: {kind: evenly_spaced}}}"),
+     "shared contradicts length.kind: evenly_spaced"),
+    (objective("{size: 4, off_policy: 0, off_policy_when_accuracy_at_most: 0.0}"),
+     "off_policy_when_accuracy_at_most has no effect with off_policy: 0"),
+    (objective(f"{{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.0, prefix: {{length: {UNIFORM}}}}}"),
+     "off_policy_when_accuracy_at_most adds whole traces after the rollouts"),
+    (objective("{size: 2, off_policy: 1}", terms=(ON, OFF), more="  replay: {}\n"),
+     "no rollout is left; raise group.size"),
+    (objective(f"{{size: 4, off_policy: 1, prefix: {{length: {UNIFORM}}}}}", terms=(ON, OFF), more="  replay: {}\n"),
+     "replay and group.prefix cannot be combined"),
     (objective(terms=(ON, OFF)), "term 'traces' selects off_policy tokens but group.off_policy is 0"),
     (mixed(ON, ENTROPY), "no term learns from off_policy tokens; set it to 0"),
     (objective(more="  replay: {}\n"), "replay has no effect: no term learns from off_policy tokens"),
-    (
-        objective("{size: 1, off_policy: 0, filter: {kind: dynamic_sampling}}", "{kind: gae}"),
-        "which a group of one row always is; remove it",
-    ),
-    (
-        objective(
-            "{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.25}",
-            terms=(ON, term("{kind: nll}", "off_policy", OWN, gate="{group_accuracy_above: 0.5}")),
-        ),
-        "there are no traces where the accuracy of the group is above 0.5",
-    ),
-    (
-        objective(
-            "{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.25}",
-            terms=(ON, term("{kind: nll}", "off_policy", OWN, gate="{group_accuracy_at_most: 0.25}")),
-        ),
-        "group_accuracy_at_most 0.25 has no effect, since traces come only where it is at most 0.25",
-    ),
-]
+    (objective("{size: 1, off_policy: 0, filter: {kind: dynamic_sampling}}", "{kind: gae}"),
+     "which a group of one row always is; remove it"),
+    (objective("{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.25}", terms=(ON, term("{kind: nll}",
+                 "off_policy", OWN, gate="{group_accuracy_above: 0.5}"))),
+     "there are no traces where the accuracy of the group is above 0.5"),
+    (objective("{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.25}", terms=(ON, term("{kind: nll}",
+                 "off_policy", OWN, gate="{group_accuracy_at_most: 0.25}"))),
+     "group_accuracy_at_most 0.25 has no effect, since traces come only where it is at most 0.25"),
+]  # fmt: skip
 TERMS = [
-    (
-        objective(terms=(term(gate="{group_accuracy_above: 0.5, group_accuracy_at_most: 0.5}"),)),
-        "no accuracy is above 0.5 and at most 0.5",
-    ),
+    (objective(terms=(term(gate="{group_accuracy_above: 0.5, group_accuracy_at_most: 0.5}"),)),
+     "no accuracy is above 0.5 and at most 0.5"),
     (objective(terms=(term(correction="{kind: mask, low: 2.0, high: 1.0}"),)), "low 2.0 must be below high 1.0"),
-    (
-        objective(terms=(term(correction="{kind: truncate, low: 0.5}"),)),
-        "low has no effect with kind: truncate",
-    ),
-    (
-        mixed(ON, term("{kind: nll}", "off_policy")),
-        "an auxiliary term has no part in the joint denominator; set population: own or all",
-    ),
-    (
-        mixed(
-            ON,
-            term(
-                "{kind: nll}", "off_policy", "mode: token, population: all, before_gate: true", gate="{outcome: wrong}"
-            ),
-        ),
-        "normaliser.before_gate has no effect with population: all",
-    ),
-    (
-        objective(terms=(term(normaliser=f"{OWN}, before_gate: true"),)),
-        "normaliser.before_gate has no effect without a gate",
-    ),
-    (
-        objective(terms=(term(normaliser="mode: token, population: joint, before_gate: true"),)),
-        "normaliser.before_gate has no effect: no policy-gradient term has a gate",
-    ),
+    (objective(terms=(term(correction="{kind: truncate, low: 0.5}"),)), "low has no effect with kind: truncate"),
+    (mixed(ON, term("{kind: nll}", "off_policy")),
+     "an auxiliary term has no part in the joint denominator; set population: own or all"),
+    (mixed(ON, term("{kind: nll}", "off_policy", "mode: token, population: all, before_gate: true",
+             gate="{outcome: wrong}")),
+     "normaliser.before_gate has no effect with population: all"),
+    (objective(terms=(term(normaliser=f"{OWN}, before_gate: true"),)),
+     "normaliser.before_gate has no effect without a gate"),
+    (objective(terms=(term(normaliser="mode: token, population: joint, before_gate: true"),)),
+     "normaliser.before_gate has no effect: no policy-gradient term has a gate"),
     (mixed(term(SHAPED, "response")), "shaped_surrogate is for off-policy tokens; set select: off_policy"),
     (mixed(term("{kind: multiple_importance}")), "multiple_importance is for off-policy tokens"),
     (mixed(term("{kind: aipo}", "response")), "aipo needs the sampler's log-probabilities; set select: on_policy"),
-    (
-        mixed(term("{kind: tv_masked_surrogate}", "response")),
-        "tv_masked_surrogate needs the sampler's log-probabilities",
-    ),
-    (
-        mixed(ON, term("{kind: kl, estimator: k2, against: behavior}", "response", OWN)),
-        "kl needs the sampler's log-probabilities; set select: on_policy",
-    ),
+    (mixed(term("{kind: tv_masked_surrogate}", "response")),
+     "tv_masked_surrogate needs the sampler's log-probabilities"),
+    (mixed(ON, term("{kind: kl, estimator: k2, against: behavior}", "response", OWN)),
+     "kl needs the sampler's log-probabilities; set select: on_policy"),
     (mixed(term(select="response", correction=CORRECTION)), "correction needs the sampler's log-probabilities"),
-    (
-        objective(terms=(term("{kind: aipo}", correction=CORRECTION),)),
-        "aipo already divides by the sampler's probability",
-    ),
+    (objective(terms=(term("{kind: aipo}", correction=CORRECTION),)),
+     "aipo already divides by the sampler's probability"),
     (objective(terms=(ON, ON)), "terms named twice: rollouts; give each its own name"),
-    (
-        objective(terms=(ON, term(normaliser="mode: sequence, population: joint"))),
-        "name different modes ['sequence', 'token']; use one",
-    ),
-    (
-        objective(
-            terms=(ON, term(gate="{outcome: wrong}", normaliser="mode: token, population: joint, before_gate: true"))
-        ),
-        "terms that share the joint denominator differ in before_gate",
-    ),
-]
+    (objective(terms=(ON, term(normaliser="mode: sequence, population: joint"))),
+     "name different modes ['sequence', 'token']; use one"),
+    (objective(terms=(ON, term(gate="{outcome: wrong}",
+                 normaliser="mode: token, population: joint, before_gate: true"))),
+     "terms that share the joint denominator differ in before_gate"),
+]  # fmt: skip
 ADVANTAGES = [
     (mixed(SFT), "no term uses the advantage: this is supervised learning; use the sft stage"),
     (
@@ -289,10 +194,7 @@ ADVANTAGES = [
         mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 2}", more="  replay: {}\n"),
         "advantage.k 2 must be below the 2 rows it chooses from",
     ),
-    (
-        mixed(ON, term(select="off_policy"), advantage=ROLLOUTS_ONLY),
-        "so a surrogate on them would have no effect",
-    ),
+    (mixed(ON, term(select="off_policy"), advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
     (objective(advantage=ROLLOUTS_ONLY), "advantage.population: on_policy has no effect without off-policy rows"),
     (mixed(ON, OFF, advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
     (
@@ -308,10 +210,7 @@ ADVANTAGES = [
         mixed(term("{kind: nll}", normaliser=OWN, gate="{outcome: correct}"), SFT, advantage="{kind: gae}"),
         "advantage.kind: gae has no effect: no surrogate uses it",
     ),
-    (
-        mixed(term(select="response"), advantage=ROLLOUTS_ONLY),
-        "so a surrogate on them would have no effect",
-    ),
+    (mixed(term(select="response"), advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
     (
         mixed(ON, OFF, more="  replay: {share: 0.1}\n"),
         "objective.replay.share 0.1 of 4 prompts per step is less than one prompt; raise it",
@@ -338,22 +237,15 @@ ADVANTAGES = [
 SUPERVISED = [
     (interleaved(ON), "terms rollouts: SFT has neither rollouts nor rewards; use nll or entropy"),
     (interleaved(term("{kind: nll}", normaliser=OWN)), "terms extra: SFT has neither rollouts nor rewards"),
-    (
-        interleaved(term("{kind: nll}", "off_policy", OWN, gate="{outcome: correct}")),
-        "a gate looks at rollouts, and SFT has none",
-    ),
-    (
-        interleaved(term("{kind: nll}", "off_policy", "mode: constant, population: own")),
-        "normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence",
-    ),
+    (interleaved(term("{kind: nll}", "off_policy", OWN, gate="{outcome: correct}")),
+     "a gate looks at rollouts, and SFT has none"),
+    (interleaved(term("{kind: nll}", "off_policy", "mode: constant, population: own")),
+     "normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence"),
     (interleaved(SFT, SFT), "terms named twice: sft"),
-    (
-        interleaved(
-            term("{kind: entropy}", "off_policy", OWN, coefficient="{kind: adaptive, start: 0.01, target: 1}"), SFT
-        ),
-        "an adaptive coefficient reacts only to RL steps",
-    ),
-]
+    (interleaved(term("{kind: entropy}", "off_policy", OWN, coefficient="{kind: adaptive, start: 0.01, target: 1}"),
+         SFT),
+     "an adaptive coefficient reacts only to RL steps"),
+]  # fmt: skip
 
 
 CASES = [*SCHEDULES_AND_LOSSES, *HINTS, *GROUPS, *TERMS, *ADVANTAGES, *SUPERVISED]
@@ -390,17 +282,11 @@ def test_the_schedule_of_an_interleaved_term_depends_on_the_length_of_the_stage(
     assert depends("coefficient: {kind: linear, start: 1.0, end: 0.5}")
 
 
-STALE = "cluster: ray\nrl: {max_staleness: 1}\n"
+STALE = ("chain=rl", "cluster=ray", "rl.max_staleness=1")
 
 
-def test_a_correction_goes_to_the_on_policy_surrogates_without_one(tmp_path: Path) -> None:
-    file = tmp_path / "experiment.yaml"
-    file.write_text(
-        f"extends: {SMOKE}\nchain: rl\nmethod: luffy\n{STALE.replace('1}', '1, correction: {kind: truncate}}')}"
-    )
-    config = load_experiment(file)
-    (settings,) = (node.settings for node in build_graph(config) if node.stage == "rl")
-    assert isinstance(settings, RLSettings)
+def test_a_correction_goes_to_the_on_policy_surrogates_without_one() -> None:
+    settings = rl_settings(*STALE, "method=luffy", "rl.correction={kind: truncate}")
     corrected = {term.name: term.correction for term in settings.objective.terms}
     assert corrected["on_policy"] is not None and corrected["on_policy"].high == 2.0
     assert corrected["off_policy"] is None and corrected["entropy"] is None
@@ -408,14 +294,9 @@ def test_a_correction_goes_to_the_on_policy_surrogates_without_one(tmp_path: Pat
 
 
 def test_terms_that_learn_from_rollouts_by_their_outcome_are_corrected_too() -> None:
-    stale = ["chain=rl", "method=srft", "cluster=ray", "rl.max_staleness=1"]
-    blind = load_experiment(SMOKE, stale).objective
-    assert blind is not None
-    assert {term.name for term in blind.terms if term.takes_sampler_for_trainer} == {"right", "wrong"}
-    (settings,) = (
-        node.settings
-        for node in build_graph(load_experiment(SMOKE, [*stale, "rl.correction={kind: mask}"]))
-        if node.stage == "rl"
-    )
-    assert isinstance(settings, RLSettings)
-    assert not any(term.takes_sampler_for_trainer for term in settings.objective.terms)
+    def blind(*overrides: str) -> set[str]:
+        terms = rl_settings(*STALE, "method=srft", *overrides).objective.terms
+        return {term.name for term in terms if term.takes_sampler_for_trainer}
+
+    assert blind() == {"right", "wrong"}
+    assert blind("rl.correction={kind: mask}") == set()

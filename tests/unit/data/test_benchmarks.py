@@ -1,13 +1,13 @@
 """The shipped benchmarks over copies of the real data sets. No text of theirs is asserted or shown."""
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from installed import DATASETS, needs_datasets
 from patience import PATIENCE_S
 from pydantic import TypeAdapter
 
@@ -19,9 +19,6 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of
 from luffy.types import Outcome, Prompt
 from tests.synthetic.loaded_source import load_source
-
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 
 
 def benchmark(name: str, file: Path) -> list[Prompt]:
@@ -71,9 +68,7 @@ def graded(kind: MathGrader | StrictMathGrader, pairs: list[tuple[str, str]]) ->
 
 
 @pytest.mark.parametrize("kind", [MathGrader(), StrictMathGrader()], ids=lambda kind: kind.kind)
-def test_benchmark_style_references_match_model_style_answers(
-    kind: MathGrader | StrictMathGrader,
-) -> None:
+def test_benchmark_style_references_match_model_style_answers(kind):
     right = [("033", "33"), ("27", "27.0"), ("$69$,$84$", "84, 69"), ("1,3,5", "5, 3, 1"),
              ("45", "45 \\text{ minutes}"), ("$(6,3),(9,3)$", "(9,3),(6,3)")]  # fmt: skip
     wrong = [("033", "330"), ("$69$,$84$", "69"), ("1,3,5", "1,3"), ("$(6,3),(9,3)$", "(3,6),(3,9)")]
@@ -83,17 +78,15 @@ def test_benchmark_style_references_match_model_style_answers(
 
 
 @needs_datasets
-@pytest.mark.parametrize(
-    ("name", "file", "count"),
-    [
-        ("mmlu_pro", "mmlu_pro/test.parquet", 12_032),
-        ("amc23", "amc23/test.jsonl", 40),
-        ("olympiadbench", "olympiadbench/test.jsonl", 675),
-        ("aime24", "aime24/test.jsonl", 30),
-        ("aime25", "aime25/test.jsonl", 30),
-        ("math500", "math500/test.jsonl", 500),
-    ],
-)
+@pytest.mark.parametrize(("name", "file", "count"), [
+    ("mmlu_pro", "mmlu_pro/test.parquet", 12_032), ("gsm8k", "gsm8k/train.jsonl", 7473),
+    ("math", "math_test5000/test.jsonl", 5000),
+    ("amc23", "amc23/test.jsonl", 40),
+    ("olympiadbench", "olympiadbench/test.jsonl", 675),
+    ("aime24", "aime24/test.jsonl", 30),
+    ("aime25", "aime25/test.jsonl", 30),
+    ("math500", "math500/test.jsonl", 500),
+])  # fmt: skip
 def test_real_benchmarks_have_their_published_number_of_problems(name: str, file: str, count: int) -> None:
     prompts = benchmark(name, DATASETS / file)
     assert len(prompts) == count == len({prompt.uid for prompt in prompts})

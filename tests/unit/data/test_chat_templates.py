@@ -58,9 +58,7 @@ def test_the_generation_prompt_ends_as_it_should(templated: tuple[str, PreTraine
 
 @pytest.mark.parametrize("trace", TRACES)
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["user", "system"])
-def test_think_is_opened_once_and_only_the_response_is_learned(
-    templated: tuple[str, PreTrainedTokenizerBase], messages: list[Message], trace: str
-) -> None:
+def test_think_is_opened_once_and_only_the_response_is_learned(templated, messages, trace):
     _, tokenizer = templated
     prompt_ids = render_prompts(tokenizer, [messages])[0]
     response_ids = encode_traces(tokenizer, [with_opened_thinking(trace)])[0]
@@ -88,16 +86,13 @@ def test_opening_twice_is_opening_once(text: str) -> None:
     assert with_opened_thinking(with_opened_thinking(text)) == with_opened_thinking(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "opener", "complete"),
-    [
-        ("<think>a</think>b", "", True),
-        ("<think>a", "", False),
-        ("\\boxed{1}", "", True),
-        ("\\boxed{1}", "<think>\n", False),
-        ("a</think>b", "<think>", True),
-        ("<think>a</think>b<think>c", "", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "opener", "complete"), [
+    ("<think>a</think>b", "", True),
+    ("<think>a", "", False),
+    ("\\boxed{1}", "", True),
+    ("\\boxed{1}", "<think>\n", False),
+    ("a</think>b", "<think>", True),
+    ("<think>a</think>b<think>c", "", False),
+])  # fmt: skip
 def test_reasoning_must_end_where_it_began(text: str, opener: str, complete: bool) -> None:
     assert is_complete(text, opener) is complete

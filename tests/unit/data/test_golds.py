@@ -32,11 +32,8 @@ def test_valid_references_are_correct_answers_to_themselves(grader: GraderPool) 
     assert (check.counts, check.findings) == ({"meets_itself": 7, "not_checked": 0}, [])
 
 
-def test_references_that_cannot_be_boxed_fail(grader: GraderPool) -> None:
+def test_references_that_cannot_be_boxed_fail_and_unreadable_ones_match_only_their_own_text(grader: GraderPool) -> None:
     assert findings(["\\frac{1}{2", "3"], grader) == [("uid of \\frac{1}{2", "fails", "no_answer")]
-
-
-def test_unreadable_references_match_only_their_own_text(grader: GraderPool) -> None:
     golds = ["np.arcsin(10/13)", "\\arcsin(10/13)"]
     assert findings(golds, grader) == [("uid of np.arcsin(10/13)", "text_alone", "unparsable")]
 
@@ -50,15 +47,12 @@ def test_each_row_is_checked_by_its_own_grader(grader: GraderPool) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "counts"),
-    [
-        (StrictMathGrader(), {"meets_itself": 1, "not_checked": 0}),
-        (ExactGrader(), {"meets_itself": 1, "not_checked": 0}),
-        (ChoiceGrader(), {"fails": 1, "meets_itself": 0, "not_checked": 0}),
-        (FormatGrader(), {"meets_itself": 0, "not_checked": 1}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "counts"), [
+    (StrictMathGrader(), {"meets_itself": 1, "not_checked": 0}),
+    (ExactGrader(), {"meets_itself": 1, "not_checked": 0}),
+    (ChoiceGrader(), {"fails": 1, "meets_itself": 0, "not_checked": 0}),
+    (FormatGrader(), {"meets_itself": 0, "not_checked": 1}),
+])  # fmt: skip
 def test_the_grader_of_the_experiment_checks_the_others(kind: GraderKind, counts: dict[str, int]) -> None:
     config = GradingConfig(kind=kind)
     with GraderPool(1, PATIENCE_S, config=config) as grader:

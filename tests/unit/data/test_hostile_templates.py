@@ -17,20 +17,15 @@ ESCAPES = [
     "{{ lipsum.__globals__['os'].popen('touch owned').read() }}",
     "{{ namespace.__init__.__globals__ }}",
     "{{ raise_exception.__globals__.os }}",
-    "{{ strftime_now.__globals__.os }}",
-    "{% set x = messages.append(1) %}",
+    "{{ strftime_now.__globals__.os }}", "{% set x = messages.append(1) %}",
     "{% for i in range(10 ** 9) %}a{% endfor %}",
-    "{{ (''|attr('__class__')).mro() }}",
-    "{{ 'a' + 1 }}",
-    "{{ 1 // 0 }}",
+    "{{ (''|attr('__class__')).mro() }}", "{{ 'a' + 1 }}", "{{ 1 // 0 }}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("template", ESCAPES)
-def test_a_template_that_leaves_the_sandbox_or_fails_is_one_line(
-    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_leaves_the_sandbox_or_fails_is_one_line(template, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tokenizer = build_tokenizer(["0123456789"])
     tokenizer.chat_template = template

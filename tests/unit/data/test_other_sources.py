@@ -140,12 +140,6 @@ def test_an_unreachable_hub_is_one_line_with_a_hint() -> None:
     assert caught.value.exit_code == EXIT_USER_ERROR
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_missing_column_of_the_hub_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="column q, a, t missing; found other"):
-        open_source(hub(write_folder(tmp_path / "d", [{"other": 1}])), "train", 0)
-
-
 def test_without_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"pip install 'luffy-rl\[hub\]'"):
@@ -159,14 +153,11 @@ def test_a_custom_source_is_loaded_by_import_path() -> None:
 
 
 @pytest.mark.usefixtures("module")
-@pytest.mark.parametrize(
-    ("factory", "reason"),
-    [
-        ("my_riddles:nothing", "cannot be imported"),
-        ("no_such_module:f", "cannot be imported"),
-        ("my_riddles:broken", "returned a object without kind, is_light, inputs, rows"),
-    ],
-)
+@pytest.mark.parametrize(("factory", "reason"), [
+    ("my_riddles:nothing", "cannot be imported"),
+    ("no_such_module:f", "cannot be imported"),
+    ("my_riddles:broken", "returned a object without kind, is_light, inputs, rows"),
+])  # fmt: skip
 def test_an_invalid_factory_is_refused(factory: str, reason: str) -> None:
     with pytest.raises(DataError, match=f"data.train.factory: {factory} {reason}"):
         open_source(CustomSource(kind="custom", factory=factory), "train", 0)

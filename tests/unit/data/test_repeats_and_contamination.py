@@ -1,11 +1,10 @@
 """Near duplicates, and benchmark problems in training data."""
 
-import os
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import DATASETS, needs_datasets
 
 from luffy.config.data import FieldsConfig, FileSource
 from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Hit, near_duplicate_clusters, signature, similarity, words
@@ -13,8 +12,6 @@ from luffy.data.schema import problem_text
 from luffy.types import Message, Prompt
 from tests.synthetic.loaded_source import load_source
 
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 LONG = "Let n be a positive integer such that the sum of its digits is 17 and the product of them is as large as can be"
 
 

@@ -1,13 +1,12 @@
 """What is let through, and the account of the rest."""
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from installed import DATASETS
 from patience import PATIENCE_S
 
 from luffy.config.grading import GradingConfig, JudgeGrader
@@ -19,7 +18,6 @@ from luffy.errors import LostError
 from luffy.grading.pool import GraderPool
 from luffy.types import Message, Outcome, Prompt, Trace
 
-DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 TRACES = DATASETS / "reasoning_traces" / "gsm8k_qwq32b.parquet"
 TOKENIZER = build_tokenizer(["0123456789 +=<>|eos\\boxed{}ntw"])
 RULES = Rules(max_prompt_tokens=12, max_trace_tokens=12)
@@ -64,11 +62,8 @@ def test_a_prompt_stays_with_its_good_traces(grader: GraderPool) -> None:
     assert [(trace.text, trace.verified) for trace in row.prompt.traces] == [(RIGHT, True)]
     assert (row.reason, row.prompt_tokens, row.trace_tokens) == (None, 3, (4,))
     assert [reason for _, reason in row.rejected_traces] == [
-        Rejection.TRACE_TOO_LONG,
-        Rejection.TRACE_WRONG,
-        Rejection.TRACE_NO_ANSWER,
-        Rejection.TRACE_INCOMPLETE,
-    ]
+        Rejection.TRACE_TOO_LONG, Rejection.TRACE_WRONG, Rejection.TRACE_NO_ANSWER, Rejection.TRACE_INCOMPLETE,
+    ]  # fmt: skip
 
 
 def test_a_prompt_that_loses_all_traces_is_dropped_and_one_that_had_none_stays(grader: GraderPool) -> None:

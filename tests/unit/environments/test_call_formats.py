@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic.sample_tools import every_type, nothing, text_or_number, weather
 
-from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, CallSyntax, ToolCall
+from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, ToolCall
 from luffy.environments.tool_functions import tool_of
 from luffy.errors import ConfigError
 from luffy.types import Message
@@ -71,55 +71,39 @@ def in_chatml(message):
     return f"<|im_start|>{message.role}\n{message.content}<|im_end|>\n"
 
 
-def test_hermes_instructions_are_what_qwens_template_writes_for_tools():
+def test_hermes_is_what_qwens_template_writes_for_tools_their_messages_and_calls():
     own = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
     system = Message("system", f"{own}\n\n{HERMES.instructions(WEATHER)}")
     assert in_chatml(system) == QWEN_SYSTEM_MESSAGE
-
-
-def test_hermes_results_are_what_qwens_template_writes_for_tool_messages():
     (message,) = HERMES.results(["20", "21"])
     assert in_chatml(message) == QWEN_ANSWERS
-
-
-def test_hermes_calls_are_written_as_qwens_template_writes_them():
     text = HERMES.render([ToolCall("weather", {"location": "Zürich", "unit": "celsius"})])
     assert text == (
         '<tool_call>\n{"name": "weather", "arguments": {"location": "Zürich", "unit": "celsius"}}\n</tool_call>'
     )
 
 
-def test_llama_instructions_are_what_its_template_writes_for_tools():
+def test_llama_instructions_are_what_its_template_writes_for_tools_and_results_messages_of_the_role_tool():
     assert LLAMA3.instructions({"nothing": TOOLS["nothing"]}) == LLAMA_SYSTEM_TEXT
-
-
-def test_llama_results_are_messages_of_the_role_tool():
     assert LLAMA3.results(["20", "21"]) == [Message("tool", "20"), Message("tool", "21")]
 
 
-def test_xml_is_one_element_per_argument():
-    text = "<weather><location>Rome</location><unit>celsius</unit></weather>"
-    assert XML.parse(text, TOOLS) == [ToolCall("weather", {"location": "Rome", "unit": "celsius"})]
+@pytest.mark.parametrize(("text", "name", "arguments"), [
+    ("<weather><location>Rome</location><unit>celsius</unit></weather>", "weather",
+     {"location": "Rome", "unit": "celsius"}),
+    # Numbers and lists are JSON, and text is as it is.
+    ("<every_type>\n<count> 3 </count><numbers>[1, 2]</numbers><text>3</text><flag>true</flag></every_type>",
+     "every_type", {"count": 3, "numbers": [1, 2], "text": "3", "flag": True}),
+    ("<weather><location>\nif a < b && c:\n    return '</weather>'\n</location></weather>", "weather",
+     {"location": "if a < b && c:\n    return '</weather>'"}),
+], ids=["an element per argument", "types", "code"])  # fmt: skip
+def test_xml_is_read_as_the_types_of_the_parameters(text, name, arguments):
+    assert XML.parse(text, TOOLS) == [ToolCall(name, arguments)]
 
 
-def test_xml_reads_numbers_and_lists_as_json_and_text_as_it_is():
-    text = "<every_type>\n<count> 3 </count><numbers>[1, 2]</numbers><text>3</text><flag>true</flag></every_type>"
-    (call,) = XML.parse(text, TOOLS)
-    assert call.arguments == {"count": 3, "numbers": [1, 2], "text": "3", "flag": True}
-
-
-def test_xml_keeps_code_with_signs_and_lines():
-    code = "\nif a < b && c:\n    return '</weather>'\n"
-    (call,) = XML.parse(f"<weather><location>{code}</location></weather>", TOOLS)
-    assert call.arguments == {"location": code.strip("\n")}
-
-
-def test_xml_refuses_parameters_that_it_cannot_tell_apart():
+def test_xml_refuses_parameters_that_it_cannot_tell_apart_and_names_that_are_no_tags():
     with pytest.raises(ConfigError, match="`value` may be text or integer, which calls: xml cannot tell apart"):
         XML.instructions({"text_or_number": tool_of(text_or_number).schema})
-
-
-def test_xml_refuses_names_that_are_no_tags():
     with pytest.raises(ConfigError, match="xml cannot write the name 'get-weather'"):
         XML.instructions({"get-weather": tool_of(weather, "get-weather").schema})
 
@@ -166,39 +150,33 @@ def test_llama_calls_may_follow_the_python_tag_and_each_other():
     assert LLAMA3.parse(f"<|python_tag|>{written}; {written}", TOOLS) == [CALL, CALL]
 
 
-@pytest.mark.parametrize(
-    ("name", "turn", "reason"),
-    [
-        ("hermes", "<tool_call>\n{'name': 1}\n</tool_call>", "it is not JSON: Expecting property name"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>', "NaN is no JSON"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1e999}}</tool_call>', "too large"),
-        ("hermes", f'<tool_call>{{"name": "weather", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
-        (
-            "hermes",
-            '<tool_call>{"name": "weather", "arguments": {"a": 1, "a": 2}}</tool_call>',
-            "an object has a key twice",
-        ),
-        ("hermes", f'<tool_call>{{"name": "weather", "arguments": {"[" * 10**5}', "nested too deep"),
-        ("hermes", '<tool_call>{"name": "weather"}</tool_call>', "with these two keys alone"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": "{}"}</tool_call>', "with these two keys alone"),
-        ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "with these two keys alone"),
-        ("hermes", '<tool_call>[{"name": "weather", "arguments": {}}]</tool_call>', "with these two keys alone"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {}}', "</tool_call> has to follow"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {}} yes</tool_call>', "</tool_call> has to follow"),
-        ("hermes", "<tool_call></tool_call>", "Expecting value"),
-        ("llama3", '{"name": "weather", "arguments": {}}', '"parameters": {...}} with these two keys alone'),
-        ("llama3", '{"name": "weather", "parameters": {"location": Rome}}', "it is not JSON: Expecting value"),
-        ("llama3", '<|python_tag|>weather.call(location="Rome")', "it is not JSON"),
-        ("llama3", '{"name": "weather", "parameters": {"a": {"name": "weather", "parameters": {}}}', "not JSON"),
-        ("xml", "<weather>Rome</weather>", "may hold nothing but closed elements"),
-        ("xml", "<weather><location>Rome</weather>", "may hold nothing but closed elements"),
-        ("xml", "<weather><location>Rome</location>", "may hold nothing but closed elements"),
-        ("xml", "<weather></location></weather>", "may hold nothing but closed elements"),
-        ("xml", "<weather><location>A</location><location>B</location></weather>", "the argument <location> twice"),
-        ("xml", "<every_type><count>three</count></every_type>", "<count> is not JSON: Expecting value"),
-        ("xml", "<every_type><count>3 4</count></every_type>", "<count> is not JSON: something follows it"),
-    ],
-)
+@pytest.mark.parametrize(("name", "turn", "reason"), [
+    ("hermes", "<tool_call>\n{'name': 1}\n</tool_call>", "it is not JSON: Expecting property name"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>', "NaN is no JSON"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1e999}}</tool_call>', "too large"),
+    ("hermes", f'<tool_call>{{"name": "weather", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1, "a": 2}}</tool_call>',
+     "an object has a key twice"),
+    ("hermes", f'<tool_call>{{"name": "weather", "arguments": {"[" * 10**5}', "nested too deep"),
+    ("hermes", '<tool_call>{"name": "weather"}</tool_call>', "with these two keys alone"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": "{}"}</tool_call>', "with these two keys alone"),
+    ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "with these two keys alone"),
+    ("hermes", '<tool_call>[{"name": "weather", "arguments": {}}]</tool_call>', "with these two keys alone"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {}}', "</tool_call> has to follow"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {}} yes</tool_call>', "</tool_call> has to follow"),
+    ("hermes", "<tool_call></tool_call>", "Expecting value"),
+    ("llama3", '{"name": "weather", "arguments": {}}', '"parameters": {...}} with these two keys alone'),
+    ("llama3", '{"name": "weather", "parameters": {"location": Rome}}', "it is not JSON: Expecting value"),
+    ("llama3", '<|python_tag|>weather.call(location="Rome")', "it is not JSON"),
+    ("llama3", '{"name": "weather", "parameters": {"a": {"name": "weather", "parameters": {}}}', "not JSON"),
+    ("xml", "<weather>Rome</weather>", "may hold nothing but closed elements"),
+    ("xml", "<weather><location>Rome</weather>", "may hold nothing but closed elements"),
+    ("xml", "<weather><location>Rome</location>", "may hold nothing but closed elements"),
+    ("xml", "<weather></location></weather>", "may hold nothing but closed elements"),
+    ("xml", "<weather><location>A</location><location>B</location></weather>", "the argument <location> twice"),
+    ("xml", "<every_type><count>three</count></every_type>", "<count> is not JSON: Expecting value"),
+    ("xml", "<every_type><count>3 4</count></every_type>", "<count> is not JSON: something follows it"),
+])  # fmt: skip
 def test_what_was_meant_as_a_call_is_a_named_failure(name, turn, reason):
     (found,) = CALL_FORMATS[name].parse(turn, TOOLS)
     assert isinstance(found, BrokenCall)
@@ -221,24 +199,19 @@ def test_a_call_that_an_unreadable_call_quotes_is_not_made(rest: str) -> None:
     assert isinstance(found, BrokenCall)
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        "<every_type>\nf('{quoted}')\n</every_type>",
-        "<every_type><text>f('{quoted}')",
-        "<every_type><count>three</count><text>{quoted}</text></every_type>",
-        "<every_type><text>a</text><text>{quoted}</text></every_type>",
-    ],
-)
+@pytest.mark.parametrize("broken", [
+    "<every_type>\nf('{quoted}')\n</every_type>",
+    "<every_type><text>f('{quoted}')",
+    "<every_type><count>three</count><text>{quoted}</text></every_type>",
+    "<every_type><text>a</text><text>{quoted}</text></every_type>",
+])  # fmt: skip
 def test_an_element_inside_an_unreadable_one_is_no_call(broken: str) -> None:
     (found,) = XML.parse(broken.format(quoted=XML.render([CALL])), TOOLS)
     assert isinstance(found, BrokenCall)
 
 
 @pytest.mark.parametrize(("syntax", "tag"), [(HERMES, "<tool_call>"), (XML, "<nothing>")])
-def test_a_tag_in_reasoning_that_the_prompt_opened_does_not_hide_the_call_after_it(
-    syntax: CallSyntax, tag: str
-) -> None:
+def test_a_tag_in_reasoning_that_the_prompt_opened_does_not_hide_the_call_after_it(syntax, tag):
     assert syntax.parse(f"I may write {tag} now.</think>\n{syntax.render([CALL])}", TOOLS) == [CALL]
 
 
@@ -251,9 +224,14 @@ def test_a_tool_cannot_end_its_own_result():
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
-def test_reading_stops_after_a_thousand_calls(name):
+def test_reading_stops_after_a_thousand_calls_those_of_reasoning_included(name):
+    """Each broken call may cost time in proportion to the turn: their number is bounded, whatever stands between."""
     syntax = CALL_FORMATS[name]
     assert len(syntax.parse(syntax.render([CALL] * 1500), TOOLS)) == 1000
+    late = ToolCall("nothing", {})
+    turn = f"{syntax.render([CALL])}</think>" * 1000 + syntax.render([late])
+    assert late not in syntax.parse(turn, TOOLS)
+    assert syntax.parse(f"{syntax.render([CALL] * 999)}</think>{syntax.render([CALL])}", TOOLS) == [CALL]
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(
@@ -301,13 +279,3 @@ def test_json_formats_read_what_they_write(calls):
 @given(st.lists(st.builds(ToolCall, st.just("every_type"), TYPED), max_size=3))
 def test_xml_reads_what_it_writes(calls):
     assert XML.parse(XML.render(calls), TOOLS) == calls
-
-
-@pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
-def test_the_thousand_calls_include_those_of_reasoning(name):
-    """Each broken call may cost time in proportion to the turn: their number is bounded, whatever stands between."""
-    syntax = CALL_FORMATS[name]
-    late = ToolCall("nothing", {})
-    turn = f"{syntax.render([CALL])}</think>" * 1000 + syntax.render([late])
-    assert late not in syntax.parse(turn, TOOLS)
-    assert syntax.parse(f"{syntax.render([CALL] * 999)}</think>{syntax.render([CALL])}", TOOLS) == [CALL]

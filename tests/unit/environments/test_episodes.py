@@ -55,8 +55,11 @@ class Scripted:
 
     def close(self) -> None: ...
 
+    def _turn(self, request: RolloutRequest) -> int:
+        return request.prefix_ids.count(self._stop)
+
     def _completion(self, request: RolloutRequest, limit: int) -> Completion:
-        ids = self._written[request.prefix_ids.count(self._stop)][:limit]
+        ids = self._written[self._turn(request)][:limit]
         reason = FinishReason.STOP if ids[-1] == self._stop else FinishReason.LENGTH
         return Completion(ids, (-0.5,) * len(ids), reason, (2,) * len(ids))
 
@@ -141,10 +144,8 @@ def test_each_turn_extends_the_ids_of_all_before_it(tokenizer: PreTrainedTokeniz
 class Thinking(Scripted):
     """Says its n-th turn in the n-th call."""
 
-    def _completion(self, request: RolloutRequest, limit: int) -> Completion:
-        ids = self._written[len(self.calls) - 1][:limit]
-        reason = FinishReason.STOP if ids[-1] == self._stop else FinishReason.LENGTH
-        return Completion(ids, (-0.5,) * len(ids), reason, (2,) * len(ids))
+    def _turn(self, request: RolloutRequest) -> int:
+        return len(self.calls) - 1
 
 
 FORGETFUL = (
@@ -167,9 +168,7 @@ PARAMS = SamplingParams(1.0, 400, ())
 THOUGHTS = ["<think>higher</think>turn 0", "<think>lower</think>turn 1", "<think>go</think>turn 2"]
 
 
-def test_turns_are_sampled_and_learned_under_what_the_template_makes_of_earlier_ones(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_turns_are_sampled_and_learned_under_what_the_template_makes_of_earlier_ones(tokenizer):
     episode, engine = _branching(tokenizer, THOUGHTS)
     row = Row(episode.prompt_ids).played(episode).trajectory(Grade(1.0, Outcome.CORRECT))
     branches = row.branches()
@@ -220,18 +219,13 @@ def test_turns_have_random_numbers_of_their_own(tokenizer: PreTrainedTokenizerBa
     assert len({*seeds}) == 3
 
 
-@pytest.mark.parametrize(
-    ("limits", "max_tokens", "reason"),
-    [
-        ({"max_turns": 2}, 200, FinishReason.TURNS),
-        ({"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
-        ({}, 1, FinishReason.LENGTH),
-        ({}, 8, FinishReason.LENGTH),  # room for the first turn, none for an answer
-    ],
-)
-def test_the_finish_reason_names_the_bound(
-    tokenizer: PreTrainedTokenizerBase, limits: dict[str, int], max_tokens: int, reason: FinishReason
-) -> None:
+@pytest.mark.parametrize(("limits", "max_tokens", "reason"), [
+    ({"max_turns": 2}, 200, FinishReason.TURNS),
+    ({"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
+    ({}, 1, FinishReason.LENGTH),
+    ({}, 8, FinishReason.LENGTH),  # room for the first turn, none for an answer
+])  # fmt: skip
+def test_the_finish_reason_names_the_bound(tokenizer, limits, max_tokens, reason):
     episode, _ = _play(tokenizer, Echo(9), ["turn 0"] * 9, max_tokens=max_tokens, **limits)
     assert episode.finish_reason is reason
     assert isinstance(episode.segments[-1], Completion)
@@ -273,9 +267,7 @@ def test_a_recorded_start_is_replayed_into_the_environment(tokenizer: PreTrained
 
 
 @pytest.mark.parametrize("history", ["exact", "branching"])
-def test_a_long_observation_is_the_same_cut_text_for_policy_measures_and_traces(
-    tokenizer: PreTrainedTokenizerBase, history: History
-) -> None:
+def test_a_long_observation_is_the_same_cut_text_for_policy_measures_and_traces(tokenizer, history):
     """A demonstration made from the episode holds the tokens that the policy saw, and no others."""
     turns, limits = ["turn 0 " * 40, "turn 1"], {"max_tokens": 2000, "max_observation_tokens": 20}
     episode, _ = _play(tokenizer, Echo(1), turns, history=history, **limits)
@@ -304,9 +296,7 @@ class Opening(Echo):
 
 @pytest.mark.parametrize("history", ["exact", "branching"])
 @pytest.mark.parametrize("max_tokens", range(20, 80, 6))
-def test_what_reset_adds_counts_towards_the_limit_of_the_response(
-    tokenizer: PreTrainedTokenizerBase, history: History, max_tokens: int
-) -> None:
+def test_what_reset_adds_counts_towards_the_limit_of_the_response(tokenizer, history, max_tokens):
     """An engine's context has room for the data's longest prompt and a whole response, and for nothing else."""
     encoder, turns = ConversationEncoder(tokenizer, history), ["turn 0", "turn 1", "turn 2"]
     bare = encoder.prompt(PROMPT)
@@ -419,25 +409,20 @@ class Answering(Echo):
         return self._found
 
 
-@pytest.mark.parametrize(
-    ("environment", "reason"),
-    [
-        (Answering(opening=None), "reset returned None, and has to return a list of messages"),
-        (Answering(answer="go on"), "respond returned 'go on', and has to return a list of messages"),
-        (Answering(answer={"role": "user", "content": "go on"}), "and has to return a list of messages"),
-        (Answering(answer=[]), "respond returned no message; None says that the episode is over"),
-        (Answering(answer=[7]), "respond returned 7 among its messages"),
-        (Answering(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
-        (Answering(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
-        (Answering(answer=[Message("assistant", "turn 1")]), "role assistant, which is the policy's own"),
-        (Answering(counts=[1.0]), "counts returned [1.0], and has to return numbers by name"),
-        (Answering(counts={"score": float("nan")}), "count score is nan, which is no finite number"),
-        (Answering(counts={"score": None}), "count score is None, which is no finite number"),
-    ],
-)
-def test_what_an_environment_may_not_return_ends_its_own_episode(
-    tokenizer: PreTrainedTokenizerBase, environment: Answering, reason: str
-) -> None:
+@pytest.mark.parametrize(("environment", "reason"), [
+    (Answering(opening=None), "reset returned None, and has to return a list of messages"),
+    (Answering(answer="go on"), "respond returned 'go on', and has to return a list of messages"),
+    (Answering(answer={"role": "user", "content": "go on"}), "and has to return a list of messages"),
+    (Answering(answer=[]), "respond returned no message; None says that the episode is over"),
+    (Answering(answer=[7]), "respond returned 7 among its messages"),
+    (Answering(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
+    (Answering(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
+    (Answering(answer=[Message("assistant", "turn 1")]), "role assistant, which is the policy's own"),
+    (Answering(counts=[1.0]), "counts returned [1.0], and has to return numbers by name"),
+    (Answering(counts={"score": float("nan")}), "count score is nan, which is no finite number"),
+    (Answering(counts={"score": None}), "count score is None, which is no finite number"),
+])  # fmt: skip
+def test_what_an_environment_may_not_return_ends_its_own_episode(tokenizer, environment, reason):
     (bad, good), _ = _play_all(tokenizer, [environment, Echo()], ["turn 0", "turn 1"])
     assert (bad.finish_reason, good.finish_reason) == (FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP)
     assert bad.fault.startswith("TypeError: ") and reason in bad.fault
@@ -479,12 +464,9 @@ class Refusing(Echo):
         raise DataError("the problem has no number")
 
 
-def test_what_the_user_has_to_mend_is_raised_at_once(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_what_the_user_has_to_mend_and_what_the_environment_has_lost_are_raised_at_once(tokenizer) -> None:
     with pytest.raises(DataError, match="has no number"):
         _play(tokenizer, Refusing(), ["turn 0"])
-
-
-def test_what_the_environment_has_lost_is_no_failure_of_its_episode(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(LostError, match="no answer"):
         _play(tokenizer, Failing(LostError("http://tool: no answer")), ["turn 0"])
 

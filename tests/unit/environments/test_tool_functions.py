@@ -13,14 +13,8 @@ from luffy.environments.tool_functions import BUILT_IN_TOOLS, WrongArguments, lo
 from luffy.errors import ConfigError
 
 EVERY_TYPE = {
-    "text": "a",
-    "count": 3,
-    "share": 0.5,
-    "flag": True,
-    "numbers": [1, 2],
-    "names": {"a": ["b"]},
-    "unit": "km",
-}
+    "text": "a", "count": 3, "share": 0.5, "flag": True, "numbers": [1, 2], "names": {"a": ["b"]}, "unit": "km",
+}  # fmt: skip
 
 
 def load(name):
@@ -37,12 +31,8 @@ def test_the_schema_is_the_one_that_chat_templates_are_given():
     tool = load("weather")
     properties = {
         "location": {"type": "string", "description": "City and country."},
-        "unit": {
-            "type": "string",
-            "enum": ["celsius", "fahrenheit"],
-            "description": "Unit of the temperature.",
-        },
-    }
+        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"], "description": "Unit of the temperature."},
+    }  # fmt: skip
     assert tool.schema == {
         "type": "function",
         "function": {
@@ -86,30 +76,12 @@ def test_arguments_become_what_the_annotations_say():
     assert type(load("every_type").read({**EVERY_TYPE, "share": 2})["share"]) is float
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("text", 3),
-        ("count", "3"),
-        ("count", 3.0),
-        ("count", True),
-        ("count", None),
-        ("share", "0.5"),
-        ("share", True),
-        ("flag", 1),
-        ("flag", "true"),
-        ("numbers", [1, "2"]),
-        ("numbers", {"a": 1}),
-        ("names", {"a": "b"}),
-        ("unit", "metres"),
-        ("unit", 1),
-        ("maybe", "none"),
-        ("level", 3),
-        ("level", "1"),
-        ("text", "\ud800"),
-        ("numbers", functools.reduce(lambda inner, _: [inner], range(300), [])),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("text", 3), ("count", "3"), ("count", 3.0), ("count", True), ("count", None), ("share", "0.5"), ("share", True),
+    ("flag", 1), ("flag", "true"), ("numbers", [1, "2"]), ("numbers", {"a": 1}), ("names", {"a": "b"}),
+    ("unit", "metres"), ("unit", 1), ("maybe", "none"), ("level", 3), ("level", "1"), ("text", "\ud800"),
+    ("numbers", functools.reduce(lambda inner, _: [inner], range(300), [])),
+])  # fmt: skip
 def test_a_value_of_another_type_is_refused_by_name(name, value):
     assert rejection("every_type", {**EVERY_TYPE, name: value}).startswith(f"`{name}`: ")
 
@@ -139,36 +111,28 @@ def test_a_decorated_function_keeps_its_parameters(name):
     assert load(name).read({"number": 2}) == {"number": 2}
 
 
-def test_an_asynchronous_function_is_known_as_one():
-    assert load("slow_echo").is_async
-    assert not load("echo").is_async
-
-
-def test_a_decorator_may_make_a_function_asynchronous():
+def test_an_asynchronous_function_is_known_as_one_also_if_a_decorator_made_it_so():
     @functools.wraps(sample_tools.echo)
     async def retried(*args, **kwargs):
         return sample_tools.echo(*args, **kwargs)
 
-    assert tool_of(retried).is_async
+    assert load("slow_echo").is_async and tool_of(retried).is_async
+    assert not load("echo").is_async
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("without_type", "`a` has no type"),
-        ("without_docstring", "no docstring"),
-        ("of_a_tuple", "tuple[int, int] is not supported; use str"),
-        ("with_rest", "`numbers` is variadic positional"),
-        ("with_wrong_default", "the default None is not of the annotated type"),
-        ("with_stale_docs", "describes `numbre`, which is no parameter"),
-        ("with_positional_state", "has to be keyword-only"),
-        ("of_a_missing_type", "name 'Missing' is not defined"),
-        ("in_steps", "is a generator"),
-        ("NUMBER", "is a int; a tool is a function"),
-        ("Unit", "a tool is a function"),
-        ("no_such_thing", "cannot be imported"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("without_type", "`a` has no type"), ("without_docstring", "no docstring"),
+    ("of_a_tuple", "tuple[int, int] is not supported; use str"),
+    ("with_rest", "`numbers` is variadic positional"),
+    ("with_wrong_default", "the default None is not of the annotated type"),
+    ("with_stale_docs", "describes `numbre`, which is no parameter"),
+    ("with_positional_state", "has to be keyword-only"),
+    ("of_a_missing_type", "name 'Missing' is not defined"),
+    ("in_steps", "is a generator"),
+    ("NUMBER", "is a int; a tool is a function"),
+    ("Unit", "a tool is a function"),
+    ("no_such_thing", "cannot be imported"),
+])  # fmt: skip
 def test_a_function_that_cannot_be_a_tool_is_refused_in_one_line(name, words):
     with pytest.raises(ConfigError) as caught:
         load(name)
@@ -177,29 +141,18 @@ def test_a_function_that_cannot_be_a_tool_is_refused_in_one_line(name, words):
     assert message.startswith(f"environment.tools: synthetic.sample_tools:{name}") or name == "no_such_thing"
 
 
-def test_a_module_that_fails_on_import_is_reported_with_its_exception(tmp_path, monkeypatch):
+def test_a_tool_is_imported_from_the_working_directory_and_a_module_that_fails_is_named(tmp_path, monkeypatch):
+    (tmp_path / "tools_of_this_directory.py").write_text('def add(a: int) -> int:\n    """Add."""\n    return a + 1\n')
     (tmp_path / "broken_tools_module.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
+    assert list(load_tools(["tools_of_this_directory:add"], "environment.tools")) == ["add"]
     with pytest.raises(ConfigError, match="broken_tools_module fails on import: ZeroDivisionError"):
         load_tools(["broken_tools_module:tool"], "environment.tools")
 
 
-def test_a_tool_is_imported_from_the_working_directory(tmp_path, monkeypatch):
-    (tmp_path / "tools_of_this_directory.py").write_text('def add(a: int) -> int:\n    """Add."""\n    return a + 1\n')
-    monkeypatch.chdir(tmp_path)
-    assert list(load_tools(["tools_of_this_directory:add"], "environment.tools")) == ["add"]
-
-
-def test_built_in_tools_are_loaded_by_name_and_others_are_listed():
+def test_built_in_tools_are_loaded_by_name_and_two_of_one_name_are_refused():
     assert list(load_tools(["calculator"], "environment.tools")) == list(BUILT_IN_TOOLS)
     with pytest.raises(ConfigError, match=r"no built-in tool 'calcluator'; there are: calculator; .*module:function"):
         load_tools(["calcluator"], "environment.tools")
-
-
-def test_two_tools_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="two tools are called echo"):
         load_tools(["synthetic.sample_tools:echo"] * 2, "environment.tools")
-
-
-def test_the_sample_tools_are_functions_of_this_process():
-    assert load("echo").function is sample_tools.echo

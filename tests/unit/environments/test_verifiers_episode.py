@@ -124,14 +124,11 @@ def test_a_prompt_of_another_source_is_refused() -> None:
         asyncio.run(environment.reset(Problem(data_source="gsm8k")))
 
 
-def test_weights_may_name_the_environments_functions() -> None:
+def test_weights_may_name_the_environments_functions_and_demonstrations_are_played_to_be_rewarded() -> None:
+    assert open_scored(configured("sums"))[1].needs_demonstrations
     open_scored(configured("sums", scoring={"weights": {"reward": 1.0, "length": -0.01}}))
     with pytest.raises(ConfigError, match="nothing measures lenght"):
         open_scored(configured("sums", scoring={"weights": {"lenght": 1.0}}))
-
-
-def test_demonstrations_are_played_since_only_an_episode_has_a_reward() -> None:
-    assert open_scored(configured("sums"))[1].needs_demonstrations
 
 
 class Written:
@@ -158,14 +155,11 @@ def whole_episode(which: str, text: str, **limits: int) -> Episode:
     return player.play([start], Written(encode_traces(tokenizer, [text])[0]), params)[0]
 
 
-@pytest.mark.parametrize(
-    ("limits", "reason", "turns"),
-    [
-        ({}, FinishReason.STOP, 3.0),
-        ({"max_turns": 2}, FinishReason.TURNS, 2.0),
-        ({"max_turn_tokens": 1}, FinishReason.TURN_LENGTH, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("limits", "reason", "turns"), [
+    ({}, FinishReason.STOP, 3.0),
+    ({"max_turns": 2}, FinishReason.TURNS, 2.0),
+    ({"max_turn_tokens": 1}, FinishReason.TURN_LENGTH, 1.0),
+])  # fmt: skip
 def test_an_episode_is_scored_whatever_ended_it(limits: dict[str, int], reason: FinishReason, turns: float) -> None:
     """The reward of this game is the number of the policy's turns, a turn that was cut included."""
     episode = whole_episode("game", "3 left", **limits)
@@ -184,18 +178,15 @@ def test_a_dead_process_ends_the_stage_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("measures", "outcome", "reward"),
-    [({"reward": 1.0}, Outcome.CORRECT, 1.0), ({"reward": 0.75}, Outcome.WRONG, 0.75), ({}, Outcome.CRASHED, 0.0)],
-)
-def test_the_environments_reward_is_the_grade(measures: dict[str, float], outcome: Outcome, reward: float) -> None:
-    (grade,) = steps(MeasureGrader(), GradeRequest("text", "gold", measures=measures))
+@pytest.mark.parametrize(("grader", "measures", "outcome", "reward"), [
+    (MeasureGrader(), {"reward": 1.0}, Outcome.CORRECT, 1.0),
+    (MeasureGrader(), {"reward": 0.75}, Outcome.WRONG, 0.75),
+    (MeasureGrader(), {}, Outcome.CRASHED, 0.0),
+    (MeasureGrader(name="found", correct_from=0.5), {"found": 0.5}, Outcome.CORRECT, 0.5),
+])  # fmt: skip
+def test_the_environments_reward_is_the_grade(grader, measures, outcome, reward):
+    (grade,) = steps(grader, GradeRequest("text", "gold", measures=measures))
     assert (grade.outcome, grade.reward) == (outcome, reward)
-
-
-def test_another_bound_is_a_setting_of_the_grader() -> None:
-    (grade,) = steps(MeasureGrader(name="found", correct_from=0.5), GradeRequest("", "", measures={"found": 0.5}))
-    assert grade.outcome is Outcome.CORRECT
 
 
 def test_where_the_package_is_installed_is_no_part_of_the_identity() -> None:

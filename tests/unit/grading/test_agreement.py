@@ -1,17 +1,15 @@
 """Agreement with labelled cases of other graders' test suites and labelled model outputs, where they are at hand.
 
-They are looked for in LUFFY_DATASETS, else beside the repository. Labels are policy, too: the floors are what the
+Labels are policy, too: the floors are what the
 policies of this grader reach (`test_verdicts.py`), class by class.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pyarrow.parquet as pq
 import pytest
-from patience import PATIENCE_S
+from installed import DATASETS
 
 from luffy.config.grading import ChoiceGrader, ExactGrader, GraderKind, MathGrader, StrictMathGrader
 from luffy.grading.choice import grade_choice
@@ -19,13 +17,9 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, Problem
 from luffy.types import Outcome
 
-_DATASETS = os.environ.get("LUFFY_DATASETS")
-DATASETS = Path(_DATASETS) if _DATASETS else Path(__file__).parents[3].parent / "shared" / "datasets"
 CASES = DATASETS / "grader_cases" / "cases.jsonl"
-OUTPUTS, QUESTIONS = (
-    DATASETS / "mmlu_pro_model_outputs" / "mathstral-7B.parquet",
-    DATASETS / "mmlu_pro" / "test.parquet",
-)
+OUTPUTS = DATASETS / "mmlu_pro_model_outputs" / "mathstral-7B.parquet"
+QUESTIONS = DATASETS / "mmlu_pro" / "test.parquet"
 needs_cases = pytest.mark.skipif(not CASES.is_file(), reason="needs the datasets: grader_cases")
 needs_outputs = pytest.mark.skipif(not OUTPUTS.is_file(), reason="needs the datasets: mmlu_pro_model_outputs")
 pytestmark = pytest.mark.slow
@@ -65,12 +59,6 @@ def response_of(case: Case) -> str:
     return f"\\boxed{{{text}}}" if is_pair(case) else text
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GraderPool]:
-    with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as shared:
-        yield shared
-
-
 def disagreements(pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], bool]) -> tuple[int, int, int]:
     """How many cases there are, how many wrong answers are accepted, how many right ones refused."""
     cases = [case for case in map(json.loads, CASES.read_text(encoding="utf-8").splitlines()) if wanted(case)]
@@ -83,23 +71,18 @@ def disagreements(pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], b
 
 
 @needs_cases
-@pytest.mark.parametrize(
-    ("kind", "wanted", "at_least", "accepted", "refused"),
-    [
-        (MATH, is_word_problem, 799, 0, 0),
-        (STRICT, is_word_problem, 799, 0, 0),
-        (ExactGrader(), is_word_problem, 799, 0, 2),
-        (MATH, is_pair, 84, 4, 7),
-        (STRICT, is_pair, 84, 3, 12),
-        (MATH, is_boxed, 60, 3, 6),
-        (STRICT, is_boxed, 60, 0, 16),
-        (PREFERRED, is_response, 260, 4, 24),
-        (ChoiceGrader(), is_choice, 125, 0, 2),
-    ],
-)
-def test_no_more_disagreements_than_known(
-    pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], bool], at_least: int, accepted: int, refused: int
-) -> None:
+@pytest.mark.parametrize(("kind", "wanted", "at_least", "accepted", "refused"), [
+    (MATH, is_word_problem, 799, 0, 0),
+    (STRICT, is_word_problem, 799, 0, 0),
+    (ExactGrader(), is_word_problem, 799, 0, 2),
+    (MATH, is_pair, 84, 4, 7),
+    (STRICT, is_pair, 84, 3, 12),
+    (MATH, is_boxed, 60, 3, 6),
+    (STRICT, is_boxed, 60, 0, 16),
+    (PREFERRED, is_response, 260, 4, 24),
+    (ChoiceGrader(), is_choice, 125, 0, 2),
+])  # fmt: skip
+def test_no_more_disagreements_than_known(pool, kind, wanted, at_least, accepted, refused):
     count, wrongly_accepted, wrongly_refused = disagreements(pool, kind, wanted)
     assert count >= at_least
     assert wrongly_accepted <= accepted

@@ -1,12 +1,10 @@
 """Classes of answers that are written in another way than their reference, each with its look-alikes."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import PATIENCE_S
 from synthetic.answer_pairs import BUILT_FOR, HELD_OUT, AnswerPair, answer_pairs
 
 from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
@@ -20,12 +18,6 @@ from luffy.types import Outcome
 PAIRS = answer_pairs(BUILT_FOR)
 SUBJECTS = sorted({pair.subject for pair in PAIRS})
 _KNOWN_MISSES = {r"n = 3, 4, 5, \ldots"}
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GraderPool]:
-    with GraderPool(2, PATIENCE_S) as shared:
-        yield shared
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -66,27 +58,21 @@ def test_math_strict_accepts_no_look_alikes(pool: GraderPool, name: str) -> None
     assert wrong == 0
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        ("7, 4", r"4 \text{ goats and } 7 \text{ helicopters}"),
-        ("16, 3", "w=3, d=16"),
-        (r"40 \text{ km/h}", r"40 \text{ m/s}"),
-        (r"3:30 \text{ p.m.}", r"3:30 \text{ a.m.}"),
-        ("3", r"3 \text{ dozen}"),
-        ("5", r"\text{at most } 5"),
-    ],
-)
-def test_different_names_units_and_words_distinguish_equal_numbers(gold: str, answer: str) -> None:
-    assert conflicting(answer, gold)
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [("5", r"\text{the least value is } 5"), ("13", "AM = 13"), ("16, 3", "w=16, d=3"), ("5", "5 cm")],
-)
-def test_names_and_units_on_one_side_only_do_not(gold: str, answer: str) -> None:
-    assert not conflicting(answer, gold)
+@pytest.mark.parametrize(("gold", "answer", "differ"), [
+    ("7, 4", r"4 \text{ goats and } 7 \text{ helicopters}", True),
+    ("16, 3", "w=3, d=16", True),
+    (r"40 \text{ km/h}", r"40 \text{ m/s}", True),
+    (r"3:30 \text{ p.m.}", r"3:30 \text{ a.m.}", True),
+    ("3", r"3 \text{ dozen}", True),
+    ("5", r"\text{at most } 5", True),
+    # On one side only they do not.
+    ("5", r"\text{the least value is } 5", False),
+    ("13", "AM = 13", False),
+    ("16, 3", "w=16, d=3", False),
+    ("5", "5 cm", False),
+])  # fmt: skip
+def test_different_names_units_and_words_distinguish_equal_numbers(gold: str, answer: str, differ: bool) -> None:
+    assert conflicting(answer, gold) is differ
 
 
 @settings(deadline=None, max_examples=60)

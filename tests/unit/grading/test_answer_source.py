@@ -1,11 +1,8 @@
 """The answer that is graded is the model's final one: never one of the prompt, never one of the reasoning."""
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import PATIENCE_S
 
 from luffy.config.grading import (
     AnyGrader,
@@ -23,25 +20,14 @@ from luffy.grading.request import Grade, GradeRequest, Problem, problem_of
 from luffy.types import Message, Outcome, Prompt
 
 KINDS: list[GraderKind] = [
-    MathGrader(),
-    MathGrader(boxed="preferred"),
-    StrictMathGrader(),
-    ExactGrader(boxed="required"),
-    ChoiceGrader(),
-    AnyGrader(of=(MathGrader(boxed="preferred"), ChoiceGrader())),
-    BothGrader(of=(MathGrader(), StrictMathGrader())),
+    MathGrader(), MathGrader(boxed="preferred"), StrictMathGrader(), ExactGrader(boxed="required"), ChoiceGrader(),
+    AnyGrader(of=(MathGrader(boxed="preferred"), ChoiceGrader())), BothGrader(of=(MathGrader(), StrictMathGrader())),
     WeightedGrader(parts=(WeightedPart(weight=1.0, grader=MathGrader()),)),
-]
+]  # fmt: skip
 OPTIONS = {"options": ["one", "two", "three", "four"]}
 WAYS = (r"\boxed{%s}", "the answer is %s", "ANSWER: %s", "<answer>%s</answer>", r"\boxed{\text{%s}}", "Answer: (%s)")
 _way = st.sampled_from(WAYS)
 _filler = st.text(alphabet="xyz ,.\n<>/{}\\$", max_size=30)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GraderPool]:
-    with GraderPool(1, PATIENCE_S) as shared:
-        yield shared
 
 
 def shown_problem(*messages: tuple[str, str]) -> Problem:
@@ -56,9 +42,7 @@ def grade(pool: GraderPool, kind: GraderKind, response: str, gold: str, question
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 @given(way=_way, before=_filler, between=_filler, opened=st.booleans(), gold=st.sampled_from("ABCD"))
 @settings(max_examples=60, deadline=None)
-def test_an_answer_in_the_reasoning_earns_nothing(
-    pool: GraderPool, kind: GraderKind, way: str, before: str, between: str, opened: bool, gold: str
-) -> None:
+def test_an_answer_in_the_reasoning_earns_nothing(pool, kind, way, before, between, opened, gold):
     thoughts = f"{before}{way % gold}{between}"
     closed = ("<think>" if opened else "") + thoughts + "</think>"
     for response in (closed, closed + "\nHm.", closed + closed, "<think>" + thoughts):
@@ -79,9 +63,7 @@ def test_the_reply_overrules_the_reasoning(pool: GraderPool, kind: GraderKind, w
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 @given(way=_way, filler=_filler, gold=st.sampled_from("ABCD"))
 @settings(max_examples=40, deadline=None)
-def test_an_answer_in_the_prompt_earns_nothing(
-    pool: GraderPool, kind: GraderKind, way: str, filler: str, gold: str
-) -> None:
+def test_an_answer_in_the_prompt_earns_nothing(pool, kind, way, filler, gold):
     question = f"Solve it. Example: {way % gold}. {filler} Now yours:"
     for response in (question, f"<think>hm</think>\n{question}\n", f"{question}{question}"):
         assert grade(pool, kind, response, gold, question).outcome is not Outcome.CORRECT

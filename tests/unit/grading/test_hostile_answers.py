@@ -25,7 +25,7 @@ from luffy.grading.worker import MEMORY_LIMIT_BYTES
 from luffy.types import Outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a minute or two on two free cores
-COUNT, ENDLESS, TIMEOUT_S = 20_000, 20, 3.0
+COUNT, ENDLESS, TIMEOUT_S = 20_000, 12, 2.0
 KINDS: tuple[GraderKind, ...] = (
     MathGrader(),
     MathGrader(),

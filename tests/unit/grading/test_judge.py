@@ -2,13 +2,13 @@
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from synthetic.endpoint import CHAT, Answer, Endpoint, Reply, completion
 
 from luffy.config.grading import (
     AnyGrader,
@@ -27,81 +27,32 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest, Problem, require_verdicts
 from luffy.types import Outcome
 
-Answer = Callable[["Endpoint", BaseHTTPRequestHandler, str], None]
-
-
-class Endpoint:
-    """A chat completion server that answers as the test says, and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.prompts: list[str] = []
-        self.keys: list[str | None] = []
-        self.answer: Answer = says("VERDICT: CORRECT")
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                assert self.path == "/v1/chat/completions"
-                endpoint.prompts.append(body["messages"][0]["content"])
-                endpoint.keys.append(self.headers["Authorization"])
-                endpoint.answer(endpoint, self, endpoint.prompts[-1])
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}/v1"
-
-
-def send(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
+DRIPS = Reply(drips=True)
+IS_CUT = completion("At first sight VERDICT: CORRECT, yet", "length")
 
 
 def says(*texts: str) -> Answer:
     """The texts one after the other, the last of them for ever."""
-
-    def answer(endpoint: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> None:
-        text = texts[min(len(endpoint.prompts), len(texts)) - 1]
-        send(handler, 200, json.dumps({"choices": [{"message": {"content": text}}]}).encode())
-
-    return answer
+    left = list(texts)
+    return lambda path, body: completion(left.pop(0) if len(left) > 1 else left[0])
 
 
-def is_cut(endpoint: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> None:
-    choice = {"message": {"content": "At first sight VERDICT: CORRECT, yet"}, "finish_reason": "length"}
-    send(handler, 200, json.dumps({"choices": [choice]}).encode())
+def always(reply: Reply) -> Answer:
+    return lambda path, body: reply
 
 
 def fails(status: int) -> Answer:
-    return lambda endpoint, handler, prompt: send(handler, status, b"out of order")
+    return always(Reply(status, b"out of order"))
 
 
-def drips(endpoint: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    try:
-        while True:  # until the judge goes away
-            handler.wfile.write(b" ")
-            time.sleep(0.1)
-    except OSError:
-        pass
+def prompts(endpoint: Endpoint) -> list[str]:
+    return [body["messages"][0]["content"] for _, body in endpoint.asked]
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    started = Endpoint()
-    yield started
-    started.server.shutdown()
-    started.server.server_close()
+    with closing(Endpoint(says("VERDICT: CORRECT"), (CHAT,))) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)
@@ -110,23 +61,20 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judge(endpoint: Endpoint, response: str, cache: Path | None = None, **settings: object) -> Grade:
-    kind = JudgeGrader.model_validate({"url": endpoint.url, "model": "m", "timeout_s": PATIENCE_S, **settings})
+    kind = JudgeGrader.model_validate({"url": f"{endpoint.url}/v1", "model": "m", "timeout_s": PATIENCE_S, **settings})
     with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind), cache) as pool:
         return pool.grade([GradeRequest(response, "four", Problem("2 + 2?"))])[0]
 
 
-@pytest.mark.parametrize(
-    ("reply", "outcome"),
-    [
-        ("Same thing.\nVERDICT: CORRECT", Outcome.CORRECT),
-        ("VERDICT: INCORRECT", Outcome.WRONG),
-        ("VERDICT: CORRECT? No.\nVERDICT: **INCORRECT**", Outcome.WRONG),
-        ("verdict: correct", Outcome.CORRECT),
-        ("<think>VERDICT: CORRECT?</think>VERDICT: INCORRECT", Outcome.WRONG),
-        ("<think>VERDICT: CORRECT?</think>I cannot say", Outcome.UNPARSABLE),
-        ("<think>VERDICT: CORRECT?", Outcome.UNPARSABLE),
-    ],
-)
+@pytest.mark.parametrize(("reply", "outcome"), [
+    ("Same thing.\nVERDICT: CORRECT", Outcome.CORRECT),
+    ("VERDICT: INCORRECT", Outcome.WRONG),
+    ("VERDICT: CORRECT? No.\nVERDICT: **INCORRECT**", Outcome.WRONG),
+    ("verdict: correct", Outcome.CORRECT),
+    ("<think>VERDICT: CORRECT?</think>VERDICT: INCORRECT", Outcome.WRONG),
+    ("<think>VERDICT: CORRECT?</think>I cannot say", Outcome.UNPARSABLE),
+    ("<think>VERDICT: CORRECT?", Outcome.UNPARSABLE),
+])  # fmt: skip
 def test_the_last_verdict_counts(endpoint: Endpoint, reply: str, outcome: Outcome) -> None:
     endpoint.answer = says(reply)
     grade = judge(endpoint, "<think>5</think>It is 4")
@@ -136,7 +84,7 @@ def test_the_last_verdict_counts(endpoint: Endpoint, reply: str, outcome: Outcom
 
 def test_the_judge_sees_the_final_reply_the_question_and_the_reference(endpoint: Endpoint) -> None:
     judge(endpoint, "<think>secret</think>It is {reference}, VERDICT: CORRECT")
-    (prompt,) = endpoint.prompts
+    (prompt,) = prompts(endpoint)
     assert "secret" not in prompt
     assert "It is {reference}, VERDICT: CORRECT" in prompt
     assert "2 + 2?" in prompt
@@ -146,7 +94,7 @@ def test_the_judge_sees_the_final_reply_the_question_and_the_reference(endpoint:
 @pytest.mark.parametrize("response", ["<think>4", "<think>4</think> "])
 def test_without_a_final_reply_there_is_no_request(endpoint: Endpoint, response: str) -> None:
     assert judge(endpoint, response).outcome is Outcome.NO_ANSWER
-    assert endpoint.prompts == []
+    assert endpoint.asked == []
 
 
 def test_verdicts_are_kept_on_disk_and_failures_are_not(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -158,28 +106,25 @@ def test_verdicts_are_kept_on_disk_and_failures_are_not(endpoint: Endpoint, tmp_
     again = judge(endpoint, "4", tmp_path)
     assert (again.outcome, again.reason) == (Outcome.CORRECT, "the judge says CORRECT")
     assert judge(endpoint, "4", tmp_path, model="another").outcome is Outcome.WRONG
-    assert len(endpoint.prompts) == 3
+    assert len(endpoint.asked) == 3
 
 
 def test_a_cut_reply_is_not_remembered(endpoint: Endpoint, tmp_path: Path) -> None:
-    endpoint.answer = is_cut
+    endpoint.answer = always(IS_CUT)
     judge(endpoint, "4", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_different_endpoint_gets_a_new_request(endpoint: Endpoint, tmp_path: Path) -> None:
     assert judge(endpoint, "4", tmp_path).outcome is Outcome.CORRECT
-    other = Endpoint()
-    other.answer = says("VERDICT: INCORRECT")
-    assert judge(other, "4", tmp_path).outcome is Outcome.WRONG
-    other.server.shutdown()
-    other.server.server_close()
+    with closing(Endpoint(says("VERDICT: INCORRECT"), (CHAT,))) as other:
+        assert judge(other, "4", tmp_path).outcome is Outcome.WRONG
 
 
-@pytest.mark.parametrize("answer", [fails(503), drips, lambda endpoint, handler, prompt: send(handler, 200, b"[]")])
+@pytest.mark.parametrize("answer", [fails(503), always(DRIPS), always(Reply(body=b"[]"))])
 def test_an_unreachable_judge_leaves_the_answer_unjudged(endpoint: Endpoint, answer: Answer) -> None:
     endpoint.answer = answer
-    alone = JudgeGrader(url=endpoint.url, model="m", timeout_s=0.3, retries=0)
+    alone = JudgeGrader(url=f"{endpoint.url}/v1", model="m", timeout_s=0.3, retries=0)
     combined = BothGrader(of=(MathGrader(), alone))
     with GraderPool(1, PATIENCE_S) as pool:
         grades = [pool.grade_one(r"\boxed{4}", "4", kind=kind) for kind in (alone, combined)]
@@ -196,25 +141,20 @@ def weighted(*parts: GraderKind) -> WeightedGrader:
     return WeightedGrader(parts=tuple(WeightedPart(weight=0.5, grader=part) for part in parts))
 
 
-@pytest.mark.parametrize(
-    ("kind", "math", "is_unjudged"),
-    [
-        (AnyGrader(of=(MATH, JUDGE)), Outcome.WRONG, True),
-        (AnyGrader(of=(MATH, JUDGE)), Outcome.CORRECT, False),
-        (AnyGrader(of=(BothGrader(of=(MATH, MATH)), JUDGE)), Outcome.NO_ANSWER, True),
-        (BothGrader(of=(MATH, JUDGE)), Outcome.CORRECT, True),
-        (BothGrader(of=(MATH, JUDGE)), Outcome.WRONG, False),
-        (AnyGrader(of=(JUDGE, MATH)), Outcome.CORRECT, False),
-        (BothGrader(of=(JUDGE, MATH)), Outcome.WRONG, False),
-        (weighted(MATH, JUDGE), Outcome.CORRECT, True),
-        (weighted(MATH, JUDGE), Outcome.WRONG, True),
-        (AnyGrader(of=(weighted(MATH, JUDGE), MATH)), Outcome.WRONG, True),
-        (weighted(MATH, BothGrader(of=(MATH, JUDGE))), Outcome.WRONG, False),
-    ],
-)
-def test_a_combination_that_a_missing_verdict_could_decide_has_none(
-    kind: GraderKind, math: Outcome, is_unjudged: bool
-) -> None:
+@pytest.mark.parametrize(("kind", "math", "is_unjudged"), [
+    (AnyGrader(of=(MATH, JUDGE)), Outcome.WRONG, True),
+    (AnyGrader(of=(MATH, JUDGE)), Outcome.CORRECT, False),
+    (AnyGrader(of=(BothGrader(of=(MATH, MATH)), JUDGE)), Outcome.NO_ANSWER, True),
+    (BothGrader(of=(MATH, JUDGE)), Outcome.CORRECT, True),
+    (BothGrader(of=(MATH, JUDGE)), Outcome.WRONG, False),
+    (AnyGrader(of=(JUDGE, MATH)), Outcome.CORRECT, False),
+    (BothGrader(of=(JUDGE, MATH)), Outcome.WRONG, False),
+    (weighted(MATH, JUDGE), Outcome.CORRECT, True),
+    (weighted(MATH, JUDGE), Outcome.WRONG, True),
+    (AnyGrader(of=(weighted(MATH, JUDGE), MATH)), Outcome.WRONG, True),
+    (weighted(MATH, BothGrader(of=(MATH, JUDGE))), Outcome.WRONG, False),
+])  # fmt: skip
+def test_a_combination_that_a_missing_verdict_could_decide_has_none(kind, math, is_unjudged):
     missing = Grade(Outcome.CRASHED, "4", "judge: no connection", is_unjudged=True)
     found = [missing if isinstance(leaf, JudgeGrader) else Grade(math, "4", "by math") for leaf in leaves(kind)]
     grade = conclude(kind, iter(found))
@@ -229,7 +169,7 @@ def test_a_verdict_and_another_graders_crash_are_not_unjudged(endpoint: Endpoint
 
     found = [judged(reply) for reply in ("VERDICT: CORRECT", "VERDICT: INCORRECT", "hm")]
     raises = CustomGrader(function="json:loads_of_this", version=1)
-    kind = BothGrader(of=(JudgeGrader(url=endpoint.url, model="m"), raises))
+    kind = BothGrader(of=(JudgeGrader(url=f"{endpoint.url}/v1", model="m"), raises))
     parts = (found[0], Grade(Outcome.CRASHED, None, "json:loads_of_this raised ValueError: judge: x"))
     found.append(conclude(kind, iter(parts)))
     assert found[3].outcome is Outcome.CRASHED
@@ -244,36 +184,21 @@ def test_a_damaged_cache_entry_is_requested_again(endpoint: Endpoint, tmp_path: 
     assert json.loads(file.read_text()) == {"verdict": "CORRECT"}
 
 
-@pytest.mark.parametrize(
-    ("answer", "outcome", "reason"),
-    [
-        (says("I cannot say"), Outcome.UNPARSABLE, "judge: the reply holds no verdict"),
-        (is_cut, Outcome.UNPARSABLE, "judge: the reply is cut at max_tokens"),
-        (fails(503), Outcome.CRASHED, "judge: the endpoint answers 503 Service Unavailable: out of order"),
-        (
-            lambda endpoint, handler, prompt: send(handler, 200, b"[]"),
-            Outcome.CRASHED,
-            "judge: the reply is no chat completion",
-        ),
-        (
-            lambda endpoint, handler, prompt: send(handler, 200, b"[" * 200_000),
-            Outcome.CRASHED,
-            "judge: the reply is no chat completion",
-        ),
-        (
-            lambda endpoint, handler, prompt: send(handler, 200, b" " * (2 << 20)),
-            Outcome.CRASHED,
-            "judge: {url}: the response is longer than 1048576 bytes",
-        ),
-    ],
-)
-def test_failures_are_retried_up_to_the_limit_and_named(
-    endpoint: Endpoint, answer: Answer, outcome: Outcome, reason: str
-) -> None:
+@pytest.mark.parametrize(("answer", "outcome", "reason"), [
+    (says("I cannot say"), Outcome.UNPARSABLE, "judge: the reply holds no verdict"),
+    (always(IS_CUT), Outcome.UNPARSABLE, "judge: the reply is cut at max_tokens"),
+    (fails(503), Outcome.CRASHED, "judge: the endpoint answers 503 Service Unavailable: out of order"),
+    (always(Reply(body=b"[]")), Outcome.CRASHED,
+     "judge: the reply is no chat completion"),
+    (always(Reply(body=b"[" * 200_000)), Outcome.CRASHED,
+     "judge: the reply is no chat completion"),
+    (always(Reply(body=b" " * (2 << 20))), Outcome.CRASHED, "judge: {url}: the response is longer than 1048576 bytes"),
+])  # fmt: skip
+def test_failures_are_retried_up_to_the_limit_and_named(endpoint, answer, outcome, reason):
     endpoint.answer = answer
     grade = judge(endpoint, "4", retries=2)
-    assert (grade.outcome, grade.reason) == (outcome, reason.replace("{url}", endpoint.url))
-    assert len(endpoint.prompts) == 3
+    assert (grade.outcome, grade.reason) == (outcome, reason.replace("{url}", f"{endpoint.url}/v1"))
+    assert len(endpoint.asked) == 3
 
 
 def test_a_second_attempt_may_succeed(endpoint: Endpoint) -> None:
@@ -282,20 +207,15 @@ def test_a_second_attempt_may_succeed(endpoint: Endpoint) -> None:
 
 
 def test_a_judge_that_wants_to_be_left_alone_for_a_day_is(endpoint: Endpoint) -> None:
-    def limited(own: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> None:
-        handler.send_response(429)
-        handler.send_header("Retry-After", "100000")
-        handler.end_headers()
-
-    endpoint.answer = limited
+    endpoint.answer = always(Reply(429, b"", {"Retry-After": "100000"}))
     grade = judge(endpoint, "4", retries=3)
-    assert len(endpoint.prompts) == 1
+    assert len(endpoint.asked) == 1
     with pytest.raises(LostError, match=r"have no verdict \(judge: .* 429 .*\(Retry-After: 100000\)\); kept"):
         require_verdicts([grade], "answers", "kept")
 
 
 def test_a_reply_that_only_drips_is_timed_out(endpoint: Endpoint) -> None:
-    endpoint.answer = drips
+    endpoint.answer = always(DRIPS)
     assert judge(endpoint, "4", timeout_s=0.5, retries=1).outcome is Outcome.TIMED_OUT
 
 
@@ -311,33 +231,33 @@ def test_a_refusal_is_the_users_mistake(endpoint: Endpoint) -> None:
     endpoint.answer = fails(401)
     with pytest.raises(ConfigError, match="401 Unauthorized: out of order; check url, model and api_key_variable"):
         judge(endpoint, "4")
-    assert len(endpoint.prompts) == 1
+    assert len(endpoint.asked) == 1
 
 
 def test_the_key_comes_from_its_variable(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="JUDGE_KEY is not set"):
         judge(endpoint, "4", api_key_variable="JUDGE_KEY")
     monkeypatch.setenv("JUDGE_KEY", "abc")
-    judge(endpoint, "4", api_key_variable="JUDGE_KEY")
-    assert endpoint.keys == ["Bearer abc"]
+    endpoint.key = "abc"
+    assert judge(endpoint, "4", api_key_variable="JUDGE_KEY").outcome is Outcome.CORRECT
 
 
 def test_requests_run_concurrently(endpoint: Endpoint) -> None:
-    def slowly(own: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> None:
+    def slowly(path: str, body: dict) -> Reply:
         all_asked.wait(PATIENCE_S)
-        says("VERDICT: CORRECT")(own, handler, prompt)
+        return completion("VERDICT: CORRECT")
 
     all_asked = threading.Barrier(8)
     endpoint.answer = slowly
-    kind = JudgeGrader(url=endpoint.url, model="m")
+    kind = JudgeGrader(url=f"{endpoint.url}/v1", model="m")
     with GraderPool(1, PATIENCE_S) as pool:
         grades = pool.grade([GradeRequest(str(n), "four", kind=kind) for n in range(8)])
     assert {grade.outcome for grade in grades} == {Outcome.CORRECT}
 
 
 def test_closing_the_pool_ends_a_queued_request(endpoint: Endpoint) -> None:
-    endpoint.answer = drips
-    kind = JudgeGrader(url=endpoint.url, model="m", parallel=1, timeout_s=2.0, retries=0)
+    endpoint.answer = always(DRIPS)
+    kind = JudgeGrader(url=f"{endpoint.url}/v1", model="m", parallel=1, timeout_s=2.0, retries=0)
     pool = GraderPool(1, PATIENCE_S)
     threading.Timer(0.5, pool.close).start()
     with pytest.raises(LuffyError, match="closed"):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,49 +35,17 @@ def test_the_server_of_the_workers_loads_neither_the_configuration_nor_http() ->
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GraderPool]:
-    with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as shared:
-        yield shared
-
-
 def grade_one(pool: GraderPool, response: str, truth: str) -> Grade:
     return pool.grade([GradeRequest(response, truth)])[0]
 
 
-@pytest.mark.parametrize(
-    ("response", "truth", "outcome"),
-    [
-        (r"\boxed{\frac12}", "0.5", Outcome.CORRECT),
-        (r"\boxed{\sqrt{8}}", r"$2\sqrt{2}$", Outcome.CORRECT),
-        (r"\boxed{x+1}", "1+x", Outcome.CORRECT),
-        (r"\boxed{x+2}", "1+x", Outcome.WRONG),
-        (r"\boxed{}", "1", Outcome.NO_ANSWER),
-        (r"<think>\boxed{1}", "1", Outcome.NO_ANSWER),
-        (r"\boxed{\frac{}{}}", "7x", Outcome.UNPARSABLE),
-        (r"\boxed{52}", "52", Outcome.CORRECT),
-        (r"\boxed{57}", "52", Outcome.WRONG),
-    ],
-)
-def test_outcomes(pool: GraderPool, response: str, truth: str, outcome: Outcome) -> None:
-    grade = grade_one(pool, response, truth)
-    assert grade.outcome is outcome
-    assert grade.reward == (1.0 if outcome is Outcome.CORRECT else 0.0)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "{" * 2000 + "1" + "}" * 2000,
-        "(" * 1500 + "1" + ")" * 1500,
-        "\\frac{" * 500,
-        "\ud800 5",
-        "5\x00",
-        "__import__('os').system('exit')",
-        "\u202e123",
-        "9" * 4000 + "x",
-    ],
-)
+@pytest.mark.parametrize("answer", [
+    "{" * 2000 + "1" + "}" * 2000,
+    "(" * 1500 + "1" + ")" * 1500,
+    "\\frac{" * 500,
+    "\ud800 5", "5\x00", "__import__('os').system('exit')", "\u202e123",
+    "9" * 4000 + "x",
+])  # fmt: skip
 def test_nasty_answers_are_never_correct_and_never_break_the_pool(pool: GraderPool, answer: str) -> None:
     assert grade_one(pool, f"\\boxed{{{answer}}}", "x+1").outcome is not Outcome.CORRECT
     assert grade_one(pool, r"\boxed{1+x}", "x + 1").outcome is Outcome.CORRECT
@@ -89,12 +56,6 @@ def test_a_million_characters_are_graded_at_once(pool: GraderPool) -> None:
     grades = pool.grade([GradeRequest("word " * 200_000 + f"\\boxed{{{n}}}", "52") for n in (52, 53)])
     assert [grade.outcome for grade in grades] == [Outcome.CORRECT, Outcome.WRONG]
     assert time.process_time() - started < 5
-
-
-def test_exact_answers_start_no_process() -> None:
-    with GraderPool(num_workers=2, timeout_s=1.0) as pool:
-        pool.grade([GradeRequest(rf"\boxed{{{n}}}", "42") for n in range(100)])
-        assert pool.worker_pids() == []
 
 
 def test_a_hanging_verification_times_out_and_the_others_are_graded() -> None:
@@ -126,9 +87,7 @@ def kill_the_grading_worker(pool: GraderPool, killed: set[int]) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced(caplog):
     with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
         crashing = thread.submit(grade_one, pool, HANGS, "3")
         killed: set[int] = set()
@@ -139,15 +98,6 @@ def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced
         assert grade_one(pool, r"\boxed{x+2}", "2+x").outcome is Outcome.CORRECT
         assert len(killed) == 2
         assert not killed & set(pool.worker_pids())
-
-
-def test_a_worker_killed_from_outside_changes_no_verdict() -> None:
-    with GraderPool(num_workers=1, timeout_s=PATIENCE_S, memo_size=0) as pool:
-        assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
-        os.kill(pool.worker_pids()[0], signal.SIGKILL)
-        assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
-        os.kill(pool.worker_pids()[0], signal.SIGKILL)
-        assert grade_one(pool, r"\boxed{x+3}", "1+x").outcome is Outcome.WRONG
 
 
 def kill_the_server_of(pool: GraderPool) -> None:
@@ -197,9 +147,7 @@ def test_a_server_that_is_killed_again_and_again_ends_the_stage_as_a_lost_proces
         assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
 
 
-def test_a_server_that_is_killed_while_it_loads_is_a_lost_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_server_that_is_killed_while_it_loads_is_a_lost_process(monkeypatch, tmp_path):
     killed = tmp_path / "python"
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o755)

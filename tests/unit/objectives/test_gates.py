@@ -81,12 +81,9 @@ def _by_hand(terms: Sequence[TermConfig], term: TermConfig, rows: Sequence[Row],
 
 _ACCURACY = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 _ROW = st.builds(
-    lambda length, guided, correct, accuracy: Row(length, min(guided, length), correct, accuracy),
-    st.integers(0, 4),
-    st.sampled_from([0, 0, 1, 2, 9]),
-    st.booleans(),
-    _ACCURACY,
-)
+    lambda length, guided, correct, accuracy: Row(length, min(guided, length), correct, accuracy), st.integers(0, 4),
+    st.sampled_from([0, 0, 1, 2, 9]), st.booleans(), _ACCURACY,
+)  # fmt: skip
 _GATE = st.one_of(
     st.none(),
     st.builds(GateConfig, outcome=st.sampled_from(["correct", "wrong"])),
@@ -122,61 +119,23 @@ def test_weights_are_those_counted_by_hand(terms: list[TermConfig], rows: list[R
 # ---- gates ----
 
 ROWS = (
-    Row(2, correct=True, accuracy=0.5),
-    Row(1, accuracy=0.5),
-    Row(4, accuracy=0.0),
-    demonstration(3, accuracy=0.5),
+    Row(2, correct=True, accuracy=0.5), Row(1, accuracy=0.5), Row(4, accuracy=0.0), demonstration(3, accuracy=0.5),
     demonstration(3, accuracy=0.0),
-)
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("gate", "passing"),
-    [
-        (GateConfig(group_accuracy_above=0.0), {0, 1, 3}),
-        (GateConfig(group_accuracy_above=0.5), set()),
-        (GateConfig(group_accuracy_at_most=0.0), {2, 4}),
-        (GateConfig(group_accuracy_at_most=0.5), {0, 1, 2, 3, 4}),
-        (GateConfig(outcome="correct"), {0}),
-        (GateConfig(outcome="wrong"), {1, 2, 3, 4}),
-        (GateConfig(outcome="wrong", group_accuracy_above=0.25), {1, 3}),
-    ],
-    ids=lambda value: value.formula() if isinstance(value, GateConfig) else "",
-)
+@pytest.mark.parametrize(("gate", "passing"), [
+    (GateConfig(group_accuracy_above=0.0), {0, 1, 3}),
+    (GateConfig(group_accuracy_above=0.5), set()),
+    (GateConfig(group_accuracy_at_most=0.0), {2, 4}),
+    (GateConfig(group_accuracy_at_most=0.5), {0, 1, 2, 3, 4}),
+    (GateConfig(outcome="correct"), {0}),
+    (GateConfig(outcome="wrong"), {1, 2, 3, 4}),
+    (GateConfig(outcome="wrong", group_accuracy_above=0.25), {1, 3}),
+], ids=lambda value: value.formula() if isinstance(value, GateConfig) else "")  # fmt: skip
 def test_rows_that_a_gate_lets_through(gate: GateConfig, passing: set[int]) -> None:
     (weight_BT,) = _weights([_term("gated", "response", SURROGATE, gate)], ROWS)
     assert {b for b in range(len(ROWS)) if weight_BT[b].any()} == passing
-
-
-ABOVE, BELOW = GateConfig(group_accuracy_above=0.0), GateConfig(group_accuracy_at_most=0.0)
-
-
-def test_hpt_learns_from_rollouts_or_from_the_demonstration() -> None:
-    """arXiv 2509.04419: L = 1[P > 0] L_RL + 1[P <= 0] L_SFT, by prompt."""
-    rl, sft = _weights([_term("rl", "on_policy", SURROGATE, ABOVE), _term("sft", "off_policy", NLL, BELOW)], ROWS)
-    assert [bool(row.any()) for row in rl] == [True, True, False, False, False]
-    assert [bool(row.any()) for row in sft] == [False, False, False, False, True]
-
-
-def test_denominator_after_the_gate_counts_what_it_lets_through() -> None:
-    (weight_BT,) = _weights([_term("rl", "on_policy", SURROGATE, ABOVE)], ROWS)
-    assert weight_BT[0, 0] == pytest.approx(1 / 3)
-    assert weight_BT.sum() == pytest.approx(1.0)
-
-
-def test_denominator_before_the_gate_counts_what_it_shuts_out() -> None:
-    (weight_BT,) = _weights([_term("rl", "on_policy", SURROGATE, ABOVE, before_gate=True)], ROWS)
-    assert weight_BT[0, 0] == pytest.approx(1 / 7)
-    assert weight_BT.sum() == pytest.approx(3 / 7)
-
-
-@pytest.mark.parametrize(("before_gate", "counted"), [(False, 3 + 6), (True, 7 + 6)])
-def test_joint_population_with_a_gate_on_one_term(before_gate: bool, counted: int) -> None:
-    joint = {"population": "joint", "before_gate": before_gate}
-    terms = [_term("on", "on_policy", SURROGATE, ABOVE, **joint), _term("off", "off_policy", SHAPED, **joint)]
-    on_BT, off_BT = _weights(terms, ROWS)
-    assert on_BT[0, 0] == pytest.approx(1 / counted)
-    assert off_BT[3, 0] == pytest.approx(1 / counted)
 
 
 @pytest.mark.parametrize("mode", ["token", "sequence", "constant"])

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from reference import formulas
 from reference.token_cases import Tokens, evaluate_term, sequences, term, tokens
 
-from luffy.config.terms import (
-    ImportanceCorrection,
-    NegativeLogLikelihoodLoss,
-    SequenceSurrogateLoss,
-    SurrogateLoss,
-    TermConfig,
-)
+from luffy.config.terms import ImportanceCorrection, NegativeLogLikelihoodLoss, SequenceSurrogateLoss, SurrogateLoss
 
 LOG = math.log
 SURROGATE = SurrogateLoss(kind="surrogate")
@@ -43,17 +37,14 @@ def test_importance_correction(level: str, kind: str, low: float, high: float, c
     np.testing.assert_allclose(gradient, np.concatenate([g for _, g in expected]), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("level", "kind", "low", "high", "expected"),
-    [
-        ("token", "truncate", 0.0, 2.0, [2.0, 0.5, 1.0]),
-        ("token", "mask", 0.4, 2.0, [0.0, 0.5, 1.0]),
-        ("token", "mask", 0.6, 5.0, [4.0, 0.0, 1.0]),
-        ("sequence", "truncate", 0.0, 3.0, [2.0, 2.0, 2.0]),  # 4 x 0.5 x 1
-        ("sequence", "truncate", 0.0, 1.5, [1.5, 1.5, 1.5]),
-        ("sequence", "mask", 0.0, 1.5, [0.0, 0.0, 0.0]),
-    ],
-)
+@pytest.mark.parametrize(("level", "kind", "low", "high", "expected"), [
+    ("token", "truncate", 0.0, 2.0, [2.0, 0.5, 1.0]),
+    ("token", "mask", 0.4, 2.0, [0.0, 0.5, 1.0]),
+    ("token", "mask", 0.6, 5.0, [4.0, 0.0, 1.0]),
+    ("sequence", "truncate", 0.0, 3.0, [2.0, 2.0, 2.0]),  # 4 x 0.5 x 1
+    ("sequence", "truncate", 0.0, 1.5, [1.5, 1.5, 1.5]),
+    ("sequence", "mask", 0.0, 1.5, [0.0, 0.0, 0.0]),
+])  # fmt: skip
 def test_correction_by_hand(level: str, kind: str, low: float, high: float, expected: list[float]) -> None:
     old = [LOG(0.4), LOG(0.2), LOG(0.3)]
     case = tokens(old, mu=[LOG(0.1), LOG(0.4), NAN], advantage=1.0)  # w = 4, 0.5, unknown
@@ -102,9 +93,7 @@ SEQUENCE_WIDE = {
 
 @pytest.mark.parametrize("config", SEQUENCE_WIDE.values(), ids=SEQUENCE_WIDE.keys())
 @given(cases=st.lists(sequences(one_advantage=True), min_size=1, max_size=3), data=st.data())
-def test_tokens_that_the_term_does_not_select_do_not_enter_what_is_taken_over_a_sequence(
-    config: TermConfig, cases: list[Tokens], data: st.DataObject
-) -> None:
+def test_tokens_that_the_term_does_not_select_do_not_enter_what_is_taken_over_a_sequence(config, cases, data):
     """A term over a part of each sequence is the term over sequences of that part alone."""
     chosen = [data.draw(st.lists(st.booleans(), min_size=len(case), max_size=len(case))) for case in cases]
     assume(all(any(part) for part in chosen))

@@ -20,27 +20,24 @@ def _curve(value: object, total: int = 11) -> list[float]:
     return [value_at(parsed, step, total) for step in range(1, total + 1)]
 
 
-def test_a_plain_number_is_constant() -> None:
-    assert _curve(0.3) == [0.3] * 11
+QUARTER = 0.5 * (1 - math.cos(math.pi / 4))  # 0.1464
 
 
-def test_linear_runs_from_the_first_step_to_the_last() -> None:
-    assert _curve(LINEAR) == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
-
-
-def test_linear_holds_its_end_after_its_share() -> None:
-    assert _curve(LINEAR | {"over": 0.5}) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-
-
-def test_linear_in_levels_takes_equal_steps() -> None:
-    stairs = _curve(LINEAR | {"levels": 3}, total=7)
-    assert stairs == pytest.approx([1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0])
-
-
-def test_a_level_begins_with_the_first_step_of_its_window() -> None:
-    """A tenth of 80 % of 25 moves is two of them."""
-    curve = _curve(LINEAR | {"over": 0.8, "levels": 10}, total=26)
-    assert curve == pytest.approx([1 - min(move // 2, 9) / 9 for move in range(26)])
+@pytest.mark.parametrize(("value", "expected"), [
+    (0.3, [0.3] * 11),
+    (LINEAR, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]),
+    (LINEAR | {"over": 0.5}, [1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+    (LINEAR | {"levels": 3}, [1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0]),
+    # A level begins with the first step of its window: a tenth of 80 % of 25 moves is two of them.
+    (LINEAR | {"over": 0.8, "levels": 10}, [1 - min(move // 2, 9) / 9 for move in range(26)]),
+    (COSINE, [0.95, 0.95 - 0.9 * QUARTER, 0.5, 0.05 + 0.9 * QUARTER, 0.05]),
+    (COSINE | {"over": 0.5}, [0.95, 0.95 - 0.9 * QUARTER, 0.5, 0.05 + 0.9 * QUARTER, *[0.05] * 5]),
+    # Steps of a tenth: 0, peak at 0.2, half-way at 0.4, end from 0.6.
+    (CHORD, [0.0, 0.45, 0.9, 0.9 - 0.8 * QUARTER, 0.5, 0.1 + 0.8 * QUARTER, *[0.1] * 5]),
+    *((value, [value["start"]]) for value in (LINEAR, LINEAR | {"levels": 4}, COSINE, CHORD)),
+], ids=lambda value: str(value)[:60])  # fmt: skip
+def test_values_by_hand(value: object, expected: list[float]) -> None:
+    assert _curve(value, total=len(expected)) == pytest.approx(expected)
 
 
 def test_luffys_linear_max_is_ten_windows_from_the_maximum_to_a_tenth_of_it() -> None:
@@ -49,29 +46,6 @@ def test_luffys_linear_max_is_ten_windows_from_the_maximum_to_a_tenth_of_it() ->
     windows = [curve[100 * i + 50] for i in range(10)]
     assert windows == pytest.approx([0.8 * (10 - i) / 10 for i in range(10)])
     assert all(len(set(curve[100 * i + 1 : 100 * i + 99])) == 1 for i in range(10))
-
-
-def test_cosine_by_hand() -> None:
-    curve = _curve(COSINE, total=5)
-    quarter = 0.5 * (1 - math.cos(math.pi / 4))  # 0.1464
-    assert curve == pytest.approx([0.95, 0.95 - 0.9 * quarter, 0.5, 0.05 + 0.9 * quarter, 0.05])
-
-
-def test_cosine_holds_its_end_after_its_share() -> None:
-    assert _curve(COSINE | {"over": 0.5}, total=9) == pytest.approx(_curve(COSINE, total=5) + [0.05] * 4)
-
-
-def test_warmup_cosine_by_hand() -> None:
-    curve = _curve(CHORD)  # steps of a tenth: 0, peak at 0.2, half-way at 0.4, end from 0.6
-    quarter = 0.5 * (1 - math.cos(math.pi / 4))
-    assert curve[:3] == pytest.approx([0.0, 0.45, 0.9])
-    assert curve[3:6] == pytest.approx([0.9 - 0.8 * quarter, 0.5, 0.1 + 0.8 * quarter])
-    assert curve[6:] == pytest.approx([0.1] * 5)
-
-
-@pytest.mark.parametrize("value", [LINEAR, LINEAR | {"levels": 4}, COSINE, CHORD], ids=str)
-def test_a_stage_of_one_step_has_the_value_of_the_start(value: dict[str, object]) -> None:
-    assert _curve(value, total=1) == [value["start"]]
 
 
 @pytest.mark.parametrize("value", [LINEAR, LINEAR | {"levels": 4}, COSINE | {"over": 0.3}, CHORD], ids=str)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from patience import PATIENCE_S
 from pydantic import ValidationError
+from synthetic.trajectories import row_of
 
 from luffy.config.group import AnchorConfig, GroupConfig
 from luffy.grading.pool import GraderPool
@@ -13,7 +14,7 @@ from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.trace_starts import Anchors, AnchorSearch, piece_ends
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.tracking.rollout_metrics import anchor_metrics, rollout_metrics
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Source
 
 RIGHT, WRONG, STOP, LINE = 1, 2, 3, 4
 SIZE = 4
@@ -24,24 +25,19 @@ TRACE = (20, LINE, 21, LINE, 22, LINE, 23, LINE, RIGHT, STOP)
 # ---- where a trace is cut ----
 
 
-@pytest.mark.parametrize(
-    ("texts", "pieces", "ends"),
-    [
-        (["a", "\n", "b", "\n", "c", "<e>"], 10, (2, 4)),
-        (["a", "\n", "b", "\n", "c", "\n", "<e>"], 10, (2, 4)),  # nothing but the stop token after the last line
-        (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 2, (2,)),
-        (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 3, (1, 3)),
-        (["so", " it", " is", " 7", "<e>"], 10, (1, 2, 3)),
-        (["so ", "it ", "is", "<e>"], 10, (1, 2)),
-        (["a", "b", "c", "<e>"], 10, (1, 2)),  # no word is seen in the single tokens
-        (["7", "<e>"], 10, ()),
-        (["<e>"], 10, ()),
-        ([], 10, ()),
-    ],
-)
-def test_a_trace_is_cut_after_its_lines_else_words_else_tokens_and_never_before_its_stop_token(
-    texts: list[str], pieces: int, ends: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize(("texts", "pieces", "ends"), [
+    (["a", "\n", "b", "\n", "c", "<e>"], 10, (2, 4)),
+    (["a", "\n", "b", "\n", "c", "\n", "<e>"], 10, (2, 4)),  # nothing but the stop token after the last line
+    (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 2, (2,)),
+    (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 3, (1, 3)),
+    (["so", " it", " is", " 7", "<e>"], 10, (1, 2, 3)),
+    (["so ", "it ", "is", "<e>"], 10, (1, 2)),
+    (["a", "b", "c", "<e>"], 10, (1, 2)),  # no word is seen in the single tokens
+    (["7", "<e>"], 10, ()),
+    (["<e>"], 10, ()),
+    ([], 10, ()),
+])  # fmt: skip
+def test_a_trace_is_cut_after_its_lines_else_words_else_tokens_and_never_before_its_stop_token(texts, pieces, ends):
     assert piece_ends(texts, pieces) == ends
 
 
@@ -57,11 +53,6 @@ def test_pieces_have_as_equal_numbers_of_lines_as_they_can(num_lines: int, piece
 # ---- how the search goes ----
 
 
-def row(correct: bool, source: Source = Source.ON_POLICY) -> Trajectory:
-    outcome = Outcome.CORRECT if correct else Outcome.WRONG
-    return Trajectory((5,), (6,), (source,), (-0.5,), (0,), float(correct), outcome, FinishReason.STOP)
-
-
 def searched(successes: dict[int, float], num_pieces: int = 10, **bounds: float) -> tuple[list[int], Group]:
     """The numbers of pieces tried, and the group, where `successes` gives the share of correct rows for each number."""
     search = AnchorSearch(AnchorConfig(**bounds), Demonstration("", TRACE, None), range(1, num_pieces))
@@ -70,8 +61,8 @@ def searched(successes: dict[int, float], num_pieces: int = 10, **bounds: float)
         assert search.num_given == count
         tried.append(count)
         correct = round(SIZE * successes[count])
-        search.observe([row(place < correct) for place in range(SIZE)])
-    return tried, search.group(Group("p", tuple(row(False) for _ in range(SIZE))))
+        search.observe([row_of(place < correct) for place in range(SIZE)])
+    return tried, search.group(Group("p", tuple(row_of(False) for _ in range(SIZE))))
 
 
 def rising(first: int) -> dict[int, float]:
@@ -229,17 +220,14 @@ def test_a_start_ends_before_a_stop_text() -> None:
 HINT = {"levels": (0.5,), "keep": "all", "learn": "hinted"}
 
 
-@pytest.mark.parametrize(
-    ("group", "words"),
-    [
-        ({"anchor": {"success_at_least": 0.8, "success_at_most": 0.2}}, "must not be above"),
-        ({"anchor": {"accuracy_at_most": 0.5}}, "must be below success_at_least"),
-        ({"anchor": {"success_at_least": 0.3, "success_at_most": 0.4}}, "no number of correct rows among size 4"),
-        ({"anchor": {}, "off_policy": 1}, "anchor and off_policy both use traces"),
-        ({"anchor": {}, "hint": HINT}, "anchor and hint both use traces"),
-        ({"anchor": {"pieces": 1}}, "greater than or equal to 2"),
-    ],
-)
+@pytest.mark.parametrize(("group", "words"), [
+    ({"anchor": {"success_at_least": 0.8, "success_at_most": 0.2}}, "must not be above"),
+    ({"anchor": {"accuracy_at_most": 0.5}}, "must be below success_at_least"),
+    ({"anchor": {"success_at_least": 0.3, "success_at_most": 0.4}}, "no number of correct rows among size 4"),
+    ({"anchor": {}, "off_policy": 1}, "anchor and off_policy both use traces"),
+    ({"anchor": {}, "hint": HINT}, "anchor and hint both use traces"),
+    ({"anchor": {"pieces": 1}}, "greater than or equal to 2"),
+])  # fmt: skip
 def test_bad_settings_are_refused(group: dict[str, object], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         GroupConfig.model_validate({"size": 4, "off_policy": 0} | group)

@@ -1,17 +1,15 @@
 """Groups: rollouts first, then guided rows, then a replayed row; all but the last are graded. And which are kept."""
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
-from reference.gradient_case import tiny_model
+from synthetic.trajectories import row_of
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring
@@ -28,7 +26,6 @@ from luffy.grading.request import Grade, Problem
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, with_group_measures
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
-from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.batching import one_shard
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Trajectory
 
@@ -116,15 +113,12 @@ def test_seeds_differ_between_samples_and_steps_and_repeat_for_the_same_step() -
     assert not set(seeds) & {request.seed for request in later.requests}
 
 
-def test_a_prompt_that_comes_twice_in_a_step_is_sampled_anew() -> None:
-    engine, _ = _collect([_task("a", "7"), _task("a", "7")])
-    assert len({request.seed for request in engine.requests}) == 8
-
-
-def test_a_prompt_of_an_earlier_round_of_the_step_is_sampled_anew() -> None:
+def test_a_prompt_that_comes_again_in_a_step_or_in_a_later_round_of_it_is_sampled_anew() -> None:
     one_round, _ = _collect([_task("a", "7"), _task("b", "7"), _task("a", "7")])
+    seeds = [request.seed for request in one_round.requests]
+    assert len({*seeds}) == 12
     second, _ = _collect([_task("a", "7")], earlier=["a", "b"])
-    assert [request.seed for request in second.requests] == [request.seed for request in one_round.requests[8:]]
+    assert [request.seed for request in second.requests] == seeds[8:]
 
 
 FALLING = {"kind": "linear", "start": 1.0, "end": 0.0}
@@ -185,17 +179,12 @@ def test_a_prompt_without_a_trace_has_rollouts_in_place_of_hybrid_rows() -> None
     assert len(group.rollouts) == 4
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        ((WRONG,) * 4, [Outcome.WRONG] * 3 + ["trace"]),
-        ((WRONG, RIGHT, WRONG, RIGHT), [Outcome.WRONG, Outcome.CORRECT, Outcome.CORRECT, "trace"]),
-        ((RIGHT, RIGHT, WRONG, RIGHT), [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG, Outcome.CORRECT]),
-    ],
-)
-def test_traces_take_the_place_of_the_last_wrong_rollouts_where_the_policy_fails(
-    script: Sequence[int], expected: list
-) -> None:
+@pytest.mark.parametrize(("script", "expected"), [
+    ((WRONG,) * 4, [Outcome.WRONG] * 3 + ["trace"]),
+    ((WRONG, RIGHT, WRONG, RIGHT), [Outcome.WRONG, Outcome.CORRECT, Outcome.CORRECT, "trace"]),
+    ((RIGHT, RIGHT, WRONG, RIGHT), [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG, Outcome.CORRECT]),
+])  # fmt: skip
+def test_traces_take_the_place_of_the_last_wrong_rollouts_where_the_policy_fails(script, expected):
     engine, (group,) = _collect([_task("a", "7", r"\boxed{7}")], script=script, off_policy_when_accuracy_at_most=0.5)
     assert len(engine.requests) == 4
     found = ["trace" if row.is_off_policy else row.outcome for row in group.trajectories]
@@ -353,9 +342,7 @@ class OneCrashes(Asking):
         return None
 
 
-def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(tokenizer):
     """With a penalty in the reward, its reward of 0 would have been the best one of the wrong rows."""
     task, _ = _conversation_task(tokenizer)
     OneCrashes.episodes = itertools.count()
@@ -370,9 +357,7 @@ def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(
 
 
 @pytest.mark.parametrize("group", [{"off_policy": 1}, {"off_policy": 1, "off_policy_when_accuracy_at_most": 0.0}])
-def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(
-    tokenizer: PreTrainedTokenizerBase, group: dict[str, object]
-) -> None:
+def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(tokenizer, group):
     """The fallback plays a single trace, whose failure is one of nine and not one of one."""
     task, _ = _conversation_task(tokenizer)
     scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
@@ -394,9 +379,7 @@ class CrashesOnTheTrace(Asking):
         return await super().respond(conversation)
 
 
-def test_a_demonstration_whose_replay_fails_has_no_reward_and_leaves_its_group(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_a_demonstration_whose_replay_fails_has_no_reward_and_leaves_its_group(tokenizer):
     task, trace = _conversation_task(tokenizer)
     scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
     group = _episodes(task, tokenizer, scorer, CrashesOnTheTrace, EpisodeLimits(max_failed_share=0.25))
@@ -448,9 +431,7 @@ def test_a_measure_of_the_group_compares_rollouts_and_demonstration(tokenizer: P
 
 
 @pytest.mark.parametrize(("function", "error"), [("breaks_for_groups", "ValueError"), ("forgets_one", "TypeError")])
-def test_a_failing_measure_of_the_group_is_no_silent_zero(
-    tokenizer: PreTrainedTokenizerBase, function: str, error: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_measure_of_the_group_is_no_silent_zero(tokenizer, function, error, caplog):
     task, _ = _conversation_task(tokenizer)
     scoring = EpisodeScoring(group_measures={"bad": f"synthetic.episode_measures:{function}"})
     with pytest.raises(EnvironmentFault, match="failed in 4 of 4 episodes"):
@@ -520,86 +501,29 @@ REFILL = DynamicSampling(kind="dynamic_sampling", max_rounds=3)
 
 
 def _rewarded(uid: str, *rewards: float, trace: float | None = None) -> Group:
-    rows = [(reward, Source.ON_POLICY) for reward in rewards] + ([] if trace is None else [(trace, Source.OFF_POLICY)])
-    return Group(
-        uid,
-        tuple(
-            Trajectory((1,), (2,), (source,), (0.0,), (0,), reward, Outcome.WRONG, FinishReason.STOP)
-            for reward, source in rows
-        ),
-    )
+    traces = () if trace is None else (row_of(trace, source=Source.OFF_POLICY),)
+    return Group(uid, (*map(row_of, rewards), *traces))
 
 
 SILENT, SPEAKING = _rewarded("silent", 0.0, 0.0), _rewarded("speaking", 0.0, 1.0)
 GUIDED = _rewarded("guided", 0.0, 0.0, trace=1.0)
 
 
-def test_silent_groups_leave_only_where_that_is_asked_for() -> None:
+def test_silent_groups_leave_only_where_that_is_asked_for_and_a_right_trace_beside_wrong_rollouts_is_a_signal() -> None:
     groups = [SILENT, SPEAKING, _rewarded("solved", 1.0, 1.0)]
     assert kept_groups(groups, None, wanted=1) == groups
     assert kept_groups(groups, DROP, wanted=1) == [SPEAKING]
     assert kept_groups([SILENT], DROP, wanted=1) == []
-
-
-def test_a_right_trace_beside_wrong_rollouts_is_a_signal() -> None:
     assert kept_groups([GUIDED, _rewarded("no use", 1.0, trace=1.0)], DROP, wanted=2) == [GUIDED]
 
 
-def test_refill_keeps_the_first_wanted_and_asks_for_more_until_it_has_them_or_its_rounds_are_over() -> None:
+def test_refill_alone_asks_for_more_until_it_has_the_wanted_or_its_rounds_are_over() -> None:
     assert kept_groups([SPEAKING, SILENT, GUIDED, SPEAKING], REFILL, wanted=2) == [SPEAKING, GUIDED]
-    assert needs_more([SPEAKING, SILENT], REFILL, wanted=2, rounds_done=1)
-    assert not needs_more([SPEAKING, SILENT, GUIDED], REFILL, wanted=2, rounds_done=2)
     assert not needs_more([SILENT, SILENT], REFILL, wanted=2, rounds_done=3)
-
-
-def test_nothing_else_rolls_out_more() -> None:
-    assert not needs_more([SILENT], DROP, wanted=2, rounds_done=1)
-    assert not needs_more([SILENT], None, wanted=2, rounds_done=1)
+    assert not any(needs_more([SILENT], other, wanted=2, rounds_done=1) for other in (DROP, None))
 
 
 @given(st.lists(st.sampled_from([SILENT, SPEAKING, GUIDED]), max_size=8), st.integers(1, 4))
 def test_refill_stops_exactly_when_it_has_what_it_wanted(groups: list[Group], wanted: int) -> None:
     complete = len(kept_groups(groups, REFILL, wanted)) == wanted
     assert needs_more(groups, REFILL, wanted, rounds_done=1) is not complete
-
-
-LIMIT = 16
-PREFIX = {"length": {"kind": "uniform", "low": 0.1, "high": 0.9}}
-
-
-def _hybrid_groups(batch_size: int) -> list[Group]:
-    trace = Demonstration("", tuple(5 + i % 11 for i in range(12)), tuple(-0.01 * i for i in range(12)))
-    tasks = [RolloutTask(f"p{i}", tuple(range(1, 3 + i)), "7", (trace,)) for i in range(4)]
-    config = GroupConfig.model_validate({"size": 4, "off_policy": 2, "prefix": PREFIX})
-    params = SamplingParams(1.0, LIMIT, stop_token_ids=(4,))
-    with GraderPool(1, PATIENCE_S) as grader:
-        collector = GroupCollector(grader, lambda ids: "", params, config, seed=3, total_steps=10)
-        return collector.collect(TransformersEngine(tiny_model().eval(), batch_size, weight_version=5), tasks, step=2)
-
-
-@torch.no_grad()
-def _logp(row: Trajectory) -> torch.Tensor:
-    """Of every response token under the model, by one forward pass over prompt and response."""
-    ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
-    logp_TV = tiny_model().eval()(input_ids=ids, use_cache=False).logits[0].double().log_softmax(-1)
-    start = len(row.prompt_ids)
-    return logp_TV[start - 1 : -1].gather(-1, ids[0, start:, None]).squeeze(-1)
-
-
-def test_the_continuation_has_the_policy_s_log_probabilities_and_the_prefix_its_author_s() -> None:
-    hybrid = [row for group in _hybrid_groups(64) for row in group.trajectories if row.is_off_policy]
-    assert len(hybrid) == 8
-    for row in hybrid:
-        given = row.source.count(Source.OFF_POLICY)
-        assert row.source == (Source.OFF_POLICY,) * given + (Source.ON_POLICY,) * (len(row.response_ids) - given)
-        assert row.logp_behavior[:given] == tuple(-0.01 * i for i in range(given))
-        assert row.logp_behavior[given:] == pytest.approx(_logp(row)[given:].tolist(), abs=1e-5)
-        assert row.weight_version == (-1,) * given + (5,) * (len(row.response_ids) - given)
-        assert given < len(row.response_ids) <= LIMIT
-
-
-def test_hybrid_rows_do_not_depend_on_the_batch_they_are_made_in() -> None:
-    together, alone = _hybrid_groups(64), _hybrid_groups(1)
-    for left, right in zip(together, alone, strict=True):
-        assert [row.response_ids for row in left.trajectories] == [row.response_ids for row in right.trajectories]
-        assert all(not math.isnan(logp) for row in left.trajectories for logp in row.logp_behavior)

@@ -21,13 +21,13 @@ import torch
 from patience import PATIENCE_S
 from reference.row_batches import tokens_of
 from reference.taught_presets import teacher_overrides
+from synthetic.settings import rl_settings
 
-from luffy.config import available_presets, load_experiment
+from luffy.config import available_presets
 from luffy.config.group import DynamicSampling
 from luffy.config.settings import RLSettings
 from luffy.grading.pool import GraderPool
 from luffy.objectives.losses import token_loss
-from luffy.pipeline.graph import build_graph
 from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
@@ -47,10 +47,7 @@ BARE_LOGP, HINTED_LOGP = -0.5, -0.25
 PROMPTS, STEPS = 12, 4
 UPDATES, RANKS = (1, 2, 4), (1, 2)
 CUTS = tuple(itertools.product(UPDATES, RANKS))
-SMALL = {
-    "relift": ("objective.interleaved_sft.buffer_size=3",),
-    "exgrpo": ("objective.replay.start_accuracy=0.05",),
-}
+SMALL = {"relift": ("objective.interleaved_sft.buffer_size=3",), "exgrpo": ("objective.replay.start_accuracy=0.05",)}
 KINDS: dict[str, Callable[[Group], bool]] = {
     "replayed": lambda group: group.is_replayed,
     "prefixed": has_prefix_row,
@@ -118,9 +115,7 @@ def _settings(method: str, *more: str, steps: int = STEPS) -> RLSettings:
         "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={steps}", *SMALL.get(method, ()),
         *teacher_overrides(method), *more,
     ]  # fmt: skip
-    nodes = build_graph(load_experiment(ROOT / "exp_configs/smoke.yaml", overrides))
-    (settings,) = (node.settings for node in nodes if isinstance(node.settings, RLSettings))
-    return settings
+    return rl_settings(*overrides)
 
 
 Sent = list[tuple[Callable[..., Any], list[Shard]]]
@@ -266,9 +261,7 @@ def test_updates_differ_by_at_most_one_group_of_each_kind(method: str, run: Call
 
 
 @CASES
-def test_every_row_is_in_one_update_and_the_same_one_on_any_number_of_ranks(
-    method: str, run: Callable[[str], Run]
-) -> None:
+def test_every_row_is_in_one_update_and_the_same_one_on_any_number_of_ranks(method, run):
     for step, num_updates in itertools.product(run(method).steps, UPDATES):
         alone, shared = (step.updates(num_updates, num_ranks) for num_ranks in RANKS)
         rows = [row for group in step.kept for row in group.trajectories]
@@ -330,9 +323,7 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
 
 @pytest.mark.parametrize("method", ["luffy", "dapo", "exgrpo", "prefix_rft", "relift"])
 @pytest.mark.parametrize("failing", [0.2, 0.9])
-def test_rows_whose_environment_failed_are_in_no_update_and_in_no_baseline(
-    method: str, failing: float, tmp_path: Path
-) -> None:
+def test_rows_whose_environment_failed_are_in_no_update_and_in_no_baseline(method, failing, tmp_path):
     with GraderPool(1, PATIENCE_S) as grader:
         found = _run(grader, tmp_path, method, failing=failing)
     config, lost = found.settings.objective.advantage, 0
@@ -423,9 +414,7 @@ def test_scaf_grpo_keeps_the_correct_row_of_the_lowest_level_and_its_hint(run: C
 HAS_PIECES = {task.uid: any(len(trace.token_ids) > 2 for trace in task.demonstrations) for task in _tasks()}
 
 
-def test_bread_learns_from_what_follows_the_start_of_a_trace_where_rollouts_fail(
-    run: Callable[[str], Run],
-) -> None:
+def test_bread_learns_from_what_follows_the_start_of_a_trace_where_rollouts_fail(run):
     found = run("bread")
     branched = 0
     for group in (group for step in found.steps for group in step.groups):

@@ -6,10 +6,11 @@ from types import TracebackType
 
 import pytest
 from patience import PATIENCE_S, wait_until
+from synthetic.trajectories import row_of
 
 from luffy.rl.loop import Generation, StepPlan
 from luffy.rl.rows import BusyTime
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import Group
 
 LAST = 6
 
@@ -68,11 +69,7 @@ class Recorder:
 
 
 def _group(version: int) -> Group:
-    row = Trajectory(
-        prompt_ids=(1,), response_ids=(2,), source=(Source.ON_POLICY,), logp_behavior=(-1.0,),
-        weight_version=(version,), reward=0.0, outcome=Outcome.WRONG, finish_reason=FinishReason.STOP,
-    )  # fmt: skip
-    return Group("a", (row,))
+    return Group("a", (row_of(weight_version=(version,)),))
 
 
 def _versions(recorder: Recorder, max_staleness: int) -> list[int]:

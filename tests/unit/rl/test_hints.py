@@ -1,13 +1,12 @@
 """Hinted prompts: what they show, which tasks have them, and from which step."""
 
-from dataclasses import replace
-
 import pytest
+from synthetic.trajectories import row_of
 
 from luffy.config.group import HintConfig
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.trace_starts import HintedPrompts, hint_text, with_hinted_rows
-from luffy.types import FinishReason, Group, Hint, Message, Outcome, Source, Trajectory
+from luffy.types import Group, Hint, Message, Source, Trajectory
 
 TRACE = "<think>one\n two\n\nthree\nfour\n</think>\\boxed{7}"
 
@@ -77,25 +76,25 @@ def test_hints_begin_after_their_share_of_the_steps() -> None:
     assert hints(config()).are_due(1)
 
 
-def row(reward: float, hint: Hint | None = None) -> Trajectory:
-    outcome = Outcome.CORRECT if reward else Outcome.WRONG
-    bare = Trajectory((1,), (2,), (Source.ON_POLICY,), (-0.5,), (0,), reward, outcome, FinishReason.STOP)
-    return bare if hint is None else replace(bare, hint=hint, source=(Source.HINTED,))
+def hinted_row(reward: float, hint: Hint) -> Trajectory:
+    return row_of(reward, source=Source.HINTED, hint=hint)
 
 
 def test_the_accuracy_of_a_group_is_that_of_bare_rollouts_whatever_hints_achieve() -> None:
-    hinted = [row(1.0, Hint(1, "a")), row(0.0, Hint(1, "a"))]
-    bare = Group("p", (row(0.0), row(0.0), row(0.0)))
+    hinted = [hinted_row(1.0, Hint(1, "a")), hinted_row(0.0, Hint(1, "a"))]
+    bare = Group("p", (row_of(0.0), row_of(0.0), row_of(0.0)))
     found = with_hinted_rows(bare, hinted, config(keep="all"))
     assert [each.hint is not None for each in found.trajectories] == [False, True, True]
     assert found.accuracy == 0.0 and len(found.rollouts) == 3 and list(found.hinted) == hinted
 
 
 def test_right_rollouts_stay_and_hinted_rows_that_are_all_wrong_change_nothing() -> None:
-    right, wrong = row(1.0), [row(0.0) for _ in range(3)]
+    right, wrong = row_of(1.0), [row_of(0.0) for _ in range(3)]
     first = config(keep="first_correct", accuracy_at_most=0.5)
-    helped = with_hinted_rows(Group("p", (right, *wrong)), [row(0.0, Hint(1, "a")), row(1.0, Hint(2, "ab"))], first)
+    helped = with_hinted_rows(
+        Group("p", (right, *wrong)), [hinted_row(0.0, Hint(1, "a")), hinted_row(1.0, Hint(2, "ab"))], first
+    )
     assert [each.reward for each in helped.trajectories] == [1.0, 0.0, 0.0, 1.0]
     assert len(helped.replaced) == 2 and helped.accuracy == 0.25
-    unhelped = with_hinted_rows(Group("p", tuple(wrong)), [row(0.0, Hint(1, "a"))], first)
+    unhelped = with_hinted_rows(Group("p", tuple(wrong)), [hinted_row(0.0, Hint(1, "a"))], first)
     assert unhelped.trajectories == tuple(wrong) and len(unhelped.replaced) == 1

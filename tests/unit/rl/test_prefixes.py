@@ -34,9 +34,7 @@ def _lengths(length: dict, trace_tokens: int, step: int = 1, total: int = 101, r
     step=st.integers(1, 50),
     seed=st.integers(0, 2**31),
 )
-def test_a_prefix_leaves_a_token_to_write_and_is_the_same_again(
-    length: dict, trace_tokens: int, index: int, step: int, seed: int
-) -> None:
+def test_a_prefix_leaves_a_token_to_write_and_is_the_same_again(length, trace_tokens, index, step, seed):
     arguments = (_config(length), trace_tokens, PrefixedRow("p", index, 8), step, 50, seed)
     tokens = prefix_length(*arguments)
     assert 0 <= tokens < trace_tokens

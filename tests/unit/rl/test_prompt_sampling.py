@@ -4,35 +4,31 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic.settings import rl_settings
+from synthetic.trajectories import row_of
 
-from luffy.config import load_experiment
 from luffy.config.settings import RLSettings
 from luffy.data.sources import MIXTURE
 from luffy.errors import DataError
 from luffy.grading.request import Problem
-from luffy.pipeline.graph import build_graph
 from luffy.rl.prompts import PromptSampler, available_quotas, open_sampler, quotas, step_offset
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.training.batching import stream_indices
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import Group, Source
 
-SMOKE = Path(__file__).resolve().parents[3] / "exp_configs/smoke.yaml"
 COUNT = 8
-ROW = Trajectory((1,), (2,), (Source.ON_POLICY,), (-1.0,), (0,), 0.0, Outcome.WRONG, FinishReason.STOP)
-RIGHT = replace(ROW, reward=1.0, outcome=Outcome.CORRECT)
+ROW, RIGHT = row_of(0.0), row_of(1.0)
 TASKS = [RolloutTask(f"p{i}", (i,), "7", ()) for i in range(60)]
 POOLS = "rl.sampling={kind: pools}"
 
 
 def _settings(*overrides: str, ahead: int = 0) -> RLSettings:
     given = ["chain=rl", "method=on_policy", f"rl.prompts_per_step={COUNT}", "rl.prompts_per_update=null", *overrides]
-    nodes = build_graph(load_experiment(SMOKE, given))
-    (settings,) = (node.settings for node in nodes if isinstance(node.settings, RLSettings))
+    settings = rl_settings(*given)
     return settings.model_copy(update={"rl": settings.rl.model_copy(update={"max_staleness": ahead, "steps": 40})})
 
 
@@ -271,9 +267,7 @@ def test_over_many_steps_the_shares_are_exact(seed: int) -> None:
     count=st.integers(0, 40),
     offset=st.floats(0, 0.999),
 )
-def test_what_a_part_lacks_comes_from_the_others(
-    sizes: list[int], shares: list[float], count: int, offset: float
-) -> None:
+def test_what_a_part_lacks_comes_from_the_others(sizes, shares, count, offset):
     size = dict(zip("abcd", sizes, strict=True))
     share = dict(zip("abcd", shares, strict=True))
     found = available_quotas(share, size, count, offset)

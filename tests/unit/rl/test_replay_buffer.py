@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic.trajectories import row_of
 
 from luffy.config.group import ReplayConfig
 from luffy.errors import CheckpointError
 from luffy.rl.replay import MAX_SUCCESSES, FailedPrompts, ReplayBuffer
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Source, Trajectory
 
 ANY_STEP = ReplayConfig(start_accuracy=0.0)
 
 
 def _row(correct: bool, token: int = 2, logp: float = -0.5, source: Source = Source.ON_POLICY) -> Trajectory:
-    outcome = Outcome.CORRECT if correct else Outcome.WRONG
-    return Trajectory((1,), (token,), (source,), (logp,), (3,), float(correct), outcome, FinishReason.STOP)
+    return row_of(correct, (token,), source, logp_behavior=(logp,), weight_version=(3,))
 
 
 def _group(uid: str, correct: int, size: int = 8, token: int = 10) -> Group:
@@ -111,9 +111,7 @@ _corrects = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=
 
 
 @given(_corrects, st.integers(1, 500), st.integers(0, 25))
-def test_draws_are_different_replayable_prompts_and_the_same_again(
-    corrects: list[tuple[int, int]], step: int, count: int
-) -> None:
+def test_draws_are_different_replayable_prompts_and_the_same_again(corrects, step, count):
     groups = [_group(f"p{prompt}", correct) for prompt, correct in corrects]
     buffer = _buffer(*groups)
     drawn = buffer.sample(step, count)
@@ -131,10 +129,7 @@ _logps = st.floats(max_value=0.0, allow_nan=False, allow_infinity=False)
 
 @given(_corrects, st.lists(_logps, min_size=1, max_size=5))
 def test_the_state_comes_back_exactly_from_json(corrects: list[tuple[int, int]], logps: list[float]) -> None:
-    own = Trajectory(
-        (1, 2), tuple(range(len(logps))), (Source.ON_POLICY,) * len(logps), tuple(logps), (4,) * len(logps),
-        1.0, Outcome.CORRECT, FinishReason.LENGTH,
-    )  # fmt: skip
+    own = row_of(1.0, tuple(range(len(logps))), logp_behavior=tuple(logps), finish_reason=FinishReason.LENGTH)
     groups = [*[_group(f"p{prompt}", correct) for prompt, correct in corrects], Group("q", (own, _row(False)))]
     buffer = _buffer(*groups)
     again = Journalled()
@@ -149,9 +144,7 @@ def test_the_state_comes_back_exactly_from_json(corrects: list[tuple[int, int]],
 
 
 @given(st.lists(_corrects, min_size=2, max_size=8), st.integers(0, 3), st.data())
-def test_a_resumed_run_ahead_of_its_trainer_replays_the_same(
-    corrects: list[list[tuple[int, int]]], ahead: int, data: st.DataObject
-) -> None:
+def test_a_resumed_run_ahead_of_its_trainer_replays_the_same(corrects, ahead, data):
     steps = [
         [_group(f"p{prompt}", correct, token=10 * step) for prompt, correct in groups]
         for step, groups in enumerate(corrects, start=1)
@@ -214,16 +207,7 @@ def test_an_own_rollout_without_log_probabilities_is_a_programmer_s_mistake() ->
 
 
 def _tried(uid: str, *corrects: bool, source: Source = Source.ON_POLICY) -> Group:
-    return Group(
-        uid,
-        tuple(
-            Trajectory(
-                (1,), (2,), (source,), (0.0,), (0,), float(correct),
-                Outcome.CORRECT if correct else Outcome.WRONG, FinishReason.STOP,
-            )
-            for correct in corrects
-        ),
-    )  # fmt: skip
+    return Group(uid, tuple(row_of(correct, source=source) for correct in corrects))
 
 
 def _waiting(*uids: str) -> FailedPrompts:
@@ -240,11 +224,13 @@ def test_only_prompts_that_every_rollout_failed_and_that_have_a_trace_are_queued
     assert len(failed) == 0
 
 
-def test_a_full_queue_gives_the_longest_waiting_and_keeps_the_rest() -> None:
-    failed = _waiting("a", "b", "c")
-    assert failed.take(4) is None
-    assert failed.take(2) == ["a", "b"]
-    assert failed.take(1) == ["c"]
+def test_a_full_queue_gives_the_longest_waiting_keeps_the_rest_and_survives_a_checkpoint() -> None:
+    failed, again = _waiting("a", "b", "c"), _waiting("gone")
+    again.restore(json.loads(json.dumps(failed.state())))
+    for each in (failed, again):
+        assert each.take(4) is None
+        assert each.take(2) == ["a", "b"]
+        assert each.take(1) == ["c"]
 
 
 def test_the_newest_step_is_taken_first_in_its_own_order() -> None:
@@ -261,9 +247,3 @@ def test_a_prompt_waits_once_in_its_old_place_and_may_come_back() -> None:
     assert failed.take(1) == ["a"]
     failed.observe([_tried("a", False)], lambda uid: True)
     assert failed.take(2) == ["b", "a"]
-
-
-def test_its_state_survives_a_checkpoint() -> None:
-    failed, again = _waiting("b", "a", "c"), _waiting("gone")
-    again.restore(json.loads(json.dumps(failed.state())))
-    assert again.take(3) == ["b", "a", "c"]

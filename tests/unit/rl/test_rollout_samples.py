@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from synthetic.trajectories import row_of
+
 from luffy.config.group import GlobalBatchAdvantage, GroupMeanAdvantage
 from luffy.rl.groups import sample_rollouts
 from luffy.training.batching import row_advantages
-from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Hint, Source
 
 
 def group(uid: str) -> Group:
-    row = Trajectory((1,), (2,), (Source.ON_POLICY,), (-0.5,), (0,), 1.0, Outcome.CORRECT, FinishReason.STOP)
-    return Group(uid, (row, row))
+    return Group(uid, (row_of(1.0),) * 2)
 
 
 def spelled(ids: Sequence[int]) -> str:

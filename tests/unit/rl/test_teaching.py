@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from synthetic.trajectories import row_of
 
 from luffy.config.training import SelfTeacher
 from luffy.data.templates import render_prompts
@@ -11,7 +12,7 @@ from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
 from luffy.rl.teaching import ServedTeaching, TeacherPrompts
 from luffy.rollout.served_scores import ScoreRequest
-from luffy.types import FinishReason, Group, Message, Outcome, Prompt, Source, Trace, Trajectory
+from luffy.types import Group, Message, Prompt, Source, Trace
 
 OWN, TOOL = Source.ON_POLICY, Source.ENVIRONMENT
 
@@ -27,16 +28,10 @@ class Scorer:
         pass
 
 
-def row(prompt: tuple[int, ...], response: tuple[int, ...], source: tuple[Source, ...]) -> Trajectory:
-    known = (-1.0,) * len(response)
-    versions = (0,) * len(response)
-    return Trajectory(prompt, response, source, known, versions, 0.0, Outcome.WRONG, FinishReason.STOP)
-
-
 def test_rows_get_the_scores_of_what_is_learned_and_none_of_what_an_environment_wrote() -> None:
     groups = [
-        Group("a", (row((1, 2), (3, 4, 5), (OWN, TOOL, OWN)), row((1, 2), (6,), (OWN,)))),
-        Group("b", (row((7,), (8, 9), (OWN, OWN)),)),
+        Group("a", (row_of(0.0, (3, 4, 5), (OWN, TOOL, OWN)), row_of(0.0, (6,)))),
+        Group("b", (row_of(0.0, (8, 9)),)),
     ]
     taught = ServedTeaching(Scorer()).taught(groups)  # type: ignore[arg-type]
     found = [[each.teacher_logprobs for each in group.trajectories] for group in taught]
@@ -53,7 +48,7 @@ def _prompt(uid: str, *traces: str) -> Prompt:
 
 
 def _group(uid: str) -> Group:
-    return Group(uid, (row((1,), (2, 3), (OWN, OWN)),) * 2)
+    return Group(uid, (row_of(0.0, (2, 3)),) * 2)
 
 
 def test_the_teacher_sees_the_first_trace_in_the_last_message_and_the_policy_keeps_its_prompt() -> None:

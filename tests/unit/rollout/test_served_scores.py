@@ -1,11 +1,10 @@
 """Scores of given tokens by a served model: in order, from any number of servers, and refused in one line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from synthetic.endpoint import Answer, Endpoint, Reply, refusal
+from synthetic.endpoint import Endpoint, Reply, refusal
 
-from luffy import http_client
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError, LostError
 from luffy.rollout.served_scores import ScoreRequest, ServedScorer
@@ -27,17 +26,8 @@ def scoring(path: str, body: dict) -> Reply:
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Endpoint]]:
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
-    opened: list[Endpoint] = []
-
-    def run(answer: Answer = scoring, key: str | None = None) -> Endpoint:
-        opened.append(Endpoint(answer, PATHS, key))
-        return opened[-1]
-
-    yield run
-    for endpoint in opened:
-        endpoint.close()
+def scorers(serve: Callable[..., Endpoint]) -> Callable[..., Endpoint]:
+    return lambda answer=scoring, key=None: serve(answer, PATHS, key)
 
 
 def connect(
@@ -47,8 +37,8 @@ def connect(
     return ServedScorer.connect(config, model, longest=longest, known={"a": text_ids}, setting="execution.rl_teacher")
 
 
-def test_the_tokens_after_the_first_ones_are_scored_in_order(serve: Callable[..., Endpoint]) -> None:
-    served = serve()
+def test_the_tokens_after_the_first_ones_are_scored_in_order(scorers: Callable[..., Endpoint]) -> None:
+    served = scorers()
     scorer = connect(served)
     assert scorer.score(REQUESTS) == SCORES
     (body, *_) = [body for path, body in served.asked if path == "/v1/completions"]
@@ -56,8 +46,8 @@ def test_the_tokens_after_the_first_ones_are_scored_in_order(serve: Callable[...
     scorer.close()
 
 
-def test_servers_share_the_sequences_by_their_tokens(serve: Callable[..., Endpoint]) -> None:
-    one, other = serve(), serve()
+def test_servers_share_the_sequences_by_their_tokens(scorers: Callable[..., Endpoint]) -> None:
+    one, other = scorers(), scorers()
     scorer = connect(one, other)
     assert scorer.score(REQUESTS) == SCORES
     tokens = [
@@ -67,14 +57,14 @@ def test_servers_share_the_sequences_by_their_tokens(serve: Callable[..., Endpoi
     scorer.close()
 
 
-def test_a_request_that_fails_for_now_is_sent_again(serve: Callable[..., Endpoint]) -> None:
+def test_a_request_that_fails_for_now_is_sent_again(scorers: Callable[..., Endpoint]) -> None:
     failing = iter([True, True])
 
     def moody(path: str, body: dict) -> Reply:
         busy = path == "/v1/completions" and next(failing, False)
         return refusal(503, "busy") if busy else scoring(path, body)
 
-    scorer = connect(serve(moody))
+    scorer = connect(scorers(moody))
     assert scorer.score(REQUESTS[:1]) == SCORES[:1]
     scorer.close()
 
@@ -95,18 +85,16 @@ def test_a_request_that_fails_for_now_is_sent_again(serve: Callable[..., Endpoin
         ),
     ],
 )
-def test_a_server_without_scores_ends_the_step_in_one_line(
-    serve: Callable[..., Endpoint], said: Reply, kind: type[Exception], words: str
-) -> None:
-    scorer = connect(serve(lambda path, body: said if path == "/v1/completions" else scoring(path, body)))
+def test_a_server_without_scores_ends_the_step_in_one_line(scorers, said, kind, words):
+    scorer = connect(scorers(lambda path, body: said if path == "/v1/completions" else scoring(path, body)))
     with pytest.raises(kind, match=words) as found:
         scorer.score([ScoreRequest((5, 9), 1)])
     assert "\n" not in str(found.value)
     scorer.close()
 
 
-def test_servers_that_cannot_score_the_policys_tokens_are_refused(serve: Callable[..., Endpoint]) -> None:
-    served, locked = serve(), serve(key="sesame")
+def test_servers_that_cannot_score_the_policys_tokens_are_refused(scorers: Callable[..., Endpoint]) -> None:
+    served, locked = scorers(), scorers(key="sesame")
     with pytest.raises(ConfigError, match="serves small, big, and not huge"):
         connect(served, model="huge")
     with pytest.raises(ConfigError, match=r"needs --max-model-len 10 \(it has 9\)"):
@@ -119,7 +107,7 @@ def test_servers_that_cannot_score_the_policys_tokens_are_refused(serve: Callabl
         ConfigError, match=r"OPENAI_API_KEY \(execution.rl_teacher.api_key_variable\), which is not set"
     ):
         connect(locked)
-    loading = serve(lambda path, body: refusal(503, "loading"))
+    loading = scorers(lambda path, body: refusal(503, "loading"))
     with pytest.raises(
         ConfigError, match=r"^execution.rl_teacher.urls: .*/v1/models: status 503: loading; is this a vLLM"
     ):

@@ -100,20 +100,16 @@ def completion(body: dict, *versions: str) -> dict:
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeServer], FakeServer]]:
+def start(serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeServer], FakeServer]:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
-    running: list[Endpoint] = []
 
-    def serve(fake: FakeServer) -> FakeServer:
-        running.append(Endpoint())
-        running[-1]._reply = fake.reply  # type: ignore[method-assign]
-        fake.url = running[-1].url
+    def start_one(fake: FakeServer) -> FakeServer:
+        served = serve()
+        served._reply = fake.reply  # type: ignore[method-assign]
+        fake.url = served.url
         return fake
 
-    yield serve
-    for server in running:
-        server.close()
+    return start_one
 
 
 @pytest.fixture
@@ -146,9 +142,7 @@ def complaint(config: ServerConfig) -> str:
     return str(caught.value)
 
 
-def test_completions_come_in_the_order_of_the_requests_with_the_version_of_each_token(
-    fake: FakeServer, connect: Callable[..., ServerEngine]
-) -> None:
+def test_completions_come_in_the_order_of_the_requests_with_the_version_of_each_token(fake, connect):
     completions = connect(fake).generate(rows(4, 3), PARAMS)
     assert [c.token_ids for c in completions] == [(10 * prompt + i,) for prompt in range(4) for i in range(3)]
     assert {(c.logprobs, c.finish_reason, c.weight_versions) for c in completions} == {
@@ -156,9 +150,7 @@ def test_completions_come_in_the_order_of_the_requests_with_the_version_of_each_
     }
 
 
-def test_a_request_says_all_that_shapes_the_draw_and_no_more(
-    fake: FakeServer, connect: Callable[..., ServerEngine]
-) -> None:
+def test_a_request_says_all_that_shapes_the_draw_and_no_more(fake, connect):
     connect(fake).generate([RolloutRequest((1, 2), seed=5, prefix_ids=(7, 8, 9))], PARAMS)
     (body,) = fake.generated()
     del body["cache_salt"]
@@ -171,9 +163,7 @@ def test_a_request_says_all_that_shapes_the_draw_and_no_more(
     }  # fmt: skip
 
 
-def test_servers_share_the_rows_and_each_prompt_stays_together(
-    start: Callable[[FakeServer], FakeServer], connect: Callable[..., ServerEngine]
-) -> None:
+def test_servers_share_the_rows_and_each_prompt_stays_together(start, connect):
     servers = [start(FakeServer()) for _ in range(3)]
     connect(*servers).generate(rows(6, 4), PARAMS)
     prompts = [{tuple(body["token_ids"]) for body in server.generated()} for server in servers]
@@ -181,9 +171,7 @@ def test_servers_share_the_rows_and_each_prompt_stays_together(
     assert [len(of_server) for of_server in prompts] == [2, 2, 2]
 
 
-def test_no_more_requests_run_at_a_server_than_it_may_have(
-    fake: FakeServer, connect: Callable[..., ServerEngine]
-) -> None:
+def test_no_more_requests_run_at_a_server_than_it_may_have(fake, connect):
     running, most, lock, three_run = 0, 0, threading.Lock(), threading.Barrier(3)
 
     def slow() -> Reply:
@@ -207,9 +195,7 @@ def test_no_more_requests_run_at_a_server_than_it_may_have(
     [(500, {"error": "out of luck"}), (503, b"<html>"), (429, {}), None],
     ids=["500", "503", "429", "hung up"],
 )
-def test_what_may_pass_is_tried_again(
-    fake: FakeServer, connect: Callable[..., ServerEngine], failure: Reply | None
-) -> None:
+def test_what_may_pass_is_tried_again(fake, connect, failure):
     engine = connect(fake, max_retries=2)
     request = {"sampling_params": {"seed": 7}}
     fake.replies[GENERATE] = [lambda: failure, lambda: failure, lambda: (200, completion(request, fake.version))]
@@ -217,9 +203,7 @@ def test_what_may_pass_is_tried_again(
     assert len(fake.generated()) == 3
 
 
-def test_a_server_says_itself_when_to_come_again(
-    fake: FakeServer, connect: Callable[..., ServerEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_says_itself_when_to_come_again(fake, connect, monkeypatch):
     monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 1e6)
     monkeypatch.setattr(http_client, "_LONGEST_DELAY_S", 1e6)
     engine = connect(fake)
@@ -231,18 +215,13 @@ def test_a_server_says_itself_when_to_come_again(
     engine.generate(rows(1, 1), PARAMS)
 
 
-@pytest.mark.parametrize(
-    ("reply", "attempts", "message"),
-    [
-        ((400, {"error": {"message": "too\n long"}}), 1, "status 400: too long"),
-        ((404, b"?"), 1, "status 404"),
-        ((500, {"error": {"message": "engine dead"}}), 3, "status 500: engine dead"),
-        (None, 3, "no answer"),
-    ],
-)
-def test_a_failure_that_stays_names_the_server_and_its_words(
-    fake: FakeServer, connect: Callable[..., ServerEngine], reply: Reply | None, attempts: int, message: str
-) -> None:
+@pytest.mark.parametrize(("reply", "attempts", "message"), [
+    ((400, {"error": {"message": "too\n long"}}), 1, "status 400: too long"),
+    ((404, b"?"), 1, "status 404"),
+    ((500, {"error": {"message": "engine dead"}}), 3, "status 500: engine dead"),
+    (None, 3, "no answer"),
+])  # fmt: skip
+def test_a_failure_that_stays_names_the_server_and_its_words(fake, connect, reply, attempts, message):
     engine = connect(fake, max_retries=2)
     fake.replies[GENERATE] = [lambda: reply]
     with pytest.raises(ClusterError, match=message) as caught:
@@ -252,20 +231,17 @@ def test_a_failure_that_stays_names_the_server_and_its_words(
     assert isinstance(caught.value, LostError) == (attempts > 1)  # what may pass is worth another run of the stage
 
 
-@pytest.mark.parametrize(
-    ("change", "message", "may_pass"),
-    [
-        ({"finish_reason": "abort", "logprobs": None, "token_ids": []}, "may be shutting down", True),
-        ({"logprobs": None}, "incomplete .TypeError", True),
-        ({"logprobs": {"content": []}}, "1 tokens, 0 log-probabilities, 1 weight versions", True),
-        ({"weight_versions": [{"version": "x"}]}, "has no 'start'", False),
-        ({"finish_reason": "tired", "logprobs": None}, "unexpected finish_reason 'tired'", False),
-        ({"weight_versions": [{"version": 3, "start": 0, "end": 1}]}, "weights that this run did not send", False),
-    ],
-)
-def test_an_answer_that_cannot_be_used_is_one_line_and_retried_by_the_run_if_it_may_pass(
-    fake: FakeServer, connect: Callable[..., ServerEngine], change: dict, message: str, may_pass: bool
-) -> None:
+@pytest.mark.parametrize(("change", "message", "may_pass"), [
+    ({"finish_reason": "abort", "logprobs": None, "token_ids": []}, "may be shutting down", True),
+    ({"logprobs": None}, "incomplete .TypeError", True),
+    ({"logprobs": {"content": []}}, "1 tokens, 0 log-probabilities, 1 weight versions", True),
+    ({"weight_versions": [{"version": "x"}]}, "has no 'start'", False),
+    ({"finish_reason": "tired", "logprobs": None}, "unexpected finish_reason 'tired'", False),
+    ({"weight_versions": [{"version": 3, "start": 0, "end": 1}]}, "weights that this run did not send", False),
+])  # fmt: skip
+def test_an_answer_that_cannot_be_used_is_one_line_and_the_run_retries_if_it_may_pass(
+    fake, connect, change, message, may_pass
+):
     engine = connect(fake)
     answer = completion({"sampling_params": {"seed": 7}}, fake.version)
     answer["choices"][0] |= change
@@ -276,9 +252,7 @@ def test_an_answer_that_cannot_be_used_is_one_line_and_retried_by_the_run_if_it_
     assert isinstance(caught.value, LostError) == may_pass
 
 
-def test_a_response_that_does_not_come_ends_the_call_in_time_and_is_not_asked_for_again(
-    fake: FakeServer, connect: Callable[..., ServerEngine]
-) -> None:
+def test_a_response_that_does_not_come_ends_the_call_in_time_and_is_not_asked_for_again(fake, connect):
     engine, forever = connect(fake, request_timeout_s=2.0), threading.Event()
     fake.replies[GENERATE] = [lambda: (200, {"waited": forever.wait(PATIENCE_S)})]
     with pytest.raises(ClusterError, match=r"no answer within 2 s"):
@@ -296,9 +270,7 @@ def test_one_failure_ends_the_rows_that_still_run(fake: FakeServer, connect: Cal
     forever.set()
 
 
-def test_tokens_of_weights_that_the_run_did_not_give_are_an_error(
-    fake: FakeServer, connect: Callable[..., ServerEngine]
-) -> None:
+def test_tokens_of_weights_that_the_run_did_not_give_are_an_error(fake, connect):
     first, second = connect(fake), connect(fake)
     with pytest.raises(ClusterError, match="another run uses this server"):
         first.generate(rows(1, 1), PARAMS)
@@ -316,9 +288,7 @@ def test_a_token_carries_the_version_that_drew_it(fake: FakeServer, connect: Cal
     assert engine.generate(rows(1, 1), PARAMS)[0].weight_versions == (3, 3, 4)
 
 
-def test_an_update_pauses_every_server_loads_names_the_weights_and_resumes(
-    start: Callable[[FakeServer], FakeServer], connect: Callable[..., ServerEngine], tmp_path: Path
-) -> None:
+def test_an_update_pauses_every_server_loads_names_the_weights_and_resumes(start, connect, tmp_path):
     servers = [start(FakeServer()) for _ in range(2)]
     engine = connect(*servers)
     engine.generate(rows(2, 2), PARAMS)
@@ -336,9 +306,7 @@ def test_an_update_pauses_every_server_loads_names_the_weights_and_resumes(
     assert (len(before), len(after), before & after, engine.weight_version) == (1, 1, set(), 4)
 
 
-def test_no_request_is_sent_while_the_weights_are_replaced(
-    fake: FakeServer, connect: Callable[..., ServerEngine]
-) -> None:
+def test_no_request_is_sent_while_the_weights_are_replaced(fake, connect):
     engine, said = connect(fake), []
     thread = threading.Thread(target=lambda: said.extend(engine.generate(rows(1, 1), PARAMS)), daemon=True)
     with engine.weight_update(4):
@@ -349,9 +317,7 @@ def test_no_request_is_sent_while_the_weights_are_replaced(
     assert [c.weight_versions for c in said] == [(4,)]
 
 
-def test_a_failed_update_leaves_no_server_paused_and_no_token_that_counts(
-    start: Callable[[FakeServer], FakeServer], connect: Callable[..., ServerEngine], tmp_path: Path
-) -> None:
+def test_a_failed_update_leaves_no_server_paused_and_no_token_that_counts(start, connect, tmp_path):
     servers = [start(FakeServer()), start(FakeServer(loaded=["lm_head.weight"]))]
     engine = connect(*servers)
     with pytest.raises(ClusterError, match=r"has no lm_head\.weight \(1 weights in all\)"):
@@ -364,9 +330,7 @@ def test_a_failed_update_leaves_no_server_paused_and_no_token_that_counts(
     assert engine.generate(rows(1, 1), PARAMS)[0].weight_versions == (5,)
 
 
-def test_a_model_folder_of_another_model_is_refused_before_anything_is_paused(
-    fake: FakeServer, connect: Callable[..., ServerEngine], tmp_path: Path
-) -> None:
+def test_a_model_folder_of_another_model_is_refused_before_anything_is_paused(fake, connect, tmp_path):
     engine = connect(fake)
     fake.replies["/collective_rpc"] = [lambda: (200, {"results": [None, "another model: hidden_size"]})]
     with pytest.raises(ConfigError, match="another model: hidden_size"):
@@ -386,9 +350,7 @@ def test_a_url_that_answers_nothing_is_refused(start: Callable[[FakeServer], Fak
     forever.set()
 
 
-def test_a_wrong_api_key_is_refused_by_the_name_of_its_variable(
-    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_api_key_is_refused_by_the_name_of_its_variable(fake, monkeypatch):
     config = ServerConfig(urls=(fake.url,), api_key_variable="ENGINES_KEY")
     assert "ENGINES_KEY (execution.server.api_key_variable), which is not set" in complaint(config)
     monkeypatch.setenv("ENGINES_KEY", "hunter2")
@@ -402,31 +364,21 @@ def test_what_is_no_vllm_server_is_refused(start: Callable[[FakeServer], FakeSer
     assert "this is not a vLLM server" in complaint(ServerConfig(urls=(other.url,)))
 
 
-@pytest.mark.parametrize(
-    ("server", "missing"),
-    [
-        (FakeServer(context=40), "--max-model-len 64 (it has 40)"),
-        (FakeServer(settings=SETTINGS | {"dtype": "bfloat16"}), "--dtype float32"),
-        (FakeServer(settings=SETTINGS | {"logprobs_mode": "raw_logprobs"}), "--logprobs-mode processed_logprobs"),
-        (FakeServer(settings=SETTINGS | {"generation_config": "auto"}), "--generation-config vllm"),
-        (FakeServer(settings=SETTINGS | {"chunked_prefill": True}), "--no-enable-chunked-prefill"),
-        (FakeServer(replies={GENERATE: [lambda: (403, {"error": "disabled"})]}), "--enable-scale-out"),
-        (
-            FakeServer(context=40, replies={"/collective_rpc": [lambda: (500, {"error": "no attribute"})]}),
-            "--max-model-len 64 (it has 40), --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, --dtype "
-            "float32, --logprobs-mode processed_logprobs, --generation-config vllm",
-        ),
-        (
-            FakeServer(replies={"/collective_rpc": [lambda: (404, {})]}),
-            "VLLM_SERVER_DEV_MODE=1 in its environment, --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, "
-            "--dtype float32, --logprobs-mode processed_logprobs, --generation-config vllm",
-        ),
-    ],
-    ids=lambda value: "" if isinstance(value, FakeServer) else None,
-)
-def test_a_server_that_was_started_otherwise_is_told_what_to_add(
-    start: Callable[[FakeServer], FakeServer], server: FakeServer, missing: str
-) -> None:
+@pytest.mark.parametrize(("server", "missing"), [
+    (FakeServer(context=40), "--max-model-len 64 (it has 40)"),
+    (FakeServer(settings=SETTINGS | {"dtype": "bfloat16"}), "--dtype float32"),
+    (FakeServer(settings=SETTINGS | {"logprobs_mode": "raw_logprobs"}), "--logprobs-mode processed_logprobs"),
+    (FakeServer(settings=SETTINGS | {"generation_config": "auto"}), "--generation-config vllm"),
+    (FakeServer(settings=SETTINGS | {"chunked_prefill": True}), "--no-enable-chunked-prefill"),
+    (FakeServer(replies={GENERATE: [lambda: (403, {"error": "disabled"})]}), "--enable-scale-out"),
+    (FakeServer(context=40, replies={"/collective_rpc": [lambda: (500, {"error": "no attribute"})]}),
+     "--max-model-len 64 (it has 40), --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, --dtype "
+     "float32, --logprobs-mode processed_logprobs, --generation-config vllm"),
+    (FakeServer(replies={"/collective_rpc": [lambda: (404, {})]}),
+     "VLLM_SERVER_DEV_MODE=1 in its environment, --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, "
+     "--dtype float32, --logprobs-mode processed_logprobs, --generation-config vllm"),
+], ids=lambda value: "" if isinstance(value, FakeServer) else None)  # fmt: skip
+def test_a_server_that_was_started_otherwise_is_told_what_to_add(start, server, missing):
     url = start(server).url
     assert complaint(ServerConfig(urls=(url,))) == f"{url}: start this server with {missing}"
 
@@ -447,14 +399,3 @@ def test_urls_are_those_of_different_servers_with_or_without_what_openai_puts_be
     )  # fmt: skip
     with pytest.raises(ValueError, match="give each server once"):
         ServerConfig(urls=("http://a:1", "http://a:1/v1"))
-
-
-def test_servers_and_their_use_belong_together() -> None:
-    with pytest.raises(ConfigError, match=r"urls: missing; evaluation\.engine: openai needs at least one server"):
-        load_experiment(SMOKE, ["evaluation.engine=openai"])
-    with pytest.raises(
-        ConfigError, match=r"has no effect without evaluation\.engine, difficulty\.engine, sample\.engine or rl\.engine"
-    ):
-        load_experiment(SMOKE, ["execution.server.urls=[http://a:1]"])
-    config = load_experiment(SMOKE, ["evaluation.engine=openai", "execution.server.urls=[http://a:1]"])
-    assert config.execution.server.urls == ("http://a:1",)

@@ -50,9 +50,7 @@ def test_a_prefix_ends_before_the_token_that_completes_a_stop_text(ids: tuple[in
 
 
 @given(given_ids=_IDS, ids=_IDS.filter(bool))
-def test_what_is_kept_holds_a_stop_text_and_one_token_less_does_not(
-    given_ids: tuple[int, ...], ids: tuple[int, ...]
-) -> None:
+def test_what_is_kept_holds_a_stop_text_and_one_token_less_does_not(given_ids, ids):
     given_ids = given_ids[: STOPS.before_first(given_ids)]
     cut = STOPS.cut(_completion(ids), given_ids)
     assert STOP not in _decode(given_ids + cut.token_ids[:-1])

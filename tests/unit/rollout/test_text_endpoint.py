@@ -13,7 +13,6 @@ import pytest
 from patience import PATIENCE_S
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal, text_completion
 
-from luffy import http_client
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
 from luffy.errors import ClusterError, ConfigError, LostError
@@ -30,19 +29,9 @@ MOVED = Reply(308, b"<html>", {"Location": "https://new/v1"})
 Answer = Callable[[str, dict], Reply | None]
 
 
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Endpoint]]:
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
-    running: list[Endpoint] = []
-
-    def start(*arguments: object, **named: object) -> Endpoint:
-        running.append(Endpoint(*arguments, **named))  # type: ignore[arg-type]
-        return running[-1]
-
-    yield start
-    for endpoint in running:
-        endpoint.close()
 
 
 @pytest.fixture
@@ -79,9 +68,7 @@ def in_turn(*replies: Reply | None) -> Answer:
     return lambda path, body: left.pop(0) if left else by_seed(path, body)
 
 
-def test_a_chat_is_asked_with_all_that_the_protocol_says(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
-) -> None:
+def test_a_chat_is_asked_with_all_that_the_protocol_says(serve, connect):
     served = serve(key=KEY)
     one(connect(served, request={"reasoning_effort": "low"}))
     assert served.asked == [
@@ -110,9 +97,7 @@ def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[.
     assert "seed" not in served.asked[0][1]
 
 
-def test_completions_come_in_the_order_of_the_requests_from_all_servers(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
-) -> None:
+def test_completions_come_in_the_order_of_the_requests_from_all_servers(serve, connect):
     def in_a_pair() -> Callable[[str, dict], Reply]:
         both_are_here, numbers = threading.Barrier(2, timeout=PATIENCE_S), itertools.count()
 
@@ -130,76 +115,47 @@ def test_completions_come_in_the_order_of_the_requests_from_all_servers(
     assert {each.most_at_once for each in servers} == {2}
 
 
-@pytest.mark.parametrize(
-    ("message", "finish_reason", "text"),
-    [
-        ({"content": "2", "reasoning_content": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
-        ({"content": "2", "reasoning": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
-        ({"content": None, "reasoning_content": "\\boxed{2}"}, "length", "<think>\n\\boxed{2}"),
-        ({"content": "", "reasoning": "hm"}, "stop", "<think>\nhm\n</think>\n\n"),
-        ({"content": "<think>1</think>2", "reasoning_content": None}, "stop", "<think>1</think>2"),
-        ({"content": None}, "content_filter", ""),
-        ({"content": "a \ud800"}, "eos_token", "a ?"),
-    ],
-)
-def test_reasoning_stands_before_the_answer_as_models_write_it(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], message: dict, finish_reason: str, text: str
-) -> None:
+@pytest.mark.parametrize(("message", "finish_reason", "text"), [
+    ({"content": "2", "reasoning_content": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
+    ({"content": "2", "reasoning": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
+    ({"content": None, "reasoning_content": "\\boxed{2}"}, "length", "<think>\n\\boxed{2}"),
+    ({"content": "", "reasoning": "hm"}, "stop", "<think>\nhm\n</think>\n\n"),
+    ({"content": "<think>1</think>2", "reasoning_content": None}, "stop", "<think>1</think>2"),
+    ({"content": None}, "content_filter", ""),
+    ({"content": "a \ud800"}, "eos_token", "a ?"),
+])  # fmt: skip
+def test_reasoning_stands_before_the_answer_as_models_write_it(serve, connect, message, finish_reason, text):
     assert one(connect(serve(lambda path, body: completion("", finish_reason, **message)))).text == text
 
 
-@pytest.mark.parametrize(
-    ("said", "choice", "text"),
-    [
-        ("<answer>2", {"stop_reason": "</answer>"}, "<answer>2</answer>"),
-        ("<answer>2</answer>", {"matched_stop": "</answer>"}, "<answer>2</answer>"),
-        ("<answer>2", {}, "<answer>2</answer>"),
-        ("2", {}, "2"),
-        ("<answer>2", {"finish_reason": "length"}, "<answer>2"),
-    ],
-)
-def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], said: str, choice: dict, text: str
-) -> None:
+@pytest.mark.parametrize(("said", "choice", "text"), [
+    ("<answer>2", {"stop_reason": "</answer>"}, "<answer>2</answer>"),
+    ("<answer>2</answer>", {"matched_stop": "</answer>"}, "<answer>2</answer>"),
+    ("<answer>2", {}, "<answer>2</answer>"),
+    ("2", {}, "2"),
+    ("<answer>2", {"finish_reason": "length"}, "<answer>2"),
+    # A tag that the model left open is not closed for it; a text that is null is empty.
+    *(("<answer>2", choice, "<answer>2") for choice in
+      ({"stop_reason": None}, {"matched_stop": 151645}, {"finish_reason": "content_filter"})),
+    (None, {}, ""),
+])  # fmt: skip
+def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(serve, connect, said, choice, text):
     endpoint = connect(serve(lambda path, body: text_completion(said, **choice)), paths=("/completions",))
     assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == text
 
 
-@pytest.mark.parametrize(
-    "choice", [{"stop_reason": None}, {"matched_stop": 151645}, {"finish_reason": "content_filter"}]
-)
-def test_a_tag_that_the_model_left_open_is_not_closed_for_it(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], choice: dict
-) -> None:
-    endpoint = connect(serve(lambda path, body: text_completion("<answer>2", **choice)), paths=("/completions",))
-    assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == "<answer>2"
-
-
-def test_a_text_that_is_null_is_empty(serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]) -> None:
-    endpoint = connect(serve(lambda path, body: text_completion(None)), paths=("/completions",))  # type: ignore[arg-type]
-    assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == ""
-
-
 @pytest.mark.parametrize(("name", "reason"), [("eos", FinishReason.STOP), ("model_length", FinishReason.LENGTH)])
-def test_servers_have_their_own_names_for_why_a_response_ended(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], name: str, reason: FinishReason
-) -> None:
+def test_servers_have_their_own_names_for_why_a_response_ended(serve, connect, name, reason):
     assert one(connect(serve(lambda path, body: completion("2", name)))).finish_reason is reason
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        [refusal(503, "overloaded")] * 2,
-        [refusal(429, "slow down", Retry_After="0")] * 2,
-        [None, refusal(408, "too slow")],
-        [refusal(200, "upstream failed")] * 2,
-    ],
-    ids=["5xx", "429", "hangs up", "200 with an error"],
-)
-def test_what_may_pass_is_tried_again(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], trouble: list[Reply | None]
-) -> None:
+@pytest.mark.parametrize("trouble", [
+    [refusal(503, "overloaded")] * 2,
+    [refusal(429, "slow down", Retry_After="0")] * 2,
+    [None, refusal(408, "too slow")],
+    [refusal(200, "upstream failed")] * 2,
+], ids=["5xx", "429", "hangs up", "200 with an error"])  # fmt: skip
+def test_what_may_pass_is_tried_again(serve, connect, trouble):
     served = serve(in_turn(*trouble))
     assert one(connect(served, max_retries=2)).finish_reason is FinishReason.STOP
     assert len(served.asked) == 3
@@ -223,9 +179,7 @@ def test_silence_is_tried_again_too(serve: Callable[..., Endpoint], connect: Cal
 
 
 @pytest.mark.parametrize("asks", ["0.2", "a date"])
-def test_a_server_that_says_when_is_not_asked_before(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], asks: str
-) -> None:
+def test_a_server_that_says_when_is_not_asked_before(serve, connect, asks):
     when = email.utils.formatdate(time.time() + 2, usegmt=True) if asks == "a date" else asks
     served = serve(in_turn(refusal(429, "slow down", Retry_After=when)))
     began = time.monotonic()
@@ -234,31 +188,21 @@ def test_a_server_that_says_when_is_not_asked_before(
     assert len(served.asked) == 2
 
 
-def test_a_server_that_wants_to_be_left_alone_for_a_day_is(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
-) -> None:
+def test_a_server_that_wants_to_be_left_alone_for_a_day_is(serve, connect):
     served = serve(in_turn(refusal(429, "daily limit", Retry_After="86400")))
     with pytest.raises(ClusterError, match=r"status 429: daily limit \(Retry-After: 86400\); finished"):
         one(connect(served))
     assert len(served.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        (refusal(404, "no such model"), r"status 404: no such model: no model 'gpt-x' there; correct the"),
-        (refusal(400, "bad temperature"), r"the model 'gpt-x' refuses the request: status 400: bad temperature$"),
-        (refusal(402, "no credit"), r"refuses the request: status 402: no credit$"),
-        (MOVED, r"status 308: the server redirects to https://new/v1; correct execution.server.urls$"),
-        (
-            refusal(401, f"wrong key {KEY}"),
-            r"wrong key \*\*\*: the API key .* OPENAI_API_KEY .*holds a rejected key$",
-        ),
-    ],
-)
-def test_what_cannot_pass_is_one_line_and_not_tried_again(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], reply: Reply, message: str
-) -> None:
+@pytest.mark.parametrize(("reply", "message"), [
+    (refusal(404, "no such model"), r"status 404: no such model: no model 'gpt-x' there; correct the"),
+    (refusal(400, "bad temperature"), r"the model 'gpt-x' refuses the request: status 400: bad temperature$"),
+    (refusal(402, "no credit"), r"refuses the request: status 402: no credit$"),
+    (MOVED, r"status 308: the server redirects to https://new/v1; correct execution.server.urls$"),
+    (refusal(401, f"wrong key {KEY}"), r"wrong key \*\*\*: the API key .* OPENAI_API_KEY .*holds a rejected key$"),
+])  # fmt: skip
+def test_what_cannot_pass_is_one_line_and_not_tried_again(serve, connect, reply, message):
     served = serve(lambda path, body: reply)
     with pytest.raises(ConfigError, match=message) as caught:
         one(connect(served))
@@ -267,9 +211,7 @@ def test_what_cannot_pass_is_one_line_and_not_tried_again(
     assert len(served.asked) == 1
 
 
-def test_a_complaint_is_shown_without_the_prompt_that_it_quotes(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
-) -> None:
+def test_a_complaint_is_shown_without_the_prompt_that_it_quotes(serve, connect):
     secret = "Which of these isotopes decays first, and into what?"
     served = serve(lambda path, body: refusal(400, f"input {body['messages']} is too long" + "x" * 900))
     with pytest.raises(ConfigError, match="is too long") as caught:
@@ -278,9 +220,7 @@ def test_a_complaint_is_shown_without_the_prompt_that_it_quotes(
     assert len(str(caught.value)) < 800
 
 
-def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
-) -> None:
+def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(serve, connect):
     def reasoning_model(path: str, body: dict) -> Reply:
         if "max_tokens" in body:
             return refusal(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
@@ -294,27 +234,20 @@ def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"<html>",
-        b"[" * 200_000,
-        b'{"choices":' * 200_000,
-        {"choices": []},
-        {"choices": [{"text": "a", "finish_reason": "stop"}]},
-        completion("", "abort").body,
-    ],
-)
-def test_what_is_no_completion_is_refused(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], body: object
-) -> None:
+@pytest.mark.parametrize("body", [
+    b"<html>",
+    b"[" * 200_000,
+    b'{"choices":' * 200_000,
+    {"choices": []},
+    {"choices": [{"text": "a", "finish_reason": "stop"}]},
+    completion("", "abort").body,
+])  # fmt: skip
+def test_what_is_no_completion_is_refused(serve, connect, body):
     with pytest.raises(LostError, match=r"the response has no text|unexpected finish_reason 'abort'"):
         one(connect(serve(lambda path, asked: Reply(body=body))))
 
 
-def test_an_endpoint_is_refused_before_anything_is_asked(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_is_refused_before_anything_is_asked(serve, connect, monkeypatch):
     served = serve(paths=(CHAT,), key=KEY)
     with pytest.raises(ConfigError, match=r"/v1/completions: status 404: Not Found: .* set evaluation.template: own$"):
         connect(served, paths=("/chat/completions", "/completions"))
@@ -335,18 +268,14 @@ def test_an_endpoint_is_refused_before_anything_is_asked(
 
 
 @pytest.mark.parametrize("key", ["sk hunter2", "sk-hunter2\r", "sk-hünter2"])
-def test_a_key_that_cannot_be_one_is_not_shown(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_a_key_that_cannot_be_one_is_not_shown(serve, connect, monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(ConfigError, match=r"variable OPENAI_API_KEY .* holds no API key") as caught:
         connect(serve())
     assert "nter2" not in str(caught.value)
 
 
-def test_what_has_come_back_is_not_asked_again(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint], tmp_path: Path
-) -> None:
+def test_what_has_come_back_is_not_asked_again(serve, connect, tmp_path):
     left = [8]
 
     def dying(path: str, body: dict) -> Reply:
@@ -365,12 +294,7 @@ def test_what_has_come_back_is_not_asked_again(
     assert found == connect(serve()).generate(chats(12), PARAMS)
 
 
-def test_what_is_under_way_when_another_request_fails_is_kept_and_nothing_more_is_asked(
-    serve: Callable[..., Endpoint],
-    connect: Callable[..., PaidEndpoint],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_under_way_when_another_fails_is_kept_and_nothing_more_is_asked(serve, connect, tmp_path, monkeypatch):
     has_read_the_refusal, read = threading.Event(), TextEndpoint._refusal
 
     def read_refusal(*arguments: object) -> ConfigError:
@@ -392,9 +316,7 @@ def test_what_is_under_way_when_another_request_fails_is_kept_and_nothing_more_i
     assert (tmp_path / "paid_answers.jsonl").read_bytes().count(b"\n\n") == 2
 
 
-def test_answers_belong_to_a_request_and_its_draw(
-    serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]
-) -> None:
+def test_answers_belong_to_a_request_and_its_draw(serve, connect):
     served = serve(lambda path, body: completion("the same"))
     endpoint = connect(served, request={"seed": None})
     turns = (Message("user", "1"),)
@@ -403,13 +325,10 @@ def test_answers_belong_to_a_request_and_its_draw(
     assert len(served.asked) == 3
 
 
-@pytest.mark.parametrize(
-    ("request_fields", "complaint"),
-    [
-        ({"max_tokens": 9}, "request.max_tokens cannot be set here"),
-        ({"temperature": 0.2}, "request.temperature is decided by the protocol"),
-    ],
-)
+@pytest.mark.parametrize(("request_fields", "complaint"), [
+    ({"max_tokens": 9}, "request.max_tokens cannot be set here"),
+    ({"temperature": 0.2}, "request.temperature is decided by the protocol"),
+])  # fmt: skip
 def test_what_the_protocol_decides_is_not_asked_otherwise(request_fields: dict, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)):
         EndpointModel(name="m", request=request_fields)

@@ -47,13 +47,9 @@ def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(temperature:
     scaled.lm_head.weight.data /= temperature
     for request, completion in zip(requests, completions, strict=True):
         row = ReferenceRow(
-            request.prompt_ids,
-            completion.token_ids,
-            (Source.ON_POLICY,) * len(completion.token_ids),
-            torch.zeros(0),
-            torch.zeros(0),
-            torch.zeros(0),
-        )
+            request.prompt_ids, completion.token_ids, (Source.ON_POLICY,) * len(completion.token_ids), torch.zeros(0),
+            torch.zeros(0), torch.zeros(0),
+        )  # fmt: skip
         assert forward(scaled, row).logp.tolist() == pytest.approx(completion.logprobs, abs=1e-5)
 
 
@@ -86,17 +82,12 @@ def test_a_row_ends_at_its_stop_token_or_at_the_limit() -> None:
         assert len(completion.logprobs) == len(completion.token_ids)
 
 
-def test_a_request_may_have_a_lower_limit_of_its_own() -> None:
+def test_a_request_may_have_a_lower_limit_of_its_own_and_a_longer_context_leaves_more_room_for_the_same_draws() -> None:
+    engine, endless = TransformersEngine(tiny_model().eval(), 4), dataclasses.replace(_params(), stop_token_ids=())
     requests = [dataclasses.replace(request, max_new_tokens=1 + i) for i, request in enumerate(_requests(8))]
-    endless = dataclasses.replace(_params(), stop_token_ids=())
-    completions = TransformersEngine(tiny_model().eval(), batch_size=4).generate(requests, endless)
+    completions = engine.generate(requests, endless)
     assert [len(completion.token_ids) for completion in completions] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert {completion.finish_reason for completion in completions} == {FinishReason.LENGTH}
-
-
-def test_a_context_shorter_than_the_first_prompt_leaves_more_room_and_the_same_draws() -> None:
-    engine = TransformersEngine(tiny_model().eval(), 4)
-    endless = dataclasses.replace(_params(), stop_token_ids=())
     usual, longer = (RolloutRequest((1, 2, 3), seed=5, response_in_prompt=given) for given in (0, -4))
     (first,), (second,) = engine.generate([usual], endless), engine.generate([longer], endless)
     assert len(second.token_ids) == 24

@@ -39,8 +39,14 @@ def test_a_request_s_own_limit_lowers_that_of_all(own: int | None, expected: int
     assert limit(request, SamplingParams(1.0, 20, ())) == expected
 
 
-def test_heads_that_cannot_be_cut(folder: Path) -> None:
-    assert "tensor_parallel_size: 3 does not divide the 8 attention heads" in refusal(folder, tensor_parallel_size=3)
+@pytest.mark.parametrize(("config", "said"), [
+    ({"tensor_parallel_size": 3}, "tensor_parallel_size: 3 does not divide the 8 attention heads"),
+    ({"max_model_len": 1025}, "1025 tokens together are longer than the model's context of 1024"),
+    ({"max_num_batched_tokens": 64}, "64 is less than one sequence of 1024 tokens"),
+])  # fmt: skip
+def test_what_the_model_does_not_allow_is_refused(folder, monkeypatch, config, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert said in refusal(folder, **config)
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 2])
@@ -48,15 +54,6 @@ def test_more_gpus_than_there_are(folder: Path, num_gpus: int, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     message = refusal(folder, tensor_parallel_size=4)
     assert f"4 is more than the GPUs visible to this process ({num_gpus}); use {max(num_gpus, 1)} at most" in message
-
-
-def test_a_context_longer_than_the_model_s(folder: Path) -> None:
-    assert "1025 tokens together are longer than the model's context of 1024" in refusal(folder, max_model_len=1025)
-
-
-def test_a_step_that_holds_no_whole_sequence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "64 is less than one sequence of 1024 tokens" in refusal(folder, max_num_batched_tokens=64)
 
 
 def test_vllm_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,20 +69,14 @@ TOKEN = 2 * 30 * 3 * 64 * 4
 """Bytes of a token in float32: a key and a value in each layer."""
 
 
-@pytest.mark.parametrize(
-    ("config", "longest", "expected"),
-    [
-        ({"cpu_kv_cache_gb": 0.5}, 256, 2**29),
-        ({"max_num_seqs": 64}, 256, (64 * 256 + 128) * TOKEN),
-        ({"max_num_seqs": 64}, 129, (64 * 256 + 128) * TOKEN),
-        ({"max_num_seqs": 256}, 8192, 4 * 2**30 + 128 * TOKEN),
-        ({"max_num_seqs": 1}, None, (8192 + 128) * TOKEN),
-    ],
-    ids=["as configured", "by its sequences", "whole blocks", "4 GiB at most", "the context of the model"],
-)
-def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(
-    config: dict[str, object], longest: int | None, expected: int
-) -> None:
+@pytest.mark.parametrize(("config", "longest", "expected"), [
+    ({"cpu_kv_cache_gb": 0.5}, 256, 2**29),
+    ({"max_num_seqs": 64}, 256, (64 * 256 + 128) * TOKEN),
+    ({"max_num_seqs": 64}, 129, (64 * 256 + 128) * TOKEN),
+    ({"max_num_seqs": 256}, 8192, 4 * 2**30 + 128 * TOKEN),
+    ({"max_num_seqs": 1}, None, (8192 + 128) * TOKEN),
+], ids=["as configured", "by its sequences", "whole blocks", "4 GiB at most", "the context of the model"])  # fmt: skip
+def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(config, longest, expected):
     assert cpu_cache_bytes(VLLMConfig.model_validate(config), SMOLLM2, "float32", longest) == expected
 
 
@@ -97,9 +88,7 @@ def test_the_kv_cache_on_cpu_always_holds_one_sequence() -> None:
 @pytest.mark.parametrize(
     ("on_gpu", "asked", "expected"), [(True, False, False), (True, True, True), (False, False, True)]
 )
-def test_a_start_without_compilation(
-    on_gpu: bool, asked: bool, expected: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_without_compilation(on_gpu, asked, expected, folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     found = _engine_arguments(folder, SMOLLM2, VLLMConfig(enforce_eager=asked), "float32", 256)
     assert found["enforce_eager"] is expected

@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.statistics.accuracy import (
-    accuracy,
-    by_label,
-    guess_adjusted,
-    majority_at_k,
-    paired_difference,
-    pass_at_k,
-)
+from luffy.statistics.accuracy import accuracy, by_label, guess_adjusted, majority_at_k, paired_difference, pass_at_k
 from luffy.statistics.intervals import design_effect
 
 counts = st.integers(1, 8).flatmap(
@@ -24,25 +17,20 @@ counts = st.integers(1, 8).flatmap(
 )
 
 
-@pytest.mark.parametrize(
-    ("correct", "num_samples", "method"),
-    [
-        ([1] * 10 + [0] * 20, 1, "Blaker mid-p"),
-        ([4] * 10 + [0] * 20, 4, "Blaker mid-p"),
-        ([1] * 100 + [0] * 100, 1, "Wilson"),
-        ([3] * 10 + [0] * 20, 4, "Wilson, clustered"),
-        ([3] * 10 + [0] * 10, 4, "Wilson, clustered, few problems"),
-    ],
-)
+@pytest.mark.parametrize(("correct", "num_samples", "method"), [
+    ([1] * 10 + [0] * 20, 1, "Blaker mid-p"),
+    ([4] * 10 + [0] * 20, 4, "Blaker mid-p"),
+    ([1] * 100 + [0] * 100, 1, "Wilson"),
+    ([3] * 10 + [0] * 20, 4, "Wilson, clustered"),
+    ([3] * 10 + [0] * 10, 4, "Wilson, clustered, few problems"),
+])  # fmt: skip
 def test_an_estimate_names_its_method_and_its_problems(correct: list[int], num_samples: int, method: str) -> None:
     estimate = accuracy(correct, num_samples, 0.95)
     assert (estimate.method, estimate.num_problems) == (method, len(correct))
 
 
 @given(counts, st.floats(0.5, 0.999))
-def test_an_interval_holds_its_accuracy_stays_in_range_and_never_collapses(
-    case: tuple[int, list[int]], confidence: float
-) -> None:
+def test_an_interval_holds_its_accuracy_stays_in_range_and_never_collapses(case, confidence):
     k, correct = case
     estimate = accuracy(correct, k, confidence)
     assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
@@ -99,9 +87,7 @@ def draw_chances(rng: np.random.Generator, p: float, agreement: float, shape: tu
 
 
 @pytest.mark.parametrize(("n", "k", "p", "agreement"), list(cases()))
-def test_intervals_over_problems_hold_the_truth_as_often_as_they_say(
-    n: int, k: int, p: float, agreement: float
-) -> None:
+def test_intervals_over_problems_hold_the_truth_as_often_as_they_say(n, k, p, agreement):
     rng = np.random.default_rng([n, k, int(100 * p), int(10 * agreement)])
     correct_RP = rng.binomial(k, draw_chances(rng, p, agreement, (800, n)))
     estimates = [accuracy(correct_P.tolist(), k, 0.95) for correct_P in correct_RP]
@@ -121,7 +107,7 @@ def test_paired_intervals_hold_the_truth_as_often_as_they_say(n: int, k: int, p:
     assert np.mean([estimate.low <= gain <= estimate.high for estimate in differences]) >= 0.93 - 0.015
 
 
-def test_a_paired_difference_is_bonett_and_prices_interval() -> None:
+def test_a_paired_difference_is_bonett_and_prices_interval():
     # 40 problems, 7 won and 2 lost: centre 5/42, variance (8 + 3)/42 - (5/42)^2.
     second = [1.0] * 7 + [0.0] * 2 + [1.0] * 31
     first = [0.0] * 7 + [1.0] * 2 + [1.0] * 31
@@ -133,7 +119,7 @@ def test_a_paired_difference_is_bonett_and_prices_interval() -> None:
     assert result.p_value == pytest.approx(0.1211, abs=1e-4)  # z = 1.5502
 
 
-def test_imagined_problems_shrink_with_the_samples_that_make_an_accuracy() -> None:
+def test_imagined_problems_shrink_with_the_samples_that_make_an_accuracy():
     # 30 problems, each better or worse by 1/16: variance (30 + 16) / 256 / 32, since an imagined one counts 1/32.
     second, first = [0.5625, 0.5] * 15, [0.5, 0.5625] * 15
     result = paired_difference(first, second, 0.95, num_samples=32)
@@ -142,9 +128,7 @@ def test_imagined_problems_shrink_with_the_samples_that_make_an_accuracy() -> No
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30))
-def test_a_paired_difference_never_collapses_and_turns_its_sign_with_its_sides(
-    pairs: list[tuple[float, float]],
-) -> None:
+def test_a_paired_difference_never_collapses_and_turns_its_sign_with_its_sides(pairs):
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
     there, back = paired_difference(first, second, 0.95), paired_difference(second, first, 0.95)
     assert -1 <= there.difference.low <= there.difference.value <= there.difference.high <= 1
@@ -163,7 +147,7 @@ def test_paired_needs_the_same_problems() -> None:
         paired_difference([1.0], [1.0, 0.0], 0.95)
 
 
-def test_pass_at_k_equals_the_share_of_all_draws_with_a_correct_one() -> None:
+def test_pass_at_k_equals_the_share_of_all_draws_with_a_correct_one():
     # 5 samples, 2 correct, 3 drawn: 10 draws, one of which misses both.
     assert pass_at_k([2], 5, 3) == pytest.approx(1 - 1 / 10)
     assert pass_at_k([2, 0], 5, 1) == pytest.approx(0.2)
@@ -184,26 +168,23 @@ def test_pass_at_k_refuses_more_than_there_are() -> None:
         pass_at_k([1], 4, 8)
 
 
-@pytest.mark.parametrize(
-    ("votes", "share"),
-    [
-        ([("7", True), ("7", True), ("8", False)], 1.0),
-        ([("7", True), ("8", False), ("8", False)], 0.0),
-        ([("7", True), ("8", False)], 1 / 2),
-        ([("7", True), ("8", False), ("9", False)], 1 / 3),
-        # Numbers and texts that say the same, and what was graded correct in two ways, vote together.
-        ([("07.0", False), (" 7 ", False), ("8", True)], 0.0),
-        ([("1/2", True), ("0.5", True), ("3", False)], 1.0),
-        # One answer got two verdicts (a worker timed out): it is correct.
-        ([("x+1", True), ("x + 1", False), ("3", False)], 1.0),
-        # No answer never wins.
-        ([("8", True), (None, False), (None, False)], 1.0),
-        ([("9", False), (None, False), (None, False)], 0.0),
-        ([(None, False), (None, False)], 0.0),
-        # A verdict without an extracted answer (a judge's).
-        ([(None, True), (None, True), ("9", False)], 1.0),
-    ],
-)
+@pytest.mark.parametrize(("votes", "share"), [
+    ([("7", True), ("7", True), ("8", False)], 1.0),
+    ([("7", True), ("8", False), ("8", False)], 0.0),
+    ([("7", True), ("8", False)], 1 / 2),
+    ([("7", True), ("8", False), ("9", False)], 1 / 3),
+    # Numbers and texts that say the same, and what was graded correct in two ways, vote together.
+    ([("07.0", False), (" 7 ", False), ("8", True)], 0.0),
+    ([("1/2", True), ("0.5", True), ("3", False)], 1.0),
+    # One answer got two verdicts (a worker timed out): it is correct.
+    ([("x+1", True), ("x + 1", False), ("3", False)], 1.0),
+    # No answer never wins.
+    ([("8", True), (None, False), (None, False)], 1.0),
+    ([("9", False), (None, False), (None, False)], 0.0),
+    ([(None, False), (None, False)], 0.0),
+    # A verdict without an extracted answer (a judge's).
+    ([(None, True), (None, True), ("9", False)], 1.0),
+])  # fmt: skip
 def test_the_most_frequent_answer_of_a_problem_counts(votes: list[tuple[str | None, bool]], share: float) -> None:
     assert majority_at_k([votes]) == pytest.approx(share)
     assert majority_at_k([votes, [("1", True)]]) == pytest.approx((share + 1) / 2)
@@ -226,7 +207,7 @@ def test_no_votes_are_no_majority(votes: list[list[tuple[str | None, bool]]]) ->
         majority_at_k(votes)
 
 
-def test_an_unparsed_item_counts_as_a_guess_among_its_own_options() -> None:
+def test_an_unparsed_item_counts_as_a_guess_among_its_own_options():
     # 4 options: one right of two, one unparsed: 1 + 1/4. 5 options: both unparsed: 2/5. 10 options: both right.
     assert guess_adjusted([1, 0, 2], [1, 2, 0], [4, 5, 10], 2) == pytest.approx((1.25 + 0.4 + 2) / 6)
 

@@ -22,17 +22,11 @@ from luffy.statistics.paired import (
 )
 
 
-@pytest.mark.parametrize(
-    ("p_values", "adjusted"),
-    [
-        # By hand: .005 x 4, .01 x 3, .03 x 2, and .04 x 1, which the one before it raises to .06.
-        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
-        ([0.02, 0.02], [0.04, 0.04]),
-        ([0.4, 0.6, 0.9], [1.0, 1.0, 1.0]),
-        ([0.03], [0.03]),
-        ([], []),
-    ],
-)
+@pytest.mark.parametrize(("p_values", "adjusted"), [
+    # By hand: .005 x 4, .01 x 3, .03 x 2, and .04 x 1, which the one before it raises to .06.
+    ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
+    ([0.02, 0.02], [0.04, 0.04]), ([0.4, 0.6, 0.9], [1.0, 1.0, 1.0]), ([0.03], [0.03]), ([], []),
+])  # fmt: skip
 def test_holms_correction_by_hand(p_values: list[float], adjusted: list[float]) -> None:
     assert holm(p_values) == pytest.approx(adjusted)
 
@@ -96,9 +90,7 @@ def test_a_few_large_changes_among_small_ones_count_as_few() -> None:
 
 @given(st.integers(0, 60), st.integers(0, 60), st.sampled_from([0.8, 0.9, 0.95, 0.99]))
 @settings(max_examples=60, deadline=None)
-def test_the_p_value_is_below_the_level_just_where_the_interval_excludes_no_difference(
-    wins: int, losses: int, confidence: float
-) -> None:
+def test_the_p_value_is_below_the_level_just_where_the_interval_excludes_no_difference(wins, losses, confidence):
     first, second = [0.0] * wins + [1.0] * (losses + 10), [1.0] * wins + [0.0] * losses + [1.0] * 10
     result = compare_paired(first, second, 1, confidence)
     assert 0 < result.p_value <= 1
@@ -120,8 +112,7 @@ def test_intervals_of_differences_hold_the_truth(n: int, k: int, gain: float) ->
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "solved"),
-    [(40, 1, 0.97), (50, 1, 0.98), (100, 1, 0.99), (100, 1, 0.8), (200, 1, 0.995), (50, 4, 0.97)],
+    ("n", "k", "solved"), [(40, 1, 0.97), (50, 1, 0.98), (100, 1, 0.99), (100, 1, 0.8), (200, 1, 0.995), (50, 4, 0.97)]
 )
 def test_intervals_of_large_gains_hold_the_truth(n: int, k: int, solved: float) -> None:
     rng = np.random.default_rng([n, k, round(1000 * solved)])

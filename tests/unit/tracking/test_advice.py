@@ -1,11 +1,12 @@
 """What a run is told: most steps taught the policy nothing, or most responses had no answer."""
 
 import pytest
+from synthetic.trajectories import row_of
 
 from luffy.config import load_experiment
 from luffy.tracking.advice import advice_on_responses, advice_on_rl, advice_on_rollouts, advice_on_signal, had_signal
 from luffy.tracking.rollout_metrics import rollout_metrics
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import Group, Outcome
 
 ZERO, ENTROPY, UPDATES = "batch/zero_advantage_share", "actor/entropy_on_policy", "batch/optimizer_steps"
 SILENT = {ZERO: 1.0, ENTROPY: 2.0, "batch/solve_none": 1.0, "batch/solve_all": 0.0}
@@ -37,17 +38,14 @@ def test_a_run_with_a_signal_in_half_of_its_steps_is_told_nothing() -> None:
     assert advice_on_signal([], has_regularising_terms=True) is None
 
 
-@pytest.mark.parametrize(
-    ("method", "by_advantage", "regularised"),
-    [
-        ("on_policy", True, True),
-        ("dapo", True, False),
-        ("luffy", True, True),
-        ("relift", False, False),
-        ("srft", False, False),
-        ("chord", False, False),
-    ],
-)
+@pytest.mark.parametrize(("method", "by_advantage", "regularised"), [
+    ("on_policy", True, True),
+    ("dapo", True, False),
+    ("luffy", True, True),
+    ("relift", False, False),
+    ("srft", False, False),
+    ("chord", False, False),
+])  # fmt: skip
 def test_a_method_that_also_learns_otherwise_is_left_alone(method: str, by_advantage: bool, regularised: bool) -> None:
     objective = load_experiment("exp_configs/smoke.yaml", ["chain=rl", f"method={method}"]).objective
     assert objective is not None
@@ -55,25 +53,18 @@ def test_a_method_that_also_learns_otherwise_is_left_alone(method: str, by_advan
     assert bool(advice_on_rl(objective, [SILENT])) == by_advantage
 
 
-@pytest.mark.parametrize(
-    ("unread", "truncated", "asked"),
-    [
-        (0.5, 1.0, None),
-        (0.96, 0.1, "math: 96 % of the responses have no answer that the grader can read; does the prompt ask for the"),
-        (0.96, 0.9, "can read, and 90 % were cut off; does the prompt ask for a box? Is the.limit too low?"),
-    ],
-)
+@pytest.mark.parametrize(("unread", "truncated", "asked"), [
+    (0.5, 1.0, None),
+    (0.96, 0.1, "math: 96 % of the responses have no answer that the grader can read; does the prompt ask for the"),
+    (0.96, 0.9, "can read, and 90 % were cut off; does the prompt ask for a box? Is the.limit too low?"),
+])  # fmt: skip
 def test_the_line_says_how_many_and_what_to_look_at(unread: float, truncated: float, asked: str | None) -> None:
     said = advice_on_responses("math", unread, truncated, "the.limit")
     assert said is None if asked is None else said is not None and asked in said
 
 
 def step(*outcomes: Outcome) -> dict[str, float]:
-    rows = [
-        Trajectory((1,), (2,), (Source.ON_POLICY,), (-1.0,), (0,), float(o is Outcome.CORRECT), o, FinishReason.STOP)
-        for o in outcomes
-    ]
-    return rollout_metrics([Group("a", tuple(rows))])
+    return rollout_metrics([Group("a", tuple(row_of(o is Outcome.CORRECT, outcome=o) for o in outcomes))])
 
 
 def test_a_run_whose_rollouts_were_mostly_unreadable_is_advised() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 from reference.gradient_case import CONTEXTS, trajectories
+from synthetic.trajectories import row_of
 
 from luffy.tracking.journal import RolloutJournal
-from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Hint, Source, Trajectory
 
 
 def _same(left: Trajectory, right: Trajectory) -> bool:
@@ -84,20 +85,9 @@ def test_a_step_that_was_not_committed_is_absent(tmp_path: Path) -> None:
 
 
 def test_hybrid_and_replayed_rows_come_back_token_for_token_and_groups_in_order(tmp_path: Path) -> None:
-    off, own, replayed = Source.OFF_POLICY, Source.ON_POLICY, Source.REPLAY
-    hybrid = Trajectory(
-        (1, 2),
-        (3, 4, 5),
-        (off, off, own),
-        (float("nan"), -0.1, -1 / 3),
-        (-1, -1, 7),
-        1.0,
-        Outcome.CORRECT,
-        FinishReason.STOP,
-    )
-    old = Trajectory(
-        (1,), (9, 4), (replayed,) * 2, (-1e-300, -2 / 3), (2, 3), 1.0, Outcome.CORRECT, FinishReason.LENGTH
-    )
+    source = (Source.OFF_POLICY, Source.OFF_POLICY, Source.ON_POLICY)
+    hybrid = row_of(1.0, (3, 4, 5), source, logp_behavior=(math.nan, -0.1, -1 / 3), weight_version=(-1, -1, 7))
+    old = row_of(1.0, (9, 4), Source.REPLAY, logp_behavior=(-1e-300, -2 / 3), finish_reason=FinishReason.LENGTH)
     groups = [Group("b", (old, hybrid)), Group("a", (hybrid,)), Group("b", (old,))]
     RolloutJournal(tmp_path).commit(1, groups)
     assert repr(RolloutJournal(tmp_path).read(1)) == repr(groups)

@@ -4,16 +4,15 @@ import math
 from dataclasses import replace
 
 import pytest
+from synthetic.trajectories import row_of
 
 from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 
 def _row(reward: float, length: int = 2, off: bool = False, cut: bool = False) -> Trajectory:
-    source = Source.OFF_POLICY if off else Source.ON_POLICY
-    outcome = Outcome.CORRECT if reward else Outcome.WRONG
     finish = FinishReason.LENGTH if cut else FinishReason.STOP
-    return Trajectory((1,), (2,) * length, (source,) * length, (0.0,) * length, (0,) * length, reward, outcome, finish)
+    return row_of(reward, (2,) * length, Source.OFF_POLICY if off else Source.ON_POLICY, finish_reason=finish)
 
 
 def test_demonstrations_do_not_count_as_the_policy_s_success() -> None:
@@ -56,9 +55,7 @@ def test_off_policy_figures_are_left_out_without_demonstrations() -> None:
 
 
 def _hybrid(reward: float, given: int, own: int, begins: Source = Source.OFF_POLICY) -> Trajectory:
-    source = (begins,) * given + (Source.ON_POLICY,) * own
-    length, outcome = given + own, Outcome.CORRECT if reward else Outcome.WRONG
-    return Trajectory((1,), (2,) * length, source, (0.0,) * length, (0,) * length, reward, outcome, FinishReason.STOP)
+    return row_of(reward, (2,) * (given + own), (begins,) * given + (Source.ON_POLICY,) * own)
 
 
 def test_hybrid_rows_count_by_token_and_do_not_judge_the_policy() -> None:
@@ -114,22 +111,16 @@ def test_there_are_numbers_even_where_the_policy_said_nothing(groups: list[Group
 
 def test_staleness_is_counted_over_the_tokens_sampled_for_the_step() -> None:
     def drawn(*versions: int) -> Trajectory:
-        return replace(
-            _row(1.0), response_ids=(3,) * len(versions), source=(Source.ON_POLICY,) * len(versions),
-            weight_version=versions, logp_behavior=(-1.0,) * len(versions),
-        )  # fmt: skip
+        return row_of(1.0, (3,) * len(versions), weight_version=versions)
 
     trace = replace(drawn(-1, -1), source=(Source.OFF_POLICY,) * 2)
     groups = [Group("a", (drawn(9, 9, 8), trace)), Group("b", (drawn(7, 5),))]
     metrics = staleness_metrics(groups, step=10, max_staleness=2)
     assert metrics == {
-        "batch/stale_dropped_share": 0.5,
-        "rollout/staleness_mean": (0 + 0 + 1 + 2 + 4) / 5,
-        "rollout/staleness_max": 4.0,
-        "rollout/staleness_0_share": 0.4,
-        "rollout/staleness_1_share": 0.2,
+        "batch/stale_dropped_share": 0.5, "rollout/staleness_mean": (0 + 0 + 1 + 2 + 4) / 5,
+        "rollout/staleness_max": 4.0, "rollout/staleness_0_share": 0.4, "rollout/staleness_1_share": 0.2,
         "rollout/staleness_2_share": 0.2,
-    }
+    }  # fmt: skip
     assert staleness_metrics(groups, step=10, max_staleness=0) == {}
 
 

@@ -98,14 +98,8 @@ def test_only_time_is_left_out_of_a_comparison() -> None:
     assert without_times(row) == {"step": 1.0, "actor/loss": 0.5}
 
 
-def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path / "nothing.jsonl") == []
-
-
 @given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5), cut=st.integers(0, 6))
-def test_truncating_keeps_exactly_the_steps_up_to_the_cut(
-    values: list[float], cut: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_truncating_keeps_exactly_the_steps_up_to_the_cut(values, cut, tmp_path_factory):
     path = tmp_path_factory.mktemp("metrics") / "m.jsonl"
     writer = StepLines(path)
     for step, value in enumerate(values, start=1):

@@ -42,9 +42,7 @@ def test_disabled_means_that_wandb_is_not_even_imported(tmp_path: Path, monkeypa
         tracker.log(1, {"actor/loss": 0.5})
 
 
-def test_a_wandb_that_cannot_start_costs_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wandb_that_cannot_start_costs_one_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with caplog.at_level(logging.WARNING), track(tmp_path, "offline") as tracker:
         for step in (1, 2, 3):
@@ -53,9 +51,7 @@ def test_a_wandb_that_cannot_start_costs_one_warning(
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_wandb_that_fails_in_mid_run_is_asked_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wandb_that_fails_in_mid_run_is_asked_no_more(tmp_path, monkeypatch, caplog):
     failing = FailingRun()
     fake = SimpleNamespace(Settings=dict, init=lambda **_: failing)
     monkeypatch.setitem(sys.modules, "wandb", fake)
@@ -82,9 +78,7 @@ def keyless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / f"{tmp_path.name}.netrc"
 
 
-def test_online_without_a_key_is_offline_with_a_word_about_it(
-    keyless: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_online_without_a_key_is_offline_with_a_word_about_it(keyless, monkeypatch, caplog):
     online = TrackingConfig(wandb="online")
     assert _mode(online) == "offline"
     assert "no API key here" in caplog.text
@@ -147,9 +141,7 @@ def found(records: list[Any], kind: str) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_under_its_id_with_config_metrics_tables_and_a_reference(
-    tmp_path: Path, keyless: Path
-) -> None:
+def test_a_killed_run_goes_on_under_its_id_with_config_metrics_tables_and_a_reference(tmp_path, keyless):
     assert drive(tmp_path, 1, "kill -9").returncode == -9
     second = drive(tmp_path, 2, "")
     assert second.returncode == 0, second.stderr

@@ -47,9 +47,7 @@ SPLITS = {
 
 @pytest.mark.parametrize(("split", "temperature"), [*((split, 1.0) for split in SPLITS), ("packed_some_rows", 0.7)])
 @pytest.mark.parametrize("case", CASES)
-def test_the_gradient_of_the_factors_equals_the_float64_reference_for_any_split(
-    case: str, split: str, temperature: float
-) -> None:
+def test_the_gradient_of_the_factors_equals_the_float64_reference_for_any_split(case, split, temperature):
     expected_gradients, expected_factors, _ = expected_step(case, temperature)
     policy = adapted_policy(factors(), temperature=temperature, **SPLITS[split])
     policy.accumulate(make_batch(case, start()), step_of(case))
@@ -180,9 +178,7 @@ def test_the_embedded_engine_generates_with_the_adapter(zero_stage: int, tmp_pat
     ("written", "read", "dtype"),
     [(0, 0, "float32"), (2, 2, "float32"), (3, 3, "float32"), (1, 1, "bfloat16"), (2, 2, "bfloat16")],
 )
-def test_a_checkpoint_holds_the_adapter_alone_and_continues_bit_for_bit(
-    written: int, read: int, dtype: DType, tmp_path: Path
-) -> None:
+def test_a_checkpoint_holds_the_adapter_alone_and_continues_bit_for_bit(written, read, dtype, tmp_path):
     policy, store = adapted_policy(factors(), dtype, zero_stage=written), CheckpointStore(tmp_path, keep=2)
     batch = make_batch("luffy", start())
     for _ in range(2):

@@ -31,17 +31,11 @@ from luffy.training.attention import attend_by_sequence, attention_inputs, set_a
 from luffy.training.critic import Critic
 from luffy.training.policy import FrozenPolicy, Policy
 from luffy.training.policy_model import PolicyModel
-from luffy.training.ranks import init_process_group
 from luffy.types import TrainBatch
 
 PACKED = {"packing": True, "micro_batch_tokens": 10_000}
 PADDED = {"micro_batch_tokens": 10_000}
 LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
-
-
-@pytest.fixture(autouse=True)
-def _one_rank() -> None:
-    init_process_group()
 
 
 def imitation(width: int = 1) -> StepObjective:
@@ -56,7 +50,6 @@ def gradients_of(model: PreTrainedModel, rows: TrainBatch, layout: Mapping[str, 
 
 @functools.cache
 def scorers(kind: str) -> tuple[FrozenPolicy, ...]:
-    init_process_group()
     return tuple(FrozenPolicy(model_of(kind), execution(**layout), 1.0) for layout in (PACKED, PADDED))
 
 
@@ -104,15 +97,9 @@ def test_a_window_is_the_same_in_blocks(window: int | None) -> None:
     bounds = (0, 1300, 1305, 1945)
     query, key, value = (torch.randn(1, heads, 1945, 8, dtype=torch.float64) for heads in (4, 2, 2))
     found, _ = attend_by_sequence(
-        torch.nn.Identity(),
-        query,
-        key,
-        value,
-        None,
-        scaling=0.3,
-        sliding_window=window,
+        torch.nn.Identity(), query, key, value, None, scaling=0.3, sliding_window=window,
         sequence_bounds=torch.tensor(bounds),
-    )
+    )  # fmt: skip
     flat = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     assert torch.allclose(found[0], varlen_attention(*flat, bounds[1:-1], 0.3, window))
 
@@ -141,9 +128,7 @@ def test_a_square_mask_would_be_found() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral"])
 @pytest.mark.parametrize("layout", [PACKED, PADDED], ids=["packed", "padded"])
-def test_nothing_is_square_in_the_tokens_of_a_row(
-    layout: Mapping[str, object], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_square_in_the_tokens_of_a_row(layout, kind, monkeypatch):
     monkeypatch.setattr(attention, "_BLOCK", 16)
     batch = batch_of(rows_of([(30, 71), (20, 20), (1, 9)]))
     policy = Policy(model_of(kind), OPTIMIZER, execution(**layout), "float32")
@@ -225,14 +210,10 @@ def test_kernels_for_gpus_are_refused_without_one(wanted: AttentionKind) -> None
         set_attention(model_of("qwen2"), ExecutionConfig(attention=wanted, packing=True))
 
 
-def test_a_recurrent_model_is_padded_and_not_packed() -> None:
+def test_a_recurrent_model_is_padded_and_not_packed_also_if_its_configuration_does_not_say_so(monkeypatch):
     set_attention(recurrent_model(), ExecutionConfig())
     with pytest.raises(DataError, match="packing: true does not support FalconH1ForCausalLM"):
         set_attention(recurrent_model(), ExecutionConfig(packing=True))
-
-
-def test_a_model_whose_packed_sequences_meet_is_found_by_running_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recurrent model that does not say so in its configuration."""
     monkeypatch.setattr(attention, "_attends_plainly", lambda model: True)
     with pytest.raises(DataError, match="FalconH1ForCausalLM see each other; use packing: false"):
         set_attention(recurrent_model(), ExecutionConfig(packing=True))

@@ -18,32 +18,29 @@ def test_adapting_a_folder_changes_its_configuration_and_keeps_its_weights(tmp_p
     model.generation_config.temperature = 0.3
     model.generation_config.do_sample = True
     model.save_pretrained(tmp_path / "given")
-    adapt_model_folder(
-        ModelConfig(path=str(tmp_path / "given"), rope_theta=40000.0, max_position_embeddings=256), tmp_path / "model"
-    )
+    before = {file.name: file.read_bytes() for file in (tmp_path / "given").iterdir()}
+    config = ModelConfig(path=str(tmp_path / "given"), rope_theta=40000.0, max_position_embeddings=256)
+    for _ in range(2):  # again after a kill
+        adapt_model_folder(config, tmp_path / "model")
     adapted = load_causal_lm(tmp_path / "model", "float32")
     assert adapted.config.max_position_embeddings == 256
     assert adapted.config.rope_parameters["rope_theta"] == 40000.0
     assert torch.equal(adapted.lm_head.weight, model.lm_head.weight)
     assert not (tmp_path / "model/generation_config.json").exists()
+    assert {file.name: file.read_bytes() for file in (tmp_path / "given").iterdir()} == before
 
 
-def test_a_folder_written_before_transformers_5_is_adapted_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "written", [{"rope_theta": 10000.0}, {"rope_parameters": None}], ids=["before transformers 5", "none"]
+)
+def test_the_base_of_the_rotations_may_be_written_as_before_transformers_5_or_missing(tmp_path: Path, written) -> None:
     tiny_model().save_pretrained(tmp_path / "given")
     file = tmp_path / "given/config.json"
     config = json.loads(file.read_text())
-    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
-    file.write_text(json.dumps(config))
-    adapt_model_folder(ModelConfig(path=str(tmp_path / "given"), rope_theta=40000.0), tmp_path / "model")
-    assert load_causal_lm(tmp_path / "model", "float32").config.rope_parameters["rope_theta"] == 40000.0
-
-
-def test_the_base_of_the_rotations_may_be_missing(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path / "given")
-    file = tmp_path / "given/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": None}))
+    del config["rope_parameters"]
+    file.write_text(json.dumps(config | written))
     adapt_model_folder(ModelConfig(path=str(tmp_path / "given"), rope_theta=4e4), tmp_path / "model")
-    assert json.loads((tmp_path / "model/config.json").read_text())["rope_theta"] == 4e4
+    assert load_causal_lm(tmp_path / "model", "float32").config.rope_parameters["rope_theta"] == 4e4
 
 
 def test_the_base_of_the_rotations_may_be_one_for_each_kind_of_layer(tmp_path: Path) -> None:
@@ -55,13 +52,6 @@ def test_the_base_of_the_rotations_may_be_one_for_each_kind_of_layer(tmp_path: P
     assert {kind: each["rope_theta"] for kind, each in rope.items()} == dict.fromkeys(
         ("full_attention", "sliding_attention"), 4e4
     )
-
-
-def test_the_given_folder_stays_as_it_was(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path / "given")
-    before = {file.name: file.read_bytes() for file in (tmp_path / "given").iterdir()}
-    adapt_model_folder(ModelConfig(path=str(tmp_path / "given"), rope_theta=1.0), tmp_path / "model")
-    assert {file.name: file.read_bytes() for file in (tmp_path / "given").iterdir()} == before
 
 
 def test_the_result_stays_as_it_was_when_the_given_file_is_written_again(tmp_path: Path) -> None:
@@ -88,10 +78,3 @@ def test_weights_in_the_hub_s_cache_are_linked(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no config\.json"):
         adapt_model_folder(ModelConfig(path=str(tmp_path)), tmp_path / "model")
-
-
-def test_adapting_again_after_a_kill_succeeds(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path / "given")
-    for _ in range(2):
-        adapt_model_folder(ModelConfig(path=str(tmp_path / "given")), tmp_path / "model")
-    assert load_causal_lm(tmp_path / "model", "float32").num_parameters() == tiny_model().num_parameters()

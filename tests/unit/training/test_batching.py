@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.gradient_case import trajectories
+from synthetic.trajectories import row_of
 
 from luffy.config.group import GeneralizedAdvantage, GroupMeanAdvantage
 from luffy.training.batching import (
@@ -25,23 +26,14 @@ from luffy.training.batching import (
     split_into_micro_batches,
     take_rows,
 )
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import Group, Source, Trajectory
 
 MEAN = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
 LENGTHS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=5), min_size=1, max_size=7)
 
 
 def _row(length: int, reward: float = 0.0) -> Trajectory:
-    return Trajectory(
-        prompt_ids=(1, 2),
-        response_ids=(3,) * length,
-        source=(Source.ON_POLICY,) * length,
-        logp_behavior=(-1.0,) * length,
-        weight_version=(0,) * length,
-        reward=reward,
-        outcome=Outcome.CORRECT if reward else Outcome.WRONG,
-        finish_reason=FinishReason.STOP,
-    )
+    return row_of(reward, (3,) * length, prompt_ids=(1, 2))
 
 
 def _groups(lengths: list[list[int]]) -> list[Group]:
@@ -58,9 +50,7 @@ def _keys(shard: Shard, update: int) -> list[tuple[int, int, float]]:
 
 
 @given(lengths=LENGTHS, num_updates=st.integers(1, 4), num_ranks=st.integers(1, 4))
-def test_every_row_is_learned_once_in_the_update_of_its_group(
-    lengths: list[list[int]], num_updates: int, num_ranks: int
-) -> None:
+def test_every_row_is_learned_once_in_the_update_of_its_group(lengths, num_updates, num_ranks):
     shards = shard_groups(_groups(lengths), MEAN, num_updates, num_ranks, seed=3)
     (alone,) = shard_groups(_groups(lengths), MEAN, num_updates, 1, seed=3)
     assert {len(shard.accuracies) for shard in shards} == {len(lengths)}
@@ -110,9 +100,7 @@ def test_ranks_without_a_row_take_part_in_every_update(num_ranks: int) -> None:
 
 
 @given(lengths=LENGTHS, num_updates=st.integers(1, 3), num_ranks=st.integers(1, 3))
-def test_the_contexts_of_an_episode_share_update_rank_and_advantage(
-    lengths: list[list[int]], num_updates: int, num_ranks: int
-) -> None:
+def test_the_contexts_of_an_episode_share_update_rank_and_advantage(lengths, num_updates, num_ranks):
     """Every second episode has a context of one token before each of its tokens but the first."""
     whole = _groups(lengths)
     groups = [
@@ -147,10 +135,8 @@ def _cut(row: Trajectory) -> Trajectory:
     )
 
 
-OWN = Trajectory((1,), (2, 3), (Source.ON_POLICY,) * 2, (-1.0,) * 2, (0,) * 2, 1.0, Outcome.CORRECT, FinishReason.STOP)
-TRACE = replace(OWN, source=(Source.OFF_POLICY,) * 2)
-HINT = replace(OWN, source=(Source.OFF_POLICY, Source.ON_POLICY))
-EARLIER = replace(OWN, source=(Source.REPLAY,) * 2)
+OWN, TRACE, EARLIER = (row_of(1.0, (2, 3), source) for source in (Source.ON_POLICY, Source.OFF_POLICY, Source.REPLAY))
+HINT = row_of(1.0, (2, 3), (Source.OFF_POLICY, Source.ON_POLICY))
 ROWS = {
     "plain": (OWN,), "replayed": (OWN, EARLIER), "demonstrated": (OWN, TRACE), "hinted": (OWN, HINT),
     "replayed and demonstrated": (OWN, TRACE, EARLIER),
@@ -199,9 +185,7 @@ def test_groups_of_one_kind_are_dealt_at_random_and_no_update_is_favoured() -> N
 
 
 @given(num_updates=st.integers(1, 6), passes=st.integers(1, 5), seed=st.integers(0, 2**63 - 1))
-def test_every_pass_takes_every_mini_batch_once_and_the_first_as_they_were_dealt(
-    num_updates: int, passes: int, seed: int
-) -> None:
+def test_every_pass_takes_every_mini_batch_once_and_the_first_as_they_were_dealt(num_updates, passes, seed):
     order = order_of_passes(num_updates, passes, seed)
     each = [order[start : start + num_updates] for start in range(0, len(order), num_updates)]
     assert each[0] == list(range(num_updates))

@@ -27,7 +27,6 @@ from synthetic.arithmetic import tiny_tokenizer
 
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.config.model import DType
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import link_or_copy
 from luffy.pipeline.graph import build_graph
@@ -51,9 +50,7 @@ def _equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) ->
     [(0, "float32", ()), (2, "float32", ("optimizer",)), (3, "float32", ("parameters",)), (1, "bfloat16", ()),
      (2, "bfloat16", ()), (3, "bfloat16", ("optimizer", "parameters"))],
 )  # fmt: skip
-def test_resumed_policy_and_critic_continue_bit_for_bit(
-    zero_stage: int, dtype: DType, offloads: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_resumed_policy_and_critic_continue_bit_for_bit(zero_stage, dtype, offloads, tmp_path):
     settings: dict[str, object] = {"zero_stage": zero_stage, **{f"offload_{what}": True for what in offloads}}
     store, parts = CheckpointStore(tmp_path, keep=2), trained(0, dtype, **settings)
     take_step(parts)
@@ -69,9 +66,7 @@ def test_resumed_policy_and_critic_continue_bit_for_bit(
 
 
 @pytest.mark.parametrize(("written", "read"), [(0, 1), (1, 0), (2, 0), (3, 2), (0, 3), (2, 3)])
-def test_another_zero_stage_continues_with_the_same_weights_and_moments(
-    written: int, read: int, tmp_path: Path
-) -> None:
+def test_another_zero_stage_continues_with_the_same_weights_and_moments(written, read, tmp_path):
     write_and_go_on(tmp_path, written)
     resume_and_go_on(tmp_path, read)
     assert_resumed_as_if_undisturbed(tmp_path)
@@ -108,9 +103,7 @@ def test_engines_that_never_stepped_come_back_without_moments(zero_stage: int, t
 
 
 @pytest.mark.parametrize(("fused", "device"), [(None, "cpu"), (True, "meta")])
-def test_the_step_count_of_adam_comes_back_to_where_its_kernel_reads_it(
-    fused: bool | None, device: str, tmp_path: Path
-) -> None:
+def test_the_step_count_of_adam_comes_back_to_where_its_kernel_reads_it(fused, device, tmp_path):
     """The meta device stands for a GPU, whose fused kernel refuses a count on the CPU."""
     kinds = {"weight": torch.ones(4), "exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4), "step": torch.tensor(3.0)}
     write_pieces(tmp_path, 0, {"w": (4,)}, [(PieceKey(kind, 0, "w"), tensor) for kind, tensor in kinds.items()])
@@ -187,9 +180,7 @@ def test_a_complete_checkpoint_is_never_replaced_but_what_a_kill_left_goes(tmp_p
     assert store.newest() == 6
 
 
-def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(tmp_path, monkeypatch):
     store, parts, fsync = CheckpointStore(tmp_path, keep=1), trained(0), os.fsync
     store.save(engines(parts), 0, {"at": 0})
     survived = []

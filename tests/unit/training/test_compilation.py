@@ -11,15 +11,7 @@ import pytest
 import torch
 from deepspeed.utils import safe_get_full_grad
 from reference.attention_case import batch_of, rows_of
-from reference.gradient_case import (
-    OPTIMIZER,
-    execution,
-    make_batch,
-    reference_step,
-    relative_l2,
-    step_of,
-    tiny_model,
-)
+from reference.gradient_case import OPTIMIZER, execution, make_batch, reference_step, relative_l2, step_of, tiny_model
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
@@ -28,7 +20,6 @@ from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.attention import compile_layers
 from luffy.training.policy import FrozenPolicy, Policy
-from luffy.training.ranks import init_process_group
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(
@@ -40,11 +31,6 @@ LAYOUTS = (
     {"micro_batch_tokens": 10_000, "gradient_checkpointing": True},
 )
 LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
-
-
-@pytest.fixture(autouse=True)
-def _one_rank() -> None:
-    init_process_group()
 
 
 def num_compiled() -> int:

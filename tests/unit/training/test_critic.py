@@ -38,9 +38,7 @@ def _with_targets(critic: Critic, rows: TrainBatch, return_BT: torch.Tensor) -> 
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("value_clip", [None, 0.2])
-def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(
-    value_clip: float | None, split: str
-) -> None:
+def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(value_clip, split):
     model = tiny_model()
     expected_gradients, expected_parameters = reference_steps(model, value_clip)
     gradients, parameters, metrics = engine_steps(model, value_clip, slice(None), SPLITS[split])
@@ -96,12 +94,6 @@ def test_equal_returns_have_no_variance_to_explain() -> None:
     critic, rows = _critic(), batch()
     return_BT = 0.1 * rows.response_mask_BT.float()
     assert "critic/explained_variance" not in critic.update(_with_targets(critic, rows, return_BT), 0.1)
-
-
-def test_a_critic_learns_its_returns() -> None:
-    critic = _critic(value_clip=None)
-    losses = [_learn(critic)["critic/loss"] for _ in range(40)]
-    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_the_clip_takes_the_worse_of_both_values() -> None:

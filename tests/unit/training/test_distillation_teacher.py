@@ -9,13 +9,7 @@ from reference.rows import evaluate
 
 from luffy.training.batching import collate
 from luffy.training.policy import DistillationTeacher, FrozenPolicy, ServedScores
-from luffy.training.ranks import init_process_group
 from luffy.types import Source
-
-
-@pytest.fixture(autouse=True)
-def ranks() -> None:
-    init_process_group()  # ranks agree on the number of micro-batches
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])

@@ -80,13 +80,10 @@ def test_every_shipped_method_has_a_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "temperature"),
-    [*((split, 1.0) for split in SPLITS), ("one_row_each", 0.7), ("packed_some_rows", 0.7)],
+    ("split", "temperature"), [*((split, 1.0) for split in SPLITS), ("one_row_each", 0.7), ("packed_some_rows", 0.7)]
 )
 @pytest.mark.parametrize("case", CASES)
-def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(
-    case: str, split: str, temperature: float
-) -> None:
+def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(case, split, temperature):
     expected_gradients, expected_parameters = reference_step(case, _model(), temperature)
     policy = _policy(temperature, **SPLITS[split])
     metrics = policy.accumulate(make_batch(case, _model()), step_of(case))

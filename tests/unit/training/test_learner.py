@@ -10,18 +10,15 @@ from reference.gradient_case import execution, terms_of, tiny_model, trajectorie
 from reference.learner_case import METHODS, NUM_GROUPS, RL, make_learner, objective, rate, shard_of, two_updates
 from reference.variants import STEP
 from safetensors.torch import load_file
+from synthetic.settings import rl_settings
 
-from luffy.config import load_experiment
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.settings import RLSettings
-from luffy.config.training import CriticConfig, OptimizerConfig
-from luffy.pipeline.graph import build_graph
+from luffy.config.training import CriticConfig, OptimizerConfig, RLConfig
 from luffy.training import update_metrics
 from luffy.training.batching import Shard, shard_rows
 from luffy.training.critic import Critic
 from luffy.training.learner import Learner, TrainerSpec
 from luffy.training.policy import Policy
-from luffy.training.ranks import init_process_group
 from luffy.training.update_metrics import PartTimes
 from luffy.types import Outcome
 
@@ -71,13 +68,17 @@ def test_no_group_is_no_update() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.policy.causal_lm.state_dict().items())
 
 
+def with_critic(rl: RLConfig) -> tuple[Policy, Learner]:
+    policy = Policy(tiny_model(), rl.optimizer, execution(), "float32")
+    critic = Critic(tiny_model(), rl.critic, execution(), "float32")
+    return policy, Learner(policy, objective("ppo"), rl, pad_id=0, critic=critic)
+
+
 def test_a_critic_that_warms_up_learns_alone() -> None:
     rows, index = trajectories("ppo", num_groups=NUM_GROUPS)
     config = CriticConfig(optimizer=OptimizerConfig(lr=0.05), warmup_steps=STEP)
     rl = RL.model_copy(update={"critic": config})
-    policy = Policy(tiny_model(), rl.optimizer, execution(), "float32")
-    critic = Critic(tiny_model(), config, execution(), "float32")
-    learner = Learner(policy, objective("ppo"), rl, pad_id=0, critic=critic)
+    policy, learner = with_critic(rl)
     before = copy.deepcopy(policy.causal_lm.state_dict())
     metrics = learner.learn(shard_of(rows, index, "ppo"), STEP)
     assert metrics["critic/loss"] > 0 and "actor/loss" not in metrics
@@ -89,8 +90,7 @@ def test_the_critic_predicts_what_it_has_seen() -> None:
     rows, index = trajectories("ppo", num_groups=NUM_GROUPS)
     config = CriticConfig(optimizer=OptimizerConfig(lr=0.02, weight_decay=0.0), value_clip=None, warmup_steps=100)
     rl = RL.model_copy(update={"critic": config, "steps": 60})
-    policy = Policy(tiny_model(), rl.optimizer, execution(), "float32")
-    learner = Learner(policy, objective("ppo"), rl, 0, Critic(tiny_model(), config, execution(), "float32"))
+    _, learner = with_critic(rl)
     history = [learner.learn(shard_of(rows, index, "ppo"), step) for step in range(1, 41)]
     assert history[-1]["critic/explained_variance"] > 0.5 > history[0]["critic/explained_variance"]
 
@@ -127,16 +127,11 @@ def test_an_interleaved_step_learns_the_traces() -> None:
     assert [term.name for term in terms_of("relift_sft")] == ["sft", "sft_entropy"]
 
 
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
-
-
 def test_an_sft_step_between_rl_steps_has_its_dropout_whatever_was_drawn_before(tmp_path: Path) -> None:
-    config = load_experiment(SMOKE, ["chain=rl", "method=relift", "sft.optimizer.lr=1e-2"])
-    (settings,) = (node.settings for node in build_graph(config) if isinstance(node.settings, RLSettings))
+    settings = rl_settings("chain=rl", "method=relift", "sft.optimizer.lr=1e-2")
     model = tiny_model()
     model.config.attention_dropout = 0.5
     model.save_pretrained(tmp_path / "model")
-    init_process_group()
     (shard,) = shard_rows(trajectories("sft")[0], 1)
     for drawn in (1, 2):
         rank = TrainerSpec(settings, execution(), tmp_path / "model", tmp_path, longest=32, pad_id=0).open_rank()
@@ -146,11 +141,6 @@ def test_an_sft_step_between_rl_steps_has_its_dropout_whatever_was_drawn_before(
     one, other, start = (load_file(tmp_path / name / "model.safetensors") for name in ("1", "2", "model"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not all(torch.equal(one[name], start[name]) for name in one)
-
-
-@pytest.fixture(autouse=True)
-def a_group_of_one() -> None:
-    init_process_group()
 
 
 def times_of(flops: float, **seconds: float) -> PartTimes:
@@ -170,19 +160,9 @@ def test_a_part_that_comes_twice_is_added_up() -> None:
     assert times.seconds["update"] > first > 0
 
 
-def test_without_a_known_peak_the_speed_is_told_and_no_share() -> None:
-    metrics = times_of(6e12, logp_old=1.0, update=2.0).metrics()
-    assert metrics == {
-        "perf/logp_old_s": 1.0,
-        "perf/update_s": 2.0,
-        "perf/model_tflops": pytest.approx(2.0),
-    }
-
-
-def test_mfu_is_the_share_of_the_peak_over_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mfu_is_the_share_of_a_known_peak_over_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = {"perf/logp_old_s": 1.0, "perf/update_s": 2.0, "perf/model_tflops": pytest.approx(2.0)}
+    assert times_of(6e12, logp_old=1.0, update=2.0).metrics() == metrics
+    assert times_of(0.0, update=2.0).metrics() == {"perf/update_s": 2.0}  # a model that is not counted
     monkeypatch.setattr(update_metrics, "device_peak", lambda: 8e12)
     assert times_of(6e12, logp_old=1.0, update=2.0).metrics()["perf/mfu"] == pytest.approx(0.25)
-
-
-def test_a_model_that_is_not_counted_has_times_alone() -> None:
-    assert times_of(0.0, update=2.0).metrics() == {"perf/update_s": 2.0}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model, trajectories
-from reference.rows import evaluate
+from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from luffy.config.model import DType
@@ -17,29 +16,6 @@ from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import Policy, check_fits
-
-
-@pytest.mark.parametrize("packing", [False, True])
-def test_logprobs_equal_a_plain_forward_pass(packing: bool) -> None:
-    model = tiny_model()
-    batch = make_batch("luffy", model)
-    policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(packing=packing, micro_batch_tokens=50), "float32")
-    found_BT = policy.logprobs(batch)
-    for b, row in enumerate(trajectories("luffy")[0]):
-        mask_T = batch.response_mask_BT[b]
-        assert torch.allclose(found_BT[b][mask_T].double(), evaluate(model.double(), row)[0], atol=1e-5)
-        assert not found_BT[b][~mask_T].any()
-        model.float()
-
-
-def test_temperature_divides_the_logits() -> None:
-    model = tiny_model()
-    batch = make_batch("luffy", model)
-    hot = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32", temperature=2.0)
-    scaled = copy.deepcopy(model)
-    scaled.lm_head.weight.data /= 2.0
-    plain = Policy(scaled, OPTIMIZER, execution(), "float32")
-    assert torch.allclose(hot.logprobs(batch), plain.logprobs(batch), atol=1e-6)
 
 
 def test_export_is_a_plain_model_folder(tmp_path: Path) -> None:

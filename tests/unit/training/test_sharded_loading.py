@@ -57,9 +57,7 @@ def test_the_weights_and_buffers_are_those_of_an_ordinary_load(kind: str, dtype:
     assert model.generation_config.to_dict() == whole.generation_config.to_dict()
 
 
-def test_weights_that_are_stored_in_another_form_are_loaded_whole(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_that_are_stored_in_another_form_are_loaded_whole(tmp_path, caplog):
     config = Qwen2MoeConfig(
         vocab_size=23, hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_hidden_layers=1,
         num_experts=2, shared_expert_intermediate_size=8, num_attention_heads=2, num_key_value_heads=2,
