@@ -40,9 +40,12 @@ from reference.variants import STEP, TOTAL_STEPS
 NUM_GROUPS = 5
 SCHEDULE = ScheduleConfig(kind="linear", final_share=0.1)
 RL = RLConfig(
-    steps=TOTAL_STEPS, prompts_per_step=NUM_GROUPS + 1, prompts_per_update=3, max_response_tokens=MAX_RESPONSE_TOKENS,
+    steps=TOTAL_STEPS,
+    prompts_per_step=NUM_GROUPS + 1,
+    prompts_per_update=3,
+    max_response_tokens=MAX_RESPONSE_TOKENS,
     optimizer=OPTIMIZER.model_copy(update={"schedule": SCHEDULE}),
-)  # fmt: skip
+)
 DEAL = 4
 """Seed of the deal. A filter may leave five groups of six: one update takes two of them, the other three."""
 METHODS = [name for name in available_presets("methods") if name not in ("sft", "dft", "ppo")]

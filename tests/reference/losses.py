@@ -321,9 +321,12 @@ REFERENCES: dict[str, Reference] = {
     "reinforce_pp": Reference("rollouts", estimators.reinforce_pp_baseline, reinforce_pp()),
     "gspo": Reference("rollouts", estimators.standardised, gspo),
     "cispo": Reference("rollouts", estimators.standardised, cispo),
-    "aipo": Reference("rollouts", estimators.centred, aipo), "ppo": Reference("rollouts", estimators.generalised, ppo),
-    "relift": Reference("rollouts", estimators.centred, dapo), "opd": Reference("rollouts", estimators.none, opd),
-    "opd_rl": Reference("rollouts", estimators.centred, opd_rl), "opsd": Reference("rollouts", estimators.none, opd),
+    "aipo": Reference("rollouts", estimators.centred, aipo),
+    "ppo": Reference("rollouts", estimators.generalised, ppo),
+    "relift": Reference("rollouts", estimators.centred, dapo),
+    "opd": Reference("rollouts", estimators.none, opd),
+    "opd_rl": Reference("rollouts", estimators.centred, opd_rl),
+    "opsd": Reference("rollouts", estimators.none, opd),
     "luffy": Reference("demonstrations", estimators.centred, mixed(_luffy_shape)),
     "luffy_no_shaping": Reference("demonstrations", estimators.centred, mixed(_unshaped)),
     "luffy_prefix": Reference("guided", estimators.centred, mixed(_luffy_shape)),
@@ -339,5 +342,5 @@ REFERENCES: dict[str, Reference] = {
     "scaf_grpo": Reference("rollouts", estimators.standardised, ppo),
     "uft": Reference("all_guided", estimators.standardised, uft),
     "bread": Reference("all_guided", estimators.standardised, bread),
-}  # fmt: skip
+}
 """By the name of the preset; `relift_sft` is the supervised half of `relift`."""

@@ -39,25 +39,41 @@ def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
     response = (position >= 1) & (position <= column("length"))
     zeros = torch.zeros(len(rows), width)
     return TrainBatch(
-        input_ids_BT=torch.ones(len(rows), width, dtype=torch.long), attention_mask_BT=position <= column("length"),
-        position_ids_BT=position, response_mask_BT=response, is_off_policy_BT=response & (position <= column("guided")),
-        advantage_BT=zeros + advantage, logp_old_BT=zeros, logp_behavior_BT=zeros + torch.nan, logp_ref_BT=zeros,
-        logp_teacher_BT=zeros, value_old_BT=zeros, return_BT=zeros,
+        input_ids_BT=torch.ones(len(rows), width, dtype=torch.long),
+        attention_mask_BT=position <= column("length"),
+        position_ids_BT=position,
+        response_mask_BT=response,
+        is_off_policy_BT=response & (position <= column("guided")),
+        advantage_BT=zeros + advantage,
+        logp_old_BT=zeros,
+        logp_behavior_BT=zeros + torch.nan,
+        logp_ref_BT=zeros,
+        logp_teacher_BT=zeros,
+        value_old_BT=zeros,
+        return_BT=zeros,
         sequence_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),
         episode_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),
-        is_correct_BT=column("correct").bool().repeat(1, width), group_accuracy_BT=zeros + column("accuracy").float(),
-    )  # fmt: skip
+        is_correct_BT=column("correct").bool().repeat(1, width),
+        group_accuracy_BT=zeros + column("accuracy").float(),
+    )
 
 
 def tokens_of(batch: TrainBatch, logp_BT: Tensor, entropy_BT: Tensor | None = None) -> TokenBatch:
     """What the losses see of a batch under the given log-probabilities, at temperature 1."""
     entropy_BT = torch.ones_like(logp_BT) if entropy_BT is None else entropy_BT
     return TokenBatch(
-        logp_BT=logp_BT, entropy_BT=entropy_BT, untempered_logp_BT=logp_BT, untempered_entropy_BT=entropy_BT,
-        logp_old_BT=batch.logp_old_BT, logp_behavior_BT=batch.logp_behavior_BT, logp_ref_BT=batch.logp_ref_BT,
-        logp_teacher_BT=batch.logp_teacher_BT, advantage_BT=batch.advantage_BT, sequence_BT=batch.sequence_BT,
+        logp_BT=logp_BT,
+        entropy_BT=entropy_BT,
+        untempered_logp_BT=logp_BT,
+        untempered_entropy_BT=entropy_BT,
+        logp_old_BT=batch.logp_old_BT,
+        logp_behavior_BT=batch.logp_behavior_BT,
+        logp_ref_BT=batch.logp_ref_BT,
+        logp_teacher_BT=batch.logp_teacher_BT,
+        advantage_BT=batch.advantage_BT,
+        sequence_BT=batch.sequence_BT,
         selected_BT=batch.response_mask_BT,
-    )  # fmt: skip
+    )
 
 
 def objective_of(*terms: TermConfig, max_response_tokens: int = 10) -> StepObjective:

@@ -15,9 +15,13 @@ from reference.gradient_case import OPTIMIZER, execution, terms_of, trajectories
 
 SCHEDULE = ScheduleConfig(kind="linear", final_share=0.25)
 PLAN = SupervisedPlan(
-    steps=4, batch_size=5, optimizer=OPTIMIZER.model_copy(update={"schedule": SCHEDULE}), terms=terms_of("sft"),
-    checkpoint_every=2, seed=3,
-)  # fmt: skip
+    steps=4,
+    batch_size=5,
+    optimizer=OPTIMIZER.model_copy(update={"schedule": SCHEDULE}),
+    terms=terms_of("sft"),
+    checkpoint_every=2,
+    seed=3,
+)
 ENDS_AFTER = 3
 """The step after which an interrupted run ends; its newest checkpoint is one step older."""
 

@@ -74,10 +74,13 @@ def sequences(draw: st.DrawFn, unknown: bool = False, one_advantage: bool = Fals
         logp_mu_T[np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)))] = np.nan
     advantage = st.floats(-3.0, 3.0)
     return Tokens(
-        logp_T=logp_T, logp_old_T=np.minimum(logp_T + column(distance), 0.0), logp_mu_T=logp_mu_T,
-        logp_ref_T=np.minimum(logp_T + column(distance), 0.0), entropy_T=column(st.floats(0.0, 5.0)),
+        logp_T=logp_T,
+        logp_old_T=np.minimum(logp_T + column(distance), 0.0),
+        logp_mu_T=logp_mu_T,
+        logp_ref_T=np.minimum(logp_T + column(distance), 0.0),
+        entropy_T=column(st.floats(0.0, 5.0)),
         advantage_T=np.full(size, draw(advantage)) if one_advantage else column(advantage),
-    )  # fmt: skip
+    )
 
 
 def packed(parts: Sequence[Tokens], dtype: torch.dtype = torch.float64) -> TokenBatch:
@@ -89,11 +92,18 @@ def packed(parts: Sequence[Tokens], dtype: torch.dtype = torch.float64) -> Token
     owner = list(itertools.chain.from_iterable([7 + 3 * i] * len(part) for i, part in enumerate(parts)))
     logp_BT, entropy_BT = row("logp_T").requires_grad_(), row("entropy_T").requires_grad_()
     return TokenBatch(
-        logp_BT=logp_BT, entropy_BT=entropy_BT, untempered_logp_BT=logp_BT, untempered_entropy_BT=entropy_BT,
-        logp_old_BT=row("logp_old_T"), logp_behavior_BT=row("logp_mu_T"), logp_ref_BT=row("logp_ref_T"),
-        logp_teacher_BT=row("logp_ref_T"), advantage_BT=row("advantage_T"), sequence_BT=torch.tensor([owner]),
+        logp_BT=logp_BT,
+        entropy_BT=entropy_BT,
+        untempered_logp_BT=logp_BT,
+        untempered_entropy_BT=entropy_BT,
+        logp_old_BT=row("logp_old_T"),
+        logp_behavior_BT=row("logp_mu_T"),
+        logp_ref_BT=row("logp_ref_T"),
+        logp_teacher_BT=row("logp_ref_T"),
+        advantage_BT=row("advantage_T"),
+        sequence_BT=torch.tensor([owner]),
         selected_BT=torch.ones_like(logp_BT, dtype=torch.bool),
-    )  # fmt: skip
+    )
 
 
 def evaluate(config: LossConfig, *parts: Tokens) -> Loss:

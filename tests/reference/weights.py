@@ -53,24 +53,29 @@ _ENTROPY = mean_a_micro_batch(0.001, ROWS)
 _SWITCHED = 1 / (8 + 1)
 """Share of HPT's rows that are demonstrations where half of the prompts are switched: of 8 + 1 rows, one."""
 AUTHORS = {
-    ("luffy", "off_policy"): summed(1.0), ("luffy", "entropy"): _ENTROPY,
+    ("luffy", "off_policy"): summed(1.0),
+    ("luffy", "entropy"): _ENTROPY,
     ("luffy_no_shaping", "off_policy"): summed(1.0),
     ("luffy_no_shaping", "entropy"): _ENTROPY,
     ("luffy_prefix", "off_policy"): summed(1.0),
-    ("luffy_prefix", "entropy"): _ENTROPY, ("on_policy", "entropy"): _ENTROPY,
+    ("luffy_prefix", "entropy"): _ENTROPY,
+    ("on_policy", "entropy"): _ENTROPY,
     ("rl_sft_loss", "sft"): mean_a_micro_batch(1.0, ROWS / 8),
     ("rl_sft_loss", "entropy"): _ENTROPY,
     ("rl_plus", "off_policy"): summed(1.0),
-    ("rl_plus", "entropy"): _ENTROPY, ("exgrpo", "replayed"): summed(1.0), ("exgrpo", "entropy"): _ENTROPY,
+    ("rl_plus", "entropy"): _ENTROPY,
+    ("exgrpo", "replayed"): summed(1.0),
+    ("exgrpo", "entropy"): _ENTROPY,
     ("hpt", "sft"): mean_a_micro_batch(1.0, ROWS * _SWITCHED),
     ("hpt", "entropy"): _ENTROPY,
     ("srft", "sft"): mean_a_micro_batch(0.5, ROWS / 8),
-    ("srft", "off_policy"): summed(1.0), ("srft", "right"): summed(0.1),
+    ("srft", "off_policy"): summed(1.0),
+    ("srft", "right"): summed(0.1),
     ("chord", "sft"): own_means(0.1, 1, 0.9, 4),
     ("guide", "hinted"): 1.0,
     ("uft", "hint"): own_means(0.001, 1, 1.0, 1),
     ("uft", "kl"): 0.001,
-}  # fmt: skip
+}
 """By preset and term; SRFT's are the re-implementation's, published with HPT."""
 _ON_POLICY = {"srft": "wrong"}
 """The term whose tokens weigh 1; `on_policy` in all others."""

@@ -53,8 +53,14 @@ def _expression(luck: random.Random) -> Pair:
 
 
 _FORMS: Sequence[Callable[[random.Random], Pair]] = (
-    _fraction, _radical, _polynomial, _interval, _tuple, _integer, _expression,
-)  # fmt: skip
+    _fraction,
+    _radical,
+    _polynomial,
+    _interval,
+    _tuple,
+    _integer,
+    _expression,
+)
 
 TOWERS = (
     "9^{9^{9^{9}}}",
@@ -78,23 +84,64 @@ ENDLESS = (
 )
 """Formulas that look ordinary and never end."""
 _LARGE = (
-    r"\sqrt{%d+" * 60 + "2" + "}" * 60, r"\frac{1}{%d+" * 30 + "x" + "}" * 30, "{" * 5000 + "%d",
-    "}" * 3000 + r"\boxed{%d}", r"\boxed{" * 40 + "%d" + "}" * 40, "(" * 99 + "%d" + ")" * 99, "9" * 100_000 + "%d",
-    "x" * 100_000 + "%d", r"\[" * 2000 + "%d", "$" * 3001 + "%d",
+    r"\sqrt{%d+" * 60 + "2" + "}" * 60,
+    r"\frac{1}{%d+" * 30 + "x" + "}" * 30,
+    "{" * 5000 + "%d",
+    "}" * 3000 + r"\boxed{%d}",
+    r"\boxed{" * 40 + "%d" + "}" * 40,
+    "(" * 99 + "%d" + ")" * 99,
+    "9" * 100_000 + "%d",
+    "x" * 100_000 + "%d",
+    r"\[" * 2000 + "%d",
+    "$" * 3001 + "%d",
     r"\begin{pmatrix}" + r"\\".join("&".join("1" * 12) for _ in range(12)) + r"\end{pmatrix}+%d",
-    r"\left[-\infty, %d" + r"\right) \cup [3, " * 60, "0." + "9" * 900 + "%d",
-)  # fmt: skip
+    r"\left[-\infty, %d" + r"\right) \cup [3, " * 60,
+    "0." + "9" * 900 + "%d",
+)
 _STRANGE = (
-    "٣%d", "３%d", "\ud800%d", "%d\x00", "\u202e%d\u202c", "%d\u200b\ufeff", "__import__('os').system('exit %d')",
-    "def f():\n    while True: %d", "{{{%d", r"\frac{%d}{0}", r"\frac{}{%d}", r"\sqrt[0]{%d}", "%d🎉", "∞^∞+%d",
-    r"\text{%d", "<think>%d", "%d</think>", "<answer>%d", r"\\boxed{%d}", "1e999999%d", "%d%%%%", "nan+%d",
-    r"\infty-\infty+%d", r"\log_{1}{%d}", r"\lim_{x\to 0}\frac{%d}{x}", "%d;DROP TABLE answers",
-)  # fmt: skip
+    "٣%d",
+    "３%d",
+    "\ud800%d",
+    "%d\x00",
+    "\u202e%d\u202c",
+    "%d\u200b\ufeff",
+    "__import__('os').system('exit %d')",
+    "def f():\n    while True: %d",
+    "{{{%d",
+    r"\frac{%d}{0}",
+    r"\frac{}{%d}",
+    r"\sqrt[0]{%d}",
+    "%d🎉",
+    "∞^∞+%d",
+    r"\text{%d",
+    "<think>%d",
+    "%d</think>",
+    "<answer>%d",
+    r"\\boxed{%d}",
+    "1e999999%d",
+    "%d%%%%",
+    "nan+%d",
+    r"\infty-\infty+%d",
+    r"\log_{1}{%d}",
+    r"\lim_{x\to 0}\frac{%d}{x}",
+    "%d;DROP TABLE answers",
+)
 _ALPHABET = "\\{}[]()^_$&,.+-*/=<>0123456789xyπ√ \n\t\x00!|%#~'\"éß٣\ud800"
 _WORDS = (
-    r"\frac", r"\sqrt", r"\boxed", r"\left(", r"\right)", r"\text", r"\cup", r"\infty", r"\pi", "<think>", "^", "{",
+    r"\frac",
+    r"\sqrt",
+    r"\boxed",
+    r"\left(",
+    r"\right)",
+    r"\text",
+    r"\cup",
+    r"\infty",
+    r"\pi",
+    "<think>",
+    "^",
+    "{",
     "}",
-)  # fmt: skip
+)
 
 
 def hostile_answers(count: int, seed: int, endless: int) -> list[str]:

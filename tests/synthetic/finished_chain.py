@@ -87,25 +87,38 @@ def _reinforced(progress: float, noise: random.Random) -> dict[str, float]:
     wrong, none = 0.75 * (1 - reward), 0.2 * (1 - reward)
     measured = _held_out(progress) if (4 * progress).is_integer() else {}
     return {
-        "reward/mean": reward, "batch/on_reward": reward, "batch/off_reward": 1.0, "reward/correct_share": reward,
-        "reward/wrong_share": wrong, "reward/no_answer_share": none,
-        "reward/unparsable_share": 1 - reward - wrong - none, "reward/timed_out_share": 0.0,
-        "reward/crashed_share": 0.0, "actor/loss": near(-0.02, 0.02), "actor/on_policy_loss": near(0.0, 0.02),
-        "actor/off_policy_loss": near(-0.03, 0.01), "actor/entropy_loss": -0.3,
+        "reward/mean": reward,
+        "batch/on_reward": reward,
+        "batch/off_reward": 1.0,
+        "reward/correct_share": reward,
+        "reward/wrong_share": wrong,
+        "reward/no_answer_share": none,
+        "reward/unparsable_share": 1 - reward - wrong - none,
+        "reward/timed_out_share": 0.0,
+        "reward/crashed_share": 0.0,
+        "actor/loss": near(-0.02, 0.02),
+        "actor/on_policy_loss": near(0.0, 0.02),
+        "actor/off_policy_loss": near(-0.03, 0.01),
+        "actor/entropy_loss": -0.3,
         "actor/entropy_on_policy": near(0.35 - 0.2 * progress, 0.02),
         "actor/entropy_off_policy": near(0.5 - 0.15 * progress, 0.03),
         "actor/on_policy_prob": near(0.85 + 0.05 * progress, 0.01),
-        "actor/off_policy_prob": near(0.72 + 0.1 * progress, 0.01), "actor/grad_norm": abs(near(0.4, 0.12)),
-        "actor/lr": 1e-4, "actor/off_policy_weight_mean": near(0.78 + 0.06 * progress, 0.01),
+        "actor/off_policy_prob": near(0.72 + 0.1 * progress, 0.01),
+        "actor/grad_norm": abs(near(0.4, 0.12)),
+        "actor/lr": 1e-4,
+        "actor/off_policy_weight_mean": near(0.78 + 0.06 * progress, 0.01),
         "batch/solve_none": max(0, near(0.3 - 0.25 * progress, 0.05)),
         "batch/solve_all": max(0, near(0.05 + 0.3 * progress, 0.05)),
         "batch/zero_advantage_share": max(0, near(0.1 + 0.25 * progress, 0.05)),
-        "batch/off_policy_token_share": near(0.14, 0.01), "rollout/response_length_mean": near(31 + 12 * progress, 1.5),
+        "batch/off_policy_token_share": near(0.14, 0.01),
+        "rollout/response_length_mean": near(31 + 12 * progress, 1.5),
         "rollout/off_policy_length_mean": near(43, 1.0),
         "rollout/truncated_share": max(0, near(0.08 - 0.07 * progress, 0.02)),
-        "rollout/logp_gap_mean": abs(near(2e-7, 4e-8)), "perf/tokens_per_s": near(8000, 400),
-        "perf/step_s": near(0.7, 0.05), **measured,
-    }  # fmt: skip
+        "rollout/logp_gap_mean": abs(near(2e-7, 4e-8)),
+        "perf/tokens_per_s": near(8000, 400),
+        "perf/step_s": near(0.7, 0.05),
+        **measured,
+    }
 
 
 def _held_out(progress: float) -> dict[str, float]:
@@ -158,11 +171,20 @@ def _record(suite: str, decoding: str, problem: int, sample: int, chance: float,
     correct = luck.random() < chance
     outcome = "correct" if correct else luck.choices(("wrong", "no_answer", "unparsable"), (8, 3, 1))[0]
     return sample_record(
-        suite, f"p{problem}", correct, decoding=decoding, sample=sample, outcome=outcome,
-        finish_reason="length" if outcome == "no_answer" else "stop", num_tokens=luck.randint(12, 60), grader="math",
-        second_grader="math_strict", second_outcome="correct" if correct and problem % 10 else "wrong",
-        subject=SUBJECTS[problem % len(SUBJECTS)], level=str(1 + problem % 2) if suite == "longer" else None,
-    )  # fmt: skip
+        suite,
+        f"p{problem}",
+        correct,
+        decoding=decoding,
+        sample=sample,
+        outcome=outcome,
+        finish_reason="length" if outcome == "no_answer" else "stop",
+        num_tokens=luck.randint(12, 60),
+        grader="math",
+        second_grader="math_strict",
+        second_outcome="correct" if correct and problem % 10 else "wrong",
+        subject=SUBJECTS[problem % len(SUBJECTS)],
+        level=str(1 + problem % 2) if suite == "longer" else None,
+    )
 
 
 def _finish(directory: Path, node: str, position: int) -> None:

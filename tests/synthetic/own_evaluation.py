@@ -27,9 +27,12 @@ def own_evaluation(
     result = subprocess.run(
         [PYTHON, Path(__file__).parent / "task_set_evaluation.py"],
         input=json.dumps({**asked, "cases": [{"row": row, "turns": turns} for row, turns in cases]}) + "\n",
-        capture_output=True, text=True, timeout=PATIENCE_S,
-        env={**os.environ, "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}"}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}"},
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

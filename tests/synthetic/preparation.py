@@ -19,9 +19,12 @@ def prepare(
 ) -> StageResult:
     """Prepare `data`, with generated sources where it names none."""
     given = {
-        "train": {**SMALL, "num_prompts": 9, "num_operations": [3]}, "suites": {"small": SMALL},
-        "max_prompt_tokens": 5000, "max_trace_tokens": 400, **data,
-    }  # fmt: skip
+        "train": {**SMALL, "num_prompts": 9, "num_operations": [3]},
+        "suites": {"small": SMALL},
+        "max_prompt_tokens": 5000,
+        "max_trace_tokens": 400,
+        **data,
+    }
     settings = PrepareDataSettings(
         seed=3,
         data=DataConfig.model_validate_json(json.dumps(given)),

@@ -21,10 +21,15 @@ def write_stage_job(
         folders = (path.name for path in sorted(directory.iterdir()) if path.is_dir())
         write_finished(directory, "prepare_data" if name == "data" else "sft", name, "cd" * 8, folders)
     job = StageJob(
-        node="evaluate_sft" if stage == "evaluate" else stage, stage=stage, key="ab" * 8, settings=settings,
-        inputs={name: str(directory) for name, directory in inputs.items()}, upstream=dict.fromkeys(inputs, "cd" * 8),
-        execution=execution, tracking=TrackingConfig(),
-    )  # fmt: skip
+        node="evaluate_sft" if stage == "evaluate" else stage,
+        stage=stage,
+        key="ab" * 8,
+        settings=settings,
+        inputs={name: str(directory) for name, directory in inputs.items()},
+        upstream=dict.fromkeys(inputs, "cd" * 8),
+        execution=execution,
+        tracking=TrackingConfig(),
+    )
     write_job(out / "config.yaml", job)
     return ["--config", str(out / "config.yaml"), "--out", str(out)]
 

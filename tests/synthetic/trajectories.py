@@ -11,8 +11,11 @@ def row_of(
 ) -> Trajectory:
     """A row that is right where it has a reward, of tokens that are all from one source unless `source` lists them."""
     known = {
-        "prompt_ids": (1,), "logp_behavior": (-0.5,) * len(ids), "weight_version": (0,) * len(ids),
-        "outcome": Outcome.CORRECT if reward else Outcome.WRONG, "finish_reason": FinishReason.STOP,
-    }  # fmt: skip
+        "prompt_ids": (1,),
+        "logp_behavior": (-0.5,) * len(ids),
+        "weight_version": (0,) * len(ids),
+        "outcome": Outcome.CORRECT if reward else Outcome.WRONG,
+        "finish_reason": FinishReason.STOP,
+    }
     sources = source if isinstance(source, tuple) else (source,) * len(ids)
     return Trajectory(response_ids=ids, source=sources, reward=float(reward), **known | changes)

@@ -8,11 +8,14 @@ from luffy.cluster.weights import buckets
 from luffy.errors import ClusterError
 
 
-@pytest.mark.parametrize(("counts", "expected"), [
-    ((2, 2, 2, 2, 2), [["0", "1"], ["2", "3"], ["4"]]),
-    ((1, 100, 1, 1), [["0"], ["1"], ["2", "3"]]),  # a tensor larger than a bucket makes its own
-    ((), []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((2, 2, 2, 2, 2), [["0", "1"], ["2", "3"], ["4"]]),
+        ((1, 100, 1, 1), [["0"], ["1"], ["2", "3"]]),  # a tensor larger than a bucket makes its own
+        ((), []),
+    ],
+)
 def test_buckets_hold_the_weights_in_order_up_to_their_size(counts, expected):
     weights = [(str(i), torch.zeros(count)) for i, count in enumerate(counts)]
     assert [[name for name, _ in bucket] for bucket in buckets(iter(weights), 16)] == expected

@@ -62,12 +62,15 @@ def test_a_sweep_ends_its_chain_and_changes_no_stage_before_it() -> None:
     assert nodes[4].inputs == {"data": "prepare_data", "model": "rl"}
 
 
-@pytest.mark.parametrize(("overrides", "steps", "message"), [
-    ([], (7,), "7 is not among the 6 steps"),
-    ([], (0, 2), "0 is not among the 6 steps"),
-    (["chain=sft"], (2,), "has no stage rl"),
-    (["stages=[prepare_data, base, sft, rl]", "evaluation=null"], (2,), "evaluation: missing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "steps", "message"),
+    [
+        ([], (7,), "7 is not among the 6 steps"),
+        ([], (0, 2), "0 is not among the 6 steps"),
+        (["chain=sft"], (2,), "has no stage rl"),
+        (["stages=[prepare_data, base, sft, rl]", "evaluation=null"], (2,), "evaluation: missing"),
+    ],
+)
 def test_a_sweep_that_cannot_be_is_refused(overrides: list[str], steps: tuple[int, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         sweep_of(load_experiment(SMOKE, overrides), steps)

@@ -38,20 +38,23 @@ def linked(path: Path, target: str) -> None:
     path.symlink_to(target)
 
 
-@pytest.mark.parametrize(("name", "make", "reason"), [
-    ("notes.json", lambda path: linked(path, "../secret.json"), "is a link out of the folder, to .*secret.json"),
-    ("notes.json", lambda path: linked(path, "/dev/zero"), "is a link out of the folder, to /dev/zero"),
-    ("model.safetensors", lambda path: linked(path, "/dev/zero"), "is a link out of the folder"),
-    ("chat_template.jinja", lambda path: linked(path, "/etc/passwd"), "is a link out of the folder"),
-    ("additional_chat_templates", lambda path: linked(path, "../private"), "own.jinja is a link out of the folder"),
-    ("adapter/adapter_config.json", lambda path: linked(path, "../../secret.json"), "is a link out of the folder"),
-    ("notes.json", lambda path: linked(path, "notes.json"), "is a link that leads nowhere"),
-    ("notes.json", lambda path: linked(path, "gone.json"), "is nothing"),
-    ("notes.json", os.mkfifo, "is a pipe, and a model folder has regular files"),
-    ("LICENSE", os.mkfifo, "is a pipe"),
-    ("notes.json", a_socket, "is a socket, and a model folder has regular files"),
-    ("notes.json", lambda path: os.truncate(path.touch() or path, 1 << 40), "has 1099511627776 bytes, and a file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "make", "reason"),
+    [
+        ("notes.json", lambda path: linked(path, "../secret.json"), "is a link out of the folder, to .*secret.json"),
+        ("notes.json", lambda path: linked(path, "/dev/zero"), "is a link out of the folder, to /dev/zero"),
+        ("model.safetensors", lambda path: linked(path, "/dev/zero"), "is a link out of the folder"),
+        ("chat_template.jinja", lambda path: linked(path, "/etc/passwd"), "is a link out of the folder"),
+        ("additional_chat_templates", lambda path: linked(path, "../private"), "own.jinja is a link out of the folder"),
+        ("adapter/adapter_config.json", lambda path: linked(path, "../../secret.json"), "is a link out of the folder"),
+        ("notes.json", lambda path: linked(path, "notes.json"), "is a link that leads nowhere"),
+        ("notes.json", lambda path: linked(path, "gone.json"), "is nothing"),
+        ("notes.json", os.mkfifo, "is a pipe, and a model folder has regular files"),
+        ("LICENSE", os.mkfifo, "is a pipe"),
+        ("notes.json", a_socket, "is a socket, and a model folder has regular files"),
+        ("notes.json", lambda path: os.truncate(path.touch() or path, 1 << 40), "has 1099511627776 bytes, and a file"),
+    ],
+)
 def test_what_leads_out_of_a_model_folder_or_has_no_end_is_refused(folder, name, make, reason):
     make(folder / name)
     with pytest.raises(DataError, match=reason) as caught:

@@ -43,12 +43,18 @@ def test_an_empty_section_is_left_to_the_presets():
     assert experiment_of_form(form) == load_experiment(SMOKE)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"rl": {"stepz": 1}}, "form: rl.stepz: unknown key; did you mean 'steps'?"),
-    ({"method": "luffi"}, "form: no preset 'luffi' in exp_configs/methods/"),
-    ({"extends": "x.yaml"}, "form: extends: unknown key; allowed here: base, "),
-    ({"evaluation": {"max_response_tokens": 32, "suites": {"longr": {"num_samples": 2}}}}, "did you mean 'longer'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rl": {"stepz": 1}}, "form: rl.stepz: unknown key; did you mean 'steps'?"),
+        ({"method": "luffi"}, "form: no preset 'luffi' in exp_configs/methods/"),
+        ({"extends": "x.yaml"}, "form: extends: unknown key; allowed here: base, "),
+        (
+            {"evaluation": {"max_response_tokens": 32, "suites": {"longr": {"num_samples": 2}}}},
+            "did you mean 'longer'?",
+        ),
+    ],
+)
 def test_a_mistake_is_the_line_that_the_command_line_prints(change, message):
     found = complaint({**form_of_file(SMOKE), **change})
     assert message in found

@@ -292,33 +292,43 @@ def test_what_cannot_be_meant_is_one_line(file: Path, overrides: list[str], line
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("file", "overrides"), [
-    (GAME, [BRANCHING.replace("branching", "as_sampled"), "method=ppo"]),
-    (SMOKE, ["chain=rl", "method=ppo", "rl.prompts_per_update=null"]),
-    (SMOKE, ["difficulty.engine=openai", SERVER]),
-    (SMOKE, ["difficulty.temperature=0.005"]),
-    (SMOKE, ["difficulty={num_samples: 4, min_pass_rate: 0.25, max_pass_rate: 0.25}"]),
-    (SMOKE, [*ITERATED, "sample.engine=vllm", "execution.vllm.engines=2"]),
-    (SMOKE, [*ASKED, "evaluation.decodings={cold: {temperature: 0.001}}"]),  # below what vLLM draws at
-    (SMOKE, [*RL, "rl.engine=openai", "execution.server.urls=[http://a:8000/v1]", "rl.max_staleness=1"]),
-    (SMOKE, ["chain=sft", "rl.max_staleness=1"]),
-    *((SMOKE, [*RL, "cluster=ray", f"execution.ray.address={at}"]) for at in ("auto", "10.0.0.1:6379", "a.b:1")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "overrides"),
+    [
+        (GAME, [BRANCHING.replace("branching", "as_sampled"), "method=ppo"]),
+        (SMOKE, ["chain=rl", "method=ppo", "rl.prompts_per_update=null"]),
+        (SMOKE, ["difficulty.engine=openai", SERVER]),
+        (SMOKE, ["difficulty.temperature=0.005"]),
+        (SMOKE, ["difficulty={num_samples: 4, min_pass_rate: 0.25, max_pass_rate: 0.25}"]),
+        (SMOKE, [*ITERATED, "sample.engine=vllm", "execution.vllm.engines=2"]),
+        (SMOKE, [*ASKED, "evaluation.decodings={cold: {temperature: 0.001}}"]),  # below what vLLM draws at
+        (SMOKE, [*RL, "rl.engine=openai", "execution.server.urls=[http://a:8000/v1]", "rl.max_staleness=1"]),
+        (SMOKE, ["chain=sft", "rl.max_staleness=1"]),
+        *((SMOKE, [*RL, "cluster=ray", f"execution.ray.address={at}"]) for at in ("auto", "10.0.0.1:6379", "a.b:1")),
+    ],
+)
 def test_what_lies_beside_a_refusal_is_accepted(file: Path, overrides: list[str]) -> None:
     load_experiment(file, overrides)
 
 
-@pytest.mark.parametrize(("model", "named", "message"), [
-    ("api:m", {"urls": ()}, "--url: missing; say where m is served"),
-    ("api:", {}, "--model: api: names no model"),
-    ("api:m", {"urls": ("one:8000",)}, "--url one:8000: must be like http://host:8000"),
-    ("api:m", {"urls": ("http://a", "http://a/v1")}, "give each server once"),
-    ("api:m", {"chat_template": "qwen"}, "--chat-template has no effect on a model served by an endpoint"),
-    ("api:m", {"request": {"n": 4}}, "request.n cannot be set here"),
-    ("some/model", {}, "--url has no effect on a model folder"),
-    ("some/model", {"urls": (), "chat_template": "qwem"}, "--chat-template: qwem: no such file; give luffy, none, "),
-    ("some/model", {"urls": (), "request": {"a": 1}}, "--request has no effect on a model folder"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "named", "message"),
+    [
+        ("api:m", {"urls": ()}, "--url: missing; say where m is served"),
+        ("api:", {}, "--model: api: names no model"),
+        ("api:m", {"urls": ("one:8000",)}, "--url one:8000: must be like http://host:8000"),
+        ("api:m", {"urls": ("http://a", "http://a/v1")}, "give each server once"),
+        ("api:m", {"chat_template": "qwen"}, "--chat-template has no effect on a model served by an endpoint"),
+        ("api:m", {"request": {"n": 4}}, "request.n cannot be set here"),
+        ("some/model", {}, "--url has no effect on a model folder"),
+        (
+            "some/model",
+            {"urls": (), "chat_template": "qwem"},
+            "--chat-template: qwem: no such file; give luffy, none, ",
+        ),
+        ("some/model", {"urls": (), "request": {"a": 1}}, "--request has no effect on a model folder"),
+    ],
+)
 def test_a_model_to_evaluate_that_does_not_fit_is_one_line(model: str, named: dict, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         evaluation_of(load_experiment(SMOKE), model, **{"urls": (URL,), **named})

@@ -47,11 +47,17 @@ def test_each_stage_has_its_settings() -> None:
 # What changes no result is in no key.
 
 
-@pytest.mark.parametrize(("stage", "overrides"), [
-    ("prepare_data", ["data.rl=complement", "method=on_policy"]),
-    ("sft", ["cluster=ray"]),
-    ("evaluate_base", ["grading.kind={kind: judge, url: 'http://h', model: m, parallel: 2, api_key_variable: KEY}"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stage", "overrides"),
+    [
+        ("prepare_data", ["data.rl=complement", "method=on_policy"]),
+        ("sft", ["cluster=ray"]),
+        (
+            "evaluate_base",
+            ["grading.kind={kind: judge, url: 'http://h', model: m, parallel: 2, api_key_variable: KEY}"],
+        ),
+    ],
+)
 def test_what_changes_no_result_is_in_no_key(stage: str, overrides: list[str]) -> None:
     judge = "grading.kind={kind: judge, url: 'http://h', model: m}"
     assert settings(stage, judge, *overrides) != settings(stage, judge)
@@ -217,11 +223,14 @@ def test_problems_come_from_prepared_data_even_where_difficulty_selects_the_prom
     assert found == {"data": "difficulty", "model": "sft", "held_out": "prepare_data"}
 
 
-@pytest.mark.parametrize(("section", "extendable"), [
-    ("{every: 2, suites: [longer]}", True),
-    ("{every: 4, suites: [longer]}", False),  # step 6 is measured because it is the last
-    ("{every: 2, suites: [longer], keep_best: {}}", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("section", "extendable"),
+    [
+        ("{every: 2, suites: [longer]}", True),
+        ("{every: 4, suites: [longer]}", False),  # step 6 is measured because it is the last
+        ("{every: 2, suites: [longer], keep_best: {}}", False),
+    ],
+)
 def test_a_longer_run_continues_a_shorter_one_where_both_would_measure_the_same(section: str, extendable: bool) -> None:
     constant = ("chain=rl", "method=on_policy", "rl.optimizer={lr: 1e-3}")
     found = settings("rl", f"rl.validation={section}", *constant)
@@ -267,11 +276,14 @@ def test_a_template_of_the_users_own_is_its_text_wherever_it_was_written(tmp_pat
     assert by_suite.template_of("retention") == "own"
 
 
-@pytest.mark.parametrize(("template", "message"), [
-    ("missing.txt", r"it\.yaml:2: evaluation\.template: .*missing\.txt: no such file; relative paths start at"),
-    ("none.txt", r"none\.txt: must have \{question\} once, where the question goes; it has it 0 times"),
-    ("bytes.txt", r"bytes\.txt: cannot be read \(it is not UTF-8 text\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("missing.txt", r"it\.yaml:2: evaluation\.template: .*missing\.txt: no such file; relative paths start at"),
+        ("none.txt", r"none\.txt: must have \{question\} once, where the question goes; it has it 0 times"),
+        ("bytes.txt", r"bytes\.txt: cannot be read \(it is not UTF-8 text\)"),
+    ],
+)
 def test_an_unusable_template_is_one_line(tmp_path: Path, template: str, message: str) -> None:
     (tmp_path / "none.txt").write_text("Answer: {problem}")
     (tmp_path / "bytes.txt").write_bytes(b"\xff{question}")
@@ -360,11 +372,14 @@ def test_a_package_is_located_without_being_imported(tmp_path: Path, monkeypatch
     assert locate("Qwen/Qwen2.5-Math-7B") == "Qwen/Qwen2.5-Math-7B"
 
 
-@pytest.mark.parametrize(("name", "files", "message"), [
-    ("no_models", (), "ships 0 .gguf files; give one as model.path"),
-    ("two_models", ("a.gguf", "b.gguf"), "ships 2 .gguf files; give one as model.path"),
-    ("nowhere_to_be_found", None, "model.package: nowhere_to_be_found is not installed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "files", "message"),
+    [
+        ("no_models", (), "ships 0 .gguf files; give one as model.path"),
+        ("two_models", ("a.gguf", "b.gguf"), "ships 2 .gguf files; give one as model.path"),
+        ("nowhere_to_be_found", None, "model.package: nowhere_to_be_found is not installed"),
+    ],
+)
 def test_a_package_must_be_there_and_ship_one_file(tmp_path, monkeypatch, name, files, message):
     if files is not None:
         make_package(tmp_path, name, *files)

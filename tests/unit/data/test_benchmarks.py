@@ -69,8 +69,14 @@ def graded(kind: MathGrader | StrictMathGrader, pairs: list[tuple[str, str]]) ->
 
 @pytest.mark.parametrize("kind", [MathGrader(), StrictMathGrader()], ids=lambda kind: kind.kind)
 def test_benchmark_style_references_match_model_style_answers(kind):
-    right = [("033", "33"), ("27", "27.0"), ("$69$,$84$", "84, 69"), ("1,3,5", "5, 3, 1"),
-             ("45", "45 \\text{ minutes}"), ("$(6,3),(9,3)$", "(9,3),(6,3)")]  # fmt: skip
+    right = [
+        ("033", "33"),
+        ("27", "27.0"),
+        ("$69$,$84$", "84, 69"),
+        ("1,3,5", "5, 3, 1"),
+        ("45", "45 \\text{ minutes}"),
+        ("$(6,3),(9,3)$", "(9,3),(6,3)"),
+    ]
     wrong = [("033", "330"), ("$69$,$84$", "69"), ("1,3,5", "1,3"), ("$(6,3),(9,3)$", "(3,6),(3,9)")]
     found = graded(kind, right + wrong)
     unequal = [pair for pair, outcome in zip(right, found, strict=False) if outcome is not Outcome.CORRECT]
@@ -78,15 +84,19 @@ def test_benchmark_style_references_match_model_style_answers(kind):
 
 
 @needs_datasets
-@pytest.mark.parametrize(("name", "file", "count"), [
-    ("mmlu_pro", "mmlu_pro/test.parquet", 12_032), ("gsm8k", "gsm8k/train.jsonl", 7473),
-    ("math", "math_test5000/test.jsonl", 5000),
-    ("amc23", "amc23/test.jsonl", 40),
-    ("olympiadbench", "olympiadbench/test.jsonl", 675),
-    ("aime24", "aime24/test.jsonl", 30),
-    ("aime25", "aime25/test.jsonl", 30),
-    ("math500", "math500/test.jsonl", 500),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "file", "count"),
+    [
+        ("mmlu_pro", "mmlu_pro/test.parquet", 12_032),
+        ("gsm8k", "gsm8k/train.jsonl", 7473),
+        ("math", "math_test5000/test.jsonl", 5000),
+        ("amc23", "amc23/test.jsonl", 40),
+        ("olympiadbench", "olympiadbench/test.jsonl", 675),
+        ("aime24", "aime24/test.jsonl", 30),
+        ("aime25", "aime25/test.jsonl", 30),
+        ("math500", "math500/test.jsonl", 500),
+    ],
+)
 def test_real_benchmarks_have_their_published_number_of_problems(name: str, file: str, count: int) -> None:
     prompts = benchmark(name, DATASETS / file)
     assert len(prompts) == count == len({prompt.uid for prompt in prompts})

@@ -86,13 +86,16 @@ def test_opening_twice_is_opening_once(text: str) -> None:
     assert with_opened_thinking(with_opened_thinking(text)) == with_opened_thinking(text)
 
 
-@pytest.mark.parametrize(("text", "opener", "complete"), [
-    ("<think>a</think>b", "", True),
-    ("<think>a", "", False),
-    ("\\boxed{1}", "", True),
-    ("\\boxed{1}", "<think>\n", False),
-    ("a</think>b", "<think>", True),
-    ("<think>a</think>b<think>c", "", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "opener", "complete"),
+    [
+        ("<think>a</think>b", "", True),
+        ("<think>a", "", False),
+        ("\\boxed{1}", "", True),
+        ("\\boxed{1}", "<think>\n", False),
+        ("a</think>b", "<think>", True),
+        ("<think>a</think>b<think>c", "", False),
+    ],
+)
 def test_reasoning_must_end_where_it_began(text: str, opener: str, complete: bool) -> None:
     assert is_complete(text, opener) is complete

@@ -37,12 +37,15 @@ def test_the_standard_form() -> None:
     assert without_options(prompt) == "Which?"
 
 
-@pytest.mark.parametrize(("labels", "answer", "letter"), [
-    (["A", "B", "C", "D"], "C", "C"),
-    (["1", "2", "3", "4"], "3", "C"),
-    (["A", "B", "C"], "A", "A"),
-    (["A", "B", "C", "D", "E"], "E", "E"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("labels", "answer", "letter"),
+    [
+        (["A", "B", "C", "D"], "C", "C"),
+        (["1", "2", "3", "4"], "3", "C"),
+        (["A", "B", "C"], "A", "A"),
+        (["A", "B", "C", "D", "E"], "E", "E"),
+    ],
+)
 def test_digit_labels_and_three_or_five_options(labels: list[str], answer: str, letter: str) -> None:
     prompt = asked(arc(labels, answer), ARC)
     assert prompt.ground_truth == letter
@@ -50,13 +53,16 @@ def test_digit_labels_and_three_or_five_options(labels: list[str], answer: str, 
     assert f"{letter}. text {answer}" in prompt.messages[-1].content.splitlines()
 
 
-@pytest.mark.parametrize(("row", "choices", "letter", "texts"), [
-    ({"o": ["x", "y", "z"], "a": 2}, {"column": "o", "answer_is": "index"}, "C", ["x", "y", "z"]),
-    ({"o": ["x", "y", "z"], "a": "y"}, {"column": "o", "answer_is": "text"}, "B", ["x", "y", "z"]),
-    ({"o": "['x', 'y']", "a": "(B)."}, {"column": "o"}, "B", ["x", "y"]),
-    ({"o": ["N/A", "x", "N/A", "y"], "a": "D"}, {"column": "o", "fillers": ("N/A",)}, "B", ["x", "y"]),
-    ({"A": "x", "B": 7.0, "C": None, "a": "B"}, {"columns": ("A", "B", "C")}, "B", ["x", "7"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "choices", "letter", "texts"),
+    [
+        ({"o": ["x", "y", "z"], "a": 2}, {"column": "o", "answer_is": "index"}, "C", ["x", "y", "z"]),
+        ({"o": ["x", "y", "z"], "a": "y"}, {"column": "o", "answer_is": "text"}, "B", ["x", "y", "z"]),
+        ({"o": "['x', 'y']", "a": "(B)."}, {"column": "o"}, "B", ["x", "y"]),
+        ({"o": ["N/A", "x", "N/A", "y"], "a": "D"}, {"column": "o", "fillers": ("N/A",)}, "B", ["x", "y"]),
+        ({"A": "x", "B": 7.0, "C": None, "a": "B"}, {"columns": ("A", "B", "C")}, "B", ["x", "7"]),
+    ],
+)
 def test_formats_of_options_and_answers(row, choices, letter, texts):
     prompt = asked(row, choices)
     assert (prompt.ground_truth, prompt.extra_info["options"]) == (letter, texts)
@@ -88,33 +94,39 @@ def test_responses_are_graded_by_letter_and_by_the_text_of_the_option() -> None:
     assert [grade.outcome for grade in grades] == [right, right, right, wrong, Outcome.NO_ANSWER]
 
 
-@pytest.mark.parametrize(("row", "choices", "column", "reason"), [
-    ({"o": ["x", "y"], "a": "C"}, {"column": "o"}, "a", "names none of the options"),
-    ({"o": ["x", "y"], "a": "2"}, {"column": "o", "answer_is": "index"}, "a", "an index from 0 to 1"),
-    ({"o": ["x", "x"], "a": "x"}, {"column": "o", "answer_is": "text"}, "a", "or several"),
-    ({"o": ["x"], "a": "A"}, {"column": "o"}, "o", "2 to 26 options, found 1"),
-    ({"o": "x", "a": "A"}, {"column": "o"}, "o", "must be a list of options"),
-    ({"o": ["x", None], "a": "A"}, {"column": "o"}, "o\\[1\\]", "is missing"),
-    ({"o": ["x", "N/A"], "a": "B"}, {"column": "o", "fillers": ("N/A",)}, "o", "found 1"),
-    ({"o": ["x", "y", "N/A"], "a": "C"}, {"column": "o", "fillers": ("N/A",)}, "a", "that is a filler"),
-    ({"choices": {"text": ["x", "y"], "label": ["A"]}, "a": "A"}, ARC, "choices.label", "a list of 2 labels"),
-    ({"right": "r", "w1": "r", "w2": "b", "w3": "c"}, APART, "right", "one of the incorrect"),
-    ({"right": "r", "w1": "", "w2": "b", "w3": "c"}, APART, "w1", "is empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "choices", "column", "reason"),
+    [
+        ({"o": ["x", "y"], "a": "C"}, {"column": "o"}, "a", "names none of the options"),
+        ({"o": ["x", "y"], "a": "2"}, {"column": "o", "answer_is": "index"}, "a", "an index from 0 to 1"),
+        ({"o": ["x", "x"], "a": "x"}, {"column": "o", "answer_is": "text"}, "a", "or several"),
+        ({"o": ["x"], "a": "A"}, {"column": "o"}, "o", "2 to 26 options, found 1"),
+        ({"o": "x", "a": "A"}, {"column": "o"}, "o", "must be a list of options"),
+        ({"o": ["x", None], "a": "A"}, {"column": "o"}, "o\\[1\\]", "is missing"),
+        ({"o": ["x", "N/A"], "a": "B"}, {"column": "o", "fillers": ("N/A",)}, "o", "found 1"),
+        ({"o": ["x", "y", "N/A"], "a": "C"}, {"column": "o", "fillers": ("N/A",)}, "a", "that is a filler"),
+        ({"choices": {"text": ["x", "y"], "label": ["A"]}, "a": "A"}, ARC, "choices.label", "a list of 2 labels"),
+        ({"right": "r", "w1": "r", "w2": "b", "w3": "c"}, APART, "right", "one of the incorrect"),
+        ({"right": "r", "w1": "", "w2": "b", "w3": "c"}, APART, "w1", "is empty"),
+    ],
+)
 def test_the_wrong_column_of_a_question_is_named(row, choices, column, reason):
     with pytest.raises(RowError, match=f"^{column}: .*{reason}"):
         asked(row, choices)
 
 
-@pytest.mark.parametrize(("fields", "reason"), [
-    ({"choices": {}}, "give one of column, columns, and correct"),
-    ({"choices": {"correct": "c"}}, "correct and incorrect go together"),
-    ({"choices": {"columns": ("a", "b"), "labels": "l"}}, "labels has no effect without column"),
-    ({"choices": {"column": "o"}, "answer": None}, "answer: missing"),
-    ({"choices": APART}, "answer has no effect beside choices.correct"),
-    ({"answer": None}, "answer: missing"),
-    ({"grader": "Two words"}, "should match pattern"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"choices": {}}, "give one of column, columns, and correct"),
+        ({"choices": {"correct": "c"}}, "correct and incorrect go together"),
+        ({"choices": {"columns": ("a", "b"), "labels": "l"}}, "labels has no effect without column"),
+        ({"choices": {"column": "o"}, "answer": None}, "answer: missing"),
+        ({"choices": APART}, "answer has no effect beside choices.correct"),
+        ({"answer": None}, "answer: missing"),
+        ({"grader": "Two words"}, "should match pattern"),
+    ],
+)
 def test_fields_without_effect_or_sense_are_refused(fields: dict[str, object], reason: str) -> None:
     config = {"data_source": "quiz", "problem": "q", "answer": {"column": "a"}, **fields}
     with pytest.raises(ValidationError, match=reason):

@@ -65,37 +65,43 @@ def test_a_gsm8k_solution_gets_its_answer_into_a_box() -> None:
     assert prompt.traces[0].author == "someone"
 
 
-@pytest.mark.parametrize(("row", "answer", "expected"), [
-    ({"a": "so \\boxed{1} or \\boxed{\\frac{1}{2}}."}, {"boxed": True}, "\\frac{1}{2}"),
-    ({"a": "['2', '3']"}, {"element": 0}, "2"),
-    ({"a": ["2", "3"]}, {"element": -1}, "3"),
-    ({"a": """ ["it's '2' '3'",\n '4']"""}, {"element": 0}, "it's '2' '3'"),
-    ({"a": 27.0}, {}, "27"),
-    ({"a": {"b": 5}}, {"column": "a.b"}, "5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "answer", "expected"),
+    [
+        ({"a": "so \\boxed{1} or \\boxed{\\frac{1}{2}}."}, {"boxed": True}, "\\frac{1}{2}"),
+        ({"a": "['2', '3']"}, {"element": 0}, "2"),
+        ({"a": ["2", "3"]}, {"element": -1}, "3"),
+        ({"a": """ ["it's '2' '3'",\n '4']"""}, {"element": 0}, "it's '2' '3'"),
+        ({"a": 27.0}, {}, "27"),
+        ({"a": {"b": 5}}, {"column": "a.b"}, "5"),
+    ],
+)
 def test_formats_of_answers(row: dict[str, object], answer: dict[str, object], expected: str) -> None:
     assert mapped({"q": "?", **row}, answer={"column": "a", **answer}).ground_truth == expected
 
 
-@pytest.mark.parametrize(("row", "fields", "column", "reason"), [
-    ({"q": 3, "a": "2"}, {}, "q", "must be a list of messages"),
-    ({"q": " ", "a": "2"}, {}, "q", "is empty"),
-    ({"q": "?", "a": None}, {}, "a", "is missing"),
-    ({"q": "?", "a": "2", "t": ["x", ""]}, {}, "t[1]", "is empty"),
-    ({"q": "?", "a": "2", "t": 5}, {}, "t", "must be text"),
-    ({"q": "?", "a": "2"}, {"answer": {"column": "a", "after": "####"}}, "a", "holds no '####'"),
-    ({"q": "?", "a": "2"}, {"answer": {"column": "a", "boxed": True}}, "a", "boxed"),
-    ({"q": "?", "a": "2"}, {"answer": {"column": "a", "element": 1}}, "a", "with an element 1"),
-    ({"q": "?", "a": "['2' '3']"}, {"answer": {"column": "a", "element": 0}}, "a", "must be a list"),
-    ({"q": "?", "a": "['2'\n '3']"}, {"answer": {"column": "a", "element": "all"}}, "a", "must be a list"),
-    ({"q": "?", "a": float("nan")}, {}, "a", "is missing"),
-    ({"q": "?", "a": [float("nan"), 2]}, {"answer": {"column": "a", "element": "all"}}, "a", "is missing"),
-    ({"q": "?", "a": "2", "d": datetime.date(2024, 1, 1)}, {"extra": ("d",)}, "d", "cannot be written as JSON"),
-    ({"q": "?", "a": "2", "d": [decimal.Decimal(1)]}, {"extra": ("d",)}, "d", "cannot be written as JSON"),
-    ({"q": "?", "a": "2", "d": {"e": b"x"}}, {"extra": ("d.e",)}, "d.e", "cannot be written as JSON"),
-    ({"q": "?", "a": "2", "t": "x", "ok": "yes"}, {"traces": KEPT}, "ok", "must be true or false, found 'yes'"),
-    ({"q": "?", "a": "2", "t": ["x"], "ok": [1]}, {"traces": KEPT}, "ok", "must be true or false, found '1'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "fields", "column", "reason"),
+    [
+        ({"q": 3, "a": "2"}, {}, "q", "must be a list of messages"),
+        ({"q": " ", "a": "2"}, {}, "q", "is empty"),
+        ({"q": "?", "a": None}, {}, "a", "is missing"),
+        ({"q": "?", "a": "2", "t": ["x", ""]}, {}, "t[1]", "is empty"),
+        ({"q": "?", "a": "2", "t": 5}, {}, "t", "must be text"),
+        ({"q": "?", "a": "2"}, {"answer": {"column": "a", "after": "####"}}, "a", "holds no '####'"),
+        ({"q": "?", "a": "2"}, {"answer": {"column": "a", "boxed": True}}, "a", "boxed"),
+        ({"q": "?", "a": "2"}, {"answer": {"column": "a", "element": 1}}, "a", "with an element 1"),
+        ({"q": "?", "a": "['2' '3']"}, {"answer": {"column": "a", "element": 0}}, "a", "must be a list"),
+        ({"q": "?", "a": "['2'\n '3']"}, {"answer": {"column": "a", "element": "all"}}, "a", "must be a list"),
+        ({"q": "?", "a": float("nan")}, {}, "a", "is missing"),
+        ({"q": "?", "a": [float("nan"), 2]}, {"answer": {"column": "a", "element": "all"}}, "a", "is missing"),
+        ({"q": "?", "a": "2", "d": datetime.date(2024, 1, 1)}, {"extra": ("d",)}, "d", "cannot be written as JSON"),
+        ({"q": "?", "a": "2", "d": [decimal.Decimal(1)]}, {"extra": ("d",)}, "d", "cannot be written as JSON"),
+        ({"q": "?", "a": "2", "d": {"e": b"x"}}, {"extra": ("d.e",)}, "d.e", "cannot be written as JSON"),
+        ({"q": "?", "a": "2", "t": "x", "ok": "yes"}, {"traces": KEPT}, "ok", "must be true or false, found 'yes'"),
+        ({"q": "?", "a": "2", "t": ["x"], "ok": [1]}, {"traces": KEPT}, "ok", "must be true or false, found '1'"),
+    ],
+)
 def test_the_wrong_column_is_named(row: dict, fields: dict, column: str, reason: str) -> None:
     with pytest.raises(RowError, match=reason) as caught:
         mapped(row, **fields)
@@ -147,13 +153,16 @@ def test_every_shipped_recipe_is_a_valid_source(name: str) -> None:
     assert recipe(name, file="copy.jsonl", max_rows=5).model_dump()["path"] == "copy.jsonl"
 
 
-@pytest.mark.parametrize(("asked", "reason"), [
-    ({"name": "gsm9k"}, r"no recipe 'gsm9k'; did you mean gsm8k.*\? there are"),
-    ({"name": "aime42"}, r"no recipe 'aime42'; did you mean aime2[45] or .*\? there are"),
-    ({"name": "zzz"}, "no recipe 'zzz'; there are"),
-    ({}, "needs exactly one of name"),
-    ({"name": "gsm8k", "fiel": "x"}, "unknown key 'fiel'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"name": "gsm9k"}, r"no recipe 'gsm9k'; did you mean gsm8k.*\? there are"),
+        ({"name": "aime42"}, r"no recipe 'aime42'; did you mean aime2[45] or .*\? there are"),
+        ({"name": "zzz"}, "no recipe 'zzz'; there are"),
+        ({}, "needs exactly one of name"),
+        ({"name": "gsm8k", "fiel": "x"}, "unknown key 'fiel'"),
+    ],
+)
 def test_a_wrong_recipe_is_refused(asked: dict, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"test.yaml: data.train.*{reason}"):
         resolve_recipes({"data": {"train": {"kind": "recipe", **asked}}}, {}, "test.yaml")

@@ -47,12 +47,15 @@ def test_each_row_is_checked_by_its_own_grader(grader: GraderPool) -> None:
     ]
 
 
-@pytest.mark.parametrize(("kind", "counts"), [
-    (StrictMathGrader(), {"meets_itself": 1, "not_checked": 0}),
-    (ExactGrader(), {"meets_itself": 1, "not_checked": 0}),
-    (ChoiceGrader(), {"fails": 1, "meets_itself": 0, "not_checked": 0}),
-    (FormatGrader(), {"meets_itself": 0, "not_checked": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "counts"),
+    [
+        (StrictMathGrader(), {"meets_itself": 1, "not_checked": 0}),
+        (ExactGrader(), {"meets_itself": 1, "not_checked": 0}),
+        (ChoiceGrader(), {"fails": 1, "meets_itself": 0, "not_checked": 0}),
+        (FormatGrader(), {"meets_itself": 0, "not_checked": 1}),
+    ],
+)
 def test_the_grader_of_the_experiment_checks_the_others(kind: GraderKind, counts: dict[str, int]) -> None:
     config = GradingConfig(kind=kind)
     with GraderPool(1, PATIENCE_S, config=config) as grader:

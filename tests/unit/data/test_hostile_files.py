@@ -117,9 +117,12 @@ def test_a_row_of_absurd_depth_or_length_is_quarantined_and_the_others_are_read(
     row = {"prompt": "1+1?", "data_source": "t", "reward_model": {"ground_truth": "2"}}
     fields = json.dumps(row)[:-1]
     lines = [
-        '{"prompt": ' + "9" * 6000 + "}", "[" * 200_000, f'{fields}, "extra_info": {{"a": {"[" * 101}{"]" * 101}}}}}',
-        json.dumps({**row, "extra_info": '{"a": ' + "[" * 50_000}), json.dumps(row),
-    ]  # fmt: skip
+        '{"prompt": ' + "9" * 6000 + "}",
+        "[" * 200_000,
+        f'{fields}, "extra_info": {{"a": {"[" * 101}{"]" * 101}}}}}',
+        json.dumps({**row, "extra_info": '{"a": ' + "[" * 50_000}),
+        json.dumps(row),
+    ]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     rows = list(open_source(FileSource(kind="file", path=str(tmp_path / "rows.jsonl")), "train", 0).rows())
     assert [type(each).__name__ for each in rows] == [*["QuarantinedRow"] * 4, "Prompt"]

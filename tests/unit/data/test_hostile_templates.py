@@ -17,11 +17,14 @@ ESCAPES = [
     "{{ lipsum.__globals__['os'].popen('touch owned').read() }}",
     "{{ namespace.__init__.__globals__ }}",
     "{{ raise_exception.__globals__.os }}",
-    "{{ strftime_now.__globals__.os }}", "{% set x = messages.append(1) %}",
+    "{{ strftime_now.__globals__.os }}",
+    "{% set x = messages.append(1) %}",
     "{% for i in range(10 ** 9) %}a{% endfor %}",
-    "{{ (''|attr('__class__')).mro() }}", "{{ 'a' + 1 }}", "{{ 1 // 0 }}",
+    "{{ (''|attr('__class__')).mro() }}",
+    "{{ 'a' + 1 }}",
+    "{{ 1 // 0 }}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("template", ESCAPES)

@@ -28,11 +28,14 @@ def load(path: Path, **settings: object) -> LoadedSource:
 def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Path) -> None:
     lines = [
         b"\xef\xbb\xbf" + json.dumps(row(0)).encode(),
-        b'{"data_source": "caf\xe9"}', b"", b"{not json", b"[1]",
+        b'{"data_source": "caf\xe9"}',
+        b"",
+        b"{not json",
+        b"[1]",
         json.dumps({**row(1), "reward_model": {}}).encode(),
         json.dumps({**row(1), "data_source": "\ud800"}).encode(),
         json.dumps(row(2)).encode(),
-    ]  # fmt: skip
+    ]
     (tmp_path / "d.jsonl").write_bytes(b"\n".join(lines))
     loaded = load(tmp_path / "d.jsonl")
     assert [prompt.ground_truth for prompt in loaded.prompts] == ["1", "3"]
@@ -74,15 +77,18 @@ def test_a_misspelt_demonstration_is_found_in_any_format(tmp_path: Path, name: s
         load(tmp_path / name)
 
 
-@pytest.mark.parametrize(("name", "content", "reason"), [
-    ("missing.jsonl", None, "no such file"),
-    ("folder.jsonl", "", "is a directory"),
-    ("d.txt", "x", "extension '.txt'; use one of .parquet, .jsonl, .csv"),
-    ("none-*.jsonl", None, "no such file"),
-    ("d.jsonl", "", "holds no row"),
-    ("d.jsonl", "{}\n[]", "none of its 2 rows can be used; the first: row 1, field data_source: is missing"),
-    ("d.parquet", "x", "no readable parquet"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("missing.jsonl", None, "no such file"),
+        ("folder.jsonl", "", "is a directory"),
+        ("d.txt", "x", "extension '.txt'; use one of .parquet, .jsonl, .csv"),
+        ("none-*.jsonl", None, "no such file"),
+        ("d.jsonl", "", "holds no row"),
+        ("d.jsonl", "{}\n[]", "none of its 2 rows can be used; the first: row 1, field data_source: is missing"),
+        ("d.parquet", "x", "no readable parquet"),
+    ],
+)
 def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, name: str, content: str | None, reason: str) -> None:
     if name.startswith("folder"):
         (tmp_path / name).mkdir()

@@ -69,15 +69,23 @@ def test_files_of_a_part_are_among_the_files_of_the_stage(tmp_path: Path) -> Non
     assert str(file) in outside_files(settings)
 
 
-@pytest.mark.parametrize(("parts", "override", "says"), [
-    (PARTS, "rl.sampling={kind: pools}", "use one of them"),
-    ("{sums: {source: {kind: arithmetic, num_prompts: 7, num_operations: [2]}}}", "seed=1", "data.train.parts"),
-    (PARTS.replace("weight: 3", "weight: 0"), "seed=1", "data.train.parts.sums.weight"),
-    (PARTS.replace("word_problems", "word_problem"), "seed=1", "did you mean 'word_problems'?"),
-    (PARTS.replace("{kind: word_problems, num_prompts: 5, num_events: [2]}",
-         "{kind: verifiers, environment: games, python: x, equal_prompts: true}"), "seed=1",
-     "in a mixture equal prompts count as repeats"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("parts", "override", "says"),
+    [
+        (PARTS, "rl.sampling={kind: pools}", "use one of them"),
+        ("{sums: {source: {kind: arithmetic, num_prompts: 7, num_operations: [2]}}}", "seed=1", "data.train.parts"),
+        (PARTS.replace("weight: 3", "weight: 0"), "seed=1", "data.train.parts.sums.weight"),
+        (PARTS.replace("word_problems", "word_problem"), "seed=1", "did you mean 'word_problems'?"),
+        (
+            PARTS.replace(
+                "{kind: word_problems, num_prompts: 5, num_events: [2]}",
+                "{kind: verifiers, environment: games, python: x, equal_prompts: true}",
+            ),
+            "seed=1",
+            "in a mixture equal prompts count as repeats",
+        ),
+    ],
+)
 def test_a_mixture_that_cannot_be_is_refused(parts: str, override: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _load(parts, override)

@@ -153,11 +153,14 @@ def test_a_custom_source_is_loaded_by_import_path() -> None:
 
 
 @pytest.mark.usefixtures("module")
-@pytest.mark.parametrize(("factory", "reason"), [
-    ("my_riddles:nothing", "cannot be imported"),
-    ("no_such_module:f", "cannot be imported"),
-    ("my_riddles:broken", "returned a object without kind, is_light, inputs, rows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        ("my_riddles:nothing", "cannot be imported"),
+        ("no_such_module:f", "cannot be imported"),
+        ("my_riddles:broken", "returned a object without kind, is_light, inputs, rows"),
+    ],
+)
 def test_an_invalid_factory_is_refused(factory: str, reason: str) -> None:
     with pytest.raises(DataError, match=f"data.train.factory: {factory} {reason}"):
         open_source(CustomSource(kind="custom", factory=factory), "train", 0)

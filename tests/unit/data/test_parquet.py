@@ -25,9 +25,12 @@ _json = st.recursive(
     max_leaves=5,
 )
 _traces = st.builds(
-    Trace, text=_text, author=_text, verified=st.sampled_from([None, True, False]),
+    Trace,
+    text=_text,
+    author=_text,
+    verified=st.sampled_from([None, True, False]),
     logprobs=st.none() | st.lists(st.floats(-1e6, 0.0, allow_nan=False), max_size=4).map(tuple),
-)  # fmt: skip
+)
 _prompts = st.builds(
     Prompt,
     uid=_text,

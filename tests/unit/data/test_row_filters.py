@@ -62,8 +62,11 @@ def test_a_prompt_stays_with_its_good_traces(grader: GraderPool) -> None:
     assert [(trace.text, trace.verified) for trace in row.prompt.traces] == [(RIGHT, True)]
     assert (row.reason, row.prompt_tokens, row.trace_tokens) == (None, 3, (4,))
     assert [reason for _, reason in row.rejected_traces] == [
-        Rejection.TRACE_TOO_LONG, Rejection.TRACE_WRONG, Rejection.TRACE_NO_ANSWER, Rejection.TRACE_INCOMPLETE,
-    ]  # fmt: skip
+        Rejection.TRACE_TOO_LONG,
+        Rejection.TRACE_WRONG,
+        Rejection.TRACE_NO_ANSWER,
+        Rejection.TRACE_INCOMPLETE,
+    ]
 
 
 def test_a_prompt_that_loses_all_traces_is_dropped_and_one_that_had_none_stays(grader: GraderPool) -> None:

@@ -6,10 +6,13 @@ from luffy.data.schema import RowError, prompt_from_row, prompt_uid, record_batc
 from luffy.types import Message
 
 ROW: dict[str, object] = {
-    "data_source": "math", "prompt": [{"role": "user", "content": "1+1"}],
-    "target": [{"role": "assistant", "content": "<think>\n</think>\n\\boxed{2}"}], "ability": "math",
-    "reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"split": "default", "index": 0},
-}  # fmt: skip
+    "data_source": "math",
+    "prompt": [{"role": "user", "content": "1+1"}],
+    "target": [{"role": "assistant", "content": "<think>\n</think>\n\\boxed{2}"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"split": "default", "index": 0},
+}
 
 
 def test_a_row_of_luffy_becomes_a_prompt_with_one_trace() -> None:
@@ -63,33 +66,36 @@ def test_a_uid_may_be_a_number_or_missing(uid: object, read: str | None) -> None
     assert prompt.uid == (read or prompt_uid("math", prompt.messages))
 
 
-@pytest.mark.parametrize(("change", "field", "reason"), [
-    ({"data_source": None}, "data_source", "missing"),
-    ({"data_source": 3}, "data_source", "must be text, found 3"),
-    ({"prompt": None}, "prompt", "missing"),
-    ({"prompt": []}, "prompt", "empty"),
-    ({"prompt": [7]}, "prompt[0]", "mapping"),
-    ({"prompt": [{"role": "boss", "content": "x"}]}, "prompt[0].role", "must be one of"),
-    ({"prompt": [{"role": "user", "content": "  "}]}, "prompt[0].content", "empty"),
-    ({"prompt": [{"role": "user", "content": "\ud800"}]}, "prompt[0].content", "UTF-16"),
-    ({"reward_model": None}, "reward_model", "missing"),
-    ({"reward_model": {"style": "model", "ground_truth": "2"}}, "reward_model.style", "'rule'"),
-    ({"reward_model": {"style": "My Grader", "ground_truth": "2"}}, "reward_model.style", "name"),
-    ({"reward_model": {"style": 3, "ground_truth": "2"}}, "reward_model.style", "'rule'"),
-    ({"reward_model": {"style": "rule", "ground_truth": ["2"]}}, "reward_model.ground_truth", "must be text"),
-    ({"reward_model": {"style": "rule", "ground_truth": float("nan")}}, "reward_model.ground_truth", "missing"),
-    ({"reward_model": {"style": "Ruler", "ground_truth": "2"}}, "reward_model.style", "name"),
-    ({"ability": ""}, "ability", "empty"),
-    ({"target": [{"role": "user", "content": "x"}]}, "target", "one assistant message"),
-    ({"traces": [{"text": ""}]}, "traces[0].text", "empty"),
-    ({"traces": [{"text": "x", "logprobs": [0.5]}]}, "traces[0].logprobs", "at most 0"),
-    ({"traces": [{"text": "x", "verified": 1}]}, "traces[0].verified", "true, false or null"),
-    ({"traces": [{"text": "x", "num_tokens": -1}]}, "traces[0].num_tokens", "at least 0"),
-    ({"traces": [{"text": "x", "model": 7}]}, "traces[0].model", "must be text"),
-    ({"extra_info": "{"}, "extra_info", "not JSON"),
-    ({"extra_info": [1]}, "extra_info", "mapping"),
-    ({"uid": ""}, "uid", "empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "field", "reason"),
+    [
+        ({"data_source": None}, "data_source", "missing"),
+        ({"data_source": 3}, "data_source", "must be text, found 3"),
+        ({"prompt": None}, "prompt", "missing"),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"prompt": [7]}, "prompt[0]", "mapping"),
+        ({"prompt": [{"role": "boss", "content": "x"}]}, "prompt[0].role", "must be one of"),
+        ({"prompt": [{"role": "user", "content": "  "}]}, "prompt[0].content", "empty"),
+        ({"prompt": [{"role": "user", "content": "\ud800"}]}, "prompt[0].content", "UTF-16"),
+        ({"reward_model": None}, "reward_model", "missing"),
+        ({"reward_model": {"style": "model", "ground_truth": "2"}}, "reward_model.style", "'rule'"),
+        ({"reward_model": {"style": "My Grader", "ground_truth": "2"}}, "reward_model.style", "name"),
+        ({"reward_model": {"style": 3, "ground_truth": "2"}}, "reward_model.style", "'rule'"),
+        ({"reward_model": {"style": "rule", "ground_truth": ["2"]}}, "reward_model.ground_truth", "must be text"),
+        ({"reward_model": {"style": "rule", "ground_truth": float("nan")}}, "reward_model.ground_truth", "missing"),
+        ({"reward_model": {"style": "Ruler", "ground_truth": "2"}}, "reward_model.style", "name"),
+        ({"ability": ""}, "ability", "empty"),
+        ({"target": [{"role": "user", "content": "x"}]}, "target", "one assistant message"),
+        ({"traces": [{"text": ""}]}, "traces[0].text", "empty"),
+        ({"traces": [{"text": "x", "logprobs": [0.5]}]}, "traces[0].logprobs", "at most 0"),
+        ({"traces": [{"text": "x", "verified": 1}]}, "traces[0].verified", "true, false or null"),
+        ({"traces": [{"text": "x", "num_tokens": -1}]}, "traces[0].num_tokens", "at least 0"),
+        ({"traces": [{"text": "x", "model": 7}]}, "traces[0].model", "must be text"),
+        ({"extra_info": "{"}, "extra_info", "not JSON"),
+        ({"extra_info": [1]}, "extra_info", "mapping"),
+        ({"uid": ""}, "uid", "empty"),
+    ],
+)
 def test_the_first_wrong_field_is_named(change: dict[str, object], field: str, reason: str) -> None:
     with pytest.raises(RowError, match=reason.replace("(", r"\(")) as caught:
         prompt_from_row({**ROW, **change})

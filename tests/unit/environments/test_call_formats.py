@@ -88,15 +88,28 @@ def test_llama_instructions_are_what_its_template_writes_for_tools_and_results_m
     assert LLAMA3.results(["20", "21"]) == [Message("tool", "20"), Message("tool", "21")]
 
 
-@pytest.mark.parametrize(("text", "name", "arguments"), [
-    ("<weather><location>Rome</location><unit>celsius</unit></weather>", "weather",
-     {"location": "Rome", "unit": "celsius"}),
-    # Numbers and lists are JSON, and text is as it is.
-    ("<every_type>\n<count> 3 </count><numbers>[1, 2]</numbers><text>3</text><flag>true</flag></every_type>",
-     "every_type", {"count": 3, "numbers": [1, 2], "text": "3", "flag": True}),
-    ("<weather><location>\nif a < b && c:\n    return '</weather>'\n</location></weather>", "weather",
-     {"location": "if a < b && c:\n    return '</weather>'"}),
-], ids=["an element per argument", "types", "code"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        (
+            "<weather><location>Rome</location><unit>celsius</unit></weather>",
+            "weather",
+            {"location": "Rome", "unit": "celsius"},
+        ),
+        # Numbers and lists are JSON, and text is as it is.
+        (
+            "<every_type>\n<count> 3 </count><numbers>[1, 2]</numbers><text>3</text><flag>true</flag></every_type>",
+            "every_type",
+            {"count": 3, "numbers": [1, 2], "text": "3", "flag": True},
+        ),
+        (
+            "<weather><location>\nif a < b && c:\n    return '</weather>'\n</location></weather>",
+            "weather",
+            {"location": "if a < b && c:\n    return '</weather>'"},
+        ),
+    ],
+    ids=["an element per argument", "types", "code"],
+)
 def test_xml_is_read_as_the_types_of_the_parameters(text, name, arguments):
     assert XML.parse(text, TOOLS) == [ToolCall(name, arguments)]
 
@@ -150,33 +163,39 @@ def test_llama_calls_may_follow_the_python_tag_and_each_other():
     assert LLAMA3.parse(f"<|python_tag|>{written}; {written}", TOOLS) == [CALL, CALL]
 
 
-@pytest.mark.parametrize(("name", "turn", "reason"), [
-    ("hermes", "<tool_call>\n{'name': 1}\n</tool_call>", "it is not JSON: Expecting property name"),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>', "NaN is no JSON"),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1e999}}</tool_call>', "too large"),
-    ("hermes", f'<tool_call>{{"name": "weather", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1, "a": 2}}</tool_call>',
-     "an object has a key twice"),
-    ("hermes", f'<tool_call>{{"name": "weather", "arguments": {"[" * 10**5}', "nested too deep"),
-    ("hermes", '<tool_call>{"name": "weather"}</tool_call>', "with these two keys alone"),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": "{}"}</tool_call>', "with these two keys alone"),
-    ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "with these two keys alone"),
-    ("hermes", '<tool_call>[{"name": "weather", "arguments": {}}]</tool_call>', "with these two keys alone"),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {}}', "</tool_call> has to follow"),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {}} yes</tool_call>', "</tool_call> has to follow"),
-    ("hermes", "<tool_call></tool_call>", "Expecting value"),
-    ("llama3", '{"name": "weather", "arguments": {}}', '"parameters": {...}} with these two keys alone'),
-    ("llama3", '{"name": "weather", "parameters": {"location": Rome}}', "it is not JSON: Expecting value"),
-    ("llama3", '<|python_tag|>weather.call(location="Rome")', "it is not JSON"),
-    ("llama3", '{"name": "weather", "parameters": {"a": {"name": "weather", "parameters": {}}}', "not JSON"),
-    ("xml", "<weather>Rome</weather>", "may hold nothing but closed elements"),
-    ("xml", "<weather><location>Rome</weather>", "may hold nothing but closed elements"),
-    ("xml", "<weather><location>Rome</location>", "may hold nothing but closed elements"),
-    ("xml", "<weather></location></weather>", "may hold nothing but closed elements"),
-    ("xml", "<weather><location>A</location><location>B</location></weather>", "the argument <location> twice"),
-    ("xml", "<every_type><count>three</count></every_type>", "<count> is not JSON: Expecting value"),
-    ("xml", "<every_type><count>3 4</count></every_type>", "<count> is not JSON: something follows it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "turn", "reason"),
+    [
+        ("hermes", "<tool_call>\n{'name': 1}\n</tool_call>", "it is not JSON: Expecting property name"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>', "NaN is no JSON"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1e999}}</tool_call>', "too large"),
+        ("hermes", f'<tool_call>{{"name": "weather", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": {"a": 1, "a": 2}}</tool_call>',
+            "an object has a key twice",
+        ),
+        ("hermes", f'<tool_call>{{"name": "weather", "arguments": {"[" * 10**5}', "nested too deep"),
+        ("hermes", '<tool_call>{"name": "weather"}</tool_call>', "with these two keys alone"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": "{}"}</tool_call>', "with these two keys alone"),
+        ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "with these two keys alone"),
+        ("hermes", '<tool_call>[{"name": "weather", "arguments": {}}]</tool_call>', "with these two keys alone"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {}}', "</tool_call> has to follow"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {}} yes</tool_call>', "</tool_call> has to follow"),
+        ("hermes", "<tool_call></tool_call>", "Expecting value"),
+        ("llama3", '{"name": "weather", "arguments": {}}', '"parameters": {...}} with these two keys alone'),
+        ("llama3", '{"name": "weather", "parameters": {"location": Rome}}', "it is not JSON: Expecting value"),
+        ("llama3", '<|python_tag|>weather.call(location="Rome")', "it is not JSON"),
+        ("llama3", '{"name": "weather", "parameters": {"a": {"name": "weather", "parameters": {}}}', "not JSON"),
+        ("xml", "<weather>Rome</weather>", "may hold nothing but closed elements"),
+        ("xml", "<weather><location>Rome</weather>", "may hold nothing but closed elements"),
+        ("xml", "<weather><location>Rome</location>", "may hold nothing but closed elements"),
+        ("xml", "<weather></location></weather>", "may hold nothing but closed elements"),
+        ("xml", "<weather><location>A</location><location>B</location></weather>", "the argument <location> twice"),
+        ("xml", "<every_type><count>three</count></every_type>", "<count> is not JSON: Expecting value"),
+        ("xml", "<every_type><count>3 4</count></every_type>", "<count> is not JSON: something follows it"),
+    ],
+)
 def test_what_was_meant_as_a_call_is_a_named_failure(name, turn, reason):
     (found,) = CALL_FORMATS[name].parse(turn, TOOLS)
     assert isinstance(found, BrokenCall)
@@ -199,12 +218,15 @@ def test_a_call_that_an_unreadable_call_quotes_is_not_made(rest: str) -> None:
     assert isinstance(found, BrokenCall)
 
 
-@pytest.mark.parametrize("broken", [
-    "<every_type>\nf('{quoted}')\n</every_type>",
-    "<every_type><text>f('{quoted}')",
-    "<every_type><count>three</count><text>{quoted}</text></every_type>",
-    "<every_type><text>a</text><text>{quoted}</text></every_type>",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "<every_type>\nf('{quoted}')\n</every_type>",
+        "<every_type><text>f('{quoted}')",
+        "<every_type><count>three</count><text>{quoted}</text></every_type>",
+        "<every_type><text>a</text><text>{quoted}</text></every_type>",
+    ],
+)
 def test_an_element_inside_an_unreadable_one_is_no_call(broken: str) -> None:
     (found,) = XML.parse(broken.format(quoted=XML.render([CALL])), TOOLS)
     assert isinstance(found, BrokenCall)

@@ -111,17 +111,20 @@ def test_a_class_of_ones_own_is_made_for_every_episode_with_its_options():
     assert instructions_of(custom("CountTo", limit=2)) == "Count."
 
 
-@pytest.mark.parametrize(("name", "options", "words"), [
-    ("Missing", {}, "cannot be imported"),
-    ("function", {"limit": 2}, "is a function; it has to be a class"),
-    ("Nothing", {}, "needs `async def reset`"),
-    ("Synchronous", {"limit": 2}, "needs `async def respond`"),
-    ("AwaitedCounts", {"limit": 2}, "needs `def counts`"),
-    ("Fails", {"limit": 2}, "fails before the first episode: OSError: no 2"),
-    ("FailsToCount", {"limit": 2}, "fails before the first episode: TypeError"),
-    ("CountTo", {}, "does not take environment.options: missing a required argument: 'limit'"),
-    ("CountTo", {"limits": 3}, "does not take environment.options: missing a required argument"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("Missing", {}, "cannot be imported"),
+        ("function", {"limit": 2}, "is a function; it has to be a class"),
+        ("Nothing", {}, "needs `async def reset`"),
+        ("Synchronous", {"limit": 2}, "needs `async def respond`"),
+        ("AwaitedCounts", {"limit": 2}, "needs `def counts`"),
+        ("Fails", {"limit": 2}, "fails before the first episode: OSError: no 2"),
+        ("FailsToCount", {"limit": 2}, "fails before the first episode: TypeError"),
+        ("CountTo", {}, "does not take environment.options: missing a required argument: 'limit'"),
+        ("CountTo", {"limits": 3}, "does not take environment.options: missing a required argument"),
+    ],
+)
 def test_a_class_that_is_no_environment_is_refused_in_one_line(name, options, words):
     with pytest.raises(ConfigError) as caught:
         open_environment(custom(name, **options))
@@ -213,12 +216,17 @@ def test_a_count_of_one_part_weighs_nothing_in_the_other() -> None:
         open_scored(mixture(weights={"tool_errors": -0.1}))
 
 
-@pytest.mark.parametrize(("part", "message"), [
-    ({"environment": {"kind": "guess_number"}, "plays": ["sums"]}, "sums is played by tools already"),
-    ({"environment": {"kind": "guess_number", "limits": {"max_turns": 3}}, "plays": ["games"]},
-     "the mixture has one for all parts; move it there"),
-    ({"environment": {"kind": "mixture", "parts": {}}, "plays": ["games"]}, "mixture"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"environment": {"kind": "guess_number"}, "plays": ["sums"]}, "sums is played by tools already"),
+        (
+            {"environment": {"kind": "guess_number", "limits": {"max_turns": 3}}, "plays": ["games"]},
+            "the mixture has one for all parts; move it there",
+        ),
+        ({"environment": {"kind": "mixture", "parts": {}}, "plays": ["games"]}, "mixture"),
+    ],
+)
 def test_parts_that_cannot_be_told_apart_are_refused(part: dict[str, object], message: str) -> None:
     values = mixture().model_dump()
     with pytest.raises(ValidationError, match=message):

@@ -219,12 +219,15 @@ def test_turns_have_random_numbers_of_their_own(tokenizer: PreTrainedTokenizerBa
     assert len({*seeds}) == 3
 
 
-@pytest.mark.parametrize(("limits", "max_tokens", "reason"), [
-    ({"max_turns": 2}, 200, FinishReason.TURNS),
-    ({"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
-    ({}, 1, FinishReason.LENGTH),
-    ({}, 8, FinishReason.LENGTH),  # room for the first turn, none for an answer
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limits", "max_tokens", "reason"),
+    [
+        ({"max_turns": 2}, 200, FinishReason.TURNS),
+        ({"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
+        ({}, 1, FinishReason.LENGTH),
+        ({}, 8, FinishReason.LENGTH),  # room for the first turn, none for an answer
+    ],
+)
 def test_the_finish_reason_names_the_bound(tokenizer, limits, max_tokens, reason):
     episode, _ = _play(tokenizer, Echo(9), ["turn 0"] * 9, max_tokens=max_tokens, **limits)
     assert episode.finish_reason is reason
@@ -409,19 +412,22 @@ class Answering(Echo):
         return self._found
 
 
-@pytest.mark.parametrize(("environment", "reason"), [
-    (Answering(opening=None), "reset returned None, and has to return a list of messages"),
-    (Answering(answer="go on"), "respond returned 'go on', and has to return a list of messages"),
-    (Answering(answer={"role": "user", "content": "go on"}), "and has to return a list of messages"),
-    (Answering(answer=[]), "respond returned no message; None says that the episode is over"),
-    (Answering(answer=[7]), "respond returned 7 among its messages"),
-    (Answering(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
-    (Answering(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
-    (Answering(answer=[Message("assistant", "turn 1")]), "role assistant, which is the policy's own"),
-    (Answering(counts=[1.0]), "counts returned [1.0], and has to return numbers by name"),
-    (Answering(counts={"score": float("nan")}), "count score is nan, which is no finite number"),
-    (Answering(counts={"score": None}), "count score is None, which is no finite number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        (Answering(opening=None), "reset returned None, and has to return a list of messages"),
+        (Answering(answer="go on"), "respond returned 'go on', and has to return a list of messages"),
+        (Answering(answer={"role": "user", "content": "go on"}), "and has to return a list of messages"),
+        (Answering(answer=[]), "respond returned no message; None says that the episode is over"),
+        (Answering(answer=[7]), "respond returned 7 among its messages"),
+        (Answering(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
+        (Answering(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
+        (Answering(answer=[Message("assistant", "turn 1")]), "role assistant, which is the policy's own"),
+        (Answering(counts=[1.0]), "counts returned [1.0], and has to return numbers by name"),
+        (Answering(counts={"score": float("nan")}), "count score is nan, which is no finite number"),
+        (Answering(counts={"score": None}), "count score is None, which is no finite number"),
+    ],
+)
 def test_what_an_environment_may_not_return_ends_its_own_episode(tokenizer, environment, reason):
     (bad, good), _ = _play_all(tokenizer, [environment, Echo()], ["turn 0", "turn 1"])
     assert (bad.finish_reason, good.finish_reason) == (FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP)

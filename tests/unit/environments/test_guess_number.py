@@ -39,11 +39,19 @@ def test_a_turn_without_a_number_is_answered_and_counted():
     assert counts == {"guesses": 0.0, "turns_without_guess": 5.0, "found": 0.0}
 
 
-@pytest.mark.parametrize(("turn", "answer"), [
-    ("<think>It is 5.</think> 7", "lower"),
-    ("between 1 and 4", "higher"), ("-5", "higher"), ("3-4", "higher"), ("**5**", None), ("\\boxed{5}", None),
-    ("<answer>5</answer>.", None), ("My guess is 5.", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("turn", "answer"),
+    [
+        ("<think>It is 5.</think> 7", "lower"),
+        ("between 1 and 4", "higher"),
+        ("-5", "higher"),
+        ("3-4", "higher"),
+        ("**5**", None),
+        ("\\boxed{5}", None),
+        ("<answer>5</answer>.", None),
+        ("My guess is 5.", None),
+    ],
+)
 def test_the_last_whole_number_after_the_reasoning_is_the_guess(turn, answer):
     assert play(5, [turn])[0] == [answer]
 

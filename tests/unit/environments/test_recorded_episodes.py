@@ -42,9 +42,12 @@ def _games(**settings: object) -> list[Prompt]:
 
 def _chains(num_prompts: int = 60) -> list[Prompt]:
     source = ArithmeticSource(
-        kind="arithmetic", num_prompts=num_prompts, num_operations=(1, 3),
-        operations={"add": 1.0, "reverse": 1.0, "multiply": 2.0}, by_calculator=("multiply",),
-    )  # fmt: skip
+        kind="arithmetic",
+        num_prompts=num_prompts,
+        num_operations=(1, 3),
+        operations={"add": 1.0, "reverse": 1.0, "multiply": 2.0},
+        by_calculator=("multiply",),
+    )
     return [prompt for prompt in load_source(source, "train", 3).prompts if prompt.traces[0].turns]
 
 

@@ -84,12 +84,15 @@ def test_no_more_than_sixteen_measures_run_at_once() -> None:
     assert asyncio.run(measure_all()) == [{"met": 16.0}] * 32
 
 
-@pytest.mark.parametrize(("weights", "measures", "message"), [
-    ({"lenght": 1.0}, {"length": "words"}, "nothing measures lenght; there are answer, calls, length, turns"),
-    (None, {"calls": "words"}, "counts calls already"),
-    (None, {"parsed": "wants_a_parser"}, "asks for parser; a measure may take prompt, completion, answer"),
-    (None, {"gone": "not_there"}, "cannot be imported"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("weights", "measures", "message"),
+    [
+        ({"lenght": 1.0}, {"length": "words"}, "nothing measures lenght; there are answer, calls, length, turns"),
+        (None, {"calls": "words"}, "counts calls already"),
+        (None, {"parsed": "wants_a_parser"}, "asks for parser; a measure may take prompt, completion, answer"),
+        (None, {"gone": "not_there"}, "cannot be imported"),
+    ],
+)
 def test_what_cannot_be_measured_is_refused_at_load(weights, measures, message):
     with pytest.raises(ConfigError, match=message):
         scorer(weights, **measures)

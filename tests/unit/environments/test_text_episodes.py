@@ -88,10 +88,13 @@ def test_turns_have_seeds_of_their_own(play: Play) -> None:
     assert len({*seeds}) == 3
 
 
-@pytest.mark.parametrize(("limits", "max_tokens", "reason", "num_turns"), [
-    ({"max_turns": 2}, 64, FinishReason.TURNS, 2),
-    ({}, 2 * TOKENS, FinishReason.LENGTH, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limits", "max_tokens", "reason", "num_turns"),
+    [
+        ({"max_turns": 2}, 64, FinishReason.TURNS, 2),
+        ({}, 2 * TOKENS, FinishReason.LENGTH, 2),
+    ],
+)
 def test_bounds_end_an_episode_with_their_reason(play, limits, max_tokens, reason, num_turns):
     (episode,), _ = play(halving, [game(7)], max_tokens, **limits)
     assert episode.finish_reason is reason

@@ -88,31 +88,37 @@ def test_llama_gets_a_message_for_each_result():
     assert messages == [Message("tool", "a"), Message("tool", "b")]
 
 
-@pytest.mark.parametrize(("name", "arguments", "text"), [
-    ("echo", {"text": "ä"}, "ä"),
-    ("structure", {"size": 1}, '{"größe": 1, "list": [null, true]}'),
-    ("nothing", {}, "null"),
-    ("decorated", {"number": 2}, "4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("echo", {"text": "ä"}, "ä"),
+        ("structure", {"size": 1}, '{"größe": 1, "list": [null, true]}'),
+        ("nothing", {}, "null"),
+        ("decorated", {"number": 2}, "4"),
+    ],
+)
 def test_text_is_shown_as_it_is_and_other_results_as_json(name, arguments, text):
     assert play(opened(name), call(name, **arguments))[0] == [result(text)]
 
 
-@pytest.mark.parametrize(("turn", "kind", "words"), [
-    (call("search", query="a"), "unknown_tool", "there is no tool 'search'; there are: echo, refuse"),
-    (call("s" * 500), "unknown_tool", "there are: echo"),
-    ("<tool_call>{</tool_call>", "broken_call", "this call cannot be read: it is not JSON"),
-    (call("echo"), "wrong_arguments", "echo: missing argument `text` (it takes text)"),
-    (call("echo", text=1), "wrong_arguments", "`text`: Input should be a valid string"),
-    (call("echo", text="a", state=1), "wrong_arguments", "unknown argument `state`"),
-    (call("nothing", a=1), "wrong_arguments", "it takes no arguments"),
-    (call("refuse", reason="why"), "raised", "LookupError: why"),
-    (call("refuse", reason="x" * 5000), "raised", "LookupError: xxx"),
-    (call("refuse_later"), "raised", "LookupError: later"),
-    (call("leave"), "raised", "SystemExit: 3"),
-    (call("cancel_itself"), "raised", "CancelledError"),
-    (call("explain"), "raised", "Traceback: all of it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("turn", "kind", "words"),
+    [
+        (call("search", query="a"), "unknown_tool", "there is no tool 'search'; there are: echo, refuse"),
+        (call("s" * 500), "unknown_tool", "there are: echo"),
+        ("<tool_call>{</tool_call>", "broken_call", "this call cannot be read: it is not JSON"),
+        (call("echo"), "wrong_arguments", "echo: missing argument `text` (it takes text)"),
+        (call("echo", text=1), "wrong_arguments", "`text`: Input should be a valid string"),
+        (call("echo", text="a", state=1), "wrong_arguments", "unknown argument `state`"),
+        (call("nothing", a=1), "wrong_arguments", "it takes no arguments"),
+        (call("refuse", reason="why"), "raised", "LookupError: why"),
+        (call("refuse", reason="x" * 5000), "raised", "LookupError: xxx"),
+        (call("refuse_later"), "raised", "LookupError: later"),
+        (call("leave"), "raised", "SystemExit: 3"),
+        (call("cancel_itself"), "raised", "CancelledError"),
+        (call("explain"), "raised", "Traceback: all of it"),
+    ],
+)
 def test_a_failed_call_is_told_to_the_policy_and_counted_by_its_kind(turn, kind, words):
     made = opened("echo", "refuse", "nothing", "refuse_later", "leave", "cancel_itself", "explain")
     answers, counts = play(made, turn, call("echo", text="again"))
@@ -175,10 +181,13 @@ def test_a_cancelled_episode_is_closed_and_its_call_given_up():
     assert sample_tools.CLOSED == ["cities"]
 
 
-@pytest.mark.parametrize(("name", "fault"), [
-    ("lose_service", "the service is gone"),
-    ("half_asynchronous", "half_asynchronous returns an awaitable, so it has to be defined with `async"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("lose_service", "the service is gone"),
+        ("half_asynchronous", "half_asynchronous returns an awaitable, so it has to be defined with `async"),
+    ],
+)
 def test_a_fault_of_a_tool_or_of_what_it_depends_on_is_no_answer_to_the_policy(name, fault):
     with pytest.raises(LuffyError, match=fault):
         play(opened(name), call(name))

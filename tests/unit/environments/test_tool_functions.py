@@ -13,8 +13,14 @@ from luffy.environments.tool_functions import BUILT_IN_TOOLS, WrongArguments, lo
 from luffy.errors import ConfigError
 
 EVERY_TYPE = {
-    "text": "a", "count": 3, "share": 0.5, "flag": True, "numbers": [1, 2], "names": {"a": ["b"]}, "unit": "km",
-}  # fmt: skip
+    "text": "a",
+    "count": 3,
+    "share": 0.5,
+    "flag": True,
+    "numbers": [1, 2],
+    "names": {"a": ["b"]},
+    "unit": "km",
+}
 
 
 def load(name):
@@ -32,7 +38,7 @@ def test_the_schema_is_the_one_that_chat_templates_are_given():
     properties = {
         "location": {"type": "string", "description": "City and country."},
         "unit": {"type": "string", "enum": ["celsius", "fahrenheit"], "description": "Unit of the temperature."},
-    }  # fmt: skip
+    }
     assert tool.schema == {
         "type": "function",
         "function": {
@@ -76,12 +82,30 @@ def test_arguments_become_what_the_annotations_say():
     assert type(load("every_type").read({**EVERY_TYPE, "share": 2})["share"]) is float
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("text", 3), ("count", "3"), ("count", 3.0), ("count", True), ("count", None), ("share", "0.5"), ("share", True),
-    ("flag", 1), ("flag", "true"), ("numbers", [1, "2"]), ("numbers", {"a": 1}), ("names", {"a": "b"}),
-    ("unit", "metres"), ("unit", 1), ("maybe", "none"), ("level", 3), ("level", "1"), ("text", "\ud800"),
-    ("numbers", functools.reduce(lambda inner, _: [inner], range(300), [])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("text", 3),
+        ("count", "3"),
+        ("count", 3.0),
+        ("count", True),
+        ("count", None),
+        ("share", "0.5"),
+        ("share", True),
+        ("flag", 1),
+        ("flag", "true"),
+        ("numbers", [1, "2"]),
+        ("numbers", {"a": 1}),
+        ("names", {"a": "b"}),
+        ("unit", "metres"),
+        ("unit", 1),
+        ("maybe", "none"),
+        ("level", 3),
+        ("level", "1"),
+        ("text", "\ud800"),
+        ("numbers", functools.reduce(lambda inner, _: [inner], range(300), [])),
+    ],
+)
 def test_a_value_of_another_type_is_refused_by_name(name, value):
     assert rejection("every_type", {**EVERY_TYPE, name: value}).startswith(f"`{name}`: ")
 
@@ -120,19 +144,23 @@ def test_an_asynchronous_function_is_known_as_one_also_if_a_decorator_made_it_so
     assert not load("echo").is_async
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("without_type", "`a` has no type"), ("without_docstring", "no docstring"),
-    ("of_a_tuple", "tuple[int, int] is not supported; use str"),
-    ("with_rest", "`numbers` is variadic positional"),
-    ("with_wrong_default", "the default None is not of the annotated type"),
-    ("with_stale_docs", "describes `numbre`, which is no parameter"),
-    ("with_positional_state", "has to be keyword-only"),
-    ("of_a_missing_type", "name 'Missing' is not defined"),
-    ("in_steps", "is a generator"),
-    ("NUMBER", "is a int; a tool is a function"),
-    ("Unit", "a tool is a function"),
-    ("no_such_thing", "cannot be imported"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("without_type", "`a` has no type"),
+        ("without_docstring", "no docstring"),
+        ("of_a_tuple", "tuple[int, int] is not supported; use str"),
+        ("with_rest", "`numbers` is variadic positional"),
+        ("with_wrong_default", "the default None is not of the annotated type"),
+        ("with_stale_docs", "describes `numbre`, which is no parameter"),
+        ("with_positional_state", "has to be keyword-only"),
+        ("of_a_missing_type", "name 'Missing' is not defined"),
+        ("in_steps", "is a generator"),
+        ("NUMBER", "is a int; a tool is a function"),
+        ("Unit", "a tool is a function"),
+        ("no_such_thing", "cannot be imported"),
+    ],
+)
 def test_a_function_that_cannot_be_a_tool_is_refused_in_one_line(name, words):
     with pytest.raises(ConfigError) as caught:
         load(name)

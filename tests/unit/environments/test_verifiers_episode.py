@@ -155,11 +155,14 @@ def whole_episode(which: str, text: str, **limits: int) -> Episode:
     return player.play([start], Written(encode_traces(tokenizer, [text])[0]), params)[0]
 
 
-@pytest.mark.parametrize(("limits", "reason", "turns"), [
-    ({}, FinishReason.STOP, 3.0),
-    ({"max_turns": 2}, FinishReason.TURNS, 2.0),
-    ({"max_turn_tokens": 1}, FinishReason.TURN_LENGTH, 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limits", "reason", "turns"),
+    [
+        ({}, FinishReason.STOP, 3.0),
+        ({"max_turns": 2}, FinishReason.TURNS, 2.0),
+        ({"max_turn_tokens": 1}, FinishReason.TURN_LENGTH, 1.0),
+    ],
+)
 def test_an_episode_is_scored_whatever_ended_it(limits: dict[str, int], reason: FinishReason, turns: float) -> None:
     """The reward of this game is the number of the policy's turns, a turn that was cut included."""
     episode = whole_episode("game", "3 left", **limits)
@@ -178,12 +181,15 @@ def test_a_dead_process_ends_the_stage_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("grader", "measures", "outcome", "reward"), [
-    (MeasureGrader(), {"reward": 1.0}, Outcome.CORRECT, 1.0),
-    (MeasureGrader(), {"reward": 0.75}, Outcome.WRONG, 0.75),
-    (MeasureGrader(), {}, Outcome.CRASHED, 0.0),
-    (MeasureGrader(name="found", correct_from=0.5), {"found": 0.5}, Outcome.CORRECT, 0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("grader", "measures", "outcome", "reward"),
+    [
+        (MeasureGrader(), {"reward": 1.0}, Outcome.CORRECT, 1.0),
+        (MeasureGrader(), {"reward": 0.75}, Outcome.WRONG, 0.75),
+        (MeasureGrader(), {}, Outcome.CRASHED, 0.0),
+        (MeasureGrader(name="found", correct_from=0.5), {"found": 0.5}, Outcome.CORRECT, 0.5),
+    ],
+)
 def test_the_environments_reward_is_the_grade(grader, measures, outcome, reward):
     (grade,) = steps(grader, GradeRequest("text", "gold", measures=measures))
     assert (grade.outcome, grade.reward) == (outcome, reward)

@@ -71,17 +71,20 @@ def disagreements(pool: GraderPool, kind: GraderKind, wanted: Callable[[Case], b
 
 
 @needs_cases
-@pytest.mark.parametrize(("kind", "wanted", "at_least", "accepted", "refused"), [
-    (MATH, is_word_problem, 799, 0, 0),
-    (STRICT, is_word_problem, 799, 0, 0),
-    (ExactGrader(), is_word_problem, 799, 0, 2),
-    (MATH, is_pair, 84, 4, 7),
-    (STRICT, is_pair, 84, 3, 12),
-    (MATH, is_boxed, 60, 3, 6),
-    (STRICT, is_boxed, 60, 0, 16),
-    (PREFERRED, is_response, 260, 4, 24),
-    (ChoiceGrader(), is_choice, 125, 0, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "wanted", "at_least", "accepted", "refused"),
+    [
+        (MATH, is_word_problem, 799, 0, 0),
+        (STRICT, is_word_problem, 799, 0, 0),
+        (ExactGrader(), is_word_problem, 799, 0, 2),
+        (MATH, is_pair, 84, 4, 7),
+        (STRICT, is_pair, 84, 3, 12),
+        (MATH, is_boxed, 60, 3, 6),
+        (STRICT, is_boxed, 60, 0, 16),
+        (PREFERRED, is_response, 260, 4, 24),
+        (ChoiceGrader(), is_choice, 125, 0, 2),
+    ],
+)
 def test_no_more_disagreements_than_known(pool, kind, wanted, at_least, accepted, refused):
     count, wrongly_accepted, wrongly_refused = disagreements(pool, kind, wanted)
     assert count >= at_least

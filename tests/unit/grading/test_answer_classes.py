@@ -58,19 +58,22 @@ def test_math_strict_accepts_no_look_alikes(pool: GraderPool, name: str) -> None
     assert wrong == 0
 
 
-@pytest.mark.parametrize(("gold", "answer", "differ"), [
-    ("7, 4", r"4 \text{ goats and } 7 \text{ helicopters}", True),
-    ("16, 3", "w=3, d=16", True),
-    (r"40 \text{ km/h}", r"40 \text{ m/s}", True),
-    (r"3:30 \text{ p.m.}", r"3:30 \text{ a.m.}", True),
-    ("3", r"3 \text{ dozen}", True),
-    ("5", r"\text{at most } 5", True),
-    # On one side only they do not.
-    ("5", r"\text{the least value is } 5", False),
-    ("13", "AM = 13", False),
-    ("16, 3", "w=16, d=3", False),
-    ("5", "5 cm", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gold", "answer", "differ"),
+    [
+        ("7, 4", r"4 \text{ goats and } 7 \text{ helicopters}", True),
+        ("16, 3", "w=3, d=16", True),
+        (r"40 \text{ km/h}", r"40 \text{ m/s}", True),
+        (r"3:30 \text{ p.m.}", r"3:30 \text{ a.m.}", True),
+        ("3", r"3 \text{ dozen}", True),
+        ("5", r"\text{at most } 5", True),
+        # On one side only they do not.
+        ("5", r"\text{the least value is } 5", False),
+        ("13", "AM = 13", False),
+        ("16, 3", "w=16, d=3", False),
+        ("5", "5 cm", False),
+    ],
+)
 def test_different_names_units_and_words_distinguish_equal_numbers(gold: str, answer: str, differ: bool) -> None:
     assert conflicting(answer, gold) is differ
 

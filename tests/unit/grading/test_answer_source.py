@@ -20,10 +20,15 @@ from luffy.grading.request import Grade, GradeRequest, Problem, problem_of
 from luffy.types import Message, Outcome, Prompt
 
 KINDS: list[GraderKind] = [
-    MathGrader(), MathGrader(boxed="preferred"), StrictMathGrader(), ExactGrader(boxed="required"), ChoiceGrader(),
-    AnyGrader(of=(MathGrader(boxed="preferred"), ChoiceGrader())), BothGrader(of=(MathGrader(), StrictMathGrader())),
+    MathGrader(),
+    MathGrader(boxed="preferred"),
+    StrictMathGrader(),
+    ExactGrader(boxed="required"),
+    ChoiceGrader(),
+    AnyGrader(of=(MathGrader(boxed="preferred"), ChoiceGrader())),
+    BothGrader(of=(MathGrader(), StrictMathGrader())),
     WeightedGrader(parts=(WeightedPart(weight=1.0, grader=MathGrader()),)),
-]  # fmt: skip
+]
 OPTIONS = {"options": ["one", "two", "three", "four"]}
 WAYS = (r"\boxed{%s}", "the answer is %s", "ANSWER: %s", "<answer>%s</answer>", r"\boxed{\text{%s}}", "Answer: (%s)")
 _way = st.sampled_from(WAYS)

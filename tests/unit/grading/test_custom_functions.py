@@ -123,12 +123,21 @@ def call(pool: GraderPool, name: str, response: str, gold: str = "yes", **settin
     return pool.grade([GradeRequest(response, gold, PROBLEM, kind)])[0]
 
 
-@pytest.mark.parametrize(("name", "response", "reward"), [
-    ("verl", "it is yes", 1.0), ("verl", "it is no", 0.0), ("verl", "word " * 400_000 + "yes", 1.0),
-    ("verifiers", "yes", 1.0), ("verifiers", "no", 0.0),
-    ("numpys_truth", "1", 1.0), ("numpys_truth", "2", 0.0), ("numpys_number", "0.5", 0.5),
-    ("has_defaults", "x", 1.0),  # a parser and a state with defaults are left to the function
-], ids=lambda value: str(value)[:20])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "response", "reward"),
+    [
+        ("verl", "it is yes", 1.0),
+        ("verl", "it is no", 0.0),
+        ("verl", "word " * 400_000 + "yes", 1.0),
+        ("verifiers", "yes", 1.0),
+        ("verifiers", "no", 0.0),
+        ("numpys_truth", "1", 1.0),
+        ("numpys_truth", "2", 0.0),
+        ("numpys_number", "0.5", 0.5),
+        ("has_defaults", "x", 1.0),  # a parser and a state with defaults are left to the function
+    ],
+    ids=lambda value: str(value)[:20],
+)
 def test_both_signatures_are_called_and_numbers_and_truth_values_also_of_numpy_are_scores(pool, name, response, reward):
     grade = call(pool, name, response, correct_from=0.5)
     assert (grade.reward, grade.outcome) == (reward, Outcome.CORRECT if reward else Outcome.WRONG)
@@ -142,16 +151,23 @@ def test_a_score_is_the_reward_and_the_bound_makes_it_correct(pool: GraderPool) 
     assert call(pool, "verifiers_text", "yes", completion="text").reward == 1.0
 
 
-@pytest.mark.parametrize(("name", "outcome", "reason"), [
-    ("raises", Outcome.CRASHED, "shop_graders:raises raised ValueError: no such thing"),
-    ("returns_text", Outcome.CRASHED, "shop_graders:returns_text returned 'good', which is no finite number"),
-    ("numpys_text", Outcome.CRASHED, "shop_graders:numpys_text returned np.str_('good'), which is no finite number"),
-    ("returns_nan", Outcome.CRASHED, "shop_graders:returns_nan returned nan, which is no finite number"),
-    ("hangs", Outcome.TIMED_OUT, "no verdict in 3 s"),
-    ("exits", Outcome.CRASHED, "the worker died"),
-    ("gives_up", Outcome.CRASHED, "the worker died"),
-    ("eats", Outcome.CRASHED, "shop_graders:eats raised MemoryError: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "outcome", "reason"),
+    [
+        ("raises", Outcome.CRASHED, "shop_graders:raises raised ValueError: no such thing"),
+        ("returns_text", Outcome.CRASHED, "shop_graders:returns_text returned 'good', which is no finite number"),
+        (
+            "numpys_text",
+            Outcome.CRASHED,
+            "shop_graders:numpys_text returned np.str_('good'), which is no finite number",
+        ),
+        ("returns_nan", Outcome.CRASHED, "shop_graders:returns_nan returned nan, which is no finite number"),
+        ("hangs", Outcome.TIMED_OUT, "no verdict in 3 s"),
+        ("exits", Outcome.CRASHED, "the worker died"),
+        ("gives_up", Outcome.CRASHED, "the worker died"),
+        ("eats", Outcome.CRASHED, "shop_graders:eats raised MemoryError: "),
+    ],
+)
 def test_a_function_that_fails_is_named_and_the_pool_lives_on(pool, name, outcome, reason):
     grade = call(pool, name, "x")
     assert (grade.outcome, grade.reason, grade.reward) == (outcome, reason, 0.0)
@@ -190,21 +206,24 @@ def test_a_function_that_raises_keeps_its_worker(pool: GraderPool) -> None:
     assert pool.worker_pids() == before
 
 
-@pytest.mark.parametrize(("function", "message"), [
-    ("no_such_module:grade", "no_such_module:grade cannot be imported"),
-    ("shop_graders:absent", "shop_graders:absent cannot be imported"),
-    ("broken_graders:grade", "broken_graders fails on import: ZeroDivisionError"),
-    ("shop_graders:strange", r"takes \(text\); a grader takes"),
-    ("shop_graders:later", "is asynchronous, and graders are called without an event loop"),
-    ("shop_graders:later_object", "is asynchronous"),
-    ("shop_graders:parses", "needs `parser`, which belongs to a rubric of verifiers"),
-    ("shop_graders:looks_at_state", "needs `state`, which an environment of verifiers fills"),
-    ("shop_graders:needs_more", "needs `weights`, which no grader is given: there are data_source, solution_str"),
-    ("shop_graders:os", "is not a function"),
-    ("shop_graders:by_position", "takes `solution_str` by position alone"),
-    ("builtins:min", "does not tell its parameters"),
-    ("script_graders:grade", "script_graders ends Python on import"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("no_such_module:grade", "no_such_module:grade cannot be imported"),
+        ("shop_graders:absent", "shop_graders:absent cannot be imported"),
+        ("broken_graders:grade", "broken_graders fails on import: ZeroDivisionError"),
+        ("shop_graders:strange", r"takes \(text\); a grader takes"),
+        ("shop_graders:later", "is asynchronous, and graders are called without an event loop"),
+        ("shop_graders:later_object", "is asynchronous"),
+        ("shop_graders:parses", "needs `parser`, which belongs to a rubric of verifiers"),
+        ("shop_graders:looks_at_state", "needs `state`, which an environment of verifiers fills"),
+        ("shop_graders:needs_more", "needs `weights`, which no grader is given: there are data_source, solution_str"),
+        ("shop_graders:os", "is not a function"),
+        ("shop_graders:by_position", "takes `solution_str` by position alone"),
+        ("builtins:min", "does not tell its parameters"),
+        ("script_graders:grade", "script_graders ends Python on import"),
+    ],
+)
 def test_an_invalid_import_path_is_the_users_mistake(pool: GraderPool, function: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call(pool, function, "x")

@@ -20,21 +20,33 @@ _balanced = st.recursive(
 )
 
 
-@pytest.mark.parametrize(("response", "answer"), [
-    (r"so \boxed{52}", "52"),
-    (r"\boxed{1} or rather \boxed{2}", "2"),
-    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed {  7 }", "7"), (r"\\boxed{5}", "5"),
-    (r"\boxed{3}, and then \boxed{4", "3"),
-    (r"}} \boxed{8}", "8"), (r"\boxed{a \\ b}", r"a \\ b"), (r"\boxed{\boxed{6}}", "6"), (r"\boxed{}", None),
-    (r"\boxed{1} \boxed{ }", None), (r"\boxed{9", None), (r"\boxed 9", None), ("the answer is 9", None), ("", None),
-    ("<think>\n\\boxed{1}\n</think>\n\\boxed{2}", "2"),
-    ("<think>\n\\boxed{1}\n</think>\nI forgot", None),
-    ("<think>\n\\boxed{1}", None),
-    ("<think></think>\\boxed{1}<think> wait", None),
-    ("reasoning \\boxed{1} </think> \\boxed{2}", "2"),
-    ("</think> \\boxed{1} </think> \\boxed{2}", "2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"so \boxed{52}", "52"),
+        (r"\boxed{1} or rather \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed {  7 }", "7"),
+        (r"\\boxed{5}", "5"),
+        (r"\boxed{3}, and then \boxed{4", "3"),
+        (r"}} \boxed{8}", "8"),
+        (r"\boxed{a \\ b}", r"a \\ b"),
+        (r"\boxed{\boxed{6}}", "6"),
+        (r"\boxed{}", None),
+        (r"\boxed{1} \boxed{ }", None),
+        (r"\boxed{9", None),
+        (r"\boxed 9", None),
+        ("the answer is 9", None),
+        ("", None),
+        ("<think>\n\\boxed{1}\n</think>\n\\boxed{2}", "2"),
+        ("<think>\n\\boxed{1}\n</think>\nI forgot", None),
+        ("<think>\n\\boxed{1}", None),
+        ("<think></think>\\boxed{1}<think> wait", None),
+        ("reasoning \\boxed{1} </think> \\boxed{2}", "2"),
+        ("</think> \\boxed{1} </think> \\boxed{2}", "2"),
+    ],
+)
 def test_the_last_balanced_box_of_the_reply_after_the_reasoning_counts(response: str, answer: str | None) -> None:
     assert extract_answer(response) == answer
 

@@ -66,15 +66,18 @@ def judge(endpoint: Endpoint, response: str, cache: Path | None = None, **settin
         return pool.grade([GradeRequest(response, "four", Problem("2 + 2?"))])[0]
 
 
-@pytest.mark.parametrize(("reply", "outcome"), [
-    ("Same thing.\nVERDICT: CORRECT", Outcome.CORRECT),
-    ("VERDICT: INCORRECT", Outcome.WRONG),
-    ("VERDICT: CORRECT? No.\nVERDICT: **INCORRECT**", Outcome.WRONG),
-    ("verdict: correct", Outcome.CORRECT),
-    ("<think>VERDICT: CORRECT?</think>VERDICT: INCORRECT", Outcome.WRONG),
-    ("<think>VERDICT: CORRECT?</think>I cannot say", Outcome.UNPARSABLE),
-    ("<think>VERDICT: CORRECT?", Outcome.UNPARSABLE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        ("Same thing.\nVERDICT: CORRECT", Outcome.CORRECT),
+        ("VERDICT: INCORRECT", Outcome.WRONG),
+        ("VERDICT: CORRECT? No.\nVERDICT: **INCORRECT**", Outcome.WRONG),
+        ("verdict: correct", Outcome.CORRECT),
+        ("<think>VERDICT: CORRECT?</think>VERDICT: INCORRECT", Outcome.WRONG),
+        ("<think>VERDICT: CORRECT?</think>I cannot say", Outcome.UNPARSABLE),
+        ("<think>VERDICT: CORRECT?", Outcome.UNPARSABLE),
+    ],
+)
 def test_the_last_verdict_counts(endpoint: Endpoint, reply: str, outcome: Outcome) -> None:
     endpoint.answer = says(reply)
     grade = judge(endpoint, "<think>5</think>It is 4")
@@ -141,19 +144,22 @@ def weighted(*parts: GraderKind) -> WeightedGrader:
     return WeightedGrader(parts=tuple(WeightedPart(weight=0.5, grader=part) for part in parts))
 
 
-@pytest.mark.parametrize(("kind", "math", "is_unjudged"), [
-    (AnyGrader(of=(MATH, JUDGE)), Outcome.WRONG, True),
-    (AnyGrader(of=(MATH, JUDGE)), Outcome.CORRECT, False),
-    (AnyGrader(of=(BothGrader(of=(MATH, MATH)), JUDGE)), Outcome.NO_ANSWER, True),
-    (BothGrader(of=(MATH, JUDGE)), Outcome.CORRECT, True),
-    (BothGrader(of=(MATH, JUDGE)), Outcome.WRONG, False),
-    (AnyGrader(of=(JUDGE, MATH)), Outcome.CORRECT, False),
-    (BothGrader(of=(JUDGE, MATH)), Outcome.WRONG, False),
-    (weighted(MATH, JUDGE), Outcome.CORRECT, True),
-    (weighted(MATH, JUDGE), Outcome.WRONG, True),
-    (AnyGrader(of=(weighted(MATH, JUDGE), MATH)), Outcome.WRONG, True),
-    (weighted(MATH, BothGrader(of=(MATH, JUDGE))), Outcome.WRONG, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "math", "is_unjudged"),
+    [
+        (AnyGrader(of=(MATH, JUDGE)), Outcome.WRONG, True),
+        (AnyGrader(of=(MATH, JUDGE)), Outcome.CORRECT, False),
+        (AnyGrader(of=(BothGrader(of=(MATH, MATH)), JUDGE)), Outcome.NO_ANSWER, True),
+        (BothGrader(of=(MATH, JUDGE)), Outcome.CORRECT, True),
+        (BothGrader(of=(MATH, JUDGE)), Outcome.WRONG, False),
+        (AnyGrader(of=(JUDGE, MATH)), Outcome.CORRECT, False),
+        (BothGrader(of=(JUDGE, MATH)), Outcome.WRONG, False),
+        (weighted(MATH, JUDGE), Outcome.CORRECT, True),
+        (weighted(MATH, JUDGE), Outcome.WRONG, True),
+        (AnyGrader(of=(weighted(MATH, JUDGE), MATH)), Outcome.WRONG, True),
+        (weighted(MATH, BothGrader(of=(MATH, JUDGE))), Outcome.WRONG, False),
+    ],
+)
 def test_a_combination_that_a_missing_verdict_could_decide_has_none(kind, math, is_unjudged):
     missing = Grade(Outcome.CRASHED, "4", "judge: no connection", is_unjudged=True)
     found = [missing if isinstance(leaf, JudgeGrader) else Grade(math, "4", "by math") for leaf in leaves(kind)]
@@ -184,16 +190,21 @@ def test_a_damaged_cache_entry_is_requested_again(endpoint: Endpoint, tmp_path: 
     assert json.loads(file.read_text()) == {"verdict": "CORRECT"}
 
 
-@pytest.mark.parametrize(("answer", "outcome", "reason"), [
-    (says("I cannot say"), Outcome.UNPARSABLE, "judge: the reply holds no verdict"),
-    (always(IS_CUT), Outcome.UNPARSABLE, "judge: the reply is cut at max_tokens"),
-    (fails(503), Outcome.CRASHED, "judge: the endpoint answers 503 Service Unavailable: out of order"),
-    (always(Reply(body=b"[]")), Outcome.CRASHED,
-     "judge: the reply is no chat completion"),
-    (always(Reply(body=b"[" * 200_000)), Outcome.CRASHED,
-     "judge: the reply is no chat completion"),
-    (always(Reply(body=b" " * (2 << 20))), Outcome.CRASHED, "judge: {url}: the response is longer than 1048576 bytes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "outcome", "reason"),
+    [
+        (says("I cannot say"), Outcome.UNPARSABLE, "judge: the reply holds no verdict"),
+        (always(IS_CUT), Outcome.UNPARSABLE, "judge: the reply is cut at max_tokens"),
+        (fails(503), Outcome.CRASHED, "judge: the endpoint answers 503 Service Unavailable: out of order"),
+        (always(Reply(body=b"[]")), Outcome.CRASHED, "judge: the reply is no chat completion"),
+        (always(Reply(body=b"[" * 200_000)), Outcome.CRASHED, "judge: the reply is no chat completion"),
+        (
+            always(Reply(body=b" " * (2 << 20))),
+            Outcome.CRASHED,
+            "judge: {url}: the response is longer than 1048576 bytes",
+        ),
+    ],
+)
 def test_failures_are_retried_up_to_the_limit_and_named(endpoint, answer, outcome, reason):
     endpoint.answer = answer
     grade = judge(endpoint, "4", retries=2)

@@ -35,48 +35,56 @@ def pool() -> Iterator[GraderPool]:
         yield shared
 
 
-@pytest.mark.parametrize(("kind", "response", "gold", "outcome"), [
-    (MATH, "it is 5", "5", Outcome.NO_ANSWER),
-    (PREFERRED, "it is 5", "5", Outcome.CORRECT),
-    (PREFERRED, "The answer is: $\\frac{1}{2}$.", "0.5", Outcome.CORRECT),
-    (PREFERRED, "<think>6</think> <answer> 5 </answer>", "5", Outcome.CORRECT),
-    (PREFERRED, "<answer>7</answer> or \\boxed{5}", "5", Outcome.CORRECT),
-    (PREFERRED, "The largest $n$: the answer is that $n$ is 34.", "34", Outcome.CORRECT),
-    (PREFERRED, "-\\frac{10}{9}", "-10/9", Outcome.CORRECT),
-    (PREFERRED, "<think>5", "5", Outcome.NO_ANSWER),
-    (PREFERRED, "I do not know", "5", Outcome.NO_ANSWER),
-    (STRICT, r"\boxed{(x+1)^2}", "x^2+2x+1", Outcome.CORRECT),
-    (STRICT, r"\boxed{50\%}", "0.5", Outcome.CORRECT),
-    (STRICT, r"\boxed{0.3333}", r"\frac13", Outcome.WRONG),
-    (STRICT, r"\boxed{[0,1)}", "[0,1]", Outcome.WRONG),
-    (STRICT, "the answer is 5", "5", Outcome.NO_ANSWER),
-    (STRICT, r"\boxed{the whole truth}", "5", Outcome.UNPARSABLE),
-    (STRICT, r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", r"\begin{pmatrix}\frac22\\2\end{pmatrix}", Outcome.CORRECT),
-    (ExactGrader(), "The answer is  New   York.", "new york", Outcome.CORRECT),
-    (ExactGrader(), "Answer: Paris", "Paris", Outcome.CORRECT),
-    (ExactGrader(), "Final Answer: Paris", "Paris", Outcome.CORRECT),
-    (ExactGrader(), "**Answer:** Paris", "Paris", Outcome.CORRECT),
-    (ExactGrader(), "**Answer**: Paris", "Paris", Outcome.CORRECT),
-    (ExactGrader(), "Solution: Paris", "Paris", Outcome.CORRECT),
-    (ExactGrader(), "an answering machine", "An answering machine", Outcome.CORRECT),
-    (ExactGrader(), "The Final Solution", "the final solution", Outcome.CORRECT),
-    (ExactGrader(), r"\boxed{\text{New York}}", "New York", Outcome.CORRECT),
-    (ExactGrader(ignore_case=False), r"\boxed{new york}", "New York", Outcome.WRONG),
-    (ExactGrader(boxed="required"), "New York", "New York", Outcome.NO_ANSWER),
-    (ExactGrader(), "<think>New York</think> Boston", "New York", Outcome.WRONG),
-    (FormatGrader(), "<think>\nhm\n</think>\n5", "6", Outcome.CORRECT),
-    (FormatGrader(), "<think></think>5", "5", Outcome.WRONG),
-    (FormatGrader(), "<think>hm</think> ", "5", Outcome.WRONG),
-    (FormatGrader(), "so <think>hm</think> 5", "5", Outcome.WRONG),
-    (FormatGrader(), "</think>hm<think> 5", "5", Outcome.WRONG),
-    (FormatGrader(), "<think>hm</think></think> 5", "5", Outcome.WRONG),
-    (R1_ZERO, "<think>hm</think> <answer>5</answer>", "6", Outcome.CORRECT),
-    (R1_ZERO, "<think>hm</think> 5", "5", Outcome.WRONG),
-    (R1_ZERO, "<think>hm</think> so <answer>5</answer>", "5", Outcome.WRONG),
-    (R1_ZERO, "<think>hm<answer>5</answer></think>", "5", Outcome.WRONG),
-    (R1_ZERO, "<think>hm</think> <answer> </answer>", "5", Outcome.WRONG),
-    (ChoiceGrader(), "ANSWER: C", "C", Outcome.CORRECT),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "response", "gold", "outcome"),
+    [
+        (MATH, "it is 5", "5", Outcome.NO_ANSWER),
+        (PREFERRED, "it is 5", "5", Outcome.CORRECT),
+        (PREFERRED, "The answer is: $\\frac{1}{2}$.", "0.5", Outcome.CORRECT),
+        (PREFERRED, "<think>6</think> <answer> 5 </answer>", "5", Outcome.CORRECT),
+        (PREFERRED, "<answer>7</answer> or \\boxed{5}", "5", Outcome.CORRECT),
+        (PREFERRED, "The largest $n$: the answer is that $n$ is 34.", "34", Outcome.CORRECT),
+        (PREFERRED, "-\\frac{10}{9}", "-10/9", Outcome.CORRECT),
+        (PREFERRED, "<think>5", "5", Outcome.NO_ANSWER),
+        (PREFERRED, "I do not know", "5", Outcome.NO_ANSWER),
+        (STRICT, r"\boxed{(x+1)^2}", "x^2+2x+1", Outcome.CORRECT),
+        (STRICT, r"\boxed{50\%}", "0.5", Outcome.CORRECT),
+        (STRICT, r"\boxed{0.3333}", r"\frac13", Outcome.WRONG),
+        (STRICT, r"\boxed{[0,1)}", "[0,1]", Outcome.WRONG),
+        (STRICT, "the answer is 5", "5", Outcome.NO_ANSWER),
+        (STRICT, r"\boxed{the whole truth}", "5", Outcome.UNPARSABLE),
+        (
+            STRICT,
+            r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}",
+            r"\begin{pmatrix}\frac22\\2\end{pmatrix}",
+            Outcome.CORRECT,
+        ),
+        (ExactGrader(), "The answer is  New   York.", "new york", Outcome.CORRECT),
+        (ExactGrader(), "Answer: Paris", "Paris", Outcome.CORRECT),
+        (ExactGrader(), "Final Answer: Paris", "Paris", Outcome.CORRECT),
+        (ExactGrader(), "**Answer:** Paris", "Paris", Outcome.CORRECT),
+        (ExactGrader(), "**Answer**: Paris", "Paris", Outcome.CORRECT),
+        (ExactGrader(), "Solution: Paris", "Paris", Outcome.CORRECT),
+        (ExactGrader(), "an answering machine", "An answering machine", Outcome.CORRECT),
+        (ExactGrader(), "The Final Solution", "the final solution", Outcome.CORRECT),
+        (ExactGrader(), r"\boxed{\text{New York}}", "New York", Outcome.CORRECT),
+        (ExactGrader(ignore_case=False), r"\boxed{new york}", "New York", Outcome.WRONG),
+        (ExactGrader(boxed="required"), "New York", "New York", Outcome.NO_ANSWER),
+        (ExactGrader(), "<think>New York</think> Boston", "New York", Outcome.WRONG),
+        (FormatGrader(), "<think>\nhm\n</think>\n5", "6", Outcome.CORRECT),
+        (FormatGrader(), "<think></think>5", "5", Outcome.WRONG),
+        (FormatGrader(), "<think>hm</think> ", "5", Outcome.WRONG),
+        (FormatGrader(), "so <think>hm</think> 5", "5", Outcome.WRONG),
+        (FormatGrader(), "</think>hm<think> 5", "5", Outcome.WRONG),
+        (FormatGrader(), "<think>hm</think></think> 5", "5", Outcome.WRONG),
+        (R1_ZERO, "<think>hm</think> <answer>5</answer>", "6", Outcome.CORRECT),
+        (R1_ZERO, "<think>hm</think> 5", "5", Outcome.WRONG),
+        (R1_ZERO, "<think>hm</think> so <answer>5</answer>", "5", Outcome.WRONG),
+        (R1_ZERO, "<think>hm<answer>5</answer></think>", "5", Outcome.WRONG),
+        (R1_ZERO, "<think>hm</think> <answer> </answer>", "5", Outcome.WRONG),
+        (ChoiceGrader(), "ANSWER: C", "C", Outcome.CORRECT),
+    ],
+)
 def test_verdicts_by_kind(pool: GraderPool, kind: GraderKind, response: str, gold: str, outcome: Outcome) -> None:
     grade = pool.grade_one(response, gold, kind=kind)
     assert grade.outcome is outcome, grade
@@ -127,12 +135,16 @@ def test_a_problem_names_its_grader_and_an_unknown_one_is_named(pool: GraderPool
         pool.grade([GradeRequest("5", "5", Problem(grader="prose"))])
 
 
-@pytest.mark.parametrize("kind", [
-    MATH, R1_ZERO,
-    BothGrader(of=(MATH, FormatGrader())),
-    AnyGrader(of=(ExactGrader(), MATH)),
-    WeightedGrader(parts=(WeightedPart(weight=1.0, grader=MATH), WeightedPart(weight=0.5, grader=FormatGrader()))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        MATH,
+        R1_ZERO,
+        BothGrader(of=(MATH, FormatGrader())),
+        AnyGrader(of=(ExactGrader(), MATH)),
+        WeightedGrader(parts=(WeightedPart(weight=1.0, grader=MATH), WeightedPart(weight=0.5, grader=FormatGrader()))),
+    ],
+)
 def test_an_episode_whose_environment_failed_is_crashed_whatever_it_says(pool: GraderPool, kind: GraderKind) -> None:
     request = GradeRequest(r"<think>hm</think>\boxed{5}", "5", kind=kind, has_failed=True)
     (grade,) = pool.grade([request])

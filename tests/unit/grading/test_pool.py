@@ -39,13 +39,19 @@ def grade_one(pool: GraderPool, response: str, truth: str) -> Grade:
     return pool.grade([GradeRequest(response, truth)])[0]
 
 
-@pytest.mark.parametrize("answer", [
-    "{" * 2000 + "1" + "}" * 2000,
-    "(" * 1500 + "1" + ")" * 1500,
-    "\\frac{" * 500,
-    "\ud800 5", "5\x00", "__import__('os').system('exit')", "\u202e123",
-    "9" * 4000 + "x",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{" * 2000 + "1" + "}" * 2000,
+        "(" * 1500 + "1" + ")" * 1500,
+        "\\frac{" * 500,
+        "\ud800 5",
+        "5\x00",
+        "__import__('os').system('exit')",
+        "\u202e123",
+        "9" * 4000 + "x",
+    ],
+)
 def test_nasty_answers_are_never_correct_and_never_break_the_pool(pool: GraderPool, answer: str) -> None:
     assert grade_one(pool, f"\\boxed{{{answer}}}", "x+1").outcome is not Outcome.CORRECT
     assert grade_one(pool, r"\boxed{1+x}", "x + 1").outcome is Outcome.CORRECT

@@ -10,28 +10,45 @@ from luffy.types import Outcome
 
 SAME = [
     # answer, gold
-    (r"\textbf{(C)}\ 12", "12"), (r"\textbf{(C) } 12", "12"), (r"\textbf{(C) 12}", "12"), (r"\text{(C) }12", "12"),
+    (r"\textbf{(C)}\ 12", "12"),
+    (r"\textbf{(C) } 12", "12"),
+    (r"\textbf{(C) 12}", "12"),
+    (r"\text{(C) }12", "12"),
     (r"\mathrm{(E)}\ 12", "12"),
     (r"\textbf{(A)}\ \frac{1}{2}", r"\frac12"),
-    (r"\textbf{(A)}\ -12", "-12"), (r"\textcolor{red}{36}", "36"),
+    (r"\textbf{(A)}\ -12", "-12"),
+    (r"\textcolor{red}{36}", "36"),
     (r"\textcolor{red}{\frac{1}{2}}", "0.5"),
-    (r"\color{red}{36}", "36"), (r"\color{blue}36", "36"), (r"\large 36", "36"), (r"{\Large 36}", "36"),
+    (r"\color{red}{36}", "36"),
+    (r"\color{blue}36", "36"),
+    (r"\large 36", "36"),
+    (r"{\Large 36}", "36"),
     (r"\textcolor{red}{\large{36}}", "36"),
-    (r"\underline{36}", "36"), (r"36 \checkmark", "36"),
+    (r"\underline{36}", "36"),
+    (r"36 \checkmark", "36"),
     (r"\color{green}{36}\ \checkmark", "36"),
-]  # fmt: skip
+]
 DIFFERENT = [
-    (r"\textbf{(C)}\ 13", "12"), (r"\textbf{(C)}\ -12", "12"), (r"\textbf{(C)} + 12", "12"),
+    (r"\textbf{(C)}\ 13", "12"),
+    (r"\textbf{(C)}\ -12", "12"),
+    (r"\textbf{(C)} + 12", "12"),
     (r"\textbf{(C)} or 12", "12"),
     (r"\textbf{(C)} \text{ or } 12", "12"),
-    (r"\textbf{(C)} \cdot 12", "12"), (r"\textbf{(C)}^2", "2"),
+    (r"\textbf{(C)} \cdot 12", "12"),
+    (r"\textbf{(C)}^2", "2"),
     (r"\textbf{(C)}\ 12, \textbf{(D)}\ 13", "12"),
     (r"\textbf{(D)}\ 12", r"\textbf{(C)}\ 12"),
-    (r"\textbf{(C)}", "12"), (r"\textbf{(F)}\ 12", "12"),
+    (r"\textbf{(C)}", "12"),
+    (r"\textbf{(F)}\ 12", "12"),
     (r"\textcolor{red}{3}\textcolor{blue}{6}", "3"),
-    (r"\textcolor{red}{3}6", "3"), (r"\textcolor{red}{-}36", "36"), (r"\underline{abc}", "abc"),
-    (r"\underline{36}5", "36"), (r"\checkmark 36", "63"), (r"\checkmark", "36"), (r"\large", "36"),
-]  # fmt: skip
+    (r"\textcolor{red}{3}6", "3"),
+    (r"\textcolor{red}{-}36", "36"),
+    (r"\underline{abc}", "abc"),
+    (r"\underline{36}5", "36"),
+    (r"\checkmark 36", "63"),
+    (r"\checkmark", "36"),
+    (r"\large", "36"),
+]
 
 
 def is_correct(pool: GraderPool, answer: str, gold: str) -> bool:

@@ -46,16 +46,22 @@ def test_one_set_in_several_notations(left: str, right: str) -> None:
     assert same_regions(left % (-1, 2), right % (-1, 3)) is False
 
 
-@pytest.mark.parametrize(("left", "right", "same"), [
-    (r"\mathbb{R}\setminus\{0,1\}", r"(-\infty,0)\cup(0,1)\cup(1,\infty)", True),
-    (r"\text{all real numbers except } 2", r"x \ne 2", True),
-    (r"\mathbb{R}^{+}", r"(0,\infty)", True),
-    (r"[\sqrt2, 3)", r"3 > x \ge 2^{1/2}", True),
-    (r"\{n\in\mathbb{Z} : 1\le n\le 3\}", r"\{3,1,2\}", True),
-    ("[a, 2a)", r"a \le x < a+a", True),
-    # Not clearly sets.
-    ("(2,3)", "(2,3)", None), ("2, 3", "x > 2", None), ("x > 2, x < 5", "(2,5)", None), ("x^2 > 4", r"x>2", None),
-    ("e < 3", "x<3", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        (r"\mathbb{R}\setminus\{0,1\}", r"(-\infty,0)\cup(0,1)\cup(1,\infty)", True),
+        (r"\text{all real numbers except } 2", r"x \ne 2", True),
+        (r"\mathbb{R}^{+}", r"(0,\infty)", True),
+        (r"[\sqrt2, 3)", r"3 > x \ge 2^{1/2}", True),
+        (r"\{n\in\mathbb{Z} : 1\le n\le 3\}", r"\{3,1,2\}", True),
+        ("[a, 2a)", r"a \le x < a+a", True),
+        # Not clearly sets.
+        ("(2,3)", "(2,3)", None),
+        ("2, 3", "x > 2", None),
+        ("x > 2, x < 5", "(2,5)", None),
+        ("x^2 > 4", r"x>2", None),
+        ("e < 3", "x<3", None),
+    ],
+)
 def test_equal_sets_are_told_from_texts_that_are_left_undecided(left: str, right: str, same: bool | None) -> None:
     assert same_regions(left, right) is same

@@ -72,10 +72,13 @@ def test_episodes_do_not_share_their_state(opened):
     assert process.call("score", episode=second)["reward"] == 1.0
 
 
-@pytest.mark.parametrize(("which", "words"), [
-    ("raises", "the reward function raises failed: KeyError: 'no such thing'"),
-    ("nothing", "the reward function nothing failed: TypeError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("raises", "the reward function raises failed: KeyError: 'no such thing'"),
+        ("nothing", "the reward function nothing failed: TypeError"),
+    ],
+)
 def test_a_reward_function_that_fails_is_no_silent_zero(opened, which, words):
     process = opened(which)
     episode, _ = begin(process)
@@ -84,14 +87,17 @@ def test_a_reward_function_that_fails_is_no_silent_zero(opened, which, words):
         process.call("score", episode=episode)
 
 
-@pytest.mark.parametrize(("which", "words"), [
-    ("group", "of_a_group compares the responses of a group"),
-    ("judge", "needs `judge`, which verifiers does not give it"),
-    ("completion", "completes text"),
-    ("own_model", "calls its model itself"),
-    ("unknown", "KeyError: 'unknown'"),
-    ("without_data", "ConnectionError: the hub is out of reach"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("group", "of_a_group compares the responses of a group"),
+        ("judge", "needs `judge`, which verifiers does not give it"),
+        ("completion", "completes text"),
+        ("own_model", "calls its model itself"),
+        ("unknown", "KeyError: 'unknown'"),
+        ("without_data", "ConnectionError: the hub is out of reach"),
+    ],
+)
 def test_what_cannot_be_used_is_refused_in_one_line(opened, which, words):
     with pytest.raises(ConfigError) as caught:
         opened(which)

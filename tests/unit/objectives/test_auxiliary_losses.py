@@ -32,11 +32,16 @@ def test_nll_weighs_each_sequence_of_a_packed_row_by_its_own_entropy(weight: Tok
     assert_same(found, tuple(np.concatenate(column) for column in zip(*alone, strict=True)))
 
 
-@pytest.mark.parametrize(("weight", "expected"), [
-    ("one", [1.0, 1.0]), ("probability", [0.5, 0.1]), ("p_one_minus_p", [0.25, 0.09]),
-    ("exp_entropy", [3.0, 3.0]),  # the mean of log 1 and log 9 is log 3
-    ("exp_minus_entropy", [1 / 3, 1 / 3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        ("one", [1.0, 1.0]),
+        ("probability", [0.5, 0.1]),
+        ("p_one_minus_p", [0.25, 0.09]),
+        ("exp_entropy", [3.0, 3.0]),  # the mean of log 1 and log 9 is log 3
+        ("exp_minus_entropy", [1 / 3, 1 / 3]),
+    ],
+)
 def test_nll_weights_by_hand(weight: TokenWeight, expected: list[float]) -> None:
     case = tokens([LOG(0.5), LOG(0.1)], entropy=[0.0, LOG(9.0)])
     loss, gradient = evaluate(NegativeLogLikelihoodLoss(kind="nll", token_weight=weight), case)

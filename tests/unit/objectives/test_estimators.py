@@ -176,13 +176,17 @@ def test_estimates_do_not_depend_on_the_order_of_rows(config: AdvantageConfig) -
     assert forward == pytest.approx(backward[::-1])
 
 
-@pytest.mark.parametrize(("config", "expected"), [
-    (ESTIMATORS[0], [0.75, -0.25, -0.25, -0.25]),
-    (ESTIMATORS[1], [1.5, -0.5, -0.5, -0.5]),  # the deviation is 1/2
-    (ESTIMATORS[2], [1.0, -1 / 3, -1 / 3, -1 / 3]),
-    (ESTIMATORS[3], [0.9, -0.1, -0.1, -0.1]),  # the right row has 1 of 10 tokens
-    (ESTIMATORS[4], [1.0, -1 / 3, -1 / 3, -1 / 3]),  # pass@2 is 1/2 over six pairs; a wrong row is in 1 right of 3
-], ids=lambda value: getattr(value, "kind", ""))  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (ESTIMATORS[0], [0.75, -0.25, -0.25, -0.25]),
+        (ESTIMATORS[1], [1.5, -0.5, -0.5, -0.5]),  # the deviation is 1/2
+        (ESTIMATORS[2], [1.0, -1 / 3, -1 / 3, -1 / 3]),
+        (ESTIMATORS[3], [0.9, -0.1, -0.1, -0.1]),  # the right row has 1 of 10 tokens
+        (ESTIMATORS[4], [1.0, -1 / 3, -1 / 3, -1 / 3]),  # pass@2 is 1/2 over six pairs; a wrong row is in 1 right of 3
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
 def test_one_right_row_of_four(config: AdvantageConfig, expected: list[float]) -> None:
     (found,) = _estimate([[Sample(1.0, 1), Sample(0.0, 3), Sample(0.0, 3), Sample(0.0, 3)]], config)
     assert found == pytest.approx(expected, rel=1e-5)

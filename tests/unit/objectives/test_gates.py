@@ -81,9 +81,12 @@ def _by_hand(terms: Sequence[TermConfig], term: TermConfig, rows: Sequence[Row],
 
 _ACCURACY = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 _ROW = st.builds(
-    lambda length, guided, correct, accuracy: Row(length, min(guided, length), correct, accuracy), st.integers(0, 4),
-    st.sampled_from([0, 0, 1, 2, 9]), st.booleans(), _ACCURACY,
-)  # fmt: skip
+    lambda length, guided, correct, accuracy: Row(length, min(guided, length), correct, accuracy),
+    st.integers(0, 4),
+    st.sampled_from([0, 0, 1, 2, 9]),
+    st.booleans(),
+    _ACCURACY,
+)
 _GATE = st.one_of(
     st.none(),
     st.builds(GateConfig, outcome=st.sampled_from(["correct", "wrong"])),
@@ -119,20 +122,27 @@ def test_weights_are_those_counted_by_hand(terms: list[TermConfig], rows: list[R
 # ---- gates ----
 
 ROWS = (
-    Row(2, correct=True, accuracy=0.5), Row(1, accuracy=0.5), Row(4, accuracy=0.0), demonstration(3, accuracy=0.5),
+    Row(2, correct=True, accuracy=0.5),
+    Row(1, accuracy=0.5),
+    Row(4, accuracy=0.0),
+    demonstration(3, accuracy=0.5),
     demonstration(3, accuracy=0.0),
-)  # fmt: skip
+)
 
 
-@pytest.mark.parametrize(("gate", "passing"), [
-    (GateConfig(group_accuracy_above=0.0), {0, 1, 3}),
-    (GateConfig(group_accuracy_above=0.5), set()),
-    (GateConfig(group_accuracy_at_most=0.0), {2, 4}),
-    (GateConfig(group_accuracy_at_most=0.5), {0, 1, 2, 3, 4}),
-    (GateConfig(outcome="correct"), {0}),
-    (GateConfig(outcome="wrong"), {1, 2, 3, 4}),
-    (GateConfig(outcome="wrong", group_accuracy_above=0.25), {1, 3}),
-], ids=lambda value: value.formula() if isinstance(value, GateConfig) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("gate", "passing"),
+    [
+        (GateConfig(group_accuracy_above=0.0), {0, 1, 3}),
+        (GateConfig(group_accuracy_above=0.5), set()),
+        (GateConfig(group_accuracy_at_most=0.0), {2, 4}),
+        (GateConfig(group_accuracy_at_most=0.5), {0, 1, 2, 3, 4}),
+        (GateConfig(outcome="correct"), {0}),
+        (GateConfig(outcome="wrong"), {1, 2, 3, 4}),
+        (GateConfig(outcome="wrong", group_accuracy_above=0.25), {1, 3}),
+    ],
+    ids=lambda value: value.formula() if isinstance(value, GateConfig) else "",
+)
 def test_rows_that_a_gate_lets_through(gate: GateConfig, passing: set[int]) -> None:
     (weight_BT,) = _weights([_term("gated", "response", SURROGATE, gate)], ROWS)
     assert {b for b in range(len(ROWS)) if weight_BT[b].any()} == passing

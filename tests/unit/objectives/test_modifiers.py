@@ -37,14 +37,17 @@ def test_importance_correction(level: str, kind: str, low: float, high: float, c
     np.testing.assert_allclose(gradient, np.concatenate([g for _, g in expected]), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("level", "kind", "low", "high", "expected"), [
-    ("token", "truncate", 0.0, 2.0, [2.0, 0.5, 1.0]),
-    ("token", "mask", 0.4, 2.0, [0.0, 0.5, 1.0]),
-    ("token", "mask", 0.6, 5.0, [4.0, 0.0, 1.0]),
-    ("sequence", "truncate", 0.0, 3.0, [2.0, 2.0, 2.0]),  # 4 x 0.5 x 1
-    ("sequence", "truncate", 0.0, 1.5, [1.5, 1.5, 1.5]),
-    ("sequence", "mask", 0.0, 1.5, [0.0, 0.0, 0.0]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("level", "kind", "low", "high", "expected"),
+    [
+        ("token", "truncate", 0.0, 2.0, [2.0, 0.5, 1.0]),
+        ("token", "mask", 0.4, 2.0, [0.0, 0.5, 1.0]),
+        ("token", "mask", 0.6, 5.0, [4.0, 0.0, 1.0]),
+        ("sequence", "truncate", 0.0, 3.0, [2.0, 2.0, 2.0]),  # 4 x 0.5 x 1
+        ("sequence", "truncate", 0.0, 1.5, [1.5, 1.5, 1.5]),
+        ("sequence", "mask", 0.0, 1.5, [0.0, 0.0, 0.0]),
+    ],
+)
 def test_correction_by_hand(level: str, kind: str, low: float, high: float, expected: list[float]) -> None:
     old = [LOG(0.4), LOG(0.2), LOG(0.3)]
     case = tokens(old, mu=[LOG(0.1), LOG(0.4), NAN], advantage=1.0)  # w = 4, 0.5, unknown

@@ -58,12 +58,18 @@ def _extreme_tokens(one_sequence: bool) -> TokenBatch:
     numbers_BT = torch.arange(len(grid)).unsqueeze(0)
     logp_BT, entropy_BT = logp_BT.contiguous().requires_grad_(), (numbers_BT % 3 * 6.0).requires_grad_()
     return TokenBatch(
-        logp_BT=logp_BT, entropy_BT=entropy_BT, untempered_logp_BT=logp_BT, untempered_entropy_BT=entropy_BT,
-        logp_old_BT=logp_old_BT, logp_behavior_BT=logp_mu_BT, logp_ref_BT=logp_old_BT.flip(-1),
-        logp_teacher_BT=logp_old_BT.flip(-1), advantage_BT=advantage_BT,
+        logp_BT=logp_BT,
+        entropy_BT=entropy_BT,
+        untempered_logp_BT=logp_BT,
+        untempered_entropy_BT=entropy_BT,
+        logp_old_BT=logp_old_BT,
+        logp_behavior_BT=logp_mu_BT,
+        logp_ref_BT=logp_old_BT.flip(-1),
+        logp_teacher_BT=logp_old_BT.flip(-1),
+        advantage_BT=advantage_BT,
         sequence_BT=torch.zeros_like(numbers_BT) if one_sequence else numbers_BT,
         selected_BT=torch.ones_like(numbers_BT, dtype=torch.bool),
-    )  # fmt: skip
+    )
 
 
 def _assert_finite(value: Tensor, *inputs: Tensor) -> None:
@@ -134,14 +140,18 @@ def test_trace_that_the_model_finds_impossible(loss: LossConfig) -> None:
 
 @EVERY_LOSS
 @pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
-@pytest.mark.parametrize("rows", [
-    [Row(3), demonstration(2), Row(1)],
-    [Row(0), Row(2), demonstration(0)],
-    [Row(0), demonstration(0)],
-    [Row(2), Row(1)],
-    [demonstration(2)],
-    [Row(4, guided=2), Row(4, guided=4), Row(1)],
-], ids=["all", "some_without_response", "all_without_response", "no_trace", "no_rollout", "guided"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Row(3), demonstration(2), Row(1)],
+        [Row(0), Row(2), demonstration(0)],
+        [Row(0), demonstration(0)],
+        [Row(2), Row(1)],
+        [demonstration(2)],
+        [Row(4, guided=2), Row(4, guided=4), Row(1)],
+    ],
+    ids=["all", "some_without_response", "all_without_response", "no_trace", "no_rollout", "guided"],
+)
 def test_rows_without_tokens(loss: LossConfig, mode: str, rows: list[Row]) -> None:
     for select in _selectors(loss):
         batch = row_batch(rows)

@@ -82,15 +82,19 @@ def _away_from(values: np.ndarray, *kinks: float) -> None:
     assume(all(np.min(np.abs(values - kink)) > 1e-9 for kink in kinks))
 
 
-@pytest.mark.parametrize(("config", "formula", "arguments", "kinked", "kinks"), [
-    (SURROGATE, formulas.surrogate, (to_old,), ratio, ()),
-    *((clipped(*clip), formulas.clipped, (to_old, *clip), ratio, (1 - clip[0], 1 + clip[1])) for clip in CLIPS),
-    (DUAL, formulas.dual_clipped, (to_old, 0.2, 0.28, 3.0), ratio, (0.8, 1.28, 3.0)),
-    *((cispo(*clip), formulas.cispo, (to_old, *clip), ratio, ()) for clip in product((None, 0.2), (0.28, 4.0))),
-    (AIPO, formulas.aipo, (to_sampler, 4.0), ratio, ()),
-    (MASKED, formulas.tv_masked, (to_sampler, 0.2, 0.1), gap, (0.2, -0.1)),
-    *((mis(exponent), formulas.multiple_importance, (to_old, exponent), ratio, ()) for exponent in (0.0, 0.5, 2.0)),
-], ids=lambda value: value.model_dump_json() if hasattr(value, "kind") else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "formula", "arguments", "kinked", "kinks"),
+    [
+        (SURROGATE, formulas.surrogate, (to_old,), ratio, ()),
+        *((clipped(*clip), formulas.clipped, (to_old, *clip), ratio, (1 - clip[0], 1 + clip[1])) for clip in CLIPS),
+        (DUAL, formulas.dual_clipped, (to_old, 0.2, 0.28, 3.0), ratio, (0.8, 1.28, 3.0)),
+        *((cispo(*clip), formulas.cispo, (to_old, *clip), ratio, ()) for clip in product((None, 0.2), (0.28, 4.0))),
+        (AIPO, formulas.aipo, (to_sampler, 4.0), ratio, ()),
+        (MASKED, formulas.tv_masked, (to_sampler, 0.2, 0.1), gap, (0.2, -0.1)),
+        *((mis(exponent), formulas.multiple_importance, (to_old, exponent), ratio, ()) for exponent in (0.0, 0.5, 2.0)),
+    ],
+    ids=lambda value: value.model_dump_json() if hasattr(value, "kind") else "",
+)
 @given(case=sequences())
 def test_a_loss_and_its_gradient_are_their_formula(config, formula, arguments, kinked, kinks, case):
     _away_from(kinked(case), *kinks)
@@ -100,26 +104,50 @@ def test_a_loss_and_its_gradient_are_their_formula(config, formula, arguments, k
     assert_same(evaluate(config, case), formula(*policies(case), *settings), atol=atol)
 
 
-@pytest.mark.parametrize(("config", "case", "loss", "gradient"), [
-    (SURROGATE, tokens([LOG(0.3), LOG(0.1)], old=[LOG(0.2), LOG(0.4)], advantage=[2.0, -1.0]),
-     [-3.0, 0.25], [-3.0, 0.25]),
-    # Ratios 2 and 9/8: their geometric mean is 1.5.
-    (SequenceSurrogateLoss(kind="sequence_surrogate", clip_low=0.9, clip_high=9.0),
-     tokens([LOG(0.8), LOG(0.1)], old=[LOG(0.4), LOG(0.05 / 0.5625)]), [-1.5, -1.5], [-1.5, -1.5]),
-    # A ratio of 90: no token is dropped.
-    (cispo(None, 4.0), tokens([LOG(0.9)], old=[LOG(0.01)]), [-5.0 * LOG(0.9)], [-5.0]),
-    # Ratios 10 and 0.2 to the sampler: truncated from above only.
-    (AIPO, tokens([LOG(0.5), LOG(0.1)], mu=[LOG(0.05), LOG(0.5)], old=[0.0, 0.0]),
-     [-4.0 * LOG(0.5), -0.2 * LOG(0.1)], [-4.0, -0.2]),
-    # rho 0.1 and 0.4.
-    (shaped(), tokens([LOG(0.1), LOG(0.1)], mu=[math.nan, LOG(0.25)], advantage=0.875),
-     [-0.4375, -0.7], [-0.875 * 0.25, -0.875 * 0.16]),
-    # A clamped weight has no gradient.
-    (shaped(IdentityShaping(kind="identity"), max_weight=2.0),
-     tokens([LOG(0.6), LOG(0.6)], mu=[LOG(0.2), LOG(0.5)]), [-2.0, -1.2], [0.0, -1.2]),
-    # 0.9 x 0.38 / (0.2 + 0.6)
-    (MultipleImportanceLoss(kind="multiple_importance"), tokens([LOG(0.19)], old=[LOG(0.2)]), [-0.4275], [-0.4275]),
-], ids=["surrogate", "sequence", "cispo", "aipo", "shaped", "clamped", "multiple_importance"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "case", "loss", "gradient"),
+    [
+        (
+            SURROGATE,
+            tokens([LOG(0.3), LOG(0.1)], old=[LOG(0.2), LOG(0.4)], advantage=[2.0, -1.0]),
+            [-3.0, 0.25],
+            [-3.0, 0.25],
+        ),
+        # Ratios 2 and 9/8: their geometric mean is 1.5.
+        (
+            SequenceSurrogateLoss(kind="sequence_surrogate", clip_low=0.9, clip_high=9.0),
+            tokens([LOG(0.8), LOG(0.1)], old=[LOG(0.4), LOG(0.05 / 0.5625)]),
+            [-1.5, -1.5],
+            [-1.5, -1.5],
+        ),
+        # A ratio of 90: no token is dropped.
+        (cispo(None, 4.0), tokens([LOG(0.9)], old=[LOG(0.01)]), [-5.0 * LOG(0.9)], [-5.0]),
+        # Ratios 10 and 0.2 to the sampler: truncated from above only.
+        (
+            AIPO,
+            tokens([LOG(0.5), LOG(0.1)], mu=[LOG(0.05), LOG(0.5)], old=[0.0, 0.0]),
+            [-4.0 * LOG(0.5), -0.2 * LOG(0.1)],
+            [-4.0, -0.2],
+        ),
+        # rho 0.1 and 0.4.
+        (
+            shaped(),
+            tokens([LOG(0.1), LOG(0.1)], mu=[math.nan, LOG(0.25)], advantage=0.875),
+            [-0.4375, -0.7],
+            [-0.875 * 0.25, -0.875 * 0.16],
+        ),
+        # A clamped weight has no gradient.
+        (
+            shaped(IdentityShaping(kind="identity"), max_weight=2.0),
+            tokens([LOG(0.6), LOG(0.6)], mu=[LOG(0.2), LOG(0.5)]),
+            [-2.0, -1.2],
+            [0.0, -1.2],
+        ),
+        # 0.9 x 0.38 / (0.2 + 0.6)
+        (MultipleImportanceLoss(kind="multiple_importance"), tokens([LOG(0.19)], old=[LOG(0.2)]), [-0.4275], [-0.4275]),
+    ],
+    ids=["surrogate", "sequence", "cispo", "aipo", "shaped", "clamped", "multiple_importance"],
+)
 def test_losses_by_hand(config, case, loss, gradient):
     assert_same(evaluate(config, case), (np.array(loss), np.array(gradient)))
 
@@ -134,15 +162,18 @@ def test_the_gradient_of_policy_shaping_is_the_published_table(p: float, expecte
     assert -gradient[0] == pytest.approx(expected, abs=6e-5)
 
 
-@pytest.mark.parametrize(("ratio", "advantage", "expected", "gradient"), [
-    (1.25, 1.0, -1.25, -1.25),  # within clip-higher, where 0.2 on both sides would clip
-    (1.5, 1.0, -1.28, 0.0),  # moved up enough
-    (1.5, -1.0, 1.5, 1.5),  # moved up against the advantage: the bare ratio pulls back
-    (0.5, -1.0, 0.8, 0.0),  # moved down enough
-    (0.5, 1.0, -0.5, -0.5),
-    (5.0, -1.0, 3.0, 0.0),  # beyond the dual clip
-    (5.0, 1.0, -1.28, 0.0),  # the dual clip is for negative advantages alone
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected", "gradient"),
+    [
+        (1.25, 1.0, -1.25, -1.25),  # within clip-higher, where 0.2 on both sides would clip
+        (1.5, 1.0, -1.28, 0.0),  # moved up enough
+        (1.5, -1.0, 1.5, 1.5),  # moved up against the advantage: the bare ratio pulls back
+        (0.5, -1.0, 0.8, 0.0),  # moved down enough
+        (0.5, 1.0, -0.5, -0.5),
+        (5.0, -1.0, 3.0, 0.0),  # beyond the dual clip
+        (5.0, 1.0, -1.28, 0.0),  # the dual clip is for negative advantages alone
+    ],
+)
 def test_clips_by_hand(ratio: float, advantage: float, expected: float, gradient: float) -> None:
     case = tokens([LOG(0.1 * ratio)], old=[LOG(0.1)], advantage=advantage)
     assert_same(evaluate(DUAL, case), (np.array([expected]), np.array([gradient])))
@@ -168,13 +199,16 @@ def test_sequences_of_a_packed_row_have_ratios_of_their_own(cases: list[Tokens])
     assert_same(evaluate(config, *cases), expected)
 
 
-@pytest.mark.parametrize(("p", "mu", "advantage", "expected"), [
-    (0.5, 0.2, 1.0, 0.0),  # risen by 0.3 with a positive advantage
-    (0.5, 0.2, -1.0, 2.5),  # risen against the advantage: kept
-    (0.2, 0.5, -1.0, 0.0),
-    (0.2, 0.5, 1.0, -0.4),
-    (0.19, 0.001, 1.0, -190.0),  # a rare token may move by a large ratio
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("p", "mu", "advantage", "expected"),
+    [
+        (0.5, 0.2, 1.0, 0.0),  # risen by 0.3 with a positive advantage
+        (0.5, 0.2, -1.0, 2.5),  # risen against the advantage: kept
+        (0.2, 0.5, -1.0, 0.0),
+        (0.2, 0.5, 1.0, -0.4),
+        (0.19, 0.001, 1.0, -190.0),  # a rare token may move by a large ratio
+    ],
+)
 def test_tv_mask_by_hand(p: float, mu: float, advantage: float, expected: float) -> None:
     config = TotalVariationMaskedLoss(kind="tv_masked_surrogate")
     found = evaluate(config, tokens([LOG(p)], mu=[LOG(mu)], old=[0.0], advantage=advantage))

@@ -23,19 +23,23 @@ def _curve(value: object, total: int = 11) -> list[float]:
 QUARTER = 0.5 * (1 - math.cos(math.pi / 4))  # 0.1464
 
 
-@pytest.mark.parametrize(("value", "expected"), [
-    (0.3, [0.3] * 11),
-    (LINEAR, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]),
-    (LINEAR | {"over": 0.5}, [1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
-    (LINEAR | {"levels": 3}, [1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0]),
-    # A level begins with the first step of its window: a tenth of 80 % of 25 moves is two of them.
-    (LINEAR | {"over": 0.8, "levels": 10}, [1 - min(move // 2, 9) / 9 for move in range(26)]),
-    (COSINE, [0.95, 0.95 - 0.9 * QUARTER, 0.5, 0.05 + 0.9 * QUARTER, 0.05]),
-    (COSINE | {"over": 0.5}, [0.95, 0.95 - 0.9 * QUARTER, 0.5, 0.05 + 0.9 * QUARTER, *[0.05] * 5]),
-    # Steps of a tenth: 0, peak at 0.2, half-way at 0.4, end from 0.6.
-    (CHORD, [0.0, 0.45, 0.9, 0.9 - 0.8 * QUARTER, 0.5, 0.1 + 0.8 * QUARTER, *[0.1] * 5]),
-    *((value, [value["start"]]) for value in (LINEAR, LINEAR | {"levels": 4}, COSINE, CHORD)),
-], ids=lambda value: str(value)[:60])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.3, [0.3] * 11),
+        (LINEAR, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]),
+        (LINEAR | {"over": 0.5}, [1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+        (LINEAR | {"levels": 3}, [1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0]),
+        # A level begins with the first step of its window: a tenth of 80 % of 25 moves is two of them.
+        (LINEAR | {"over": 0.8, "levels": 10}, [1 - min(move // 2, 9) / 9 for move in range(26)]),
+        (COSINE, [0.95, 0.95 - 0.9 * QUARTER, 0.5, 0.05 + 0.9 * QUARTER, 0.05]),
+        (COSINE | {"over": 0.5}, [0.95, 0.95 - 0.9 * QUARTER, 0.5, 0.05 + 0.9 * QUARTER, *[0.05] * 5]),
+        # Steps of a tenth: 0, peak at 0.2, half-way at 0.4, end from 0.6.
+        (CHORD, [0.0, 0.45, 0.9, 0.9 - 0.8 * QUARTER, 0.5, 0.1 + 0.8 * QUARTER, *[0.1] * 5]),
+        *((value, [value["start"]]) for value in (LINEAR, LINEAR | {"levels": 4}, COSINE, CHORD)),
+    ],
+    ids=lambda value: str(value)[:60],
+)
 def test_values_by_hand(value: object, expected: list[float]) -> None:
     assert _curve(value, total=len(expected)) == pytest.approx(expected)
 

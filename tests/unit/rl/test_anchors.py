@@ -25,18 +25,21 @@ TRACE = (20, LINE, 21, LINE, 22, LINE, 23, LINE, RIGHT, STOP)
 # ---- where a trace is cut ----
 
 
-@pytest.mark.parametrize(("texts", "pieces", "ends"), [
-    (["a", "\n", "b", "\n", "c", "<e>"], 10, (2, 4)),
-    (["a", "\n", "b", "\n", "c", "\n", "<e>"], 10, (2, 4)),  # nothing but the stop token after the last line
-    (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 2, (2,)),
-    (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 3, (1, 3)),
-    (["so", " it", " is", " 7", "<e>"], 10, (1, 2, 3)),
-    (["so ", "it ", "is", "<e>"], 10, (1, 2)),
-    (["a", "b", "c", "<e>"], 10, (1, 2)),  # no word is seen in the single tokens
-    (["7", "<e>"], 10, ()),
-    (["<e>"], 10, ()),
-    ([], 10, ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("texts", "pieces", "ends"),
+    [
+        (["a", "\n", "b", "\n", "c", "<e>"], 10, (2, 4)),
+        (["a", "\n", "b", "\n", "c", "\n", "<e>"], 10, (2, 4)),  # nothing but the stop token after the last line
+        (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 2, (2,)),
+        (["a\n", "b\n", "c\n", "d\n", "e", "<e>"], 3, (1, 3)),
+        (["so", " it", " is", " 7", "<e>"], 10, (1, 2, 3)),
+        (["so ", "it ", "is", "<e>"], 10, (1, 2)),
+        (["a", "b", "c", "<e>"], 10, (1, 2)),  # no word is seen in the single tokens
+        (["7", "<e>"], 10, ()),
+        (["<e>"], 10, ()),
+        ([], 10, ()),
+    ],
+)
 def test_a_trace_is_cut_after_its_lines_else_words_else_tokens_and_never_before_its_stop_token(texts, pieces, ends):
     assert piece_ends(texts, pieces) == ends
 
@@ -220,14 +223,17 @@ def test_a_start_ends_before_a_stop_text() -> None:
 HINT = {"levels": (0.5,), "keep": "all", "learn": "hinted"}
 
 
-@pytest.mark.parametrize(("group", "words"), [
-    ({"anchor": {"success_at_least": 0.8, "success_at_most": 0.2}}, "must not be above"),
-    ({"anchor": {"accuracy_at_most": 0.5}}, "must be below success_at_least"),
-    ({"anchor": {"success_at_least": 0.3, "success_at_most": 0.4}}, "no number of correct rows among size 4"),
-    ({"anchor": {}, "off_policy": 1}, "anchor and off_policy both use traces"),
-    ({"anchor": {}, "hint": HINT}, "anchor and hint both use traces"),
-    ({"anchor": {"pieces": 1}}, "greater than or equal to 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"anchor": {"success_at_least": 0.8, "success_at_most": 0.2}}, "must not be above"),
+        ({"anchor": {"accuracy_at_most": 0.5}}, "must be below success_at_least"),
+        ({"anchor": {"success_at_least": 0.3, "success_at_most": 0.4}}, "no number of correct rows among size 4"),
+        ({"anchor": {}, "off_policy": 1}, "anchor and off_policy both use traces"),
+        ({"anchor": {}, "hint": HINT}, "anchor and hint both use traces"),
+        ({"anchor": {"pieces": 1}}, "greater than or equal to 2"),
+    ],
+)
 def test_bad_settings_are_refused(group: dict[str, object], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         GroupConfig.model_validate({"size": 4, "off_policy": 0} | group)

@@ -179,11 +179,14 @@ def test_a_prompt_without_a_trace_has_rollouts_in_place_of_hybrid_rows() -> None
     assert len(group.rollouts) == 4
 
 
-@pytest.mark.parametrize(("script", "expected"), [
-    ((WRONG,) * 4, [Outcome.WRONG] * 3 + ["trace"]),
-    ((WRONG, RIGHT, WRONG, RIGHT), [Outcome.WRONG, Outcome.CORRECT, Outcome.CORRECT, "trace"]),
-    ((RIGHT, RIGHT, WRONG, RIGHT), [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG, Outcome.CORRECT]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ((WRONG,) * 4, [Outcome.WRONG] * 3 + ["trace"]),
+        ((WRONG, RIGHT, WRONG, RIGHT), [Outcome.WRONG, Outcome.CORRECT, Outcome.CORRECT, "trace"]),
+        ((RIGHT, RIGHT, WRONG, RIGHT), [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG, Outcome.CORRECT]),
+    ],
+)
 def test_traces_take_the_place_of_the_last_wrong_rollouts_where_the_policy_fails(script, expected):
     engine, (group,) = _collect([_task("a", "7", r"\boxed{7}")], script=script, off_policy_when_accuracy_at_most=0.5)
     assert len(engine.requests) == 4

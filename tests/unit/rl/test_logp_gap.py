@@ -17,14 +17,17 @@ def test_a_gap_above_its_bound_ends_the_stage() -> None:
         check.check({GAP: 0.21})
 
 
-@pytest.mark.parametrize(("metrics", "dtype", "max_staleness", "warned"), [
-    ({GAP: 0.02}, "float32", 0, True),
-    ({GAP: 0.002}, "float32", 0, False),
-    ({GAP: 0.05}, "bfloat16", 0, False),
-    ({GAP: 0.2}, "bfloat16", 0, True),
-    ({GAP: 0.2}, "float32", 1, False),
-    ({}, "float32", 0, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("metrics", "dtype", "max_staleness", "warned"),
+    [
+        ({GAP: 0.02}, "float32", 0, True),
+        ({GAP: 0.002}, "float32", 0, False),
+        ({GAP: 0.05}, "bfloat16", 0, False),
+        ({GAP: 0.2}, "bfloat16", 0, True),
+        ({GAP: 0.2}, "float32", 1, False),
+        ({}, "float32", 0, False),
+    ],
+)
 def test_a_gap_that_no_kernel_explains_is_told_of(metrics, dtype, max_staleness, warned, caplog):
     with caplog.at_level(logging.WARNING):
         LogpGapCheck(None, suspicious_gap(dtype, max_staleness)).check(metrics)

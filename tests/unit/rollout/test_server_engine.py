@@ -215,12 +215,15 @@ def test_a_server_says_itself_when_to_come_again(fake, connect, monkeypatch):
     engine.generate(rows(1, 1), PARAMS)
 
 
-@pytest.mark.parametrize(("reply", "attempts", "message"), [
-    ((400, {"error": {"message": "too\n long"}}), 1, "status 400: too long"),
-    ((404, b"?"), 1, "status 404"),
-    ((500, {"error": {"message": "engine dead"}}), 3, "status 500: engine dead"),
-    (None, 3, "no answer"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "attempts", "message"),
+    [
+        ((400, {"error": {"message": "too\n long"}}), 1, "status 400: too long"),
+        ((404, b"?"), 1, "status 404"),
+        ((500, {"error": {"message": "engine dead"}}), 3, "status 500: engine dead"),
+        (None, 3, "no answer"),
+    ],
+)
 def test_a_failure_that_stays_names_the_server_and_its_words(fake, connect, reply, attempts, message):
     engine = connect(fake, max_retries=2)
     fake.replies[GENERATE] = [lambda: reply]
@@ -231,14 +234,17 @@ def test_a_failure_that_stays_names_the_server_and_its_words(fake, connect, repl
     assert isinstance(caught.value, LostError) == (attempts > 1)  # what may pass is worth another run of the stage
 
 
-@pytest.mark.parametrize(("change", "message", "may_pass"), [
-    ({"finish_reason": "abort", "logprobs": None, "token_ids": []}, "may be shutting down", True),
-    ({"logprobs": None}, "incomplete .TypeError", True),
-    ({"logprobs": {"content": []}}, "1 tokens, 0 log-probabilities, 1 weight versions", True),
-    ({"weight_versions": [{"version": "x"}]}, "has no 'start'", False),
-    ({"finish_reason": "tired", "logprobs": None}, "unexpected finish_reason 'tired'", False),
-    ({"weight_versions": [{"version": 3, "start": 0, "end": 1}]}, "weights that this run did not send", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message", "may_pass"),
+    [
+        ({"finish_reason": "abort", "logprobs": None, "token_ids": []}, "may be shutting down", True),
+        ({"logprobs": None}, "incomplete .TypeError", True),
+        ({"logprobs": {"content": []}}, "1 tokens, 0 log-probabilities, 1 weight versions", True),
+        ({"weight_versions": [{"version": "x"}]}, "has no 'start'", False),
+        ({"finish_reason": "tired", "logprobs": None}, "unexpected finish_reason 'tired'", False),
+        ({"weight_versions": [{"version": 3, "start": 0, "end": 1}]}, "weights that this run did not send", False),
+    ],
+)
 def test_an_answer_that_cannot_be_used_is_one_line_and_the_run_retries_if_it_may_pass(
     fake, connect, change, message, may_pass
 ):
@@ -364,20 +370,28 @@ def test_what_is_no_vllm_server_is_refused(start: Callable[[FakeServer], FakeSer
     assert "this is not a vLLM server" in complaint(ServerConfig(urls=(other.url,)))
 
 
-@pytest.mark.parametrize(("server", "missing"), [
-    (FakeServer(context=40), "--max-model-len 64 (it has 40)"),
-    (FakeServer(settings=SETTINGS | {"dtype": "bfloat16"}), "--dtype float32"),
-    (FakeServer(settings=SETTINGS | {"logprobs_mode": "raw_logprobs"}), "--logprobs-mode processed_logprobs"),
-    (FakeServer(settings=SETTINGS | {"generation_config": "auto"}), "--generation-config vllm"),
-    (FakeServer(settings=SETTINGS | {"chunked_prefill": True}), "--no-enable-chunked-prefill"),
-    (FakeServer(replies={GENERATE: [lambda: (403, {"error": "disabled"})]}), "--enable-scale-out"),
-    (FakeServer(context=40, replies={"/collective_rpc": [lambda: (500, {"error": "no attribute"})]}),
-     "--max-model-len 64 (it has 40), --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, --dtype "
-     "float32, --logprobs-mode processed_logprobs, --generation-config vllm"),
-    (FakeServer(replies={"/collective_rpc": [lambda: (404, {})]}),
-     "VLLM_SERVER_DEV_MODE=1 in its environment, --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, "
-     "--dtype float32, --logprobs-mode processed_logprobs, --generation-config vllm"),
-], ids=lambda value: "" if isinstance(value, FakeServer) else None)  # fmt: skip
+@pytest.mark.parametrize(
+    ("server", "missing"),
+    [
+        (FakeServer(context=40), "--max-model-len 64 (it has 40)"),
+        (FakeServer(settings=SETTINGS | {"dtype": "bfloat16"}), "--dtype float32"),
+        (FakeServer(settings=SETTINGS | {"logprobs_mode": "raw_logprobs"}), "--logprobs-mode processed_logprobs"),
+        (FakeServer(settings=SETTINGS | {"generation_config": "auto"}), "--generation-config vllm"),
+        (FakeServer(settings=SETTINGS | {"chunked_prefill": True}), "--no-enable-chunked-prefill"),
+        (FakeServer(replies={GENERATE: [lambda: (403, {"error": "disabled"})]}), "--enable-scale-out"),
+        (
+            FakeServer(context=40, replies={"/collective_rpc": [lambda: (500, {"error": "no attribute"})]}),
+            "--max-model-len 64 (it has 40), --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, --dtype "
+            "float32, --logprobs-mode processed_logprobs, --generation-config vllm",
+        ),
+        (
+            FakeServer(replies={"/collective_rpc": [lambda: (404, {})]}),
+            "VLLM_SERVER_DEV_MODE=1 in its environment, --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, "
+            "--dtype float32, --logprobs-mode processed_logprobs, --generation-config vllm",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, FakeServer) else None,
+)
 def test_a_server_that_was_started_otherwise_is_told_what_to_add(start, server, missing):
     url = start(server).url
     assert complaint(ServerConfig(urls=(url,))) == f"{url}: start this server with {missing}"

@@ -115,30 +115,38 @@ def test_completions_come_in_the_order_of_the_requests_from_all_servers(serve, c
     assert {each.most_at_once for each in servers} == {2}
 
 
-@pytest.mark.parametrize(("message", "finish_reason", "text"), [
-    ({"content": "2", "reasoning_content": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
-    ({"content": "2", "reasoning": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
-    ({"content": None, "reasoning_content": "\\boxed{2}"}, "length", "<think>\n\\boxed{2}"),
-    ({"content": "", "reasoning": "hm"}, "stop", "<think>\nhm\n</think>\n\n"),
-    ({"content": "<think>1</think>2", "reasoning_content": None}, "stop", "<think>1</think>2"),
-    ({"content": None}, "content_filter", ""),
-    ({"content": "a \ud800"}, "eos_token", "a ?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("message", "finish_reason", "text"),
+    [
+        ({"content": "2", "reasoning_content": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
+        ({"content": "2", "reasoning": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
+        ({"content": None, "reasoning_content": "\\boxed{2}"}, "length", "<think>\n\\boxed{2}"),
+        ({"content": "", "reasoning": "hm"}, "stop", "<think>\nhm\n</think>\n\n"),
+        ({"content": "<think>1</think>2", "reasoning_content": None}, "stop", "<think>1</think>2"),
+        ({"content": None}, "content_filter", ""),
+        ({"content": "a \ud800"}, "eos_token", "a ?"),
+    ],
+)
 def test_reasoning_stands_before_the_answer_as_models_write_it(serve, connect, message, finish_reason, text):
     assert one(connect(serve(lambda path, body: completion("", finish_reason, **message)))).text == text
 
 
-@pytest.mark.parametrize(("said", "choice", "text"), [
-    ("<answer>2", {"stop_reason": "</answer>"}, "<answer>2</answer>"),
-    ("<answer>2</answer>", {"matched_stop": "</answer>"}, "<answer>2</answer>"),
-    ("<answer>2", {}, "<answer>2</answer>"),
-    ("2", {}, "2"),
-    ("<answer>2", {"finish_reason": "length"}, "<answer>2"),
-    # A tag that the model left open is not closed for it; a text that is null is empty.
-    *(("<answer>2", choice, "<answer>2") for choice in
-      ({"stop_reason": None}, {"matched_stop": 151645}, {"finish_reason": "content_filter"})),
-    (None, {}, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "choice", "text"),
+    [
+        ("<answer>2", {"stop_reason": "</answer>"}, "<answer>2</answer>"),
+        ("<answer>2</answer>", {"matched_stop": "</answer>"}, "<answer>2</answer>"),
+        ("<answer>2", {}, "<answer>2</answer>"),
+        ("2", {}, "2"),
+        ("<answer>2", {"finish_reason": "length"}, "<answer>2"),
+        # A tag that the model left open is not closed for it; a text that is null is empty.
+        *(
+            ("<answer>2", choice, "<answer>2")
+            for choice in ({"stop_reason": None}, {"matched_stop": 151645}, {"finish_reason": "content_filter"})
+        ),
+        (None, {}, ""),
+    ],
+)
 def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(serve, connect, said, choice, text):
     endpoint = connect(serve(lambda path, body: text_completion(said, **choice)), paths=("/completions",))
     assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == text
@@ -149,12 +157,16 @@ def test_servers_have_their_own_names_for_why_a_response_ended(serve, connect, n
     assert one(connect(serve(lambda path, body: completion("2", name)))).finish_reason is reason
 
 
-@pytest.mark.parametrize("trouble", [
-    [refusal(503, "overloaded")] * 2,
-    [refusal(429, "slow down", Retry_After="0")] * 2,
-    [None, refusal(408, "too slow")],
-    [refusal(200, "upstream failed")] * 2,
-], ids=["5xx", "429", "hangs up", "200 with an error"])  # fmt: skip
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        [refusal(503, "overloaded")] * 2,
+        [refusal(429, "slow down", Retry_After="0")] * 2,
+        [None, refusal(408, "too slow")],
+        [refusal(200, "upstream failed")] * 2,
+    ],
+    ids=["5xx", "429", "hangs up", "200 with an error"],
+)
 def test_what_may_pass_is_tried_again(serve, connect, trouble):
     served = serve(in_turn(*trouble))
     assert one(connect(served, max_retries=2)).finish_reason is FinishReason.STOP
@@ -195,13 +207,16 @@ def test_a_server_that_wants_to_be_left_alone_for_a_day_is(serve, connect):
     assert len(served.asked) == 1
 
 
-@pytest.mark.parametrize(("reply", "message"), [
-    (refusal(404, "no such model"), r"status 404: no such model: no model 'gpt-x' there; correct the"),
-    (refusal(400, "bad temperature"), r"the model 'gpt-x' refuses the request: status 400: bad temperature$"),
-    (refusal(402, "no credit"), r"refuses the request: status 402: no credit$"),
-    (MOVED, r"status 308: the server redirects to https://new/v1; correct execution.server.urls$"),
-    (refusal(401, f"wrong key {KEY}"), r"wrong key \*\*\*: the API key .* OPENAI_API_KEY .*holds a rejected key$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (refusal(404, "no such model"), r"status 404: no such model: no model 'gpt-x' there; correct the"),
+        (refusal(400, "bad temperature"), r"the model 'gpt-x' refuses the request: status 400: bad temperature$"),
+        (refusal(402, "no credit"), r"refuses the request: status 402: no credit$"),
+        (MOVED, r"status 308: the server redirects to https://new/v1; correct execution.server.urls$"),
+        (refusal(401, f"wrong key {KEY}"), r"wrong key \*\*\*: the API key .* OPENAI_API_KEY .*holds a rejected key$"),
+    ],
+)
 def test_what_cannot_pass_is_one_line_and_not_tried_again(serve, connect, reply, message):
     served = serve(lambda path, body: reply)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -234,14 +249,17 @@ def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(serve, connec
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("body", [
-    b"<html>",
-    b"[" * 200_000,
-    b'{"choices":' * 200_000,
-    {"choices": []},
-    {"choices": [{"text": "a", "finish_reason": "stop"}]},
-    completion("", "abort").body,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[" * 200_000,
+        b'{"choices":' * 200_000,
+        {"choices": []},
+        {"choices": [{"text": "a", "finish_reason": "stop"}]},
+        completion("", "abort").body,
+    ],
+)
 def test_what_is_no_completion_is_refused(serve, connect, body):
     with pytest.raises(LostError, match=r"the response has no text|unexpected finish_reason 'abort'"):
         one(connect(serve(lambda path, asked: Reply(body=body))))
@@ -325,10 +343,13 @@ def test_answers_belong_to_a_request_and_its_draw(serve, connect):
     assert len(served.asked) == 3
 
 
-@pytest.mark.parametrize(("request_fields", "complaint"), [
-    ({"max_tokens": 9}, "request.max_tokens cannot be set here"),
-    ({"temperature": 0.2}, "request.temperature is decided by the protocol"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("request_fields", "complaint"),
+    [
+        ({"max_tokens": 9}, "request.max_tokens cannot be set here"),
+        ({"temperature": 0.2}, "request.temperature is decided by the protocol"),
+    ],
+)
 def test_what_the_protocol_decides_is_not_asked_otherwise(request_fields: dict, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)):
         EndpointModel(name="m", request=request_fields)

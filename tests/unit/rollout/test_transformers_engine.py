@@ -47,9 +47,13 @@ def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(temperature:
     scaled.lm_head.weight.data /= temperature
     for request, completion in zip(requests, completions, strict=True):
         row = ReferenceRow(
-            request.prompt_ids, completion.token_ids, (Source.ON_POLICY,) * len(completion.token_ids), torch.zeros(0),
-            torch.zeros(0), torch.zeros(0),
-        )  # fmt: skip
+            request.prompt_ids,
+            completion.token_ids,
+            (Source.ON_POLICY,) * len(completion.token_ids),
+            torch.zeros(0),
+            torch.zeros(0),
+            torch.zeros(0),
+        )
         assert forward(scaled, row).logp.tolist() == pytest.approx(completion.logprobs, abs=1e-5)
 
 

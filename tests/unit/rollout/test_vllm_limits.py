@@ -39,11 +39,14 @@ def test_a_request_s_own_limit_lowers_that_of_all(own: int | None, expected: int
     assert limit(request, SamplingParams(1.0, 20, ())) == expected
 
 
-@pytest.mark.parametrize(("config", "said"), [
-    ({"tensor_parallel_size": 3}, "tensor_parallel_size: 3 does not divide the 8 attention heads"),
-    ({"max_model_len": 1025}, "1025 tokens together are longer than the model's context of 1024"),
-    ({"max_num_batched_tokens": 64}, "64 is less than one sequence of 1024 tokens"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size: 3 does not divide the 8 attention heads"),
+        ({"max_model_len": 1025}, "1025 tokens together are longer than the model's context of 1024"),
+        ({"max_num_batched_tokens": 64}, "64 is less than one sequence of 1024 tokens"),
+    ],
+)
 def test_what_the_model_does_not_allow_is_refused(folder, monkeypatch, config, said):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert said in refusal(folder, **config)
@@ -69,13 +72,17 @@ TOKEN = 2 * 30 * 3 * 64 * 4
 """Bytes of a token in float32: a key and a value in each layer."""
 
 
-@pytest.mark.parametrize(("config", "longest", "expected"), [
-    ({"cpu_kv_cache_gb": 0.5}, 256, 2**29),
-    ({"max_num_seqs": 64}, 256, (64 * 256 + 128) * TOKEN),
-    ({"max_num_seqs": 64}, 129, (64 * 256 + 128) * TOKEN),
-    ({"max_num_seqs": 256}, 8192, 4 * 2**30 + 128 * TOKEN),
-    ({"max_num_seqs": 1}, None, (8192 + 128) * TOKEN),
-], ids=["as configured", "by its sequences", "whole blocks", "4 GiB at most", "the context of the model"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "longest", "expected"),
+    [
+        ({"cpu_kv_cache_gb": 0.5}, 256, 2**29),
+        ({"max_num_seqs": 64}, 256, (64 * 256 + 128) * TOKEN),
+        ({"max_num_seqs": 64}, 129, (64 * 256 + 128) * TOKEN),
+        ({"max_num_seqs": 256}, 8192, 4 * 2**30 + 128 * TOKEN),
+        ({"max_num_seqs": 1}, None, (8192 + 128) * TOKEN),
+    ],
+    ids=["as configured", "by its sequences", "whole blocks", "4 GiB at most", "the context of the model"],
+)
 def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(config, longest, expected):
     assert cpu_cache_bytes(VLLMConfig.model_validate(config), SMOLLM2, "float32", longest) == expected
 

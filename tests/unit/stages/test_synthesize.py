@@ -436,9 +436,13 @@ def test_a_rewriting_that_cannot_be_is_refused(changes, message):
     ],
 )
 def test_a_teacher_that_cannot_be_asked_is_one_line(
-    tmp_path, inputs, monkeypatch, server, variable,
+    tmp_path,
+    inputs,
+    monkeypatch,
+    server,
+    variable,
     message,
-):  # fmt: skip
+):
     if variable is not None:
         monkeypatch.setenv("R1_KEY", variable)
     with served(right, key="sk-right") as endpoint, pytest.raises(ConfigError, match=message) as refused:

@@ -17,13 +17,16 @@ counts = st.integers(1, 8).flatmap(
 )
 
 
-@pytest.mark.parametrize(("correct", "num_samples", "method"), [
-    ([1] * 10 + [0] * 20, 1, "Blaker mid-p"),
-    ([4] * 10 + [0] * 20, 4, "Blaker mid-p"),
-    ([1] * 100 + [0] * 100, 1, "Wilson"),
-    ([3] * 10 + [0] * 20, 4, "Wilson, clustered"),
-    ([3] * 10 + [0] * 10, 4, "Wilson, clustered, few problems"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("correct", "num_samples", "method"),
+    [
+        ([1] * 10 + [0] * 20, 1, "Blaker mid-p"),
+        ([4] * 10 + [0] * 20, 4, "Blaker mid-p"),
+        ([1] * 100 + [0] * 100, 1, "Wilson"),
+        ([3] * 10 + [0] * 20, 4, "Wilson, clustered"),
+        ([3] * 10 + [0] * 10, 4, "Wilson, clustered, few problems"),
+    ],
+)
 def test_an_estimate_names_its_method_and_its_problems(correct: list[int], num_samples: int, method: str) -> None:
     estimate = accuracy(correct, num_samples, 0.95)
     assert (estimate.method, estimate.num_problems) == (method, len(correct))
@@ -168,23 +171,26 @@ def test_pass_at_k_refuses_more_than_there_are() -> None:
         pass_at_k([1], 4, 8)
 
 
-@pytest.mark.parametrize(("votes", "share"), [
-    ([("7", True), ("7", True), ("8", False)], 1.0),
-    ([("7", True), ("8", False), ("8", False)], 0.0),
-    ([("7", True), ("8", False)], 1 / 2),
-    ([("7", True), ("8", False), ("9", False)], 1 / 3),
-    # Numbers and texts that say the same, and what was graded correct in two ways, vote together.
-    ([("07.0", False), (" 7 ", False), ("8", True)], 0.0),
-    ([("1/2", True), ("0.5", True), ("3", False)], 1.0),
-    # One answer got two verdicts (a worker timed out): it is correct.
-    ([("x+1", True), ("x + 1", False), ("3", False)], 1.0),
-    # No answer never wins.
-    ([("8", True), (None, False), (None, False)], 1.0),
-    ([("9", False), (None, False), (None, False)], 0.0),
-    ([(None, False), (None, False)], 0.0),
-    # A verdict without an extracted answer (a judge's).
-    ([(None, True), (None, True), ("9", False)], 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("votes", "share"),
+    [
+        ([("7", True), ("7", True), ("8", False)], 1.0),
+        ([("7", True), ("8", False), ("8", False)], 0.0),
+        ([("7", True), ("8", False)], 1 / 2),
+        ([("7", True), ("8", False), ("9", False)], 1 / 3),
+        # Numbers and texts that say the same, and what was graded correct in two ways, vote together.
+        ([("07.0", False), (" 7 ", False), ("8", True)], 0.0),
+        ([("1/2", True), ("0.5", True), ("3", False)], 1.0),
+        # One answer got two verdicts (a worker timed out): it is correct.
+        ([("x+1", True), ("x + 1", False), ("3", False)], 1.0),
+        # No answer never wins.
+        ([("8", True), (None, False), (None, False)], 1.0),
+        ([("9", False), (None, False), (None, False)], 0.0),
+        ([(None, False), (None, False)], 0.0),
+        # A verdict without an extracted answer (a judge's).
+        ([(None, True), (None, True), ("9", False)], 1.0),
+    ],
+)
 def test_the_most_frequent_answer_of_a_problem_counts(votes: list[tuple[str | None, bool]], share: float) -> None:
     assert majority_at_k([votes]) == pytest.approx(share)
     assert majority_at_k([votes, [("1", True)]]) == pytest.approx((share + 1) / 2)

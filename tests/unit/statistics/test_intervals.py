@@ -23,13 +23,16 @@ from luffy.statistics.intervals import (
 ACCURACIES = [round(0.05 * step, 2) for step in range(1, 20)]
 
 
-@pytest.mark.parametrize(("solved", "n", "expected"), [
-    # R. G. Newcombe, Stat. Med. 17 (1998), table I, method 3.
-    (81, 263, (0.2553, 0.3662)),
-    (15, 148, (0.0624, 0.1605)),
-    (0, 20, (0.0, 0.1611)),
-    (1, 29, (0.0061, 0.1718)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("solved", "n", "expected"),
+    [
+        # R. G. Newcombe, Stat. Med. 17 (1998), table I, method 3.
+        (81, 263, (0.2553, 0.3662)),
+        (15, 148, (0.0624, 0.1605)),
+        (0, 20, (0.0, 0.1611)),
+        (1, 29, (0.0061, 0.1718)),
+    ],
+)
 def test_wilsons_interval_is_the_published_one(solved: int, n: int, expected: tuple[float, float]) -> None:
     assert wilson_interval(solved / n, n, 0.95) == pytest.approx(expected, abs=6e-5)
 
@@ -162,14 +165,17 @@ def test_a_set_gets_the_same_interval_alone_and_among_others() -> None:
     assert together == pytest.approx(np.array(alone), abs=1e-12)
 
 
-@pytest.mark.parametrize(("confidence", "freedom", "quantile"), [
-    (0.95, 1, 12.7062),
-    (0.95, 2, 4.3027),
-    (0.95, 4, 2.7764),
-    (0.99, 5, 4.0321),
-    (0.95, 30, 2.0423),
-    (0.9, 120, 1.6577),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "quantile"),
+    [
+        (0.95, 1, 12.7062),
+        (0.95, 2, 4.3027),
+        (0.95, 4, 2.7764),
+        (0.99, 5, 4.0321),
+        (0.95, 30, 2.0423),
+        (0.9, 120, 1.6577),
+    ],
+)
 def test_students_quantiles_are_those_of_the_tables(confidence: float, freedom: float, quantile: float) -> None:
     assert student_quantile(confidence, freedom) == pytest.approx(quantile, abs=1e-4)
     assert student_p(quantile, freedom) == pytest.approx(1 - confidence, rel=1e-4)

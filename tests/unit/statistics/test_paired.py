@@ -22,11 +22,17 @@ from luffy.statistics.paired import (
 )
 
 
-@pytest.mark.parametrize(("p_values", "adjusted"), [
-    # By hand: .005 x 4, .01 x 3, .03 x 2, and .04 x 1, which the one before it raises to .06.
-    ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
-    ([0.02, 0.02], [0.04, 0.04]), ([0.4, 0.6, 0.9], [1.0, 1.0, 1.0]), ([0.03], [0.03]), ([], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("p_values", "adjusted"),
+    [
+        # By hand: .005 x 4, .01 x 3, .03 x 2, and .04 x 1, which the one before it raises to .06.
+        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
+        ([0.02, 0.02], [0.04, 0.04]),
+        ([0.4, 0.6, 0.9], [1.0, 1.0, 1.0]),
+        ([0.03], [0.03]),
+        ([], []),
+    ],
+)
 def test_holms_correction_by_hand(p_values: list[float], adjusted: list[float]) -> None:
     assert holm(p_values) == pytest.approx(adjusted)
 

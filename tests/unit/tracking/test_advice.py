@@ -38,14 +38,17 @@ def test_a_run_with_a_signal_in_half_of_its_steps_is_told_nothing() -> None:
     assert advice_on_signal([], has_regularising_terms=True) is None
 
 
-@pytest.mark.parametrize(("method", "by_advantage", "regularised"), [
-    ("on_policy", True, True),
-    ("dapo", True, False),
-    ("luffy", True, True),
-    ("relift", False, False),
-    ("srft", False, False),
-    ("chord", False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "by_advantage", "regularised"),
+    [
+        ("on_policy", True, True),
+        ("dapo", True, False),
+        ("luffy", True, True),
+        ("relift", False, False),
+        ("srft", False, False),
+        ("chord", False, False),
+    ],
+)
 def test_a_method_that_also_learns_otherwise_is_left_alone(method: str, by_advantage: bool, regularised: bool) -> None:
     objective = load_experiment("exp_configs/smoke.yaml", ["chain=rl", f"method={method}"]).objective
     assert objective is not None
@@ -53,11 +56,14 @@ def test_a_method_that_also_learns_otherwise_is_left_alone(method: str, by_advan
     assert bool(advice_on_rl(objective, [SILENT])) == by_advantage
 
 
-@pytest.mark.parametrize(("unread", "truncated", "asked"), [
-    (0.5, 1.0, None),
-    (0.96, 0.1, "math: 96 % of the responses have no answer that the grader can read; does the prompt ask for the"),
-    (0.96, 0.9, "can read, and 90 % were cut off; does the prompt ask for a box? Is the.limit too low?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("unread", "truncated", "asked"),
+    [
+        (0.5, 1.0, None),
+        (0.96, 0.1, "math: 96 % of the responses have no answer that the grader can read; does the prompt ask for the"),
+        (0.96, 0.9, "can read, and 90 % were cut off; does the prompt ask for a box? Is the.limit too low?"),
+    ],
+)
 def test_the_line_says_how_many_and_what_to_look_at(unread: float, truncated: float, asked: str | None) -> None:
     said = advice_on_responses("math", unread, truncated, "the.limit")
     assert said is None if asked is None else said is not None and asked in said

@@ -117,10 +117,13 @@ def test_staleness_is_counted_over_the_tokens_sampled_for_the_step() -> None:
     groups = [Group("a", (drawn(9, 9, 8), trace)), Group("b", (drawn(7, 5),))]
     metrics = staleness_metrics(groups, step=10, max_staleness=2)
     assert metrics == {
-        "batch/stale_dropped_share": 0.5, "rollout/staleness_mean": (0 + 0 + 1 + 2 + 4) / 5,
-        "rollout/staleness_max": 4.0, "rollout/staleness_0_share": 0.4, "rollout/staleness_1_share": 0.2,
+        "batch/stale_dropped_share": 0.5,
+        "rollout/staleness_mean": (0 + 0 + 1 + 2 + 4) / 5,
+        "rollout/staleness_max": 4.0,
+        "rollout/staleness_0_share": 0.4,
+        "rollout/staleness_1_share": 0.2,
         "rollout/staleness_2_share": 0.2,
-    }  # fmt: skip
+    }
     assert staleness_metrics(groups, step=10, max_staleness=0) == {}
 
 

@@ -66,23 +66,30 @@ def adapter(folder: Path) -> None:
 BIASED = "model.layers.0.self_attn.q_proj.bias"
 
 
-@pytest.mark.parametrize(("damage", "reason"), [
-    (written("model.safetensors", b""), r"model.safetensors \(0 bytes\) is no whole safetensors file"),
-    (written("model.safetensors", b"[" * 5000), "is no whole safetensors file"),
-    (written("model.safetensors", struct.pack("<Q", 1 << 40) + b"{}"), "is no whole safetensors file"),
-    (cut, "is no whole safetensors file"),
-    (lambda folder: (folder / "model.safetensors").unlink(), "has no weights: neither model.safetensors nor"),
-    (weights(lambda tensors: tensors.pop(BIASED)), f"1 of the weights .* are missing, the first is {BIASED}"),
-    (weights(lambda tensors: tensors.pop("lm_head.weight")), "missing, the first is lm_head.weight"),
-    (weights(lambda tensors: tensors.update({BIASED: torch.zeros(3)})), r"q_proj.bias has the shape \[3\], and"),
-    (config(hidden_size=1 << 20), "has the shape .*, and config.json needs"),
-    (config(num_hidden_layers=10**9), r"config.json has 1000000000 layers, and the weights are only \d+ tensors"),
-    (config(num_attention_heads=0), "config.json describes no model that can be built"),
-    (config(hidden_size="wide"), "config.json describes no model that can be built"),
-    (written("config.json", b"[" * 100_000), "config.json is not JSON .*nested too deep: 100000 levels, at most 100"),
-    (written("config.json", b"[]"), "config.json has to be a JSON object, found list"),
-    (adapter, r"holds an adapter \(adapter_config.json\), which would not be loaded"),
-], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (written("model.safetensors", b""), r"model.safetensors \(0 bytes\) is no whole safetensors file"),
+        (written("model.safetensors", b"[" * 5000), "is no whole safetensors file"),
+        (written("model.safetensors", struct.pack("<Q", 1 << 40) + b"{}"), "is no whole safetensors file"),
+        (cut, "is no whole safetensors file"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights: neither model.safetensors nor"),
+        (weights(lambda tensors: tensors.pop(BIASED)), f"1 of the weights .* are missing, the first is {BIASED}"),
+        (weights(lambda tensors: tensors.pop("lm_head.weight")), "missing, the first is lm_head.weight"),
+        (weights(lambda tensors: tensors.update({BIASED: torch.zeros(3)})), r"q_proj.bias has the shape \[3\], and"),
+        (config(hidden_size=1 << 20), "has the shape .*, and config.json needs"),
+        (config(num_hidden_layers=10**9), r"config.json has 1000000000 layers, and the weights are only \d+ tensors"),
+        (config(num_attention_heads=0), "config.json describes no model that can be built"),
+        (config(hidden_size="wide"), "config.json describes no model that can be built"),
+        (
+            written("config.json", b"[" * 100_000),
+            "config.json is not JSON .*nested too deep: 100000 levels, at most 100",
+        ),
+        (written("config.json", b"[]"), "config.json has to be a JSON object, found list"),
+        (adapter, r"holds an adapter \(adapter_config.json\), which would not be loaded"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_a_folder_that_holds_no_whole_model_is_refused_in_one_line(folder: Path, damage: Damage, reason: str) -> None:
     damage(folder)
     with pytest.raises(DataError, match=reason) as caught:
@@ -94,12 +101,18 @@ def test_a_folder_that_holds_no_whole_model_is_refused_in_one_line(folder: Path,
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("named", "reason"), [
-    ({"lm_head.weight": "model-00009-of-00009.safetensors"}, "names 'model-00009-of-00009.safetensors', which is no"),
-    ({"lm_head.weight": "../other.safetensors"}, "names '../other.safetensors', which is no file of the folder"),
-    ({"lm_head.weight": 3}, "names '3', which is no file"),
-    ([], "is no index of weights"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        (
+            {"lm_head.weight": "model-00009-of-00009.safetensors"},
+            "names 'model-00009-of-00009.safetensors', which is no",
+        ),
+        ({"lm_head.weight": "../other.safetensors"}, "names '../other.safetensors', which is no file of the folder"),
+        ({"lm_head.weight": 3}, "names '3', which is no file"),
+        ([], "is no index of weights"),
+    ],
+)
 def test_an_index_names_files_of_its_folder_alone(sharded: Path, named: object, reason: str) -> None:
     save_file({}, sharded.parent / "other.safetensors")
     index = sharded / "model.safetensors.index.json"

@@ -97,9 +97,15 @@ def test_a_window_is_the_same_in_blocks(window: int | None) -> None:
     bounds = (0, 1300, 1305, 1945)
     query, key, value = (torch.randn(1, heads, 1945, 8, dtype=torch.float64) for heads in (4, 2, 2))
     found, _ = attend_by_sequence(
-        torch.nn.Identity(), query, key, value, None, scaling=0.3, sliding_window=window,
+        torch.nn.Identity(),
+        query,
+        key,
+        value,
+        None,
+        scaling=0.3,
+        sliding_window=window,
         sequence_bounds=torch.tensor(bounds),
-    )  # fmt: skip
+    )
     flat = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     assert torch.allclose(found[0], varlen_attention(*flat, bounds[1:-1], 0.3, window))
 

@@ -126,16 +126,32 @@ def test_every_point_runs_with_every_seed(load):
     assert [run.seed for run in own_seed] == [7, 7]
 
 
-@pytest.mark.parametrize(("overrides", "grid", "of"), [
-    ("[chain=expert_iteration]", "{expert_iteration.rounds: [1, 2]}",
-     {lambda run: run.nodes[2:]: [("sample_1", "sft_1", "evaluate_sft_1"), ("sample_1", "sft_1", "sample_2", "sft_2",
-                 "evaluate_sft_2")]}),
-    ("[chain=sft, method=sft]", "{evaluation.decodings.sampled.temperature: [0.6, 1.0]}",
-     {lambda run: run.config.evaluation.decodings["sampled"].temperature: [0.6, 1.0]}),
-    ("[chain=rl]", "{method: [luffy, dapo]}", {lambda run: run.config.method: ["luffy", "dapo"]}),
-    ('["stages=[prepare_data, base, evaluate]"]', "{base.steps: [4, 8]}",
-     {lambda run: run.nodes[-1]: ["evaluate_base", "evaluate_base"]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "grid", "of"),
+    [
+        (
+            "[chain=expert_iteration]",
+            "{expert_iteration.rounds: [1, 2]}",
+            {
+                lambda run: run.nodes[2:]: [
+                    ("sample_1", "sft_1", "evaluate_sft_1"),
+                    ("sample_1", "sft_1", "sample_2", "sft_2", "evaluate_sft_2"),
+                ]
+            },
+        ),
+        (
+            "[chain=sft, method=sft]",
+            "{evaluation.decodings.sampled.temperature: [0.6, 1.0]}",
+            {lambda run: run.config.evaluation.decodings["sampled"].temperature: [0.6, 1.0]},
+        ),
+        ("[chain=rl]", "{method: [luffy, dapo]}", {lambda run: run.config.method: ["luffy", "dapo"]}),
+        (
+            '["stages=[prepare_data, base, evaluate]"]',
+            "{base.steps: [4, 8]}",
+            {lambda run: run.nodes[-1]: ["evaluate_base", "evaluate_base"]},
+        ),
+    ],
+)
 def test_a_grid_may_change_stages_evaluation_or_method(load, overrides, grid, of):
     text = re.sub("overrides: .*", f"overrides: {overrides}", re.sub("grid: .*", f"grid: {grid}", GRID))
     runs = load(changed(text, "[1, 2]\n", "[1]\n")).reported_runs()
@@ -318,24 +334,28 @@ def test_the_design_page_counts_what_the_design_has():
 # Mistakes.
 
 
-@pytest.mark.parametrize(("override", "says"), [
-    ("rl.steps=9", "rl.steps cannot be overridden here: it would change the budget"),
-    ("sft.epochs=9", "sft.epochs cannot be overridden here: it would change the budget"),
-    ("sample.seed=3", "the comparison's seeds decide it"),
-    ("data.train.num_prompts=9", "all arms share it"),
-    ("data={}", "all arms share it"), ("method=dapo", "chain and method"),
-    ("rl={steps: 9}", "give the fields of rl one by one (rl.FIELD=VALUE)"),
-    ("sample={num_samples: 2}", "give the fields of sample one by one"),
-    ("rl.prompts_per_step=8", "rl.prompts_per_step is 8, and that of arm luffy 4"),
-    ("rl.prompts_per_update=4", "rl.prompts_per_update is 4, and that of arm luffy 2"),
-    ("rl.passes=2", "rl.passes is 2, and that of arm luffy 1"),
-    ("rl.stop=['</answer>']", "rl.stop is ('</answer>',), and that of arm luffy ()"),
-    ("objective.group.size=4", "objective.group.size is 4, and that of arm luffy 8"),
-    ("rl.temperature=0.5", "rl.temperature is 0.5, and that of arm luffy 1.0"),
-    ("cluster=ray", "cluster is not that of arm luffy"),
-    ("rl.stepz=9", "rl.stepz: unknown key"),
-    ("rl.optimizer.lr", "is not of the form key.path=value"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("rl.steps=9", "rl.steps cannot be overridden here: it would change the budget"),
+        ("sft.epochs=9", "sft.epochs cannot be overridden here: it would change the budget"),
+        ("sample.seed=3", "the comparison's seeds decide it"),
+        ("data.train.num_prompts=9", "all arms share it"),
+        ("data={}", "all arms share it"),
+        ("method=dapo", "chain and method"),
+        ("rl={steps: 9}", "give the fields of rl one by one (rl.FIELD=VALUE)"),
+        ("sample={num_samples: 2}", "give the fields of sample one by one"),
+        ("rl.prompts_per_step=8", "rl.prompts_per_step is 8, and that of arm luffy 4"),
+        ("rl.prompts_per_update=4", "rl.prompts_per_update is 4, and that of arm luffy 2"),
+        ("rl.passes=2", "rl.passes is 2, and that of arm luffy 1"),
+        ("rl.stop=['</answer>']", "rl.stop is ('</answer>',), and that of arm luffy ()"),
+        ("objective.group.size=4", "objective.group.size is 4, and that of arm luffy 8"),
+        ("rl.temperature=0.5", "rl.temperature is 0.5, and that of arm luffy 1.0"),
+        ("cluster=ray", "cluster is not that of arm luffy"),
+        ("rl.stepz=9", "rl.stepz: unknown key"),
+        ("rl.optimizer.lr", "is not of the form key.path=value"),
+    ],
+)
 def test_an_arm_cannot_be_unequal(load, override, says):
     other = f'{{chain: rl, method: on_policy, overrides: ["{override}"]}}'
     message = complaint(load, HEAD + STEPS + f"arms:\n  luffy: {{chain: rl, method: luffy}}\n  other: {other}\n")
@@ -465,13 +485,16 @@ def test_a_mistake_is_one_line_that_says_where(load, text, old, new, says):
     assert says in message and "many.yaml" in message
 
 
-@pytest.mark.parametrize(("wanted", "name", "says"), [
-    ("comparison", "smoke", "is an experiment, not a comparison of methods; run it with: luffy run smoke"),
-    ("comparison", "grid_sft_size", "is a grid of runs, not a comparison of methods; run it with: luffy compare"),
-    ("study", "smoke", "is an experiment, not a study; run it with: luffy run smoke"),
-    ("study", "compare_arithmetic", "is a comparison of methods, not a study; run it with: luffy compare"),
-    ("grid", "compare_arithmetic", "is a comparison of methods, not a grid of runs; run it with: luffy compare"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wanted", "name", "says"),
+    [
+        ("comparison", "smoke", "is an experiment, not a comparison of methods; run it with: luffy run smoke"),
+        ("comparison", "grid_sft_size", "is a grid of runs, not a comparison of methods; run it with: luffy compare"),
+        ("study", "smoke", "is an experiment, not a study; run it with: luffy run smoke"),
+        ("study", "compare_arithmetic", "is a comparison of methods, not a study; run it with: luffy compare"),
+        ("grid", "compare_arithmetic", "is a comparison of methods, not a grid of runs; run it with: luffy compare"),
+    ],
+)
 def test_a_file_of_another_kind_names_its_command(wanted, name, says):
     assert f"{name}: {says}" in complaint(load_sweep, name, wanted=wanted)
 
