@@ -1,13 +1,14 @@
 """Answers to training prompts: of the policy, for its pass rates and its own traces, and of teachers."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from luffy.config.evaluation import StopText
-from luffy.config.group import check_slots
+from luffy.config.group import slot_complaints
 from luffy.config.model import DType, EndpointModel
-from luffy.config.strict import StrictModel
+from luffy.config.strict import PositiveShare, RunName, Share, StrictModel
 from luffy.config.training import RLConfig
 
 
@@ -16,12 +17,8 @@ class KeepAnswers(StrictModel):
 
     choose: Literal["first", "shortest", "diverse"] = "first"
     """`first` in the order of sampling (one per prompt: STaR, arXiv 2203.14465); `shortest` by tokens; `diverse`: the
-    first, then always the answer that is farthest from those already chosen (different reasoning paths as in RFT, arXiv
-    2308.01825)."""
+    first, then always the one farthest from those chosen (different reasoning paths, as in RFT, arXiv 2308.01825)."""
     max_per_prompt: PositiveInt = 1
-
-
-Rate = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class DifficultyConfig(StrictModel):
@@ -41,12 +38,12 @@ class DifficultyConfig(StrictModel):
     """None: `rl.max_response_tokens`."""
     stop: tuple[StopText, ...] | None = None
     """Texts that end a response; None: `rl.stop`."""
-    min_pass_rate: Rate = 0.0
+    min_pass_rate: Share = 0.0
     """Lowest pass rate that is kept, inclusive."""
-    max_pass_rate: Rate = 0.9
+    max_pass_rate: Share = 0.9
     """Highest pass rate that is kept, inclusive."""
     engine: Literal["transformers", "vllm", "openai"] | None = None
-    """The engine that generates the responses; None: RL's engine (`cluster`, `rl.engine`)."""
+    """What generates the responses; None: RL's engine (`cluster`, `rl.engine`)."""
 
     def spelled_out(self, rl: RLConfig, cluster: Literal["local", "ray"]) -> "DifficultyConfig":
         """This section with its defaults filled in from other sections."""
@@ -60,17 +57,15 @@ class DifficultyConfig(StrictModel):
             }
         )
 
-    @model_validator(mode="after")
-    def _some_rate_is_within(self) -> "DifficultyConfig":
+    def _complaints(self) -> Iterator[str]:
         low, high, total = self.min_pass_rate, self.max_pass_rate, self.num_samples
         if low > high:
-            raise ValueError(f"min_pass_rate {low:g} is above max_pass_rate {high:g}; swap them")
+            yield f"min_pass_rate {low:g} is above max_pass_rate {high:g}; swap them"
         if not any(low <= correct / total <= high for correct in range(total + 1)):
-            raise ValueError(
+            yield (
                 f"no prompt could be kept: no pass rate over {total} responses lies between min_pass_rate {low:g} and "
                 f"max_pass_rate {high:g}; widen the range or raise num_samples"
             )
-        return self
 
 
 class SampleConfig(StrictModel):
@@ -104,12 +99,8 @@ class ExpertIterationConfig(StrictModel):
 
     rounds: PositiveInt = 1
     start_from: Literal["base", "previous"] = "base"
-    """The weights that each round's SFT starts from. `base`: those that round 1 sampled, as STaR (arXiv 2203.14465)
-    and ReST-EM (2312.06585) do, so that errors of a round do not stay; `previous`: those of the round before. The
-    newest policy is sampled either way."""
-
-
-TeacherName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+    """The weights that each round's SFT starts from. `base`: those that round 1 sampled, as in STaR (arXiv 2203.14465)
+    and ReST-EM (2312.06585): errors of a round do not stay. `previous`: the newest, which samples either way."""
 
 
 class PriceConfig(StrictModel):
@@ -143,7 +134,7 @@ class TeacherConfig(StrictModel):
     num_samples: PositiveInt = 4
     """Most answers to a prompt."""
     temperature: NonNegativeFloat = 1.0
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_p: PositiveShare = 1.0
     max_response_tokens: PositiveInt
     """Longest answer, reasoning included; one that reaches it is no trace."""
     system_prompt: str | None = None
@@ -151,37 +142,25 @@ class TeacherConfig(StrictModel):
     price: PriceConfig | None = None
     """None: it costs nothing."""
 
-    @model_validator(mode="after")
-    def _one_model(self) -> "TeacherConfig":
+    def _complaints(self) -> Iterator[str]:
         if (self.endpoint is None) == (self.path is None):
-            raise ValueError(
-                "give exactly one of endpoint (a model on an OpenAI-compatible server) and path (a model folder)"
-            )
+            yield ("give exactly one of endpoint (a model on an OpenAI-compatible server) and path (a model folder)")
         # A stage's own file spells out every field, so only other values than the defaults are refused.
         fields = type(self).model_fields
         inert = [name for name in ("engine", "dtype") if getattr(self, name) != fields[name].default]
         if self.endpoint is not None and inert:
-            raise ValueError(f"{', '.join(inert)} has no effect on a model served by an endpoint; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _greedy_once(self) -> "TeacherConfig":
+            yield f"{', '.join(inert)} has no effect on a model served by an endpoint; remove it"
         if self.temperature == 0 and self.num_samples > 1:
-            raise ValueError("temperature 0 gives the same answer each time; set num_samples: 1")
+            yield "temperature 0 gives the same answer each time; set num_samples: 1"
         if self.temperature == 0 and self.top_p < 1:
-            raise ValueError(f"top_p {self.top_p} has no effect at temperature 0; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _asked_as_configured(self) -> "TeacherConfig":
+            yield f"top_p {self.top_p} has no effect at temperature 0; remove it"
         request = self.endpoint.request if self.endpoint is not None else {}
         changed = [name for name in ("temperature", "top_p") if name in request and getattr(self, name) != 1]
         if changed:
-            raise ValueError(
+            yield (
                 f"endpoint.request.{changed[0]}: null leaves the endpoint at its default, but {changed[0]} is "
                 f"{getattr(self, changed[0])}; remove one"
             )
-        return self
 
     @property
     def model(self) -> str:
@@ -206,10 +185,8 @@ class RewriteConfig(StrictModel):
     )
     """Last message of that prompt; `{prompt}` is replaced by its text without the trace."""
 
-    @model_validator(mode="after")
-    def _has_its_slots(self) -> "RewriteConfig":
-        check_slots(self.template, "prompt", "trace")
-        return self
+    def _complaints(self) -> Iterator[str]:
+        yield from slot_complaints(self.template, "prompt", "trace")
 
 
 class SynthesizeConfig(StrictModel):
@@ -219,48 +196,42 @@ class SynthesizeConfig(StrictModel):
     experiment grades; a trace's author is its teacher's name.
     """
 
-    teachers: Annotated[dict[TeacherName, TeacherConfig], Field(min_length=1)]
+    teachers: Annotated[dict[RunName, TeacherConfig], Field(min_length=1)]
     """By name, in the order in which they are used."""
     prompts: Literal["without_traces", "all"] = "without_traces"
     """Training prompts to send: those without a usable trace, or all, to which traces are then added."""
     keep: KeepAnswers = KeepAnswers()
     """Which correct answers of one teacher to one prompt become traces."""
     stop_when_kept: bool = True
-    """Request no further samples from a teacher for a prompt that has `keep.max_per_prompt` usable answers of its own.
-    With `choose: shortest` or `diverse`, false gives more to choose from."""
+    """Request no further samples of a teacher once a prompt has `keep.max_per_prompt` usable answers of it. False gives
+    `choose: shortest` and `diverse` more to choose from."""
     cascade: bool = False
     """Send each teacher only the prompts that earlier teachers left without a usable answer."""
     budget: SpendingLimit | None = None
     """None: no limit; every question is sent."""
     rewrite: RewriteConfig | None = None
-    """The one teacher is the policy, and its answers take the place of the traces that prompts came with; None: traces
-    are added."""
+    """The one teacher is the policy, and its answers replace the traces of the prompts; None: they are added."""
 
-    @model_validator(mode="after")
-    def _options_have_their_effect(self) -> "SynthesizeConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.rewrite is not None:
-            self._check_rewrite(self.rewrite)
+            if len(self.teachers) > 1:
+                yield (
+                    f"rewrite: the policy rewrites the traces, and teachers names {len(self.teachers)} models; keep "
+                    "only the policy's starting model"
+                )
+            if self.prompts != "all":
+                yield "rewrite is about prompts that have a trace; set prompts: all"
+            (teacher,) = self.teachers.values()
+            if teacher.temperature == 0 and self.rewrite.num_samples > 1:
+                yield "rewrite: temperature 0 gives the same answer each time; set rewrite.num_samples: 1"
         unpriced = [name for name, teacher in self.teachers.items() if teacher.price is None]
         if self.budget is not None and self.budget.max_cost is not None and unpriced:
-            raise ValueError(f"budget.max_cost: teachers.{unpriced[0]}.price is missing")
+            yield f"budget.max_cost: teachers.{unpriced[0]}.price is missing"
         most = max(teacher.num_samples for teacher in self.teachers.values())
         if self.keep.max_per_prompt > most:
-            raise ValueError(
+            yield (
                 f"keep.max_per_prompt {self.keep.max_per_prompt} is above num_samples {most} of every teacher; lower it"
             )
-        return self
-
-    def _check_rewrite(self, rewrite: RewriteConfig) -> None:
-        if len(self.teachers) > 1:
-            raise ValueError(
-                f"rewrite: the policy rewrites the traces, and teachers names {len(self.teachers)} models; keep only "
-                "the policy's starting model"
-            )
-        if self.prompts != "all":
-            raise ValueError("rewrite is about prompts that have a trace; set prompts: all")
-        (teacher,) = self.teachers.values()
-        if teacher.temperature == 0 and rewrite.num_samples > 1:
-            raise ValueError("rewrite: temperature 0 gives the same answer each time; set rewrite.num_samples: 1")
 
     @property
     def local_engines(self) -> frozenset[str]:
@@ -269,5 +240,4 @@ class SynthesizeConfig(StrictModel):
 
     @property
     def served(self) -> tuple[str, ...]:
-        """Names of the teachers that are endpoints."""
         return tuple(name for name, teacher in self.teachers.items() if teacher.endpoint is not None)

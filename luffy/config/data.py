@@ -1,15 +1,15 @@
 """What `prepare_data` reads, and what it filters out."""
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt
 
-from luffy.config.strict import NOT_IDENTITY, StrictModel
+from luffy.config.strict import NOT_IDENTITY, ImportPath, Name, PositiveShare, RunName, Share, StrictModel
 
 Operation = Literal["add", "subtract", "reverse", "multiply"]
 StepStyle = Literal["labelled", "equations", "checked"]
 """How a trace writes its steps: ` a:+8 =55`, as the base's text does; `47+8=55`; or each labelled step twice."""
-_Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 def _off_as_text(value: object) -> object:
@@ -29,7 +29,7 @@ class ArithmeticSource(StrictModel):
         default={"add": 1.0, "subtract": 1.0, "reverse": 1.0}, min_length=1
     )
     """Relative frequency of each operation."""
-    stepwise_share: dict[int, Annotated[float, Field(ge=0.0, le=1.0)]] | Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    stepwise_share: dict[int, Share] | Share = 1.0
     """Share of prompts whose trace reasons in steps; the others answer directly. One number, or one for each length."""
     by_calculator: tuple[Operation, ...] = ()
     """Operations that the teacher does not do itself: a stepwise trace calls the tool `calculator` for each, in the
@@ -37,29 +37,23 @@ class ArithmeticSource(StrictModel):
     unique: bool = True
     """Sample every prompt at most once (a corpus for the base policy may repeat, a benchmark may not)."""
 
-    traced_share: _Share = 1.0
+    traced_share: Share = 1.0
     """Share of prompts that have a trace. A smaller share's prompts are among those of a larger one."""
-    wrong_share: _Share = 0.0
+    wrong_share: Share = 0.0
     """Share of the prompts with a trace whose traces have one wrong step, from which the rest follows, and so a wrong
     answer. Grading rejects such traces unless `data.require_verified_traces` is false."""
     styles: tuple[StepStyle, ...] = Field(default=("labelled",), min_length=1)
     """A stepwise trace in each of these styles for every prompt."""
 
-    @model_validator(mode="after")
-    def _teacher_can_do_it(self) -> "ArithmeticSource":
+    def _complaints(self) -> Iterator[str]:
         if len(set(self.styles)) < len(self.styles):
-            raise ValueError("styles: give each style once")
+            yield "styles: give each style once"
         if self.by_calculator and (self.wrong_share or self.styles != ("labelled",)):
-            raise ValueError("by_calculator: a teacher with a calculator makes no mistakes and writes labelled steps")
-        return self
-
-    @model_validator(mode="after")
-    def _share_for_each_length(self) -> "ArithmeticSource":
+            yield "by_calculator: a teacher with a calculator makes no mistakes and writes labelled steps"
         if isinstance(self.stepwise_share, dict):
             missing = sorted(set(self.num_operations) - set(self.stepwise_share))
             if missing:
-                raise ValueError(f"stepwise_share has no entry for chains of {missing} operations; add them")
-        return self
+                yield f"stepwise_share has no entry for chains of {missing} operations; add them"
 
 
 class WordProblemSource(StrictModel):
@@ -73,8 +67,7 @@ class WordProblemSource(StrictModel):
 
 
 class GuessNumberSource(StrictModel):
-    """Generated games of `environment.kind: guess_number`, with a player's turns as traces
-    (`luffy.data.sources.generated`)."""
+    """Games of `environment.kind: guess_number`, with a player's turns as traces (`luffy.data.sources.generated`)."""
 
     reader: ClassVar[str] = "luffy.data.sources.generated:guessing_games"
     kind: Literal["guess_number"]
@@ -87,11 +80,9 @@ class GuessNumberSource(StrictModel):
     max_turns: PositiveInt = 8
     """A trace ends here, found or not."""
 
-    @model_validator(mode="after")
-    def _range_holds_a_game(self) -> "GuessNumberSource":
+    def _complaints(self) -> Iterator[str]:
         if self.high <= self.low:
-            raise ValueError(f"high {self.high} must be above low {self.low}")
-        return self
+            yield f"high {self.high} must be above low {self.low}"
 
 
 Scalar = str | int | float | bool
@@ -107,14 +98,11 @@ class AnswerField(StrictModel):
     boxed: bool = False
     r"""Only the content of the last `\boxed{}` (MATH: the answer inside its solution)."""
     element: int | Literal["all"] | None = None
-    """Only this element (from 0) of a list, or of a list written as text; `all`: all elements, joined by commas
-    (OlympiadBench)."""
+    """Only this element (from 0) of a list, also one written as text; `all`: joined by commas (OlympiadBench)."""
 
-    @model_validator(mode="after")
-    def _one_cut(self) -> "AnswerField":
+    def _complaints(self) -> Iterator[str]:
         if self.after is not None and self.boxed:
-            raise ValueError("give one of after and boxed")
-        return self
+            yield "give one of after and boxed"
 
 
 class TraceField(StrictModel):
@@ -126,8 +114,7 @@ class TraceField(StrictModel):
     author_column: str | None = None
     """A column with the author of each trace; takes precedence over `author`."""
     keep_column: str | None = None
-    """A column of true or false (a list where there are several traces): only true ones are read (OpenR1:
-    `is_reasoning_complete`)."""
+    """A column of true or false, one for each trace: only true ones are read (OpenR1: `is_reasoning_complete`)."""
     logprobs_column: str | None = None
     """The author's log-probabilities of the trace's tokens and stop token."""
     thinking: bool = False
@@ -158,19 +145,17 @@ class ChoicesField(StrictModel):
     fillers: tuple[str, ...] = ()
     """Texts that stand for a missing option (MMLU-Pro: `N/A`)."""
 
-    @model_validator(mode="after")
-    def _one_place(self) -> "ChoicesField":
+    def _complaints(self) -> Iterator[str]:
         if sum((self.column is not None, bool(self.columns), self.correct is not None)) != 1:
-            raise ValueError("give one of column, columns, and correct with incorrect")
+            yield "give one of column, columns, and correct with incorrect"
         if (self.correct is None) != (not self.incorrect):
-            raise ValueError("correct and incorrect go together")
+            yield "correct and incorrect go together"
         if self.labels is not None and self.column is None:
-            raise ValueError("labels has no effect without column; remove it")
+            yield "labels has no effect without column; remove it"
         if self.labels is not None and self.answer_is != "label":
-            raise ValueError(f"labels has no effect with answer_is: {self.answer_is}; remove it")
+            yield f"labels has no effect with answer_is: {self.answer_is}; remove it"
         if self.correct is not None and self.answer_is != "label":
-            raise ValueError("answer_is has no effect with correct; remove it")
-        return self
+            yield "answer_is has no effect with correct; remove it"
 
 
 class FieldsConfig(StrictModel):
@@ -186,7 +171,7 @@ class FieldsConfig(StrictModel):
     """None: `choices.correct` holds it."""
     choices: ChoicesField | None = None
     """The options of a multiple-choice question; the reference answer becomes a letter."""
-    grader: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
+    grader: Name | None = None
     """Grades these rows: `math`, `math_strict`, `choice`, `exact`, one of `grading.named`, or `rule`, which is the
     experiment's; None: `choice` where there are `choices`, else `rule`."""
     traces: tuple[TraceField, ...] = ()
@@ -194,14 +179,12 @@ class FieldsConfig(StrictModel):
     extra: tuple[str, ...] = ()
     """Columns kept in `extra_info`."""
 
-    @model_validator(mode="after")
-    def _one_answer(self) -> "FieldsConfig":
+    def _complaints(self) -> Iterator[str]:
         has_correct = self.choices is not None and self.choices.correct is not None
         if has_correct and self.answer is not None:
-            raise ValueError("answer has no effect beside choices.correct; remove it")
+            yield "answer has no effect beside choices.correct; remove it"
         if not has_correct and self.answer is None:
-            raise ValueError("answer: missing; name the column of the reference answer (or choices.correct)")
-        return self
+            yield "answer: missing; name the column of the reference answer (or choices.correct)"
 
     @property
     def row_grader(self) -> str | None:
@@ -231,16 +214,13 @@ class FileSource(StrictModel):
     fields: FieldsConfig | None = None
     """Which columns to read; None: those of LUFFY and verl (`luffy.data.schema`)."""
 
-    @model_validator(mode="after")
-    def _csv_has_fields(self) -> "FileSource":
+    def _complaints(self) -> Iterator[str]:
         if self.path.endswith(".csv") and self.fields is None:
-            raise ValueError("a .csv file cannot hold the nested columns of LUFFY and verl; give fields")
-        return self
+            yield "a .csv file cannot hold the nested columns of LUFFY and verl; give fields"
 
 
 class HubSource(StrictModel):
-    """A dataset of the Hugging Face hub, or a local folder that `datasets` can load
-    (`luffy.data.sources.stored_rows`)."""
+    """A dataset of the hub, or a local folder that `datasets` can load (`luffy.data.sources.stored_rows`)."""
 
     reader: ClassVar[str] = "luffy.data.sources.stored_rows:HubPrompts"
     kind: Literal["hub"]
@@ -274,16 +254,14 @@ class ReasoningGymSource(StrictModel):
     num_prompts: PositiveInt
     options: dict[str, dict[str, int | float | bool | str]] = Field(default={})
     """Parameters by task."""
-    grader: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
+    grader: Name | None = None
     """Grades these rows, e.g. one of `grading.named` of `kind: reasoning_gym`, by which the package itself scores them.
     None: the experiment's grader compares them with the reference answer."""
 
-    @model_validator(mode="after")
-    def _options_have_their_task(self) -> "ReasoningGymSource":
+    def _complaints(self) -> Iterator[str]:
         unknown = sorted(set(self.options) - set(self.tasks))
         if unknown:
-            raise ValueError(f"options for {', '.join(unknown)}, which tasks does not name")
-        return self
+            yield f"options for {', '.join(unknown)}, which tasks does not name"
 
 
 class VerifiersPackage(StrictModel):
@@ -297,8 +275,7 @@ class VerifiersPackage(StrictModel):
     version: int = Field(default=0, ge=0)
     """Its code is not part of a stage's identity: increase this when it changes."""
     python: Annotated[str, NOT_IDENTITY]
-    """The interpreter that has verifiers and the environment, e.g. `/opt/verifiers/bin/python`. Like `call_timeout_s`
-    it is not part of a stage's identity."""
+    """The interpreter that has both, e.g. `/opt/verifiers/bin/python`; as `call_timeout_s` no part of the identity."""
     call_timeout_s: Annotated[PositiveFloat, NOT_IDENTITY] = 120.0
     """Limit of one answer or one score of the environment; starting it may take ten times as long."""
 
@@ -316,7 +293,7 @@ class VerifiersSource(VerifiersPackage):
     split: Literal["train", "eval"] = "train"
     num_prompts: PositiveInt | None = None
     """Read only the first tasks; None: all."""
-    grader: str = Field(default="environment", pattern=r"^[a-z][a-z0-9_]*$")
+    grader: Name = "environment"
     """Grades these rows: `environment` takes the environment's own reward, and 1 or more is correct. For another bound
     give the name of a grader in `grading.named` with `kind: measure`."""
     equal_prompts: bool = False
@@ -329,23 +306,14 @@ class CustomSource(StrictModel):
 
     reader: ClassVar[str] = "luffy.data.sources:custom_source"
     kind: Literal["custom"]
-    factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    factory: ImportPath
     """`package.module:function`, called with `purpose`, `seed` and `options`; returns a `TraceSource`."""
     options: dict[str, int | float | bool | str | None] = Field(default={})
 
 
-SourceConfig = Annotated[
-    ArithmeticSource
-    | WordProblemSource
-    | GuessNumberSource
-    | FileSource
-    | HubSource
-    | ReasoningGymSource
-    | VerifiersSource
-    | CustomSource,
-    Field(discriminator="kind"),
-]
-PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+_Generated = ArithmeticSource | WordProblemSource | GuessNumberSource
+_Read = FileSource | HubSource | ReasoningGymSource | VerifiersSource | CustomSource
+SourceConfig = Annotated[_Generated | _Read, Field(discriminator="kind")]
 
 
 class MixturePart(StrictModel):
@@ -364,27 +332,21 @@ class MixtureSource(StrictModel):
     """
 
     kind: Literal["mixture"]
-    parts: dict[PartName, MixturePart] = Field(min_length=2)
+    parts: dict[Name, MixturePart] = Field(min_length=2)
 
-    @model_validator(mode="after")
-    def _rows_are_told_apart(self) -> "MixtureSource":
+    def _complaints(self) -> Iterator[str]:
         for name, part in self.parts.items():
             if isinstance(part.source, VerifiersSource) and part.source.equal_prompts:
-                raise ValueError(
-                    f"parts.{name}.source.equal_prompts: in a mixture equal prompts count as repeats; remove it"
-                )
-        return self
+                yield (f"parts.{name}.source.equal_prompts: in a mixture equal prompts count as repeats; remove it")
 
 
 TrainingSource = Annotated[SourceConfig | MixtureSource, Field(discriminator="kind")]
-PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
-SuiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
 
 class DecontaminationConfig(StrictModel):
     """Rows and traces that hold a benchmark's problem are rejected (`luffy.data.overlap`)."""
 
-    benchmarks: dict[SuiteName, SourceConfig] = Field(default={})
+    benchmarks: dict[RunName, SourceConfig] = Field(default={})
     """Further benchmarks; `data.suites` are always checked."""
     ngram: PositiveInt = 13
     """Length of the word runs that are compared; the longer, the fewer chance matches."""
@@ -399,18 +361,15 @@ class FiltersConfig(StrictModel):
     """A later row with the problem and the answer of an earlier one: `merge` gives its traces to that one, `reject`
     drops them. A row that brings no new trace, or has another answer, is rejected."""
     near_duplicates: PositiveShare | None = None
-    """A problem whose word triples have at least this estimated Jaccard similarity with an earlier one repeats it;
-    None: only equal problems do."""
+    """A problem repeats an earlier one from this estimated Jaccard similarity of word triples; None: only if equal."""
     difficulty: Literal["easy", "hard"] | None = None
     """By the shortest trace of a prompt, as in LUFFY: `easy` keeps those up to the boundary, `hard` the others."""
     difficulty_boundary_tokens: PositiveInt | None = None
     """None: the median over the prompts that pass everything else."""
 
-    @model_validator(mode="after")
-    def _boundary_has_its_use(self) -> "FiltersConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.difficulty_boundary_tokens is not None and self.difficulty is None:
-            raise ValueError("difficulty_boundary_tokens has no effect without difficulty; remove it")
-        return self
+            yield "difficulty_boundary_tokens has no effect without difficulty; remove it"
 
 
 class SFTViewConfig(StrictModel):
@@ -429,7 +388,7 @@ class DataConfig(StrictModel):
     """Prompts with traces, for SFT and RL; None where nothing is trained on them."""
     corpus: SourceConfig | None = None
     """Text for training an embedded base policy; needed without `model.path`."""
-    suites: dict[SuiteName, SourceConfig] = Field(min_length=1)
+    suites: dict[RunName, SourceConfig] = Field(min_length=1)
     """Evaluation suites by name, which also names their files."""
     max_prompt_tokens: PositiveInt
     """A longer prompt is rejected and counted; suites keep prompts of any length."""

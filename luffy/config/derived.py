@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
-from pydantic_core import ErrorDetails
 
 from luffy.config.data import DataConfig
 from luffy.config.environment import without_groups
@@ -49,10 +48,8 @@ class EvaluatedModel:
 
 
 def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentConfig:
-    """The experiment that evaluates `wanted` by the suites and the protocol of `config`.
-
-    Raises ConfigError for both or neither of model and steps, or for what does not fit.
-    """
+    """The experiment that evaluates `wanted` by the suites and the protocol of `config`. Raises ConfigError for both or
+    neither of model and steps, or for what does not fit."""
     if (wanted.model is None) == (not wanted.steps):
         raise ConfigError(
             "give one of --model (a folder, a hub id or api:NAME) and --steps (of the experiment's RL run); as "
@@ -80,49 +77,75 @@ def evaluation_of(
     at `urls` (those of `execution.server` without any) and asked with `request` (`EndpointModel.request`). Raises
     ConfigError for a folder without a model, a URL that cannot be right, or an experiment without a protocol.
     """
+    data = config.data
     try:
         if model.startswith(ENDPOINT_PREFIX):
-            return _of_endpoint(config, model.removeprefix(ENDPOINT_PREFIX), chat_template, urls, request or {})
-        return _of_folder(config, model, chat_template, urls, request or {})
+            name = model.removeprefix(ENDPOINT_PREFIX)
+            policy, evaluation, execution = _of_endpoint(config, name, chat_template, urls, dict(request or {}))
+        else:
+            for option, given in (("--url", urls), ("--request", request)):
+                if given:
+                    raise ConfigError(f"{option} has no effect on a model folder; remove it, or give --model api:NAME")
+            policy, evaluation, execution = _of_folder(config, model, chat_template)
+        return ExperimentConfig(
+            name=config.name,
+            stages=("prepare_data", "base", "evaluate", "report"),
+            seed=config.seed,
+            data=DataConfig(
+                suites=data.suites,
+                max_prompt_tokens=data.max_prompt_tokens,
+                max_trace_tokens=data.max_trace_tokens,
+                system_prompt=data.system_prompt,
+            ),
+            model=policy,
+            evaluation=evaluation,
+            grading=config.grading,
+            environment=without_groups(config.environment),
+            execution=execution,
+            tracking=config.tracking,
+        )
     except ValidationError as error:
-        raise ConfigError("; ".join(map(_complaint, error.errors()))) from None
+        complaints = [
+            (f"--url {found['input']}: " if found["loc"][:1] == ("urls",) else "")
+            + found["msg"].removeprefix("Value error, ")
+            for found in error.errors()
+        ]
+        raise ConfigError("; ".join(complaints)) from None
 
 
-def _complaint(found: ErrorDetails) -> str:
-    """What is wrong, after the option that gave it."""
-    message = found["msg"].removeprefix("Value error, ")
-    return f"--url {found['input']}: {message}" if found["loc"][:1] == ("urls",) else message
+_Evaluation = tuple[ModelConfig, EvaluationConfig | None, ExecutionConfig]
 
 
-def _of_folder(
-    config: ExperimentConfig,
-    model: str,
-    chat_template: str | None,
-    urls: Sequence[str],
-    request: Mapping[str, JsonValue],
-) -> ExperimentConfig:
-    for option, given in (("--url", urls), ("--request", request)):
-        if given:
-            raise ConfigError(f"{option} has no effect on a model folder; remove it, or give --model api:NAME")
+def _of_folder(config: ExperimentConfig, model: str, chat_template: str | None) -> _Evaluation:
+    """A local folder goes by its real path, so that every way to name it is the same model; a hub id as it is."""
     if chat_template is not None and not template_file(chat_template).is_file():
         raise ConfigError(
             f"--chat-template: {chat_template}: no such file; give {', '.join(template_names())} or the path of a "
             f"Jinja file, which starts at {Path.cwd()}"
         )
     _check_protocol(config)
+    path, folder, own = Path(model).expanduser(), _real_folder(model), config.model
+    if folder is None and path.is_dir():
+        raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder or a hub id")
+    if folder is None and path.exists() and path.suffix != GGUF:
+        raise ConfigError(f"--model: {model} is a file; give a Hugging Face model folder, a {GGUF} file or a hub id")
+    if folder is None and not path.exists() and _HUB_ID.fullmatch(model) is None:
+        raise ConfigError(
+            f"--model: {model}: no such folder; relative paths start at {Path.cwd()}, and a hub id is OWNER/NAME"
+        )
+    policy = ModelConfig(path=folder or model, dtype=own.dtype, chat_template=chat_template)
+    if own.path is not None and (_real_folder(own.path) or own.path) == policy.path:  # in the experiment's own context
+        context = {"rope_theta": own.rope_theta, "max_position_embeddings": own.max_position_embeddings}
+        policy = policy.model_copy(update=context)
     execution = config.execution
     if config.evaluation is not None and config.evaluation.engine != "openai":
         execution = execution.model_copy(update={"server": ServerConfig()})  # those of RL have no use here
-    return _evaluation(config, _model(config.model, _folder(model), chat_template), config.evaluation, execution)
+    return policy, config.evaluation, execution
 
 
 def _of_endpoint(
-    config: ExperimentConfig,
-    name: str,
-    chat_template: str | None,
-    urls: Sequence[str],
-    request: Mapping[str, JsonValue],
-) -> ExperimentConfig:
+    config: ExperimentConfig, name: str, chat_template: str | None, urls: Sequence[str], request: dict[str, JsonValue]
+) -> _Evaluation:
     if not name:
         raise ConfigError("--model: api: names no model; give api:NAME with the model's name at the endpoint")
     if chat_template is not None:
@@ -133,48 +156,22 @@ def _of_endpoint(
         raise ConfigError(_NO_PROTOCOL.format(config.name))
     server = config.execution.server
     if urls:
-        server = ServerConfig(**{**server.model_dump(), "urls": tuple(urls)})
+        server = ServerConfig.model_validate({**server.model_dump(), "urls": tuple(urls)})
     if not server.urls:
         raise ConfigError(
             f"--url: missing; say where {name} is served, e.g. --url http://127.0.0.1:8000/v1 (as a parameter of a "
             "deployment: urls)"
         )
-    return _evaluation(
-        config,
-        ModelConfig(endpoint=EndpointModel(name=name, request=dict(request))),
+    return (
+        ModelConfig(endpoint=EndpointModel(name=name, request=request)),
         config.evaluation.model_copy(update={"engine": "openai"}),
         config.execution.model_copy(update={"server": server}),
     )
 
 
-def _evaluation(
-    config: ExperimentConfig, model: ModelConfig, evaluation: EvaluationConfig | None, execution: ExecutionConfig
-) -> ExperimentConfig:
-    data = config.data
-    return ExperimentConfig(
-        name=config.name,
-        stages=("prepare_data", "base", "evaluate", "report"),
-        seed=config.seed,
-        data=DataConfig(
-            suites=data.suites,
-            max_prompt_tokens=data.max_prompt_tokens,
-            max_trace_tokens=data.max_trace_tokens,
-            system_prompt=data.system_prompt,
-        ),
-        model=model,
-        evaluation=evaluation,
-        grading=config.grading,
-        environment=without_groups(config.environment),
-        execution=execution,
-        tracking=config.tracking,
-    )
-
-
 def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConfig:
-    """The chain up to RL, whose checkpoints of `steps` are to be evaluated.
-
-    Raises ConfigError for an experiment without RL or a protocol, and for steps that its run does not reach.
-    """
+    """The chain up to RL, whose checkpoints of `steps` are to be evaluated. Raises ConfigError for an experiment
+    without RL or a protocol, and for steps that its run does not reach."""
     _check_protocol(config)
     if "rl" not in config.stages or config.rl is None:
         raise ConfigError(f"--steps: {config.name} has no stage rl; its stages are {', '.join(config.stages)}")
@@ -184,40 +181,11 @@ def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConf
     return config.model_copy(update={"stages": config.stages[: config.stages.index("rl") + 1]})
 
 
-def _model(own: ModelConfig, path: str, chat_template: str | None) -> ModelConfig:
-    """The model in `path`; the experiment's own has the context that the experiment gives it."""
-    model = ModelConfig(path=path, dtype=own.dtype, chat_template=chat_template)
-    if own.path is None or (_real_folder(own.path) or own.path) != path:
-        return model
-    return model.model_copy(
-        update={"rope_theta": own.rope_theta, "max_position_embeddings": own.max_position_embeddings}
-    )
-
-
 def _check_protocol(config: ExperimentConfig) -> None:
     if config.evaluation is None:
         raise ConfigError(_NO_PROTOCOL.format(config.name))
     if config.evaluation.engine == "openai" and not config.execution.server.urls:
         raise ConfigError("execution.server.urls: missing; evaluation.engine: openai needs at least one server")
-
-
-def _folder(model: str) -> str:
-    """A local folder by its real path, so that every way to name it is the same model; a hub id as it is.
-
-    Raises ConfigError for a folder or file without a model, and for what is neither there nor a hub id.
-    """
-    if (found := _real_folder(model)) is not None:
-        return found
-    path = Path(model).expanduser()
-    if path.is_dir():
-        raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder or a hub id")
-    if path.exists() and path.suffix != GGUF:
-        raise ConfigError(f"--model: {model} is a file; give a Hugging Face model folder, a {GGUF} file or a hub id")
-    if not path.exists() and _HUB_ID.fullmatch(model) is None:
-        raise ConfigError(
-            f"--model: {model}: no such folder; relative paths start at {Path.cwd()}, and a hub id is OWNER/NAME"
-        )
-    return model
 
 
 def _real_folder(model: str) -> str | None:

@@ -1,12 +1,13 @@
 """The kinds of environments, which answer the policy between its turns, and the sandbox of the tool `python`."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from luffy.config.data import VerifiersPackage
 from luffy.config.grading import JudgeGrader
-from luffy.config.strict import StrictModel
+from luffy.config.strict import ImportPath, Name, StrictModel
 
 CallFormat = Literal["hermes", "llama3", "xml"]
 """How a model family writes a tool call: Hermes and Qwen, Llama 3.1, or plain XML elements."""
@@ -32,8 +33,6 @@ class EpisodeLimits(StrictModel):
     in an evaluation, of a suite's so far, the first of which count as 32."""
 
 
-_Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-_Import = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 LANES = 16
 """Calls of an engine that episodes make at the same time, where it can answer several."""
 _CALL_S = 600.0
@@ -49,10 +48,8 @@ _MET = "MET"
 
 
 class JudgeMeasure(StrictModel):
-    """A language model's verdict on an episode: 1 where it meets the rubric, 0 where it does not.
-
-    If there is no verdict, because the judge is unreachable or its reply unreadable, the episode is `crashed`.
-    """
+    """A language model's verdict on an episode: 1 where it meets the rubric, 0 where it does not. If there is no
+    verdict, because the judge is unreachable or its reply unreadable, the episode is `crashed`."""
 
     kind: Literal["judge"]
     rubric: str = Field(min_length=1)
@@ -81,11 +78,11 @@ class JudgeMeasure(StrictModel):
 class EpisodeScoring(StrictModel):
     """The measures of an episode, and their weights in its reward (the rubric)."""
 
-    measures: dict[_Name, _Import | JudgeMeasure] = Field(default={})
+    measures: dict[Name, ImportPath | JudgeMeasure] = Field(default={})
     """Functions by name, `package.module:function`, of any of `prompt, completion, answer, info, task, counts`, as in
     verifiers; they return a number and may be asynchronous. Or a judge: `{kind: judge, rubric: ..., judge: {url: ...,
     model: ...}}`. Every measure is logged and kept with its sample."""
-    group_measures: dict[_Name, _Import] = Field(default={})
+    group_measures: dict[Name, ImportPath] = Field(default={})
     """Functions over the episodes of a group in RL, of any of `prompt, completions, answer, info, task, counts,
     rewards, correct`, where `counts` (measures included), `rewards` (the grader's) and `correct` have an entry for each
     episode. They return a number for each, e.g. `luffy.environments.relative:shortest_correct`."""
@@ -93,21 +90,17 @@ class EpisodeScoring(StrictModel):
     """The reward of an episode: the weighted sum of `answer` (the grader's reward), of measures, of `turns`, and of
     what the environment counts, e.g. `tool_errors: -0.1`."""
     timeout_s: PositiveFloat = _CALL_S
-    """Time limit of one call of a function above. If a measure exceeds it, its episode (or its whole group) is
-    `crashed`."""
+    """Time limit of one call of a function above; past it the episode (or the whole group) is `crashed`."""
     version: NonNegativeInt = 0
     """The functions' modules are part of a stage's identity, what they import is not: increase this when it changes."""
 
     @property
     def is_answer_alone(self) -> bool:
-        """Whether the reward is the grader's."""
         return self.weights == {ANSWER: 1.0}
 
-    @model_validator(mode="after")
-    def _names_differ(self) -> "EpisodeScoring":
+    def _complaints(self) -> Iterator[str]:
         if twice := sorted(set(self.measures) & set(self.group_measures)):
-            raise ValueError(f"group_measures: {twice[0]} is one of measures, too; choose another name")
-        return self
+            yield f"group_measures: {twice[0]} is one of measures, too; choose another name"
 
 
 _PackageName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -121,8 +114,7 @@ class SandboxLimits(StrictModel):
     call_wall_s: PositiveFloat = 60.0
     """Wall-clock time of one call, for code that waits."""
     interrupt_grace_s: PositiveFloat = 1.0
-    """Time that a call past its limit gets to end by KeyboardInterrupt, so that the session survives; then the session
-    is killed."""
+    """Time that a call past its limit gets to end by KeyboardInterrupt before the session is killed."""
     session_cpu_s: PositiveFloat = 120.0
     """CPU time of all calls of a session."""
     session_wall_s: PositiveFloat = 3600.0
@@ -138,23 +130,20 @@ class SandboxLimits(StrictModel):
     max_open_files: Annotated[int, Field(ge=16)] = 64
     """Open file descriptors."""
     max_threads: PositiveInt = 1
-    """Threads of the interpreter. Processes cannot be started at all. More than 1 cannot be limited for the superuser
-    and is refused there."""
+    """Threads of the interpreter; more than 1 is refused for the superuser. Processes cannot be started at all."""
     shown_output_bytes: Annotated[int, Field(ge=64)] = 8192
     """Output of one call that is kept, in UTF-8; what is left out between its start and its end is counted there."""
     printed_bytes: PositiveInt = 1 << 20
     """Output of one call after which it is stopped."""
 
-    @model_validator(mode="after")
-    def _limits_nest(self) -> "SandboxLimits":
+    def _complaints(self) -> Iterator[str]:
         for inner, outer in (
             ("call_cpu_s", "session_cpu_s"),
             ("call_wall_s", "session_wall_s"),
             ("shown_output_bytes", "printed_bytes"),
         ):
             if getattr(self, inner) > getattr(self, outer):
-                raise ValueError(f"{inner} is larger than {outer}: lower {inner} or raise {outer}")
-        return self
+                yield f"{inner} is larger than {outer}: lower {inner} or raise {outer}"
 
 
 class SandboxConfig(StrictModel):
@@ -166,18 +155,15 @@ class SandboxConfig(StrictModel):
     unsafe_local: bool = False
     """Has to be true for `kind: unsafe_local`."""
     packages: tuple[_PackageName, ...] = ()
-    """Installed distributions that the code may import besides the standard library; their dependencies have to be
-    named, too (`sympy` needs `mpmath`)."""
+    """Distributions that the code may import, each with its dependencies (`sympy` needs `mpmath`)."""
     limits: SandboxLimits = SandboxLimits()
 
-    @model_validator(mode="after")
-    def _isolation_is_given_up_knowingly(self) -> "SandboxConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.kind == "unsafe_local" and not self.unsafe_local:
-            raise ValueError(
+            yield (
                 "kind: unsafe_local runs the model's code with all rights of this user; "
                 "use bubblewrap, or accept that with unsafe_local: true"
             )
-        return self
 
 
 class ToolsEnvironment(StrictModel):
@@ -216,7 +202,7 @@ class CustomEnvironment(StrictModel):
     """A class of your own with the methods of `luffy.environments.Environment`."""
 
     kind: Literal["custom"]
-    factory: _Import
+    factory: ImportPath
     """`package.module:Class`, called with `options` for every episode."""
     version: NonNegativeInt = 0
     """The class's module is part of a stage's identity, what it imports is not: increase this when it changes."""
@@ -231,10 +217,8 @@ class CustomEnvironment(StrictModel):
 
 
 class VerifiersEnvironment(VerifiersPackage):
-    """An environment of the package verifiers, unchanged: it answers the policy and scores the episode.
-
-    Prompts are those of the data source `verifiers`. Their grader, `environment`, takes the environment's own reward.
-    """
+    """An environment of the package verifiers, unchanged: it answers the policy and scores the episode. Prompts are
+    those of the data source `verifiers`. Their grader, `environment`, takes the environment's own reward."""
 
     kind: Literal["verifiers"]
     calls: CallFormat = "hermes"
@@ -246,10 +230,8 @@ class VerifiersEnvironment(VerifiersPackage):
     """`reward` and the environment's reward functions can be weighed by their names."""
 
 
-SingleEnvironment = Annotated[
-    ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment,
-    Field(discriminator="kind"),
-]
+_Single = ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment
+SingleEnvironment = Annotated[_Single, Field(discriminator="kind")]
 
 
 class EnvironmentPart(StrictModel):
@@ -262,29 +244,25 @@ class EnvironmentPart(StrictModel):
 
 
 class MixtureEnvironment(StrictModel):
-    """Several environments in one run. Each prompt is played by the part that names its data source.
-
-    How many prompts of each part a step takes is `data.train: {kind: mixture}`.
-    """
+    """Several environments in one run. Each prompt is played by the part that names its data source. How many prompts
+    of each part a step takes is `data.train: {kind: mixture}`."""
 
     kind: Literal["mixture"]
-    parts: dict[_Name, EnvironmentPart] = Field(min_length=2)
+    parts: dict[Name, EnvironmentPart] = Field(min_length=2)
     limits: EpisodeLimits = EpisodeLimits()
     scoring: EpisodeScoring = EpisodeScoring()
     """Counts of a part are prefixed with its name: `tools/tool_errors: -0.1`. They weigh nothing in other parts."""
 
-    @model_validator(mode="after")
-    def _parts_are_told_apart(self) -> "MixtureEnvironment":
+    def _complaints(self) -> Iterator[str]:
         played: dict[str, str] = {}
         for name, part in self.parts.items():
             own = [field for field in ("limits", "scoring") if getattr(part.environment, field) != _DEFAULTS[field]]
             if own:
-                raise ValueError(f"parts.{name}.environment.{own[0]}: the mixture has one for all parts; move it there")
+                yield f"parts.{name}.environment.{own[0]}: the mixture has one for all parts; move it there"
             for source in part.plays:
                 if source in played:
-                    raise ValueError(f"parts.{name}.plays: {source} is played by {played[source]} already; remove one")
+                    yield f"parts.{name}.plays: {source} is played by {played[source]} already; remove one"
                 played[source] = name
-        return self
 
     @property
     def sources(self) -> dict[str, str]:
@@ -293,10 +271,7 @@ class MixtureEnvironment(StrictModel):
 
 
 _DEFAULTS: dict[str, StrictModel] = {"limits": EpisodeLimits(), "scoring": EpisodeScoring()}
-EnvironmentConfig = Annotated[
-    ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment | MixtureEnvironment,
-    Field(discriminator="kind"),
-]
+EnvironmentConfig = Annotated[_Single | MixtureEnvironment, Field(discriminator="kind")]
 
 
 def single_environments(environment: EnvironmentConfig | None) -> list[SingleEnvironment]:

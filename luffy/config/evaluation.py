@@ -1,21 +1,21 @@
 """How checkpoints are evaluated, and held-out accuracy is measured while a stage trains (`sft.validation`)."""
 
-import difflib
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 
 from luffy.config.grading import GraderKind, GradingConfig
-from luffy.config.strict import StrictModel
+from luffy.config.strict import Fraction, PositiveShare, StrictModel
+from luffy.config.yaml_source import nearest
 
 TEMPLATES = ("own", "qwen_math", "qwen_boxed", "r1_zero", "luffy_think", "prime", "none")
 QUESTION_SLOT = "{question}"
 
 
-def _checked_template(template: str) -> str:
+def _checked(template: str) -> str:
     if template not in TEMPLATES and template.count(QUESTION_SLOT) != 1:
         raise ValueError(
             f"must be one of {', '.join(TEMPLATES)}, a text with {QUESTION_SLOT} once, or the path of a file with such "
@@ -29,9 +29,8 @@ def template_label(template: str) -> str:
     return template if template in TEMPLATES else f"own {hashlib.sha256(template.encode()).hexdigest()[:8]}"
 
 
-Template = Annotated[str, AfterValidator(_checked_template)]
-"""A name, or the text itself, with `{question}` where the question goes. In a file of an experiment also the path of a
-file with the text (`luffy.config.load`)."""
+Template = Annotated[str, AfterValidator(_checked)]
+"""A name, or a text with `{question}`. In an experiment's file also the path of such a text (`luffy.config.load`)."""
 VALIDATION = "validation"
 """What `evaluation.only` calls the prompts that `data.validation_prompts` holds out."""
 StopText = Annotated[str, Field(min_length=1)]
@@ -41,18 +40,16 @@ class DecodingConfig(StrictModel):
     """One way of decoding; temperature 0 is greedy."""
 
     temperature: NonNegativeFloat
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_p: PositiveShare = 1.0
     """Nucleus sampling: only the likeliest tokens that together have this probability are sampled."""
     num_samples: PositiveInt = 1
     """Responses per problem; accuracy is their mean (avg@k)."""
 
-    @model_validator(mode="after")
-    def _greedy_once(self) -> "DecodingConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.is_greedy and self.num_samples > 1:
-            raise ValueError("greedy decoding gives the same response each time; set num_samples: 1")
+            yield "greedy decoding gives the same response each time; set num_samples: 1"
         if self.is_greedy and self.top_p < 1:
-            raise ValueError(f"top_p {self.top_p} has no effect on greedy decoding (temperature 0); remove it")
-        return self
+            yield f"top_p {self.top_p} has no effect on greedy decoding (temperature 0); remove it"
 
     @property
     def is_greedy(self) -> bool:
@@ -95,36 +92,30 @@ class EvaluationConfig(StrictModel):
     max_response_tokens: PositiveInt
     template: Template = "own"
     """How a problem becomes a prompt: `own` is the model's chat template over the data's messages, any other a fixed
-    text around the question alone: one of `luffy.data.prompt_templates` by name, or your own with `{question}` in it,
-    written here or in a file whose path is given."""
+    text around the question: one of `luffy.data.prompt_templates`, or your own with `{question}`, here or in a file."""
     stop: tuple[StopText, ...] = ()
     """Texts that end a response (they stay in it), besides those of the template."""
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
     """Overrides by suite name."""
     only: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Suites to evaluate; `validation` names the prompts that `data.validation_prompts` holds out of training. None:
-    all of `data.suites`."""
+    """Suites to evaluate, or `validation`: the prompts of `data.validation_prompts`. None: all of `data.suites`."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
     """What generates the responses: the embedded engine, vLLM (`pip install 'luffy-rl[vllm]'`), or the servers of
     `execution.server`: vLLM's, which are given each checkpoint's weights, or those that serve `model.endpoint`."""
-    confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+    confidence: Fraction = 0.95
     """Level of the intervals."""
 
-    @model_validator(mode="after")
-    def _samples_are_drawn(self) -> "EvaluationConfig":
+    def _complaints(self) -> Iterator[str]:
         sampled = [name for name, suite in self.suites.items() if suite.num_samples is not None]
         if sampled and all(decoding.is_greedy for decoding in self.decodings.values()):
-            raise ValueError(
+            yield (
                 f"suites.{sampled[0]}.num_samples has no effect: every decoding is greedy; remove it or add a decoding "
                 "with a temperature"
             )
-        return self
 
     def protocol(self, suite: str, decoding: str) -> SuiteProtocol:
         """The resolved settings of a suite under a decoding, both by name."""
-        how, own = self.decodings[decoding], self.suites.get(suite)
-        if own is None:
-            return SuiteProtocol(how.temperature, how.top_p, how.num_samples, self.template, self.stop, None)
+        how, own = self.decodings[decoding], self.suites.get(suite, SuiteConfig())
         return SuiteProtocol(
             how.temperature,
             how.top_p,
@@ -135,12 +126,10 @@ class EvaluationConfig(StrictModel):
         )
 
     def template_of(self, suite: str) -> Template:
-        """Prompt template of the suite, under every decoding."""
         return self.protocol(suite, next(iter(self.decodings))).template
 
     @property
     def own_graders(self) -> tuple[GraderKind, ...]:
-        """Graders that single suites set for themselves."""
         return tuple(suite.grader for suite in self.suites.values() if suite.grader is not None)
 
 
@@ -154,8 +143,8 @@ class KeepBestConfig(StrictModel):
     """Which measured weights become the stage's result, instead of the last ones."""
 
     metric: str = "accuracy"
-    """`accuracy` is the mean over suites; `SUITE/accuracy`, `SUITE/truncated_share` and `SUITE/mean_tokens` are those
-    of one suite. Among equal values the earliest step wins."""
+    """`accuracy`, the mean over suites; of one suite `SUITE/accuracy`, `SUITE/truncated_share` or `SUITE/mean_tokens`.
+    Among equal values the earliest step wins."""
     mode: Literal["max", "min"] = "max"
 
 
@@ -183,52 +172,39 @@ class ValidationConfig(StrictModel):
     patience: PositiveInt | None = None
     """End the stage after this many measurements in a row without a new best; None: train to the last step."""
 
-    @model_validator(mode="after")
-    def _has_problems(self) -> "ValidationConfig":
+    def _complaints(self) -> Iterator[str]:
         if (self.source is None) == (not self.suites):
-            raise ValueError("give exactly one of source: validation and suites: [NAME, ...]")
+            yield "give exactly one of source: validation and suites: [NAME, ...]"
         if len(set(self.suites)) < len(self.suites):
-            raise ValueError("suites: give each name once")
-        return self
-
-    @model_validator(mode="after")
-    def _best_is_measured(self) -> "ValidationConfig":
+            yield "suites: give each name once"
         if self.keep_best is None:
             if self.patience is not None:
-                raise ValueError("patience needs keep_best, which defines what has to improve; add keep_best: {}")
-            return self
+                yield "patience needs keep_best, which defines what has to improve; add keep_best: {}"
+            return
         known = ["accuracy", *(f"{suite}/{measure}" for suite in self.names for measure in MEASURES)]
         if self.keep_best.metric not in known:
-            raise ValueError(f"keep_best.metric: {self.keep_best.metric} is not measured; use {', '.join(known)}")
-        return self
+            yield f"keep_best.metric: {self.keep_best.metric} is not measured; use {', '.join(known)}"
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the suites as metrics have them."""
         return self.suites or (VALIDATION,)
 
-    def check(self, steps: int | None, num_set_apart: int, known_suites: Collection[str]) -> None:
-        """Raise ValueError for a measurement that the rest of the experiment leaves without problems or steps.
-
-        `steps` is None if only the data determines it.
-        """
+    def complaints_beside(self, steps: int | None, num_set_apart: int, known_suites: Collection[str]) -> Iterator[str]:
+        """Measurements that the rest of the experiment leaves without problems or steps. `steps` is None if only the
+        data determines it."""
         if self.source is not None and not num_set_apart:
-            raise ValueError(
-                "source: validation is empty; set data.validation_prompts, the number of training prompts set apart"
-            )
+            yield "source: validation is empty; set data.validation_prompts, the number of training prompts set apart"
         for name in self.suites:
             if name not in known_suites:
-                close = difflib.get_close_matches(name, known_suites, n=1, cutoff=0.5)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise ValueError(
-                    f"suites: no suite is called {name}{hint}; those of data.suites are {', '.join(known_suites)}"
-                )
-        self.check_length(steps)
+                hint = nearest(name, known_suites, cutoff=0.5)
+                yield f"suites: no suite is called {name}{hint}; those of data.suites are {', '.join(known_suites)}"
+        if steps is not None and (complaint := self.complaint_about_length(steps)):
+            yield complaint
 
-    def check_length(self, steps: int | None) -> None:
-        """Raise ValueError if training is too short for a measurement between the first and the last step."""
-        if steps is not None and self.every > steps:
-            raise ValueError(f"every {self.every} is above the stage's {steps} steps; lower it")
+    def complaint_about_length(self, steps: int) -> str | None:
+        """None: a stage of so many steps has a measurement between the first and the last."""
+        return f"every {self.every} is above the stage's {steps} steps; lower it" if self.every > steps else None
 
     def spelled_out(
         self, evaluation: EvaluationConfig | None, grading: GradingConfig, max_response_tokens: int

@@ -1,6 +1,7 @@
 """Settings that must not change a result, so they are never part of a stage's identity."""
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -11,11 +12,10 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
 from luffy.config.stage_kinds import StageName
-from luffy.config.strict import StrictModel
+from luffy.config.strict import PositiveShare, StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
 """vLLM samples at this temperature when a request has a lower one that is not 0."""
@@ -45,7 +45,7 @@ class VLLMConfig(StrictModel):
     `tensor_parallel_size` GPUs of this machine. RL has its own number of engines, `ray.engines`."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs per engine; must divide the model's number of attention heads."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    gpu_memory_utilization: PositiveShare = 0.9
     """Share of each GPU's memory for weights and KV cache."""
     cpu_kv_cache_gb: PositiveFloat | None = None
     """Memory of the KV cache in GiB on machines without a GPU; None: enough for `max_num_seqs` sequences of full
@@ -55,8 +55,7 @@ class VLLMConfig(StrictModel):
     max_num_batched_tokens: PositiveInt | None = None
     """Tokens of one engine step; None: vLLM's own choice."""
     enforce_eager: bool = False
-    """Start without compiling the model and capturing CUDA graphs: up to a minute sooner, and slower at each token.
-    Without a GPU vLLM always runs so."""
+    """No compilation, no CUDA graphs: starts up to a minute sooner, slower at each token. Always so without a GPU."""
 
 
 class RayConfig(StrictModel):
@@ -96,8 +95,7 @@ class ServerConfig(StrictModel):
     `model.endpoint`, any server of OpenAI's protocol (`luffy/rollout/text_endpoint.py`)."""
 
     urls: tuple[Annotated[str, AfterValidator(_checked)], ...] = ()
-    """One per server: `http://host:8000`, with or without the `/v1` of OpenAI's clients, or with any other path that
-    serves `/chat/completions` or `/completions`."""
+    """`http://host:8000`, without path, with `/v1` or another that serves `/chat/completions` or `/completions`."""
     api_key_variable: str = "OPENAI_API_KEY"
     """The environment variable that holds the API key for all of them."""
     connect_timeout_s: PositiveFloat = 10.0
@@ -109,11 +107,9 @@ class ServerConfig(StrictModel):
     concurrency: PositiveInt = 256
     """Concurrent requests to a server; ideally the `--max-num-seqs` that it was started with."""
 
-    @model_validator(mode="after")
-    def _distinct(self) -> "ServerConfig":
+    def _complaints(self) -> Iterator[str]:
         if len(set(self.roots)) < len(self.urls):
-            raise ValueError("urls: give each server once")
-        return self
+            yield "urls: give each server once"
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -166,18 +162,15 @@ class ExecutionConfig(StrictModel):
     """CPU threads of a stage; None: torch's default. It can change only the last bits of floats."""
     cpu_instructions: Literal["native", "avx2"] = "native"
     """Instructions of torch's CPU kernels. `native` are the fastest, and round differently from one kind of CPU to
-    another; `avx2` rounds in the same way on every Intel CPU that has AVX2, with the embedded engine and `cluster:
-    local`."""
+    another; `avx2` rounds alike on every Intel CPU that has AVX2, with the embedded engine and `cluster: local`."""
     max_logp_gap: PositiveFloat | None = None
-    """Ends RL when the log-probabilities of engine and trainer differ by more on a step's sampled tokens (mean, nats);
-    None: no bound."""
+    """Ends RL when engine and trainer differ by more on a step's sampled tokens (mean, nats); None: no bound."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()
     server: ServerConfig = ServerConfig()
     teachers: dict[str, ServerConfig] = Field(default_factory=dict)
-    """Where the teachers of `synthesize` that have an endpoint are served, by the teacher's name. A variable given as
-    `api_key_variable` must be set."""
+    """Where endpoints of `synthesize.teachers` are served, by teacher; a given `api_key_variable` must be set."""
     rl_teacher: ServerConfig = ServerConfig()
     """vLLM servers of the teacher `rl.teacher: {kind: served}`."""
     gpus: NonNegativeInt | None = None
@@ -196,16 +189,14 @@ class ExecutionConfig(StrictModel):
     """Time that a stage has after SIGTERM to finish its step and write a checkpoint; then it is ended at once. Keep it
     below what the scheduler grants (30 s by default under Slurm and Kubernetes)."""
     parallel_stages: PositiveInt | None = None
-    """Most stages of a run at the same time (an evaluation next to training, say); None: as many as fit this machine's
-    GPUs, or its cores if it has no GPU."""
+    """Most stages of a run at the same time; None: as many as fit this machine's GPUs, or its cores without one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @model_validator(mode="after")
-    def _effective(self) -> "ExecutionConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.offload_optimizer and self.zero_stage == 0:
-            raise ValueError("offload_optimizer has no effect with zero_stage: 0; use 1, 2 or 3")
+            yield "offload_optimizer has no effect with zero_stage: 0; use 1, 2 or 3"
         if self.offload_parameters and self.zero_stage < 3:
-            raise ValueError(
+            yield (
                 f"offload_parameters has no effect with zero_stage: {self.zero_stage}, which keeps whole weights on "
                 "each rank; use 3"
             )
@@ -217,30 +208,29 @@ class ExecutionConfig(StrictModel):
             "cpu_instructions: avx2": self.cpu_instructions == "avx2",
         }
         if self.compile and (clashing := [setting for setting, is_set in uncompiled.items() if is_set]):
-            raise ValueError(f"compile: true does not support {clashing[0]}; use compile: false or another setting")
+            yield f"compile: true does not support {clashing[0]}; use compile: false or another setting"
         if self.ray.trainer_ranks % self.sequence_parallel:
-            raise ValueError(
+            yield (
                 f"sequence_parallel: {self.sequence_parallel} does not divide ray.trainer_ranks: "
                 f"{self.ray.trainer_ranks}, the ranks of cluster: ray that share sequences; set ray.trainer_ranks to a "
                 "multiple of it"
             )
         if self.sequence_parallel > 1 and self.attention != "sdpa":
-            raise ValueError(
+            yield (
                 f"sequence_parallel: {self.sequence_parallel} does not support attention: {self.attention}; use sdpa"
             )
         if self.ray.placement == "colocated" and (
             self.ray.engines != self.ray.trainer_ranks or self.vllm.tensor_parallel_size > 1
         ):
-            raise ValueError(
+            yield (
                 f"ray.placement: colocated puts one engine beside each trainer rank: set ray.engines to "
                 f"{self.ray.trainer_ranks} and vllm.tensor_parallel_size to 1, or use disaggregated"
             )
         if self.ray.placement == "colocated" and self.ray.weight_transfer == "broadcast":
-            raise ValueError(
+            yield (
                 "ray.weight_transfer: broadcast needs engines on GPUs of their own (NCCL takes one process per GPU), "
                 "and ray.placement: colocated puts them on the ranks' GPUs; use object_store or disaggregated"
             )
-        return self
 
 
 class TrackingConfig(StrictModel):

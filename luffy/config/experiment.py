@@ -1,10 +1,10 @@
 """The configuration of a whole experiment, one YAML file in `exp_configs/`, and the stages of its chain."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
+from pydantic import NonNegativeInt, ValidationInfo, field_validator
 
 from luffy.config.answers import DifficultyConfig, ExpertIterationConfig, SampleConfig, SynthesizeConfig
 from luffy.config.data import DataConfig
@@ -14,16 +14,16 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.rules import check_sections, place_difficulty
+from luffy.config.rules import broken_rules, place_difficulty
 from luffy.config.stage_kinds import StageName
-from luffy.config.strict import StrictModel
+from luffy.config.strict import RunName, StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
 
 class ExperimentConfig(StrictModel):
     """The complete configuration of a run."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    name: RunName
     """Names the runs (`<name>-1`, `<name>-2`, ...)."""
     chain: str | None = None
     """The file in `exp_configs/chains/` that set `stages`; None: the experiment itself."""
@@ -34,8 +34,7 @@ class ExperimentConfig(StrictModel):
     synthesize: SynthesizeConfig | None = None
     """Teachers that answer training prompts; None: traces come from `data.train` alone."""
     stages: tuple[StageName, ...]
-    """The stages of the chain, in order. The sections `difficulty` and `synthesize` add the stages of these names in
-    their places."""
+    """The stages of the chain, in order; the sections `difficulty` and `synthesize` add those of their names."""
     cluster: Literal["local", "ray"] = "local"
     """Where RL runs: `local` in one process, which trains and generates in turn; `ray` with DeepSpeed ranks and vLLM
     engines as Ray actors, on one machine or many."""
@@ -71,11 +70,6 @@ class ExperimentConfig(StrictModel):
         return self.difficulty.spelled_out(self.rl, self.cluster)
 
     @property
-    def measured_policy(self) -> Literal["base", "sft"] | None:
-        """The policy whose pass rates select RL's prompts; None: there is no selection."""
-        return self.measured_difficulty.policy if self.measured_difficulty is not None else None
-
-    @property
     def sampled_traces(self) -> SampleConfig | None:
         """The section `sample` with its defaults taken from other sections; None: the policy makes no traces."""
         if self.sample is None or "sample" not in self.stages:
@@ -96,10 +90,8 @@ class ExperimentConfig(StrictModel):
             stages = (*stages[:place], "synthesize", *stages[place:])
         return stages
 
-    @model_validator(mode="after")
-    def _sections_agree(self) -> "ExperimentConfig":
-        check_sections(self)
-        return self
+    def _complaints(self) -> Iterator[str]:
+        yield from broken_rules(self)
 
 
 @dataclass(frozen=True, slots=True)

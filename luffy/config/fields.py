@@ -5,13 +5,13 @@
 
 import json
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.strict import field_docs
@@ -45,15 +45,13 @@ class ConfigField:
 def all_fields(prefix: str = "") -> list[ConfigField]:
     """`prefix` and every field below it, parents first; every field without a prefix."""
     wanted = prefix.split(".") if prefix else []
-
-    def is_covered(path: str) -> bool:
-        parts = path.split(".")[: len(wanted)]
-        return len(parts) == len(wanted) and all(
-            part in (want, _NAME) for part, want in zip(parts, wanted, strict=True)
-        )
-
     found = {field.path: field for field in _walk(ExperimentConfig, "", ())}
-    return [field for path, field in found.items() if is_covered(path)]
+    return [
+        field
+        for path, field in found.items()
+        if len(parts := path.split(".")) >= len(wanted)
+        and all(part in (want, _NAME) for part, want in zip(parts, wanted, strict=False))
+    ]
 
 
 def children_of(path: str) -> list[ConfigField]:
@@ -109,7 +107,6 @@ def members(annotation: Any) -> list[Any]:
 
 
 def is_model(member: Any) -> TypeGuard[type[BaseModel]]:
-    """Whether a branch is a configuration class."""
     return isinstance(member, type) and issubclass(member, BaseModel)
 
 
@@ -140,7 +137,7 @@ def _field(path: str, info: FieldInfo, model: type[BaseModel]) -> ConfigField:
     return ConfigField(
         path=path,
         type=_type_words(info.annotation),
-        default=None if default is PydanticUndefined else json.dumps(default, default=_plain),
+        default=None if default is PydanticUndefined else json.dumps(to_jsonable_python(default)),
         model=model,
         is_section=bool(_sections(info.annotation)),
     )
@@ -161,13 +158,6 @@ def _type_words(annotation: Any) -> str:
         else:
             words.append(_WORDS.get(branch, "value"))
     return " | ".join(dict.fromkeys(words))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    assert isinstance(value, Iterable)
-    return list(value)
 
 
 def _yaml_word(value: object) -> str:

@@ -3,11 +3,12 @@
 A kind is written as a mapping with its settings, or by its name alone where it needs none: `kind: math_strict`.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from luffy.config.strict import NOT_IDENTITY, StrictModel
+from luffy.config.strict import NOT_IDENTITY, ImportPath, Name, StrictModel
 
 Boxed = Literal["required", "preferred"]
 
@@ -22,10 +23,8 @@ class MathGrader(StrictModel):
 
 
 class StrictMathGrader(StrictModel):
-    """A second, independent judgement of equality in the manner of Dr.GRPO's grader (arXiv 2503.20783).
-
-    Boxed answers only: normalised text, then exact numbers, then `simplify(a - b) == 0`; no tolerance.
-    """
+    """A second, independent judgement of equality in the manner of Dr.GRPO's grader (arXiv 2503.20783). Boxed answers
+    only: normalised text, then exact numbers, then `simplify(a - b) == 0`; no tolerance."""
 
     kind: Literal["math_strict"] = "math_strict"
 
@@ -67,7 +66,7 @@ class CustomGrader(StrictModel):
     """
 
     kind: Literal["custom"] = "custom"
-    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    function: ImportPath
     """`package.module:function`, importable from the working directory or the environment."""
     version: NonNegativeInt = 0
     """The function's module is part of a stage's identity, what it imports is not: increase this when it changes."""
@@ -130,32 +129,25 @@ class JudgeGrader(StrictModel):
     """Further attempts after a failure or a reply without a verdict."""
     parallel: Annotated[PositiveInt, NOT_IDENTITY] = 8
     """Requests in flight for each process that grades (`execution.data_workers` while data is prepared). Like
-    `api_key_variable` it changes no verdict and is not part of a stage's identity; `url` is, since another endpoint may
-    serve another model under the same name."""
+    `api_key_variable` no part of a stage's identity; `url` is, since it may serve another model of the same name."""
 
-    @model_validator(mode="after")
-    def _prompt_shows_both(self) -> "JudgeGrader":
+    def _complaints(self) -> Iterator[str]:
         missing = [name for name in ("{reference}", "{answer}") if name not in self.prompt]
         if missing:
-            raise ValueError(f"prompt must contain {' and '.join(missing)}")
-        return self
+            yield f"prompt must contain {' and '.join(missing)}"
 
 
 class AnyGrader(StrictModel):
-    """Correct if any grader accepts the answer; the reward is the highest.
-
-    Where none accepts it and a judge among them cannot be reached, there is no verdict.
-    """
+    """Correct if any grader accepts the answer; the reward is the highest. Where none accepts it and a judge among them
+    cannot be reached, there is no verdict."""
 
     kind: Literal["any"] = "any"
     of: tuple["GraderKind", ...] = Field(min_length=2)
 
 
 class BothGrader(StrictModel):
-    """Correct if all graders accept the answer; the reward is the lowest.
-
-    Where none rejects it and a judge among them cannot be reached, there is no verdict.
-    """
+    """Correct if all graders accept the answer; the reward is the lowest. Where none rejects it and a judge among them
+    cannot be reached, there is no verdict."""
 
     kind: Literal["both"] = "both"
     of: tuple["GraderKind", ...] = Field(min_length=2)
@@ -169,10 +161,8 @@ class WeightedPart(StrictModel):
 
 
 class WeightedGrader(StrictModel):
-    """The reward is the weighted sum; the outcome and the answer are those of the first part.
-
-    Where a judge among the parts cannot be reached, there is no verdict.
-    """
+    """The reward is the weighted sum; the outcome and the answer are those of the first part. Where a judge among the
+    parts cannot be reached, there is no verdict."""
 
     kind: Literal["weighted"] = "weighted"
     parts: tuple[WeightedPart, ...] = Field(min_length=1)
@@ -187,24 +177,9 @@ def _mapping(value: object) -> object:
     return {name: tuple(entry) if isinstance(entry, list) else entry for name, entry in value.items()}
 
 
-GraderKind = Annotated[
-    Annotated[
-        MathGrader
-        | StrictMathGrader
-        | ChoiceGrader
-        | ExactGrader
-        | FormatGrader
-        | CustomGrader
-        | MeasureGrader
-        | ReasoningGymGrader
-        | JudgeGrader
-        | AnyGrader
-        | BothGrader
-        | WeightedGrader,
-        Field(discriminator="kind"),
-    ],
-    BeforeValidator(_mapping),
-]
+_OfText = MathGrader | StrictMathGrader | ChoiceGrader | ExactGrader | FormatGrader | CustomGrader
+_Other = MeasureGrader | ReasoningGymGrader | JudgeGrader | AnyGrader | BothGrader | WeightedGrader
+GraderKind = Annotated[Annotated[_OfText | _Other, Field(discriminator="kind")], BeforeValidator(_mapping)]
 for _model in (AnyGrader, BothGrader, WeightedPart, WeightedGrader):
     _model.model_rebuild()
 
@@ -216,28 +191,24 @@ PLAIN_KINDS: dict[str, GraderKind] = {
     "environment": MeasureGrader(),
 }
 """Graders that a row may name in `reward_model.style` without an entry in `grading.named`."""
-_Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class GradingConfig(StrictModel):
     """Grading in killable worker processes."""
 
     timeout_s: PositiveFloat = 5.0
-    """Time limit of one verification; after it the worker is killed and the answer is `timed_out`. It is wall-clock
-    time, without pauses in which shorter work overtakes it. Within a run a pair of texts that timed out stays timed
-    out, also after a resume."""
+    """Time limit of one verification (wall-clock, without pauses for shorter work); after it the worker is killed and
+    the answer is `timed_out`. Within a run a pair of texts that timed out stays so, also after a resume."""
     kind: GraderKind = MathGrader()
     """Grades every problem that names no grader."""
-    named: dict[_Name, GraderKind] = Field(default_factory=dict)
+    named: dict[Name, GraderKind] = Field(default_factory=dict)
     """Further graders, which rows may name in `reward_model.style` like `math`, `math_strict`, `choice`, `exact` and
     `environment` (the reward of an environment that scores its episodes)."""
 
-    @model_validator(mode="after")
-    def _names_are_new(self) -> "GradingConfig":
+    def _complaints(self) -> Iterator[str]:
         taken = sorted(set(self.named) & {*PLAIN_KINDS, "rule", "model"})
         if taken:
-            raise ValueError(f"named: {', '.join(taken)} already has a meaning; choose another name")
-        return self
+            yield f"named: {', '.join(taken)} already has a meaning; choose another name"
 
     def grader(self, name: str | None) -> GraderKind:
         """The grader of that name, the default for None; KeyError for an unknown name."""
@@ -245,5 +216,4 @@ class GradingConfig(StrictModel):
 
     @property
     def names(self) -> list[str]:
-        """Names that a row may use."""
         return sorted({*PLAIN_KINDS, *self.named})

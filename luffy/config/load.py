@@ -5,12 +5,12 @@ sets itself also hold under another preset. Mappings merge key by key, lists rep
 replaces the old one. `null` removes a suite, or another entry whose name the user chose. An override may name an
 element of a list (`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
 
-Before anything is validated, `{kind: recipe, name: gsm8k}` becomes the source that the recipe describes, with the lines
-of its file, and `evaluation.template: PATH` the text of that file: so the text is in the settings, and in every
-identity that depends on it; the path is not.
+Before validation, `{kind: recipe, name: gsm8k}` becomes the source that the recipe describes, with the lines of its
+file, and `evaluation.template: PATH` the text of that file, which so is in the settings and in their identity.
 """
 
 import difflib
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,13 +28,12 @@ from luffy.config.shipped import (
     experiment_file,
     folder_of_origin,
     named_file,
-    nearest,
     preset_file,
     recipe_file,
     recipe_names,
 )
 from luffy.config.validation_errors import explain
-from luffy.config.yaml_source import KeyPath, Value, child, element_index, key_paths, parse_scalar, read_yaml
+from luffy.config.yaml_source import KeyPath, Value, child, element_index, key_paths, nearest, parse_scalar, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import refuse_special
 from luffy.json_text import MAX_DEPTH
@@ -71,7 +70,7 @@ _MAX_SHOWN = 60
 """Characters of a value that an error shows."""
 _KEPT = ("author", "max_rows", "only")
 """Values of the experiment that override a recipe."""
-RECIPE_KEYS = ("kind", "name", "path", "file", *_KEPT)
+_RECIPE_KEYS = ("kind", "name", "path", "file", *_KEPT)
 _HUB_ONLY = ("path", "name", "split", "revision")
 
 
@@ -133,27 +132,6 @@ class Override:
     value: Value
     origin: str
 
-    def leads_into_a_list(self, values: Value) -> bool:
-        """Whether a parent of the key is a list in `values`, so that the key addresses one of its elements."""
-        for key in self.path[:-1]:
-            values = child(values, key)
-            if isinstance(values, list):
-                return True
-        return False
-
-    def as_layer(self) -> Layer:
-        above = {self.path[: depth + 1]: self.origin for depth in range(len(self.path))}
-        return Layer(_nested(self.path, self.value), {**above, **self._origins_below(self.path)})
-
-    def applied_to(self, layer: Layer) -> Layer:
-        """`layer` with the element of the list changed; ConfigError where the list has no such element."""
-        values, path = _set(layer.values, self.path, (), self)
-        assert isinstance(values, dict)
-        return Layer(values, {**layer.origins, path: self.origin, **self._origins_below(path)})
-
-    def _origins_below(self, path: KeyPath) -> dict[KeyPath, str]:
-        return dict.fromkeys(key_paths(self.value, path), self.origin)
-
 
 def load_experiment(
     path: Path | str, overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
@@ -176,23 +154,12 @@ def resolve_experiment(
     return _resolve(own, parse_overrides(overrides, given_at), file)
 
 
-def experiment_of_values(values: dict[str, Value], *, given_at: str) -> ExperimentConfig:
-    """The experiment that a file with these `values` and without `extends` would describe.
-
-    Paths of presets are relative to the working directory. Raises ConfigError with one line for each mistake; where it
-    stands is `given_at`.
-    """
-    layer = Layer(values, dict.fromkeys(key_paths(values), given_at))
-    return _resolve(layer, [], Path(given_at)).config
-
-
 def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     """The mapping in `path` and in what it extends, with `overrides` applied; and the origin of each of its keys."""
     own = _read_with_extends(path, ())
     command_line, of_elements = _split_overrides(parse_overrides(overrides, _COMMAND_LINE), own)
     layer = command_line.over(own)
-    for override in of_elements:
-        layer = override.applied_to(layer)
+    layer = _with_elements(layer, of_elements)
     return layer.values, layer.origins
 
 
@@ -222,9 +189,7 @@ def _resolve(own: Layer, overrides: Sequence[Override], path: Path) -> ResolvedE
     chain, method = _presets(own, named, path)
     presets = method.over(chain)
     command_line, of_elements = _split_overrides(overrides, own.over(presets))
-    merged = command_line.over(own).over(presets)
-    for override in of_elements:
-        merged = override.applied_to(merged)
+    merged = _with_elements(command_line.over(own).over(presets), of_elements)
     resolve_recipes(merged.values, merged.origins, default_where=str(path))
     _resolve_template_files(merged.values, merged.origins, default_where=str(path))
     try:
@@ -233,16 +198,19 @@ def _resolve(own: Layer, overrides: Sequence[Override], path: Path) -> ResolvedE
         raise ConfigError(
             explain(error, ExperimentConfig, merged.origins, default_where=str(path), values=merged.values)
         ) from None
-    if named.preset_name("method") is not None:
-        _refuse_unused_method(config, method, named.origins["method",])
+    # An override that chooses RL's method in a chain without RL; a file may inherit a method and change its chain.
+    is_rl_alone = method.values.keys() <= {"chain", "objective", "rl"}
+    if named.preset_name("method") is not None and "rl" not in config.stages and is_rl_alone:
+        raise ConfigError(
+            f"{named.origins['method',]}: method: {config.method} has no effect without the stage rl, and the stages "
+            f"are {', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
+        )
     return ResolvedExperiment(config, merged.values, merged.origins)
 
 
 def _presets(own: Layer, command_line: Layer, path: Path) -> tuple[Layer, Layer]:
-    """The presets of chain and method.
-
-    A method may name its chain (sft) and a chain its method (sft_then_luffy); what is named nearer to the user wins.
-    """
+    """The presets of chain and method. A method may name its chain (sft) and a chain its method (sft_then_luffy); what
+    is named nearer to the user wins."""
     top = command_line.over(own)
     method = _preset("methods", top.preset_name("method"), path, top.origins.get(("method",)))
     layers = (command_line, method, own) if command_line.preset_name("method") else (top, method)
@@ -251,15 +219,6 @@ def _presets(own: Layer, command_line: Layer, path: Path) -> tuple[Layer, Layer]
     if top.preset_name("method") is None and chain.preset_name("method") is not None:
         method = _preset("methods", chain.preset_name("method"), path)
     return chain, method
-
-
-def _refuse_unused_method(config: ExperimentConfig, method: Layer, where: str) -> None:
-    """A method that an override chooses for RL, in a chain without RL; a file may inherit one and change its chain."""
-    if "rl" not in config.stages and method.values.keys() <= {"chain", "objective", "rl"}:
-        raise ConfigError(
-            f"{where}: method: {config.method} has no effect without the stage rl, and the stages are "
-            f"{', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
-        )
 
 
 def _read_with_extends(path: Path, seen: tuple[Path, ...]) -> Layer:
@@ -288,49 +247,59 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | N
                 f"{where or experiment}: {kind.removesuffix('s')}: {name}: no such file; "
                 f"give a path from {start.resolve()}, or a shipped name: {', '.join(names)}"
             )
-        return _read_with_extends(file, ())
-    file = preset_file(kind, name)
-    if file is None:
+    elif (file := preset_file(kind, name)) is None:
         raise ConfigError(
-            f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/;{nearest(name, names)} "
-            f"there are {', '.join(names)} (or give the path of a .yaml file)"
+            f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/; "
+            f"{nearest(name, names, 'did you mean {!r}? ')}there are {', '.join(names)} (or give the path of a .yaml "
+            "file)"
         )
     return _read_with_extends(file, ())
 
 
 def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
     """Parse `key.path=value` texts, the values in YAML."""
-    return [_parse_override(text, origin) for text in overrides]
-
-
-def _parse_override(text: str, origin: str) -> Override:
-    key, separator, value = text.partition("=")
-    path = tuple(key.strip().split("."))
-    if not separator or not all(path):
-        raise ConfigError(f"{origin}: {text!r} is not of the form key.path=value (e.g. rl.steps=50)")
-    if len(path) > MAX_DEPTH:
-        raise ConfigError(f"{origin}: {key[:40]}...: a key of {len(path)} parts; at most {MAX_DEPTH} are read")
-    if path == ("extends",):
-        raise ConfigError(f"{origin}: extends cannot be overridden; give the other file in place of this one")
-    try:
-        return Override(path, parse_scalar(value), origin)
-    except YAMLError as error:
-        reason = f" ({error.problem})" if isinstance(error, MarkedYAMLError) else ""
-        shown = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."
-        raise ConfigError(
-            f"{origin}: {key}: {shown!r} is not valid YAML{reason}; quote it or close its brackets"
-        ) from None
+    parsed = []
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        path = tuple(key.strip().split("."))
+        if not separator or not all(path):
+            raise ConfigError(f"{origin}: {text!r} is not of the form key.path=value (e.g. rl.steps=50)")
+        if len(path) > MAX_DEPTH:
+            raise ConfigError(f"{origin}: {key[:40]}...: a key of {len(path)} parts; at most {MAX_DEPTH} are read")
+        if path == ("extends",):
+            raise ConfigError(f"{origin}: extends cannot be overridden; give the other file in place of this one")
+        try:
+            parsed.append(Override(path, parse_scalar(value), origin))
+        except YAMLError as error:
+            reason = f" ({error.problem})" if isinstance(error, MarkedYAMLError) else ""
+            shown = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}..."
+            raise ConfigError(
+                f"{origin}: {key}: {shown!r} is not valid YAML{reason}; quote it or close its brackets"
+            ) from None
+    return parsed
 
 
 def _split_overrides(overrides: Iterable[Override], below: Layer) -> tuple[Layer, list[Override]]:
     """One layer of the overrides of mappings, and those of elements of lists, which are applied after the merge."""
     layer, of_elements = Layer(), list[Override]()
     for override in overrides:
-        if override.leads_into_a_list(below.values) or override.leads_into_a_list(layer.values):
+        path, value, origin = override.path, override.value, override.origin
+        above = [path[:depth] for depth in range(1, len(path) + 1)]
+        if any(isinstance(_at(each.values, key), list) for each in (below, layer) for key in above[:-1]):
             of_elements.append(override)
         else:
-            layer = override.as_layer().over(layer)
+            layer = Layer(_nested(path, value), dict.fromkeys([*above, *key_paths(value, path)], origin)).over(layer)
     return layer, of_elements
+
+
+def _with_elements(layer: Layer, overrides: Sequence[Override]) -> Layer:
+    """`layer` with elements of its lists changed; ConfigError where a list has no such element."""
+    for each in overrides:
+        values, path = _set(layer.values, each.path, (), each)
+        assert isinstance(values, dict)
+        below = dict.fromkeys(key_paths(each.value, path), each.origin)
+        layer = Layer(values, {**layer.origins, path: each.origin, **below})
+    return layer
 
 
 def _merge(lower: dict[str, Value], upper: dict[str, Value]) -> dict[str, Value]:
@@ -342,6 +311,15 @@ def _merge(lower: dict[str, Value], upper: dict[str, Value]) -> dict[str, Value]
         below = lower.get(key)
         merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
+
+
+def _without(values: dict[str, Value], path: KeyPath) -> dict[str, Value]:
+    """A copy of `values` without the entry at `path`, which need not be there."""
+    name, *below = path
+    if not below:
+        return {key: value for key, value in values.items() if key != name}
+    inner = values.get(name)
+    return {**values, name: _without(inner, tuple(below))} if isinstance(inner, dict) else values
 
 
 def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tuple[Value, KeyPath]:
@@ -370,19 +348,8 @@ def _nested(path: KeyPath, value: Value) -> dict[str, Value]:
     return value
 
 
-def _without(values: dict[str, Value], path: KeyPath) -> dict[str, Value]:
-    """A copy of `values` without the entry at `path`, which need not be there."""
-    name, *below = path
-    if not below:
-        return {key: value for key, value in values.items() if key != name}
-    inner = values.get(name)
-    return {**values, name: _without(inner, tuple(below))} if isinstance(inner, dict) else values
-
-
 def _at(values: Value, path: KeyPath) -> Value:
-    for part in path:
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
+    return functools.reduce(child, path, values)
 
 
 def _section(values: Value, path: KeyPath) -> dict[str, Value]:
@@ -402,30 +369,23 @@ def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], defau
     for parent in (("data", "suites"), ("data", "decontamination", "benchmarks")):
         paths += [(*parent, name) for name in _section(values, parent)]
     for path in paths:
-        source = _at(values, path)
-        if isinstance(source, dict) and source.get("kind") == "recipe":
-            _section(values, path[:-1])[path[-1]] = _resolved_recipe(source, path, origins, default_where)
+        asked = _at(values, path)
+        if not isinstance(asked, dict) or asked.get("kind") != "recipe":
+            continue
+        where = f"{origins.get(path, default_where)}: {'.'.join(path)}"
+        if unknown := sorted(set(asked) - set(_RECIPE_KEYS)):
+            raise ConfigError(f"{where}: unknown key {unknown[0]!r} of a recipe; allowed: {', '.join(_RECIPE_KEYS)}")
+        recipe, lines = read_yaml(_recipe_file(asked.get("name"), asked.get("path"), where))
+        origins.update({(*path, *key): line for key, line in lines.items()})
+        if "file" in asked:  # a local copy of what the recipe would take from the hub
+            if recipe.get("kind") not in ("hub", "file"):
+                raise ConfigError(f"{where}.file has no effect with a recipe of kind {recipe.get('kind')}; remove it")
+            recipe = {key: value for key, value in recipe.items() if key not in _HUB_ONLY}
+            recipe |= {"kind": "file", "path": asked["file"]}
+        _section(values, path[:-1])[path[-1]] = {**recipe, **{key: asked[key] for key in _KEPT if key in asked}}
 
 
-def _resolved_recipe(
-    asked: dict[str, Value], path: KeyPath, origins: dict[KeyPath, str], default_where: str
-) -> dict[str, Value]:
-    where = f"{origins.get(path, default_where)}: {'.'.join(path)}"
-    unknown = sorted(set(asked) - set(RECIPE_KEYS))
-    if unknown:
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r} of a recipe; allowed: {', '.join(RECIPE_KEYS)}")
-    recipe, lines = read_yaml(_recipe_file(asked, where))
-    origins.update({(*path, *key): line for key, line in lines.items()})
-    if "file" in asked:  # a local copy of what the recipe would take from the hub
-        if recipe.get("kind") not in ("hub", "file"):
-            raise ConfigError(f"{where}.file has no effect with a recipe of kind {recipe.get('kind')}; remove it")
-        recipe = {key: value for key, value in recipe.items() if key not in _HUB_ONLY}
-        recipe |= {"kind": "file", "path": asked["file"]}
-    return {**recipe, **{key: asked[key] for key in _KEPT if key in asked}}
-
-
-def _recipe_file(asked: Mapping[str, Value], where: str) -> Path:
-    name, path = asked.get("name"), asked.get("path")
+def _recipe_file(name: Value, path: Value, where: str) -> Path:
     if (name is None) == (path is None):
         raise ConfigError(f"{where}: a recipe needs exactly one of name (a shipped one) and path (a YAML file)")
     if path is not None:
@@ -453,23 +413,20 @@ def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str
         template = section.get("template")
         if not isinstance(template, str) or template in TEMPLATES or QUESTION_SLOT in template or "\n" in template:
             continue
-        if "/" in template or Path(template).suffix:
-            where = origins.get((*path, "template"), default_where)
-            section["template"] = _template_text(Path(template).expanduser(), f"{where}: {'.'.join(path)}.template")
-
-
-def _template_text(path: Path, where: str) -> str:
-    try:
-        refuse_special(path)
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{where}: {path}: no such file; relative paths start at {Path.cwd()}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ConfigError(f"{where}: {path}: cannot be read ({reason})") from None
-    if text.count(QUESTION_SLOT) != 1:
-        raise ConfigError(
-            f"{where}: {path}: must have {QUESTION_SLOT} once, where the question goes; it has it "
-            f"{text.count(QUESTION_SLOT)} times"
-        )
-    return text.removesuffix("\n")
+        if "/" not in template and not Path(template).suffix:
+            continue
+        file, where = Path(template).expanduser(), origins.get((*path, "template"), default_where)
+        place = f"{where}: {'.'.join(path)}.template: {file}"
+        try:
+            refuse_special(file)
+            text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise ConfigError(f"{place}: no such file; relative paths start at {Path.cwd()}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise ConfigError(f"{place}: cannot be read ({reason})") from None
+        if (count := text.count(QUESTION_SLOT)) != 1:
+            raise ConfigError(
+                f"{place}: must have {QUESTION_SLOT} once, where the question goes; it has it {count} times"
+            )
+        section["template"] = text.removesuffix("\n")

@@ -6,14 +6,14 @@ code that runs when opened, and that nothing of them leads out of the folder.
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, JsonValue, PositiveFloat, PositiveInt
 
-from luffy.config.strict import StrictModel
+from luffy.config.strict import ShareBelowOne, StrictModel
 from luffy.errors import ConfigError, DataError
 from luffy.files import clone_or_copy, kind_of_file
 from luffy.json_text import parse_json
@@ -34,14 +34,12 @@ class TinyArchitecture(StrictModel):
     max_position_embeddings: PositiveInt = 512
     rope_theta: PositiveFloat = 10000.0
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> "TinyArchitecture":
+    def _complaints(self) -> Iterator[str]:
         if self.hidden_size % (2 * self.num_heads):
-            raise ValueError(
+            yield (
                 f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads ({2 * self.num_heads}): "
                 "rotary embeddings need an even head size"
             )
-        return self
 
 
 _OF_THE_PROTOCOL = ("temperature", "top_p", "seed")
@@ -62,19 +60,15 @@ class EndpointModel(StrictModel):
     """Further fields of each request, e.g. `{reasoning_effort: low}`. Null for `seed`, `top_p` or `temperature` leaves
     that field out, for endpoints that refuse it."""
 
-    @model_validator(mode="after")
-    def _leaves_the_protocol_alone(self) -> "EndpointModel":
+    def _complaints(self) -> Iterator[str]:
         for name, value in self.request.items():
             if name in _RESERVED:
-                raise ValueError(
-                    f"request.{name} cannot be set here: the evaluation and its protocol decide it; remove it"
-                )
+                yield (f"request.{name} cannot be set here: the evaluation and its protocol decide it; remove it")
             if name in _OF_THE_PROTOCOL and value is not None:
-                raise ValueError(
+                yield (
                     f"request.{name} is decided by the protocol (evaluation.decodings); only null, which leaves it out "
                     "of the request, is allowed here"
                 )
-        return self
 
 
 class LoRAConfig(StrictModel):
@@ -89,14 +83,12 @@ class LoRAConfig(StrictModel):
     alpha: PositiveFloat
     """Scale of the adapter, divided by `rank`."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Linear layers that get an adapter, by the end of their names (`[q_proj, v_proj]`); None: all but the output
-    embeddings."""
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Linear layers with an adapter, by the end of their names (`[q_proj, v_proj]`); None: all but the output's."""
+    dropout: ShareBelowOne = 0.0
     """Dropout before `A`, in SFT alone: RL has none, as its rollouts are sampled without."""
 
     @property
     def without_dropout(self) -> "LoRAConfig":
-        """What RL trains."""
         return self.model_copy(update={"dropout": 0.0})
 
     def adapts(self, layer: str) -> bool:
@@ -136,22 +128,19 @@ class ModelConfig(StrictModel):
     chat_template: str | None = None
     """`qwen`, `luffy`, `r1_zero`, `none` (data/templates/), or the path of a Jinja file; None: the folder's own."""
     lora: LoRAConfig | None = None
-    """Train an adapter in SFT and RL (`pip install 'luffy-rl[lora]'`); None: train all weights. A base policy is always
-    trained whole."""
+    """Train an adapter in SFT and RL (`pip install 'luffy-rl[lora]'`); None, and for a base policy: all weights."""
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> "ModelConfig":
+    def _complaints(self) -> Iterator[str]:
         origins = (self.path, self.package, self.architecture, self.endpoint)
         if sum(origin is not None for origin in origins) != 1:
-            raise ValueError(
+            yield (
                 "give exactly one of path (a model folder or GGUF file), package (one that ships a GGUF file), "
                 "architecture (an embedded base policy) and endpoint (a served model to evaluate)"
             )
         overrides = ("rope_theta", "max_position_embeddings", "chat_template")
         inert = [name for name in overrides if getattr(self, name) is not None]
         if self.path is None and self.package is None and inert:
-            raise ValueError(f"{inert[0]} has no effect without path or package, whose model it adapts; remove it")
-        return self
+            yield f"{inert[0]} has no effect without path or package, whose model it adapts; remove it"
 
     @property
     def source(self) -> str | None:
@@ -160,10 +149,8 @@ class ModelConfig(StrictModel):
 
 
 def locate(source: str) -> str:
-    """The folder, hub id or GGUF file that a `ModelConfig.source` means on this machine.
-
-    Raises ConfigError where a package is not installed or does not ship exactly one GGUF file.
-    """
+    """The folder, hub id or GGUF file that a `ModelConfig.source` means on this machine. Raises ConfigError where a
+    package is not installed or does not ship exactly one GGUF file."""
     if not source.startswith(_PACKAGE):
         return source
     package = source.removeprefix(_PACKAGE)
@@ -236,9 +223,7 @@ def _allowed(path: Path, roots: Sequence[Path], setting: str) -> Path:
 
 def refuse_code(folder: Path, setting: str) -> None:
     """Raise DataError, naming `setting`, for a folder whose model exists only as code or whose weights only as pickle.
-
-    A model folder with custom code is loaded without that code if transformers supports its model type.
-    """
+    A model folder with custom code is loaded without that code if transformers supports its model type."""
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(path.name for pattern in CODE_FILES[1:] for path in folder.glob(pattern))
         if pickled:
@@ -246,25 +231,16 @@ def refuse_code(folder: Path, setting: str) -> None:
                 f"{setting}: {folder}: its weights are pickled ({pickled[0]}), and opening a pickle can run code; "
                 "have whoever made it save them as safetensors (save_pretrained of transformers does)"
             )
-    kind = _kind_with_code(folder / "config.json")
-    if kind is not None and not _is_built_in(kind):
+    try:
+        config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # reported where the file is needed
+    if not isinstance(config, dict) or not config.get("auto_map"):
+        return
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # takes seconds, and few folders need it
+
+    if (kind := str(config.get("model_type"))) not in CONFIG_MAPPING:
         raise DataError(
             f"{setting}: {folder}: its model_type {kind!r} is defined by Python code in the folder (auto_map), which "
             "is never run; give a model that transformers supports"
         )
-
-
-def _kind_with_code(config_file: Path) -> str | None:
-    """The model type of a folder with custom code; None for other folders, and unreadable ones."""
-    try:
-        config = parse_json(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # reported where the file is needed
-    has_code = isinstance(config, dict) and bool(config.get("auto_map"))
-    return str(config.get("model_type")) if has_code else None
-
-
-def _is_built_in(model_type: str) -> bool:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # takes seconds, and few folders need it
-
-    return model_type in CONFIG_MAPPING

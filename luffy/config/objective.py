@@ -1,19 +1,18 @@
 """An objective: how groups are composed, how advantages are estimated, and a list of loss terms."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from luffy.config.group import (
     AdvantageConfig,
+    ComparedAdvantage,
     GeneralizedAdvantage,
     GlobalBatchAdvantage,
-    GroupAdvantage,
     GroupConfig,
     NoAdvantage,
     PassAtKAdvantage,
-    RawAdvantage,
     ReplayConfig,
 )
 from luffy.config.strict import StrictModel
@@ -27,7 +26,7 @@ from luffy.config.terms import (
     PolicyGradientLoss,
     ShapedSurrogateLoss,
     TermConfig,
-    check_terms,
+    complaints_about,
     depends_on_length,
 )
 
@@ -39,23 +38,20 @@ class SupervisedObjectiveConfig(StrictModel):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether what is minimised at a step changes when the stage is made longer."""
         return any(depends_on_length(term.coefficient) for term in self.terms)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "SupervisedObjectiveConfig":
-        check_terms(self.terms)
+    def _complaints(self) -> Iterator[str]:
+        yield from complaints_about(self.terms)
         wrong = [term.name for term in self.terms if not isinstance(term.loss, NegativeLogLikelihoodLoss | EntropyLoss)]
         if wrong or any(term.select == "on_policy" for term in self.terms):
             names = ", ".join(wrong or [term.name for term in self.terms if term.select == "on_policy"])
-            raise ValueError(f"terms {names}: SFT has neither rollouts nor rewards; use nll or entropy")
+            yield f"terms {names}: SFT has neither rollouts nor rewards; use nll or entropy"
         if any(term.gate is not None for term in self.terms):
-            raise ValueError("a gate looks at rollouts, and SFT has none; remove it")
+            yield "a gate looks at rollouts, and SFT has none; remove it"
         if any(isinstance(term.coefficient, AdaptiveValue) for term in self.terms):
-            raise ValueError("an adaptive coefficient reacts only to RL steps; give SFT a number or a schedule")
+            yield "an adaptive coefficient reacts only to RL steps; give SFT a number or a schedule"
         if any(term.normaliser.mode == "constant" for term in self.terms):
-            raise ValueError("normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence")
-        return self
+            yield "normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence"
 
 
 class InterleavedSFTConfig(SupervisedObjectiveConfig):
@@ -64,8 +60,7 @@ class InterleavedSFTConfig(SupervisedObjectiveConfig):
     buffer_size: PositiveInt
     """Prompts (that have a trace) an SFT step takes."""
     take: Literal["newest", "oldest"] = "newest"
-    """Which of the waiting prompts an SFT step takes: those that failed last, as the authors' code does, or those that
-    have waited longest."""
+    """Waiting prompts of an SFT step: those that failed last, as in the authors' code, or the longest waiting."""
     lr_scale: PositiveFloat = 1.0
     """Factor on the learning rate of RL at that step."""
 
@@ -90,12 +85,10 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a term compares with the reference policy."""
         return any(isinstance(term.loss, KLLoss) and term.loss.against == "reference" for term in self.terms)
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether a term distils the teacher of `rl.teacher`."""
         return any(isinstance(term.loss, DistillationLoss) for term in self.terms)
 
     @property
@@ -112,7 +105,6 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def compares_with_old(self) -> bool:
-        """Whether a term compares with the policy before the RL step's updates."""
         return any(isinstance(term.loss, KLLoss) and term.loss.against == "old" for term in self.terms)
 
     @property
@@ -128,20 +120,13 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether what is minimised at a step changes when the stage is made longer."""
         interleaved = self.interleaved_sft is not None and self.interleaved_sft.depends_on_length
         scheduled = interleaved or any(depends_on_length(term.coefficient) for term in self.terms)
         prefix, hint = self.group.prefix, self.group.hint
         return scheduled or (prefix is not None and prefix.depends_on_length) or (hint is not None and hint.after > 0)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "ObjectiveConfig":
-        check_terms(self.terms)
-        for complaint in self._complaints():
-            raise ValueError(complaint)
-        return self
-
     def _complaints(self) -> Iterator[str]:
+        yield from complaints_about(self.terms)
         yield from self._complaints_about_off_policy_rows()
         yield from self._complaints_about_advantages()
         if self.group.size == 1 and self.group.filter is not None:
@@ -167,8 +152,20 @@ class ObjectiveConfig(StrictModel):
             yield "group.off_policy is above 0 but no term learns from off_policy tokens; set it to 0"
         if self.replay is not None and not selecting:
             yield "replay has no effect: no term learns from off_policy tokens; add one or remove replay"
-        if self.learns_without_hints:
-            yield from self._complaints_about_hints(selecting)
+        if self.learns_without_hints and not selecting:
+            yield "group.hint with learn: bare has no effect: no term learns from off_policy tokens; add one"
+        for term in selecting if self.learns_without_hints else ():
+            if isinstance(term.loss, ShapedSurrogateLoss) and term.loss.behavior == "one":
+                yield (
+                    f"term {term.name!r}: hinted rows have log-probabilities of their own; set behavior: recorded, so "
+                    "that the ratio is to the policy with the hint"
+                )
+            elif term.is_policy_gradient and not isinstance(term.loss, ShapedSurrogateLoss):
+                yield (
+                    f"term {term.name!r}: {term.loss.kind} takes hinted rows for samples of the bare prompt; set "
+                    "select: on_policy, and learn from them by a shaped_surrogate with behavior: recorded, or "
+                    "set learn: hinted"
+                )
         # Where traces replace failed rollouts only, some gates on them are superfluous and others never open.
         bound = self.group.off_policy_when_accuracy_at_most
         if bound is None or self.replay is not None:
@@ -183,22 +180,6 @@ class ObjectiveConfig(StrictModel):
                 yield (
                     f"term {term.name!r}: group_accuracy_at_most {at_most:g} has no effect, since traces come only "
                     f"where it is at most {bound:g}; remove it"
-                )
-
-    def _complaints_about_hints(self, selecting: Sequence[TermConfig]) -> Iterator[str]:
-        if not selecting:
-            yield "group.hint with learn: bare has no effect: no term learns from off_policy tokens; add one"
-        for term in selecting:
-            if isinstance(term.loss, ShapedSurrogateLoss) and term.loss.behavior == "one":
-                yield (
-                    f"term {term.name!r}: hinted rows have log-probabilities of their own; set behavior: recorded, so "
-                    "that the ratio is to the policy with the hint"
-                )
-            elif term.is_policy_gradient and not isinstance(term.loss, ShapedSurrogateLoss):
-                yield (
-                    f"term {term.name!r}: {term.loss.kind} takes hinted rows for samples of the bare prompt; set "
-                    "select: on_policy, and learn from them by a shaped_surrogate with behavior: recorded, or "
-                    "set learn: hinted"
                 )
 
     def _complaints_about_advantages(self) -> Iterator[str]:
@@ -225,12 +206,10 @@ class ObjectiveConfig(StrictModel):
             yield "advantage.on_policy_scale has no effect: no surrogate selects on-policy tokens; remove it"
         if advantage.on_policy_scale == 0.0 and all(term.select == "on_policy" for term in surrogates):
             yield "advantage.on_policy_scale: 0 leaves the surrogates nothing to learn; raise it"
-        if isinstance(advantage, GroupAdvantage):
-            yield from self._complaints_about_population(advantage)
+        if isinstance(advantage, ComparedAdvantage):
+            yield from self._complaints_about_baseline(advantage)
 
-    def _complaints_about_population(self, advantage: GroupAdvantage) -> Iterator[str]:
-        if isinstance(advantage, RawAdvantage | NoAdvantage):  # there is no baseline
-            return
+    def _complaints_about_baseline(self, advantage: ComparedAdvantage) -> Iterator[str]:
         joint = advantage.population == "joint"
         displacing = self.group.off_policy_when_accuracy_at_most is not None
         num_rollouts = self.group.size - (0 if displacing else self.group.off_policy)  # at most

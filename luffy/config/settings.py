@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt
 from luffy.config.answers import DifficultyConfig, SampleConfig, SynthesizeConfig
 from luffy.config.data import DataConfig
 from luffy.config.environment import LANES, EnvironmentConfig, without_groups
-from luffy.config.evaluation import EvaluationConfig, HeldOutSettings, ValidationConfig
+from luffy.config.evaluation import EvaluationConfig, HeldOutSettings
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, LoRAConfig, ModelConfig
@@ -23,7 +23,7 @@ from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
 StageSettings = StrictModel
 """Settings that every stage has; `SETTINGS` maps stages to their settings classes."""
-Trained = TypeVar("Trained", SFTConfig, RLConfig)
+Settings = TypeVar("Settings", bound=StrictModel)
 
 
 class PrepareDataSettings(StrictModel):
@@ -90,8 +90,7 @@ class SFTSettings(StrictModel):
     seed: int
     dtype: DType
     cluster: Annotated[Literal["local", "ray"], NOT_IDENTITY]
-    """Where it trains. Not part of the stage's identity, like the number of ranks: it changes the last bits of a step,
-    and the masks of a model with dropout."""
+    """Changes, like the number of ranks, the last bits of a step and dropout masks alone: no part of the identity."""
     sft: SFTConfig
     environment: EnvironmentConfig | None = None
     lora: LoRAConfig | None = None
@@ -101,7 +100,6 @@ class SFTSettings(StrictModel):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether what happens at a step changes when the stage is made longer, or its length is not given in steps."""
         sft = self.sft
         return (
             sft.steps is None
@@ -131,15 +129,12 @@ class RLSettings(StrictModel):
 
     @property
     def lanes(self) -> int:
-        """Calls of the engine that the episodes of a step make at the same time; 0: one, for all that wait.
-
-        In one process they must not depend on the time that tools take: a resumed run repeats them.
-        """
+        """Calls of the engine that the episodes of a step make at the same time; 0: one, for all that wait. In one
+        process they must not depend on the time that tools take: a resumed run repeats them."""
         return 0 if self.environment is None or self.cluster == "local" else LANES
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether what happens at a step changes when the stage is made longer."""
         if self.validation is not None and self.validation.shows_last_step(self.rl.steps):
             return True
         critic = self.rl.critic
@@ -184,125 +179,82 @@ def engine_gpus(config: ExperimentConfig) -> int:
     return config.execution.vllm.engines * config.execution.vllm.tensor_parallel_size
 
 
+def _settings(kind: type[Settings], config: ExperimentConfig, **own: object) -> Settings:
+    """A stage's settings: fields with the names of sections and shared values hold those, except for `own`."""
+    shared = {
+        "seed": config.seed,
+        "cluster": config.cluster,
+        "dtype": config.model.dtype,
+        "model": config.model,
+        "lora": config.model.lora,
+        "base": config.base,
+        "data": config.data,
+        "synthesize": config.synthesize,
+        "evaluation": config.evaluation,
+        "grading": config.grading,
+        "environment": config.environment,
+    }
+    return kind.model_validate({name: shared[name] for name in kind.model_fields if name in shared} | own)
+
+
 def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
     data = config.data
     if "synthesize" in config.stages:  # which chooses SFT's examples itself, once their traces are there
-        data = data.model_copy(
-            update={"sft": data.sft.model_copy(update={"unique_train_examples": "all"}), "rl": "train"}
-        )
-    return PrepareDataSettings(
-        seed=config.seed,
-        data=data,
-        grading=config.grading,
-        model_path=config.model.source,
-        chat_template=config.model.chat_template,
-        environment=config.environment,
-    )
-
-
-def _base(config: ExperimentConfig) -> BaseSettings:
-    return BaseSettings(seed=config.seed, model=config.model.model_copy(update={"lora": None}), base=config.base)
-
-
-def _difficulty(config: ExperimentConfig) -> DifficultySettings:
-    assert config.measured_difficulty is not None
-    return DifficultySettings(
-        seed=config.seed,
-        dtype=config.model.dtype,
-        difficulty=config.measured_difficulty,
-        grading=config.grading,
-        environment=config.environment,
-    )
-
-
-def _synthesize(config: ExperimentConfig) -> SynthesizeSettings:
-    assert config.synthesize is not None
-    return SynthesizeSettings(
-        seed=config.seed,
-        synthesize=config.synthesize,
-        data=config.data,
-        grading=config.grading,
-        environment=without_groups(config.environment),
-    )
+        sft = data.sft.model_copy(update={"unique_train_examples": "all"})
+        data = data.model_copy(update={"sft": sft, "rl": "train"})
+    model = config.model
+    return _settings(PrepareDataSettings, config, data=data, model_path=model.source, chat_template=model.chat_template)
 
 
 def _sample(config: ExperimentConfig) -> SampleSettings:
-    assert config.sampled_traces is not None
-    return SampleSettings(
-        seed=_seed(config, config.sampled_traces),
-        dtype=config.model.dtype,
-        sample=config.sampled_traces.model_copy(update={"seed": None}),
-        grading=config.grading,
+    sample = config.sampled_traces
+    assert sample is not None
+    return _settings(
+        SampleSettings,
+        config,
+        seed=config.seed if sample.seed is None else sample.seed,
+        sample=sample.model_copy(update={"seed": None}),
         environment=without_groups(config.environment),
     )
+
+
+_ELSEWHERE = {"seed": None, "validation": None}
+"""What settings hold beside the section of a training stage, so that a seed of 0 is one stage, given or not."""
 
 
 def _sft(config: ExperimentConfig) -> SFTSettings:
     assert config.sft is not None
-    return SFTSettings(
-        seed=_seed(config, config.sft),
-        dtype=config.model.dtype,
-        cluster=config.cluster,
-        sft=_seedless(config.sft),
-        environment=config.environment,
-        lora=config.model.lora,
-        validation=_held_out(config, config.sft.validation, None),
-    )
+    sft = config.sft.model_copy(update=_ELSEWHERE)
+    return _settings(SFTSettings, config, sft=sft, **_elsewhere(config.sft, config, None))
 
 
 def _rl(config: ExperimentConfig) -> RLSettings:
-    assert config.rl is not None
-    assert config.objective is not None
-    correction, lora = config.rl.correction, config.model.lora
-    return RLSettings(
-        seed=_seed(config, config.rl),
-        dtype=config.model.dtype,
-        cluster=config.cluster,
-        rl=_seedless(config.rl).model_copy(update={"correction": None}),
-        objective=config.objective if correction is None else config.objective.with_correction(correction),
-        grading=config.grading,
-        environment=config.environment,
+    rl, objective, lora = config.rl, config.objective, config.model.lora
+    assert rl is not None
+    assert objective is not None
+    return _settings(
+        RLSettings,
+        config,
+        rl=rl.model_copy(update={**_ELSEWHERE, "correction": None}),
+        objective=objective if rl.correction is None else objective.with_correction(rl.correction),
         prompts=config.data.rl,
         lora=None if lora is None else lora.without_dropout,
-        validation=_held_out(config, config.rl.validation, config.rl.max_response_tokens),
+        **_elsewhere(rl, config, rl.max_response_tokens),
     )
 
 
-def _held_out(
-    config: ExperimentConfig, validation: ValidationConfig | None, max_response_tokens: int | None
-) -> HeldOutSettings | None:
-    """The validation of a stage whose own responses have at most `max_response_tokens`; None: it has no responses."""
-    if validation is None:
-        return None
-    evaluation = config.evaluation
-    limit = max_response_tokens or (evaluation.max_response_tokens if evaluation is not None else None)
-    limit = limit or validation.max_response_tokens
-    assert limit is not None, "the experiment was checked for it"
-    return validation.spelled_out(evaluation, config.grading, limit)
-
-
-def _seed(config: ExperimentConfig, stage: SampleConfig | SFTConfig | RLConfig) -> int:
-    return config.seed if stage.seed is None else stage.seed
-
-
-def _seedless(stage: Trained) -> Trained:
-    """The section without its seed and its validation, which the settings hold separately.
-
-    A seed of 0 is one stage, given or not.
-    """
-    return stage.model_copy(update={"seed": None, "validation": None})
+def _elsewhere(section: SFTConfig | RLConfig, config: ExperimentConfig, limit: int | None) -> dict[str, object]:
+    """Seed and validation of a stage whose own responses have at most `limit` tokens; None: it has no responses."""
+    held_out, validation, evaluation = None, section.validation, config.evaluation
+    if validation is not None:
+        limit = limit or (evaluation.max_response_tokens if evaluation is not None else validation.max_response_tokens)
+        assert limit is not None, "the experiment was checked for it"
+        held_out = validation.spelled_out(evaluation, config.grading, limit)
+    return {"seed": config.seed if section.seed is None else section.seed, "validation": held_out}
 
 
 def evaluate_settings(config: ExperimentConfig) -> EvaluateSettings:
-    """The experiment's protocol for evaluating a checkpoint."""
-    assert config.evaluation is not None
-    return EvaluateSettings(
-        seed=config.seed,
-        dtype=config.model.dtype,
-        evaluation=config.evaluation,
-        grading=config.grading,
-        environment=config.environment,
-    )
+    return _settings(EvaluateSettings, config)
 
 
 def _gpus_of_training(config: ExperimentConfig, on_ray: int) -> int:
@@ -339,9 +291,9 @@ SETTINGS: dict[str, type[StageSettings]] = {
 """The type of each stage's settings."""
 CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
     "prepare_data": _prepare_data,
-    "base": _base,
-    "synthesize": _synthesize,
-    "difficulty": _difficulty,
+    "base": lambda config: _settings(BaseSettings, config, model=config.model.model_copy(update={"lora": None})),
+    "synthesize": lambda config: _settings(SynthesizeSettings, config, environment=without_groups(config.environment)),
+    "difficulty": lambda config: _settings(DifficultySettings, config, difficulty=config.measured_difficulty),
     "sample": _sample,
     "sft": _sft,
     "rl": _rl,

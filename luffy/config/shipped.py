@@ -3,12 +3,11 @@
 They are in `exp_configs/` and `data/` of the checkout. `luffy/shipped/` links to both, and a wheel has copies there.
 """
 
-import difflib
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from luffy.config.yaml_source import nearest
 from luffy.errors import ConfigError
 
 PresetKind = Literal["chains", "methods"]
@@ -18,10 +17,10 @@ DATA = (SHIPPED / "data").resolve()
 _FILE_OF_ORIGIN = re.compile(r"(.+?\.ya?ml):\d+(?::|$)")
 _RECIPE_FOLDERS = ("recipes", "benchmarks")
 _SAMPLES = "data/samples/"
+_QUESTION = "did you mean {!r}? "
 
 
 def experiment_names() -> list[str]:
-    """Names of the shipped experiments and comparisons."""
     return sorted(file.stem for file in EXPERIMENTS.glob("*.yaml"))
 
 
@@ -37,16 +36,14 @@ def experiment_file(text: Path | str) -> Path:
         raise ConfigError(f"{text}: no such file; the experiment comes first, then its overrides: CONFIG {text}")
     names = experiment_names()
     raise ConfigError(
-        f"{text}: no such file;{nearest(str(text), names)} give the path of a YAML file, or a shipped name: "
+        f"{text}: no such file; {nearest(str(text), names, _QUESTION)}give the path of a YAML file, or a shipped name: "
         f"{', '.join(names)}"
     )
 
 
 def folder_of_origin(where: str | None, otherwise: Path = Path()) -> Path:
     """Where a relative path starts that was given at `where`, such as `FILE.yaml:3: key`: in the file's folder.
-
-    `otherwise`, by default the working directory, where that is no place in a file.
-    """
+    `otherwise`, by default the working directory, where that is no place in a file."""
     found = _FILE_OF_ORIGIN.match(where or "")
     return Path(found[1]).parent if found else otherwise
 
@@ -65,19 +62,12 @@ def named_file(text: str, beside: Path, where: str) -> Path:
         return shipped
     names = experiment_names()
     raise ConfigError(
-        f"{where}: {text}: no such file;{nearest(Path(text).stem, names)} give a path from {folder.resolve()}, "
-        f"or a shipped name: {', '.join(names)}"
+        f"{where}: {text}: no such file; {nearest(Path(text).stem, names, _QUESTION)}give a path from "
+        f"{folder.resolve()}, or a shipped name: {', '.join(names)}"
     )
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    """` did you mean 'smoke'?`, or nothing if no name is close."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f" did you mean {close[0]!r}?" if close else ""
-
-
 def available_presets(kind: PresetKind) -> list[str]:
-    """Names of the shipped presets of one kind."""
     return sorted(file.stem for file in (EXPERIMENTS / kind).glob("*.yaml"))
 
 
@@ -88,7 +78,6 @@ def preset_file(kind: PresetKind, name: str) -> Path | None:
 
 
 def template_names() -> list[str]:
-    """Names of the shipped chat templates."""
     return sorted(file.stem for file in (DATA / "templates").glob("*.jinja"))
 
 
@@ -99,7 +88,6 @@ def template_file(chat_template: str) -> Path:
 
 
 def recipe_names() -> list[str]:
-    """Names of the shipped recipes and benchmarks."""
     return sorted(file.stem for folder in _RECIPE_FOLDERS for file in (DATA / folder).glob("*.yaml"))
 
 
@@ -107,16 +95,6 @@ def recipe_file(name: str) -> Path | None:
     """The shipped recipe or benchmark of that name, if there is one."""
     files = [DATA / folder / f"{name}.yaml" for folder in _RECIPE_FOLDERS]
     return next((file for file in files if file.is_file()), None)
-
-
-def benchmark_names() -> list[str]:
-    """Names of the registered benchmarks (`data/benchmarks/`)."""
-    return sorted(file.stem for file in (DATA / "benchmarks").glob("*.yaml"))
-
-
-def published_files() -> list[Path]:
-    """Tables of published results (`data/published/`)."""
-    return sorted((DATA / "published").glob("*.yaml"))
 
 
 def local_path(path: str) -> Path:

@@ -1,9 +1,7 @@
 """The registry of stage kinds: the one description that chains, plans, runs, Prefect and the pages read.
 
-A new stage takes its program in `luffy/stages/` and its entry here, with its settings. The position of the entry is the
-position of the stage in a chain.
-
-A stage declares the *role* of each input, not the stage that makes it: `policy` is the newest policy of the chain,
+A new stage takes its program in `luffy/stages/` and its entry here, with its settings, at its place in a chain.
+An entry declares the *role* of each input, not the stage that makes it: `policy` is the newest policy of the chain,
 whichever stage made it. So the same entries wire every chain (`luffy.pipeline.graph`).
 """
 
@@ -12,15 +10,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticKnownError, core_schema
+from pydantic import AfterValidator
+from pydantic_core import PydanticKnownError
 
 from luffy.config.strict import StrictModel
 
 Role = Literal["data", "traces", "prompts", "policy", "evaluation"]
-"""What a stage provides to others: suites and tokenizer; training data with its traces; RL's prompts; a model; graded
-responses."""
+"""What a stage provides: suites and tokenizer; training data with traces; RL's prompts; a model; graded responses."""
 ViewName = Literal[
     "accuracies",
     "accuracy_curves",
@@ -77,8 +73,7 @@ class StageKind:
     is_in_chains: bool = True
     """False: it runs on its own."""
     rooms: tuple[str, ...] = ()
-    """Rooms of the code that can change its result (`luffy.pipeline.identity`), besides `_GROUND` and its
-    own module."""
+    """Code that can change its result (`luffy.pipeline.identity`), besides `_GROUND` and its own module."""
     views: tuple[ViewName, ...] = ()
     pages: tuple[str, ...] = ()
     """Outputs for people to open, which a run links into its own directory."""
@@ -91,7 +86,6 @@ class StageKind:
 
     @property
     def program(self) -> str:
-        """Its module."""
         return f"luffy.stages.{self.name}"
 
     def inputs_of(self, settings: object) -> Mapping[str, Role]:
@@ -214,22 +208,12 @@ STAGE_ORDER = tuple(kind.name for kind in _KINDS if kind.is_in_chains)
 """The stages that a chain may have, in order."""
 
 
-class _Registered:
-    """Refuses names without an entry, and lists those with one in the JSON schema."""
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(_check_name, core_schema.str_schema())
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"type": "string", "enum": list(STAGE_KINDS)}
-
-
-def _check_name(name: str) -> str:
+def _registered(name: str) -> str:
     if name not in STAGE_KINDS:
         quoted = [repr(known) for known in STAGE_KINDS]
         raise PydanticKnownError("literal_error", {"expected": f"{', '.join(quoted[:-1])} or {quoted[-1]}"})
     return name
 
 
-StageName = Annotated[str, _Registered()]
+StageName = Annotated[str, AfterValidator(_registered)]
 """The name of a kind of stage."""

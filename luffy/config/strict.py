@@ -4,19 +4,27 @@ import ast
 import functools
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
-    GetJsonSchemaHandler,
+    Field,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     model_serializer,
+    model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
+ShareBelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""`package.module:name`."""
 FOR_IDENTITY = {"for_identity": True}
 """Context of a dump that makes a stage's key: without the fields that are marked as `NOT_IDENTITY`."""
 
@@ -26,11 +34,7 @@ def is_none(value: object) -> bool:
     return value is None
 
 
-class _NotIdentity:
-    """The class of `NOT_IDENTITY`."""
-
-
-NOT_IDENTITY = _NotIdentity()
+NOT_IDENTITY = object()
 """Marks a field that changes no result: `Annotated[str, NOT_IDENTITY]`."""
 
 
@@ -39,22 +43,23 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    def _complaints(self) -> Iterator[str]:
+        """What is wrong between the fields of such a section; the first is reported."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for complaint in self._complaints():
+            raise ValueError(complaint)
+        return self
+
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
         values: dict[str, object] = dump(self)
         if info.context == FOR_IDENTITY:
-            unmarked = (name for name, field in type(self).model_fields.items() if NOT_IDENTITY not in field.metadata)
-            return {name: values[name] for name in unmarked if name in values}
+            marked = {name for name, field in type(self).model_fields.items() if NOT_IDENTITY in field.metadata}
+            return {name: value for name, value in values.items() if name not in marked}
         return values
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """With the fields' docstrings as descriptions."""
-        reference = handler(schema)
-        properties = handler.resolve_ref_schema(reference).get("properties", {})
-        for name, text in field_docs(cls).items():
-            properties.get(name, {}).setdefault("description", text)
-        return reference
 
 
 @functools.cache

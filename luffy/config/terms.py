@@ -8,94 +8,87 @@ r = pi_theta / pi_old, mu the policy that sampled the token, rho = pi_theta / pi
 author (1 where unknown), sg(x) = x without gradient, H entropy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
-from luffy.config.strict import StrictModel
+from luffy.config.strict import Fraction, Name, PositiveShare, ShareBelowOne, StrictModel
 
-_Share = Annotated[float, Field(gt=0.0, le=1.0)]
+_INFINITY = float("inf")
 
 
-class ConstantValue(StrictModel):
+class Written(StrictModel):
+    """A part of an objective with a formula, in which fields go by their names."""
+
+    written: ClassVar[str]
+
+    def formula(self) -> str:
+        return self.written.format_map(dict(self))
+
+
+class ConstantValue(Written):
     """The same at every step."""
 
     kind: Literal["constant"]
     value: float
-
-    def formula(self) -> str:
-        return f"{self.value:g}"
+    written: ClassVar[str] = "{value:g}"
 
 
-class LinearValue(StrictModel):
+class _MovingValue(Written):
+    kind: str
+    start: float
+    end: float
+    over: PositiveShare = 1.0
+    """Share of the stage after which `end` is reached."""
+    written: ClassVar[str] = "{start:g} -> {end:g} ({kind} over {over:.0%} of the steps)"
+
+    def _complaints(self) -> Iterator[str]:
+        if self.start == self.end:
+            yield f"a schedule from {self.start} to {self.end} stays where it is; give just the number"
+
+
+class LinearValue(_MovingValue):
     """From `start` to `end` in a straight line, then `end`."""
 
     kind: Literal["linear"]
-    start: float
-    end: float
-    over: _Share = 1.0
-    """Share of the stage after which `end` is reached."""
     levels: Annotated[int, Field(ge=2)] | None = None
-    """Move in this many windows of equal length, the first at `start`, the last at `end`. LUFFY's `linear_max` is
-    {start: max, end: max / 10, levels: 10}."""
-
-    @model_validator(mode="after")
-    def _effective(self) -> "LinearValue":
-        _moves(self)
-        return self
+    """Windows of equal length, `start` to `end`. LUFFY's `linear_max` is {start: max, end: max / 10, levels: 10}."""
 
     def formula(self) -> str:
-        stairs = f" in {self.levels} levels" if self.levels else ""
-        return f"{self.start:g} -> {self.end:g} (linear over {self.over:.0%} of the steps{stairs})"
+        stairs = f" in {self.levels} levels)" if self.levels else ")"
+        return super().formula().removesuffix(")") + stairs
 
 
-class CosineValue(StrictModel):
+class CosineValue(_MovingValue):
     """From `start` to `end` along half a cosine, then `end`."""
 
     kind: Literal["cosine"]
-    start: float
-    end: float
-    over: _Share = 1.0
-    """Share of the stage after which `end` is reached."""
-
-    @model_validator(mode="after")
-    def _effective(self) -> "CosineValue":
-        _moves(self)
-        return self
-
-    def formula(self) -> str:
-        return f"{self.start:g} -> {self.end:g} (cosine over {self.over:.0%} of the steps)"
 
 
-class WarmupCosineValue(StrictModel):
+class WarmupCosineValue(Written):
     """A straight line from `start` to `peak`, half a cosine from there to `end`, then `end` (CHORD's mu)."""
 
     kind: Literal["warmup_cosine"]
     start: float
     peak: float
     end: float
-    warmup: _Share
+    warmup: PositiveShare
     """Share of the stage after which `peak` is reached."""
-    decay: _Share
+    decay: PositiveShare
     """Share of the stage between `peak` and `end`."""
+    written: ClassVar[str] = (
+        "{start:g} -> {peak:g} (linear over {warmup:.0%} of the steps) -> {end:g} (cosine over {decay:.0%})"
+    )
 
-    @model_validator(mode="after")
-    def _fits(self) -> "WarmupCosineValue":
+    def _complaints(self) -> Iterator[str]:
         if self.warmup + self.decay > 1.0:
-            raise ValueError(f"warmup {self.warmup} and decay {self.decay} are together more than the whole stage")
+            yield f"warmup {self.warmup} and decay {self.decay} are together more than the whole stage"
         if self.start == self.peak == self.end:
-            raise ValueError(f"a schedule that is {self.peak} throughout stays where it is; give just the number")
-        return self
-
-    def formula(self) -> str:
-        return (
-            f"{self.start:g} -> {self.peak:g} (linear over {self.warmup:.0%} of the steps) -> {self.end:g} "
-            f"(cosine over {self.decay:.0%})"
-        )
+            yield f"a schedule that is {self.peak} throughout stays where it is; give just the number"
 
 
-class AdaptiveValue(StrictModel):
+class AdaptiveValue(Written):
     """An entropy bonus that holds the policy's entropy at a target.
 
     After each optimizer step log c moves by rate x (target - H), where H is the mean entropy of the step's selected
@@ -110,22 +103,11 @@ class AdaptiveValue(StrictModel):
     rate: PositiveFloat = 0.01
     minimum: PositiveFloat = 1e-6
     maximum: PositiveFloat = 0.1
+    written: ClassVar[str] = "c (from {start:g}, moved to hold H at {target:g}, within [{minimum:g}, {maximum:g}])"
 
-    @model_validator(mode="after")
-    def _ordered(self) -> "AdaptiveValue":
+    def _complaints(self) -> Iterator[str]:
         if not self.minimum <= self.start <= self.maximum:
-            raise ValueError(f"start {self.start} must lie between minimum {self.minimum} and maximum {self.maximum}")
-        return self
-
-    def formula(self) -> str:
-        return (
-            f"c (from {self.start:g}, moved to hold H at {self.target:g}, within [{self.minimum:g}, {self.maximum:g}])"
-        )
-
-
-def _moves(value: "LinearValue | CosineValue") -> None:
-    if value.start == value.end:
-        raise ValueError(f"a schedule from {value.start} to {value.end} stays where it is; give just the number")
+            yield f"start {self.start} must lie between minimum {self.minimum} and maximum {self.maximum}"
 
 
 def _number_as_constant(value: object) -> object:
@@ -141,7 +123,6 @@ Coefficient = Annotated[_Scheduled | AdaptiveValue, Field(discriminator="kind"),
 
 
 def constant(value: float) -> ConstantValue:
-    """The schedule of a plain number."""
     return ConstantValue(kind="constant", value=value)
 
 
@@ -158,65 +139,47 @@ def bounds(value: _Scheduled) -> tuple[float, float]:
     return min(ends), max(ends)
 
 
-_INFINITY = float("inf")
-
-
-class RationalShaping(StrictModel):
+class RationalShaping(Written):
     """f(x) = x / (x + gamma), LUFFY eq. 6."""
 
     kind: Literal["rational"]
     gamma: PositiveFloat = 0.1
-
     codomain: ClassVar[tuple[float, float]] = (0.0, 1.0)
-
-    def formula(self) -> str:
-        return f"rho / (rho + {self.gamma:g})"
+    written: ClassVar[str] = "rho / (rho + {gamma:g})"
 
 
-class IdentityShaping(StrictModel):
+class IdentityShaping(Written):
     """f(x) = x: the bare importance ratio."""
 
     kind: Literal["identity"]
-
     codomain: ClassVar[tuple[float, float]] = (0.0, _INFINITY)
-
-    def formula(self) -> str:
-        return "rho"
+    written: ClassVar[str] = "rho"
 
 
-class LogShaping(StrictModel):
+class LogShaping(Written):
     """f(x) = log x: advantage-weighted supervised learning, every token with the same weight."""
 
     kind: Literal["log"]
-
     codomain: ClassVar[tuple[float, float]] = (-_INFINITY, _INFINITY)
-
-    def formula(self) -> str:
-        return "log rho"
+    written: ClassVar[str] = "log rho"
 
 
-class PowerShaping(StrictModel):
+class PowerShaping(Written):
     """f(x) = x^exponent; 0.5 is the square root."""
 
     kind: Literal["power"]
     exponent: PositiveFloat = 0.5
-
     codomain: ClassVar[tuple[float, float]] = (0.0, _INFINITY)
-
-    def formula(self) -> str:
-        return f"rho^{self.exponent:g}"
+    written: ClassVar[str] = "rho^{exponent:g}"
 
 
-class LinearLogShaping(StrictModel):
+class LinearLogShaping(Written):
     """f(x) = x + weight log x: `p_logp` of the authors' code."""
 
     kind: Literal["linear_log"]
     weight: PositiveFloat = 0.1
-
     codomain: ClassVar[tuple[float, float]] = (-_INFINITY, _INFINITY)
-
-    def formula(self) -> str:
-        return f"(rho + {self.weight:g} log rho)"
+    written: ClassVar[str] = "(rho + {weight:g} log rho)"
 
 
 ShapingConfig = Annotated[
@@ -224,32 +187,25 @@ ShapingConfig = Annotated[
 ]
 
 
-_Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
-
-
-class SurrogateLoss(StrictModel):
+class SurrogateLoss(Written):
     """Unclipped surrogate: -A r, with r = exp(logp - logp_old)."""
 
     kind: Literal["surrogate"]
-
-    def formula(self) -> str:
-        return "-A r"
+    written: ClassVar[str] = "-A r"
 
 
 class ClippedSurrogateLoss(StrictModel):
     """PPO: -min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); clip_high above clip_low is DAPO's clip-higher."""
 
     kind: Literal["clipped_surrogate"]
-    clip_low: _Fraction = 0.2
+    clip_low: Fraction = 0.2
     clip_high: PositiveFloat = 0.2
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
     """Bound c on r where A < 0: the loss is then at most -A c (dual-clip PPO, arXiv 1912.09729, eq. 5)."""
 
-    @model_validator(mode="after")
-    def _effective(self) -> "ClippedSurrogateLoss":
+    def _complaints(self) -> Iterator[str]:
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high {1 + self.clip_high:g}")
-        return self
+            yield f"dual_clip {self.dual_clip} must be above 1 + clip_high {1 + self.clip_high:g}"
 
     def formula(self) -> str:
         clipped = f"min(A r, A clip(r, {1 - self.clip_low:g}, {1 + self.clip_high:g}))"
@@ -260,7 +216,7 @@ class SequenceSurrogateLoss(StrictModel):
     """GSPO (arXiv 2507.18071, eq. 5 to 7): the ratio of a sequence is the geometric mean of its tokens' ratios."""
 
     kind: Literal["sequence_surrogate"]
-    clip_low: _Fraction = 3e-4
+    clip_low: Fraction = 3e-4
     clip_high: PositiveFloat = 4e-4
 
     def formula(self) -> str:
@@ -271,7 +227,7 @@ class CispoLoss(StrictModel):
     """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): a clipped weight without gradient; no token is dropped."""
 
     kind: Literal["cispo"]
-    clip_low: _Fraction | None = None
+    clip_low: Fraction | None = None
     """Lower bound 1 - clip_low of the weight; None: no lower bound, as the paper trains."""
     clip_high: PositiveFloat = 4.0
 
@@ -280,30 +236,25 @@ class CispoLoss(StrictModel):
         return f"-sg(clip(r, {low:g}, {1 + self.clip_high:g})) A log p"
 
 
-class AipoLoss(StrictModel):
+class AipoLoss(Written):
     """AIPO (LlamaRL, arXiv 2505.24034): one-sided truncation of pi_theta / mu, a weight without gradient."""
 
     kind: Literal["aipo"]
     max_ratio: PositiveFloat = 4.0
-
-    def formula(self) -> str:
-        return f"-sg(min(p / mu, {self.max_ratio:g})) A log p"
+    written: ClassVar[str] = "-sg(min(p / mu, {max_ratio:g})) A log p"
 
 
-class TotalVariationMaskedLoss(StrictModel):
+class TotalVariationMaskedLoss(Written):
     """DPPO (arXiv 2602.04879), binary total variation: drops tokens that moved too far from mu in A's direction."""
 
     kind: Literal["tv_masked_surrogate"]
-    max_increase: _Fraction = 0.2
+    max_increase: Fraction = 0.2
     """Left out where A > 0 and p - mu is above it."""
-    max_decrease: _Fraction = 0.2
+    max_decrease: Fraction = 0.2
     """Left out where A <= 0 and mu - p is above it."""
-
-    def formula(self) -> str:
-        return (
-            f"-A p / mu, without tokens where p - mu > {self.max_increase:g} (A > 0) "
-            f"or mu - p > {self.max_decrease:g} (A <= 0)"
-        )
+    written: ClassVar[str] = (
+        "-A p / mu, without tokens where p - mu > {max_increase:g} (A > 0) or mu - p > {max_decrease:g} (A <= 0)"
+    )
 
 
 class ShapedSurrogateLoss(StrictModel):
@@ -319,30 +270,29 @@ class ShapedSurrogateLoss(StrictModel):
     max_weight: float | None = None
     """Upper clamp of f(rho); a token above it has no gradient."""
 
-    @model_validator(mode="after")
-    def _ordered(self) -> "ShapedSurrogateLoss":
-        if self.min_weight is not None and self.max_weight is not None and self.min_weight >= self.max_weight:
-            raise ValueError(f"min_weight {self.min_weight} must be below max_weight {self.max_weight}")
+    def _complaints(self) -> Iterator[str]:
+        least, most = self._clamps
+        if least >= most:
+            yield f"min_weight {self.min_weight} must be below max_weight {self.max_weight}"
         low, high = self.shaping.codomain
-        if (self.min_weight is not None and self.min_weight >= high) or (
-            self.max_weight is not None and self.max_weight <= low
-        ):
-            raise ValueError(f"f lies between {low:g} and {high:g}: with these clamps no token has a gradient")
-        return self
+        if least >= high or most <= low:
+            yield f"f lies between {low:g} and {high:g}: with these clamps no token has a gradient"
+
+    @property
+    def _clamps(self) -> tuple[float, float]:
+        return (
+            -_INFINITY if self.min_weight is None else self.min_weight,
+            _INFINITY if self.max_weight is None else self.max_weight,
+        )
 
     def formula(self) -> str:
-        bounds = (self.min_weight, self.max_weight)
-        shaped = self.shaping.formula()
-        if any(bound is not None for bound in bounds):
-            low, high = (
-                "-inf" if bounds[0] is None else f"{bounds[0]:g}",
-                "inf" if bounds[1] is None else f"{bounds[1]:g}",
-            )
-            shaped = f"clip({shaped}, {low}, {high})"
+        shaped, (least, most) = self.shaping.formula(), self._clamps
+        if (least, most) != (-_INFINITY, _INFINITY):
+            shaped = f"clip({shaped}, {least:g}, {most:g})"
         return f"-A {shaped}" + (", pi_phi = 1" if self.behavior == "one" else "")
 
 
-class MultipleImportanceLoss(StrictModel):
+class MultipleImportanceLoss(Written):
     """RL-PLUS (arXiv 2508.00222): multiple importance sampling with an exploration-weighted advantage.
 
     The unknown author is estimated as the mean of pi_old and the uniform bound 1, and the denominator is the mixture of
@@ -351,9 +301,7 @@ class MultipleImportanceLoss(StrictModel):
 
     kind: Literal["multiple_importance"]
     exploration_exponent: NonNegativeFloat = 0.5
-
-    def formula(self) -> str:
-        return f"-A (1 - sg(p))^{self.exploration_exponent:g} 2 p / (pi_old + (pi_old + 1) / 2)"
+    written: ClassVar[str] = "-A (1 - sg(p))^{exploration_exponent:g} 2 p / (pi_old + (pi_old + 1) / 2)"
 
 
 Temperature = Literal["one", "rollout"]
@@ -420,7 +368,7 @@ class KLLoss(StrictModel):
         return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
 
 
-class DistillationLoss(StrictModel):
+class DistillationLoss(Written):
     """On-policy distillation: a policy gradient whose advantage at each token is log q - log mu, q the teacher.
 
     Where mu is the policy, its expected gradient is that of the reverse KL, KL(pi_theta || q), of each token in its
@@ -429,9 +377,7 @@ class DistillationLoss(StrictModel):
     """
 
     kind: Literal["distillation"]
-
-    def formula(self) -> str:
-        return "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
+    written: ClassVar[str] = "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
 
 
 OnPolicySurrogate = (
@@ -456,7 +402,6 @@ LossConfig = Annotated[PolicyGradientLoss | AuxiliaryLoss, Field(discriminator="
 Selector = Literal["on_policy", "off_policy", "response"]
 NormaliserMode = Literal["token", "sequence", "constant"]
 Population = Literal["joint", "own", "all"]
-_Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class NormaliserConfig(StrictModel):
@@ -475,18 +420,16 @@ class NormaliserConfig(StrictModel):
 class GateConfig(StrictModel):
     """Which rows a term learns from, by what the rollouts of their prompt achieved. All given conditions must hold."""
 
-    group_accuracy_above: _Accuracy | None = None
+    group_accuracy_above: ShareBelowOne | None = None
     """Share of correct rollouts in the row's group is above this, without demonstrations and rows with a prefix."""
-    group_accuracy_at_most: _Accuracy | None = None
+    group_accuracy_at_most: ShareBelowOne | None = None
     outcome: Literal["correct", "wrong"] | None = None
     """Outcome of the row itself; every row that did not earn the reward is `wrong`."""
 
-    @model_validator(mode="after")
-    def _effective(self) -> "GateConfig":
+    def _complaints(self) -> Iterator[str]:
         above, at_most = self.group_accuracy_above, self.group_accuracy_at_most
         if above is not None and at_most is not None and above >= at_most:
-            raise ValueError(f"no accuracy is above {above} and at most {at_most}")
-        return self
+            yield f"no accuracy is above {above} and at most {at_most}"
 
     def formula(self) -> str:
         parts = []
@@ -512,13 +455,11 @@ class ImportanceCorrection(StrictModel):
     low: NonNegativeFloat = 0.0
     high: PositiveFloat = 2.0
 
-    @model_validator(mode="after")
-    def _effective(self) -> "ImportanceCorrection":
+    def _complaints(self) -> Iterator[str]:
         if self.low >= self.high:
-            raise ValueError(f"low {self.low} must be below high {self.high}")
+            yield f"low {self.low} must be below high {self.high}"
         if self.kind == "truncate" and self.low:
-            raise ValueError("low has no effect with kind: truncate; remove it or use kind: mask")
-        return self
+            yield "low has no effect with kind: truncate; remove it or use kind: mask"
 
     def formula(self) -> str:
         ratio = "pi_old / mu" if self.level == "token" else "prod_t pi_old / mu"
@@ -531,15 +472,14 @@ class ImportanceCorrection(StrictModel):
 class TermConfig(StrictModel):
     """One summand of the objective: coefficient x sum over selected tokens of loss / denominator."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    name: Name
     """Names the term in metrics and in `luffy config --explain`."""
     select: Selector
     gate: GateConfig | None = None
     loss: LossConfig
     correction: ImportanceCorrection | None = None
-    top_entropy_share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Learn only from this share of each row's selected tokens, those of the highest entropy (rounded up). The
-    denominator counts them all."""
+    top_entropy_share: Fraction | None = None
+    """Learn only from this share (rounded up) of a row's tokens, by entropy; the denominator counts them all."""
     coefficient: Coefficient = constant(1.0)
     normaliser: NormaliserConfig
 
@@ -556,7 +496,6 @@ class TermConfig(StrictModel):
 
     @property
     def lacks_correction(self) -> bool:
-        """Whether it supports a correction and has none."""
         return self.takes_sampler_for_trainer and self.select == "on_policy"
 
     @property
@@ -574,49 +513,45 @@ class TermConfig(StrictModel):
     def may_select_off_policy(self) -> bool:
         return self.select != "on_policy"
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "TermConfig":
-        for complaint in self._complaints():
-            raise ValueError(f"term {self.name!r}: {complaint}")
-        return self
+    def _complaints(self) -> Iterator[str]:
+        for complaint in self._own_complaints():
+            yield f"term {self.name!r}: {complaint}"
 
-    def _complaints(self) -> Sequence[str]:
-        found = []
+    def _own_complaints(self) -> Iterator[str]:
         if not self.is_policy_gradient and self.normaliser.population == "joint":
-            found.append("an auxiliary term has no part in the joint denominator; set population: own or all")
+            yield "an auxiliary term has no part in the joint denominator; set population: own or all"
         if self.normaliser.before_gate and self.normaliser.population == "all":
-            found.append("normaliser.before_gate has no effect with population: all, which counts every row; remove it")
+            yield "normaliser.before_gate has no effect with population: all, which counts every row; remove it"
         if self.normaliser.before_gate and self.gate is None and self.normaliser.population == "own":
-            found.append("normaliser.before_gate has no effect without a gate; remove it")
+            yield "normaliser.before_gate has no effect without a gate; remove it"
         if isinstance(self.loss, OffPolicySurrogate) and self.select != "off_policy":
-            found.append(f"{self.loss.kind} is for off-policy tokens; set select: off_policy")
+            yield f"{self.loss.kind} is for off-policy tokens; set select: off_policy"
         against_sampler = isinstance(self.loss, KLLoss) and self.loss.against == "behavior"
         if (isinstance(self.loss, BehaviorLoss) or against_sampler) and self.select != "on_policy":
-            found.append(f"{self.loss.kind} needs the sampler's log-probabilities; set select: on_policy")
+            yield f"{self.loss.kind} needs the sampler's log-probabilities; set select: on_policy"
         if self.correction is not None and self.select != "on_policy":
-            found.append("correction needs the sampler's log-probabilities; set select: on_policy or remove it")
+            yield "correction needs the sampler's log-probabilities; set select: on_policy or remove it"
         if self.correction is not None and isinstance(self.loss, BehaviorLoss):
-            found.append(f"{self.loss.kind} already divides by the sampler's probability; remove correction")
+            yield f"{self.loss.kind} already divides by the sampler's probability; remove correction"
         if isinstance(self.coefficient, ConstantValue) and self.coefficient.value == 0:
-            found.append("coefficient 0 has no effect; remove the term")
+            yield "coefficient 0 has no effect; remove the term"
         if isinstance(self.coefficient, AdaptiveValue) and not isinstance(self.loss, EntropyLoss):
-            found.append("an adaptive coefficient is for the entropy loss; give a number or a schedule")
-        return found
+            yield "an adaptive coefficient is for the entropy loss; give a number or a schedule"
 
 
-def check_terms(terms: tuple[TermConfig, ...]) -> None:
-    """Raise ValueError where terms contradict one another."""
+def complaints_about(terms: tuple[TermConfig, ...]) -> Iterator[str]:
+    """Where terms contradict one another."""
     names = [term.name for term in terms]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise ValueError(f"terms named twice: {', '.join(repeated)}; give each its own name")
+        yield f"terms named twice: {', '.join(repeated)}; give each its own name"
     joint = [term for term in terms if term.normaliser.population == "joint"]
     if len({term.normaliser.mode for term in joint}) > 1:
         modes = sorted({term.normaliser.mode for term in joint})
-        raise ValueError(f"terms that share the joint denominator name different modes {modes}; use one")
+        yield f"terms that share the joint denominator name different modes {modes}; use one"
     if len({term.normaliser.before_gate for term in joint}) > 1:
-        raise ValueError("terms that share the joint denominator differ in before_gate; use one value")
+        yield "terms that share the joint denominator differ in before_gate; use one value"
     if any(term.normaliser.before_gate for term in joint) and not any(
         term.gate for term in terms if term.is_policy_gradient
     ):
-        raise ValueError("normaliser.before_gate has no effect: no policy-gradient term has a gate; remove it")
+        yield "normaliser.before_gate has no effect: no policy-gradient term has a gate; remove it"

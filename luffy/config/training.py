@@ -1,14 +1,15 @@
 """The stages that train (`base`, `sft` and `rl`): optimisation, the prompts of a step, RL's reference and teacher."""
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from luffy.config.evaluation import StopText, ValidationConfig
 from luffy.config.model import DType
 from luffy.config.objective import SupervisedObjectiveConfig
-from luffy.config.strict import StrictModel
+from luffy.config.strict import PositiveShare, Share, ShareBelowOne, StrictModel
 from luffy.config.terms import (
     ImportanceCorrection,
     NegativeLogLikelihoodLoss,
@@ -20,9 +21,6 @@ from luffy.config.terms import (
     depends_on_length,
 )
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-
 
 class ScheduleConfig(StrictModel):
     """Learning-rate multiplier over the optimizer steps of a stage."""
@@ -33,15 +31,12 @@ class ScheduleConfig(StrictModel):
     final_share: Share = 0.0
     """Share of the peak rate that is left at the last step."""
 
-    @model_validator(mode="after")
-    def _effective(self) -> "ScheduleConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.kind == "constant" and self.final_share:
-            raise ValueError("final_share has no effect with kind: constant; remove it")
-        return self
+            yield "final_share has no effect with kind: constant; remove it"
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether the rate at a step changes when the stage is made longer."""
         return self.kind != "constant" or self.warmup_share > 0
 
 
@@ -49,7 +44,7 @@ class OptimizerConfig(StrictModel):
     """AdamW."""
 
     lr: PositiveFloat
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01
     max_grad_norm: PositiveFloat = 1.0
@@ -58,14 +53,12 @@ class OptimizerConfig(StrictModel):
     """Gradients whose norm is above this before clipping make no update; None: every gradient does."""
     schedule: ScheduleConfig = ScheduleConfig()
 
-    @model_validator(mode="after")
-    def _effective(self) -> "OptimizerConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.skip_grad_norm is not None and self.skip_grad_norm <= self.max_grad_norm:
-            raise ValueError(
+            yield (
                 f"skip_grad_norm {self.skip_grad_norm:g} must be above max_grad_norm {self.max_grad_norm:g}: "
                 "nothing would ever be clipped"
             )
-        return self
 
 
 class BaseConfig(StrictModel):
@@ -89,8 +82,7 @@ class SFTConfig(StrictModel):
     steps: PositiveInt | None = None
     """Optimizer steps, in place of `epochs`."""
     max_tokens: PositiveInt | None = None
-    """End before `epochs` or `steps`, after the step at which the response tokens learned from reach this number; None:
-    no such limit."""
+    """End after the step at which the response tokens learned from reach this number; None: no such limit."""
     batch_size: PositiveInt
     """Traces per optimizer step."""
     optimizer: OptimizerConfig
@@ -107,21 +99,14 @@ class SFTConfig(StrictModel):
         )
     )
 
-    @model_validator(mode="after")
-    def _one_length(self) -> "SFTConfig":
+    def _complaints(self) -> Iterator[str]:
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give exactly one of epochs and steps; the other one is null")
-        return self
-
-    @model_validator(mode="after")
-    def _untempered(self) -> "SFTConfig":
+            yield "give exactly one of epochs and steps; the other one is null"
         for term in self.objective.terms:
             if isinstance(term.loss, NegativeLogLikelihoodLoss) and term.loss.temperature == "rollout":
-                raise ValueError(f"term {term.name!r}: temperature: rollout has no effect without rollouts; remove it")
-        return self
+                yield f"term {term.name!r}: temperature: rollout has no effect without rollouts; remove it"
 
     def num_steps(self, num_traces: int) -> int:
-        """Optimizer steps on that many traces."""
         if self.epochs is not None:
             return math.ceil(self.epochs * num_traces / self.batch_size)
         assert self.steps is not None
@@ -140,15 +125,13 @@ class CurriculumSampling(StrictModel):
 
     kind: Literal["curriculum"]
     by: Literal["difficulty", "trace_length"]
-    """`difficulty`: the pass rate that the stage `difficulty` measured. `trace_length`: the number of tokens of the
-    shortest trace."""
+    """`difficulty`: the pass rate that this stage measured. `trace_length`: tokens of the shortest trace."""
     direction: Literal["easy_first", "hard_first"] = "easy_first"
     depends_on_length: ClassVar[bool] = False
 
 
 class PoolShares(StrictModel):
-    """Parts of a step's prompts, relative to each other. The defaults are PRIME-RL's weights, with new prompts like
-    normal ones."""
+    """Parts of a step's prompts, relative to each other; by default PRIME-RL's, with new prompts like normal ones."""
 
     new: PositiveFloat = 1.0
     """Prompts that no step has drawn yet."""
@@ -156,11 +139,9 @@ class PoolShares(StrictModel):
     normal: NonNegativeFloat = 1.0
     easy: NonNegativeFloat = 0.2
 
-    @model_validator(mode="after")
-    def _something_is_drawn_again(self) -> "PoolShares":
+    def _complaints(self) -> Iterator[str]:
         if not (self.hard or self.normal or self.easy):
-            raise ValueError("hard, normal and easy are all 0, so no prompt would be drawn a second time; raise one")
-        return self
+            yield "hard, normal and easy are all 0, so no prompt would be drawn a second time; raise one"
 
 
 class PoolSampling(StrictModel):
@@ -177,50 +158,42 @@ class PoolSampling(StrictModel):
     easy_above: ScheduledValue = constant(0.75)
     """Prompts with a running pass rate above this are easy; those between are normal."""
     shares: PoolShares = PoolShares()
-    memory: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
+    memory: ShareBelowOne = 0.5
     """Weight of the previous running pass rate when a new group's is averaged in; 0: only the last group counts."""
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether the prompts of a step change when the stage is made longer."""
         return depends_on_length(self.hard_at_most) or depends_on_length(self.easy_above)
 
-    @model_validator(mode="after")
-    def _ordered(self) -> "PoolSampling":
+    def _complaints(self) -> Iterator[str]:
         (hard_low, hard_high), (easy_low, easy_high) = bounds(self.hard_at_most), bounds(self.easy_above)
         if hard_low < 0 or easy_high > 1:
-            raise ValueError("hard_at_most and easy_above are pass rates, between 0 and 1")
+            yield "hard_at_most and easy_above are pass rates, between 0 and 1"
         if hard_low >= easy_low or hard_high >= easy_high:
-            raise ValueError(
+            yield (
                 f"hard_at_most ({hard_low:g} to {hard_high:g}) must be below easy_above ({easy_low:g} to "
                 f"{easy_high:g}): no prompt would be normal"
             )
-        return self
 
 
 SamplingConfig = Annotated[UniformSampling | CurriculumSampling | PoolSampling, Field(discriminator="kind")]
 
 
 class MovingReferenceConfig(StrictModel):
-    """A reference that follows the policy (TRL's `sync_ref_model`, after TR-DPO, arXiv 2404.09656).
-
-    After every `refresh_every`-th RL step, reference <- mixup x policy + (1 - mixup) x reference, weight by weight.
-    """
+    """A reference that follows the policy (TRL's `sync_ref_model`, after TR-DPO, arXiv 2404.09656). After every
+    `refresh_every`-th RL step, reference <- mixup x policy + (1 - mixup) x reference, weight by weight."""
 
     refresh_every: PositiveInt
     """RL steps from one refresh to the next (TRL's `ref_model_sync_steps` counts optimizer steps)."""
-    mixup: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Share of the policy (TRL's `ref_model_mixup_alpha`). 1: the reference becomes a copy of the policy. Below 1: an
-    exponential moving average whose decay is 1 - mixup."""
+    mixup: PositiveShare = 1.0
+    """Share of the policy (TRL's `ref_model_mixup_alpha`). 1: a copy. Below 1: a moving average, decay 1 - mixup."""
 
-    @model_validator(mode="after")
-    def _lags(self) -> "MovingReferenceConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.refresh_every == 1 and self.mixup == 1:
-            raise ValueError(
+            yield (
                 "refresh_every: 1 with mixup: 1 makes the reference the policy before each RL step; use a kl term "
                 "with against: old, raise refresh_every, or lower mixup"
             )
-        return self
 
 
 class ModelTeacher(StrictModel):
@@ -228,17 +201,14 @@ class ModelTeacher(StrictModel):
 
     kind: Literal["model"]
     path: str
-    """A Hugging Face model folder or hub id, for example an export of an earlier run (`luffy export`). Its tokenizer
-    has to be the policy's."""
+    """A Hugging Face model folder or hub id, such as an export of a run. Its tokenizer has to be the policy's."""
     dtype: DType | None = None
     """Compute type; None: that of the policy."""
 
 
 class SelfTeacher(StrictModel):
-    """The policy that the stage starts from, with a trace in its prompt (self-distillation). It is frozen.
-
-    Every training prompt needs a trace; where there are several, the first one is shown.
-    """
+    """The policy that the stage starts from, with a trace in its prompt (self-distillation). It is frozen. Every
+    training prompt needs a trace; where there are several, the first one is shown."""
 
     kind: Literal["self"]
     prompt: str = (
@@ -247,12 +217,10 @@ class SelfTeacher(StrictModel):
     )
     """Replaces the last message of the prompt: `{problem}` is that message, `{trace}` the trace."""
 
-    @model_validator(mode="after")
-    def _shows_both(self) -> "SelfTeacher":
+    def _complaints(self) -> Iterator[str]:
         missing = [name for name in ("{problem}", "{trace}") if name not in self.prompt]
         if missing:
-            raise ValueError(f"prompt: {missing[0]} is missing; the teacher needs the problem and its trace")
-        return self
+            yield f"prompt: {missing[0]} is missing; the teacher needs the problem and its trace"
 
 
 class ServedTeacher(StrictModel):
@@ -288,14 +256,13 @@ class RLConfig(StrictModel):
     steps: PositiveInt
     """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
     max_tokens: PositiveInt | None = None
-    """End before `steps`, after the step at which the tokens sampled and the response tokens learned from, together,
-    reach this number; None: no such limit."""
+    """End after the step at which the tokens sampled and learned from together reach this number; None: no limit."""
     prompts_per_step: PositiveInt
     prompts_per_update: PositiveInt | None = None
     """Mini-batch of one optimizer step, in prompts; None: one optimizer step per pass."""
     passes: PositiveInt = 1
-    """Number of passes of an RL step's optimizer steps over its groups; `pi_old` is the policy before the first of them
-    in all passes. Later passes repeat the mini-batches of the first one, each in another order."""
+    """Passes of an RL step's optimizer steps over its groups, with one `pi_old`: the policy before them. Later passes
+    repeat the mini-batches of the first one, each in another order."""
     sampling: SamplingConfig = UniformSampling(kind="uniform")
     """Which prompts a step draws."""
     temperature: PositiveFloat = 1.0
@@ -303,19 +270,16 @@ class RLConfig(StrictModel):
     max_response_tokens: PositiveInt
     stop: tuple[StopText, ...] = ()
     """Texts that end a rollout, besides the stop token (r1_zero: `</answer>`). A rollout is graded up to and including
-    the first of them, and learned from up to the token that completes it. Traces are taken as they are, but a prefix
-    ends before a stop text."""
+    the first of them, and learned from up to the token that completes it. A prefix of a trace ends before one."""
     engine: Literal["cluster", "vllm", "openai"] = "cluster"
-    """Engine of the rollouts. `cluster`: the cluster's own, which is the embedded one in one process, and vLLM actors
-    under Ray. `vllm`: with `cluster: local` and without a GPU, vLLM in the trainer's process, which takes its weights
-    after every RL step. `openai`: the vLLM servers of `execution.server`, which take them from a folder in the stage's
-    directory."""
+    """Engine of the rollouts. `cluster`: the embedded one in one process, vLLM actors under Ray. `vllm`: with `cluster:
+    local` and without a GPU, vLLM in the trainer's process, which takes its weights after every RL step. `openai`: the
+    vLLM servers of `execution.server`, which take them from a folder in the stage's directory."""
     max_staleness: NonNegativeInt = 0
     """RL steps by which the weights of a rollout may lag; above 0, generation overlaps with training."""
     correction: ImportanceCorrection | None = None
-    """Importance correction for every term of the method that learns only from rollouts and has none of its own: it
-    weighs each token by its probability under the trainer relative to the engine. It corrects for `max_staleness` above
-    0."""
+    """Importance correction for every term that learns only from rollouts and has none of its own: it weighs each token
+    by its probability under the trainer relative to the engine, also where `max_staleness` is above 0."""
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Value function for `objective.advantage.kind: gae` (PPO); None: no critic."""
@@ -328,19 +292,15 @@ class RLConfig(StrictModel):
 
     @property
     def updates_per_pass(self) -> int:
-        """Mini-batches of an RL step."""
         return 1 if self.prompts_per_update is None else self.prompts_per_step // self.prompts_per_update
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps an RL step makes."""
         return self.passes * self.updates_per_pass
 
-    @model_validator(mode="after")
-    def _whole_mini_batches(self) -> "RLConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.prompts_per_update is not None and self.prompts_per_step % self.prompts_per_update:
-            raise ValueError(
+            yield (
                 f"prompts_per_step {self.prompts_per_step} must be a multiple of "
                 f"prompts_per_update {self.prompts_per_update}"
             )
-        return self

@@ -1,16 +1,15 @@
 """Converts pydantic's validation errors to lines with the place, what was found and what is allowed."""
 
-import difflib
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import members, models_at, steps, tags
-from luffy.config.yaml_source import KeyPath, Value, child, dotted, flow_yaml
+from luffy.config.yaml_source import KeyPath, Value, child, dotted, flow_yaml, nearest
 
 _PLAIN = {
     "int_type": "must be a whole number",
@@ -47,10 +46,8 @@ def explain(
     default_where: str,
     values: Value = None,
 ) -> str:
-    """One line for each mistake in `error`, with its file and line from `origins`.
-
-    `values` are what was validated; with them, elements of lists are called by their names.
-    """
+    """One line for each mistake in `error`, with its file and line from `origins`. `values` are what was validated;
+    with them, elements of lists are called by their names."""
     lines = []
     findings = error.errors(include_url=False)
     for finding in findings:
@@ -72,32 +69,36 @@ def explain(
 
 
 def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[BaseModel], given: Value) -> str:
-    kind, found = finding["type"], finding["input"]
+    kind, context = finding["type"], finding.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"{name}: unknown key{_nearest(path, root, finding['loc'])}"
+        return f"{name}: unknown key{_in_place_of(path, root, finding['loc'])}"
     if kind == "union_tag_invalid":
         key = name if isinstance(given, str) else f"{name}.kind"  # a kind may stand for a mapping of it alone
-        return f"{key}: {_unknown_kind(finding['ctx'])}"
+        allowed = re.findall(r"'([^']*)'", context["expected_tags"])
+        hint = nearest(context["tag"], allowed, "did you mean {!r}? ", cutoff=0.5)
+        return f"{key}: unknown kind {context['tag']!r}; {hint}allowed here: {', '.join(allowed)}"
     if kind == "union_tag_not_found":
         return f"{name}.kind: {_PLAIN['missing']}"
     if kind == "missing":
         preset = ", or chain: NAME, which takes those of a preset" if path == ("stages",) else ""
         return f"{name}: {_PLAIN[kind]}{preset}"
     if kind == "too_short":
-        return f"{name}: needs at least {finding['ctx']['min_length']}, found {finding['ctx']['actual_length']}"
-    message = _PLAIN.get(kind) or _form(finding) or finding["msg"].removeprefix("Value error, ")
+        return f"{name}: needs at least {context['min_length']}, found {context['actual_length']}"
+    message = _PLAIN.get(kind) or finding["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"{name}: {message}" if name else message
-    message = message[0].lower() + message[1:]
-    message = message.replace("input should be", "must be", 1)
-    return f"{name}: {message}, found {_short(found)}{_nearest_value(finding)}"
+    if kind == "string_pattern_mismatch":
+        message = _form(context["pattern"]) or message
+    message = (message[0].lower() + message[1:]).replace("input should be", "must be", 1)
+    found, hint = finding["input"], ""
+    if kind == "literal_error" and isinstance(found, str):
+        hint = nearest(found, re.findall(r"'([^']*)'", context["expected"]))
+    shown = flow_yaml(found) if found is None or isinstance(found, bool) else repr(found)
+    return f"{name}: {message}, found {shown if len(shown) <= 80 else shown[:77] + '...'}{hint}"
 
 
-def _form(finding: Mapping[str, Any]) -> str | None:
-    """What a text should look like; None for a finding of another type."""
-    if finding["type"] != "string_pattern_mismatch":
-        return None
-    pattern = finding["ctx"]["pattern"]
+def _form(pattern: str) -> str | None:
+    """What a text of this pattern looks like, where that can be said."""
     names = _NAMES.fullmatch(pattern)
     if names is None:
         return _FORMS.get(pattern)
@@ -108,27 +109,7 @@ def _form(finding: Mapping[str, Any]) -> str | None:
     return f"may have {letters}, digits and {signs} only, {' or '.join(starts)} first"
 
 
-def _nearest_value(finding: Mapping[str, Any]) -> str:
-    if finding["type"] != "literal_error" or not isinstance(finding["input"], str):
-        return ""
-    allowed = re.findall(r"'([^']*)'", finding["ctx"]["expected"])
-    close = difflib.get_close_matches(finding["input"], allowed, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _unknown_kind(context: Mapping[str, Any]) -> str:
-    allowed = re.findall(r"'([^']*)'", context["expected_tags"])
-    close = difflib.get_close_matches(context["tag"], allowed, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown kind {context['tag']!r}; {hint}allowed here: {', '.join(allowed)}"
-
-
-def _short(value: object) -> str:
-    text = flow_yaml(value) if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _nearest(path: KeyPath, root: type[BaseModel], location: tuple[int | str, ...]) -> str:
+def _in_place_of(path: KeyPath, root: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """What is allowed in place of the unknown key at `path`; its `location` also names the kind of its section."""
     models = models_at(path[:-1], root)
     chosen = [model for model in models if location[-2:-1] and location[-2] in tags(model)]
@@ -138,52 +119,34 @@ def _nearest(path: KeyPath, root: type[BaseModel], location: tuple[int | str, ..
         {name for model in chosen or models for name in model.model_fields}
         | ({"extends"} if len(path) == 1 and path[0] != "extends" else set())
     )
-    close = difflib.get_close_matches(path[-1], allowed, n=1, cutoff=0.65)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    if len(path) == 1 and path[0] in ExperimentConfig.model_fields and "overrides" in allowed:
-        return _place_in_many_runs(path[0], allowed)
+    if hint := nearest(path[-1], allowed, cutoff=0.65):
+        return hint
+    name = path[0]
+    if len(path) == 1 and name in ExperimentConfig.model_fields and "overrides" in allowed:  # a file of many runs
+        if "arms" in allowed and name in ("chain", "method"):
+            return f"; each arm has its own: arms.NAME.{name}; a grid has it in its overrides: [{name}=VALUE]"
+        override = f"{name}.FIELD=VALUE" if models_at((name,), ExperimentConfig) else f"{name}=VALUE"
+        return f"; fields of the experiment go into the list overrides: [{override}]"
     return f"; allowed here: {', '.join(allowed)}" if allowed else ""
 
 
-def _place_in_many_runs(name: str, allowed: Sequence[str]) -> str:
-    """Where a comparison, grid or study with the keys `allowed` takes the experiment's field `name`."""
-    if "arms" in allowed and name in ("chain", "method"):
-        return f"; each arm has its own: arms.NAME.{name}; a grid has it in its overrides: [{name}=VALUE]"
-    override = f"{name}.FIELD=VALUE" if models_at((name,), ExperimentConfig) else f"{name}=VALUE"
-    return f"; fields of the experiment go into the list overrides: [{override}]"
-
-
 def _key_path(location: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath:
-    """The path as the user wrote it, without the tags that pydantic adds for branches of unions."""
+    """The path as the user wrote it, without the branches of unions that pydantic adds: tags and types."""
     path: list[str] = []
     annotations: list[Any] = [root]
     for part in location:
-        if (tagged := _tagged(annotations, part)) is not None:
-            annotations = [tagged]
+        # A tag comes before the model's own keys.
+        kinds = {branch: own for annotation in annotations for branch in members(annotation) if (own := tags(branch))}
+        tagged = [branch for branch, own in kinds.items() if part in own]
+        if tagged and len(kinds) > 1:
+            annotations = tagged[:1]
             continue
+        is_limited = str(part).startswith(_BRANCH)
         below = [step for annotation in annotations for step in steps(annotation, part)]
-        if below and not str(part).startswith(_BRANCH):
+        if below and not is_limited:
             path.append(str(part))
             annotations = below
-        elif _is_branch(annotations, part):
-            continue
-        else:
+        elif isinstance(part, int) or not (tagged or part in {"int", "float", "str"} or is_limited or "[" in part):
             path.append(str(part))
             annotations = []
     return tuple(path)
-
-
-def _tagged(annotations: list[Any], part: int | str) -> type[BaseModel] | None:
-    """The model that `part` names among several by its `kind`; pydantic puts this tag before the model's own keys."""
-    branches = (branch for annotation in annotations for branch in members(annotation))
-    kinds = {branch: own for branch in branches if (own := tags(branch))}
-    return next((branch for branch, own in kinds.items() if part in own), None) if len(kinds) > 1 else None
-
-
-def _is_branch(annotations: list[Any], part: int | str) -> bool:
-    """Whether `part` names a branch of a union: a discriminator's tag or the description of a type."""
-    if isinstance(part, int):
-        return False
-    kinds = {tag for annotation in annotations for member in members(annotation) for tag in tags(member)}
-    return part in kinds or part in {"int", "float", "str"} or part.startswith(_BRANCH) or "[" in part

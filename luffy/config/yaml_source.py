@@ -6,7 +6,7 @@ mappings goes by its `name`; one without a name goes by its index.
 
 import difflib
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from math import inf
 from pathlib import Path
 from typing import Any, cast
@@ -87,7 +87,12 @@ def _parse(text: str) -> tuple[yaml.Node | None, Value]:
 
 
 def _parse_by(kind: type[_Loader | _ExplainingLoader], text: str) -> tuple[yaml.Node | None, Value]:
-    _refuse_deep(kind, text)
+    # Depth by the parser's events, which come one by one: the composer recurses, libyaml's without any check.
+    depth = 0
+    for event in yaml.parse(text, kind):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=cast(Any, event.start_mark))
     loader = kind(text)
     try:
         node = loader.get_single_node()
@@ -101,18 +106,6 @@ def _parse_by(kind: type[_Loader | _ExplainingLoader], text: str) -> tuple[yaml.
         loader.dispose()
 
 
-def _refuse_deep(kind: type[_Loader | _ExplainingLoader], text: str) -> None:
-    """Raise yaml.MarkedYAMLError at the line where `text` nests too deep.
-
-    Counted from the parser's events, which come one by one: the composer recurses, libyaml's without any check.
-    """
-    depth = 0
-    for event in yaml.parse(text, kind):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=cast(Any, event.start_mark))
-
-
 def _refuse_bomb(root: yaml.Node) -> None:
     """Raise yaml.YAMLError for aliases that contain themselves, or that expand to too many values or levels."""
     seen: dict[int, tuple[int, int] | None] = {}
@@ -121,7 +114,8 @@ def _refuse_bomb(root: yaml.Node) -> None:
         """Values of the node, and levels of lists and mappings."""
         if id(node) not in seen:
             seen[id(node)] = None  # being counted
-            below = list(map(size, _children(node)))
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            below = [size(each) for part in parts for each in (part if isinstance(part, tuple) else (part,))]
             depth = isinstance(node, yaml.CollectionNode) + max((levels for _, levels in below), default=0)
             seen[id(node)] = 1 + sum(values for values, _ in below), depth
         known = seen[id(node)]
@@ -136,12 +130,6 @@ def _refuse_bomb(root: yaml.Node) -> None:
         raise yaml.YAMLError(f"its aliases stand for {depth} levels: {_TOO_DEEP}")
 
 
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [each for pair in node.value for each in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
-
-
 def dump_yaml(content: object) -> str:
     """Return `content` as YAML that `read_yaml` reads back unchanged, its keys in their order."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
@@ -154,10 +142,8 @@ def flow_yaml(value: object) -> str:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
-    """The mapping in `path`, and the `file:line` of each of its keys.
-
-    Raises ConfigError when the file is missing, is not UTF-8, is not YAML, is not a mapping or repeats a key.
-    """
+    """The mapping in `path`, and the `file:line` of each of its keys. Raises ConfigError when the file is missing, is
+    not UTF-8, is not YAML, is not a mapping or repeats a key."""
     try:
         with path.open("rb") as file:  # may be a pipe of the shell
             content = file.read(_MAX_BYTES + 1)
@@ -211,10 +197,8 @@ def key_paths(value: Value, above: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def child(value: Value, key: str) -> Value:
-    """The value below `key` in a mapping, or at that index in a list; None where there is none.
-
-    A key of a mapping may be a number, as in `stepwise_share: {1: 0.5}`, and is compared as text.
-    """
+    """The value below `key` in a mapping, or at that index in a list; None where there is none. A key of a mapping may
+    be a number, as in `stepwise_share: {1: 0.5}`, and is compared as text."""
     if isinstance(value, dict):
         return next((below for name, below in value.items() if str(name) == key), None)
     if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
@@ -241,6 +225,11 @@ def element_index(elements: list[Value], key: str, where: str) -> int:
     if key.isdecimal() and int(key) < len(elements):
         return int(key)
     allowed = [str(index) if name is None else str(name) for index, name in enumerate(names)]
-    close = difflib.get_close_matches(key, allowed, n=1, cutoff=0.5)
-    nearest = f"did you mean {close[0]!r}? " if close else ""
-    raise ConfigError(f"{where}: no element {key!r} in this list; {nearest}there are {', '.join(allowed) or 'none'}")
+    hint = nearest(key, allowed, "did you mean {!r}? ", cutoff=0.5)
+    raise ConfigError(f"{where}: no element {key!r} in this list; {hint}there are {', '.join(allowed) or 'none'}")
+
+
+def nearest(name: str, names: Iterable[str], question: str = "; did you mean {!r}?", cutoff: float = 0.6) -> str:
+    """The question with the name that is closest to `name`; empty if none is close."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return question.format(close[0]) if close else ""

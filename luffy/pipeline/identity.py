@@ -32,7 +32,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 FRAME = (
     "cluster/engine_pool.py",
     "config/fields.py",
-    "config/form.py",
     "config/load.py",
     "config/rules.py",
     "config/stage_kinds.py",

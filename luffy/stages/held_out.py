@@ -290,10 +290,8 @@ def open_for_sft(
     """
     validation = settings.validation
     assert validation is not None
-    try:
-        validation.schedule.check_length(steps)
-    except ValueError as error:
-        raise ConfigError(f"sft.validation.{error}") from None
+    if complaint := validation.schedule.complaint_about_length(steps):
+        raise ConfigError(f"sft.validation.{complaint}")
     _warn_of_chosen_suites(validation, "sft", context)
     model = context.inputs["model"] / "model"
     tokenizer = load_tokenizer(model)

@@ -25,7 +25,7 @@ from luffy.config.data import DataConfig, MixtureSource, SourceConfig, Verifiers
 from luffy.config.environment import history_of
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
-from luffy.config.shipped import benchmark_names
+from luffy.config.shipped import DATA
 from luffy.data.card import (
     FAILS,
     TEXT_ALONE,
@@ -143,7 +143,8 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
         }
         for file in files
     }
-    not_checked = [name for name in benchmark_names() if name not in checked]
+    benchmarks = sorted(file.stem for file in (DATA / "benchmarks").glob("*.yaml"))
+    not_checked = [name for name in benchmarks if name not in checked]
     card = DataCard(len(tokenizer), [each.card for each in prepared], checked, not_checked, written)
     write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(card))

@@ -20,7 +20,6 @@ import pytest
 from patience import PATIENCE_S, wait_until
 from prefect_api import place_empty_database
 
-from luffy.config.form import form_of_file
 from luffy.flows.prefect_api import free_port
 from luffy.pipeline.lock import holder_of
 
@@ -103,11 +102,7 @@ class Checkout:
 
     def begin(self, overrides):
         """Start the deployment as the page of the server does; returns the run's identifier."""
-        return self.begin_of("full-pipeline/smoke", {"overrides": overrides})
-
-    def begin_of(self, name, parameters):
-        """The same for any deployment."""
-        return self.ask(self._runs_of(name), parameters=parameters)["id"]
+        return self.ask(self._runs_of("full-pipeline/smoke"), parameters={"overrides": overrides})["id"]
 
     def _runs_of(self, name):
         return f"deployments/{self.ask(f'deployments/name/{name}')['id']}/create_flow_run"
@@ -280,14 +275,7 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served, 
     assert (shown, served.task_states(second)) == ({}, {"prepare_data": "Cached", "base": "Cached"})
 
 
-def test_the_form_and_a_flow_started_by_hand_reuse_the_stages_of_the_file(served, first):
-    """The one that is started by hand reports to the server, too, which it finds in the workspace."""
-    form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
-    run = served.begin_of("pipeline-form/arithmetic", {"experiment": form})
-    assert served.end_of(run) == "COMPLETED"
-    assert served.task_states(run) == {"prepare_data": "Cached", "base": "Cached"}
-    assert served.ask(f"flow_runs/{run}")["name"].startswith("smoke sft_then_luffy")
-
+def test_a_flow_started_by_hand_reports_to_the_server_that_it_finds_in_the_workspace(served, first):
     where = {"LUFFY_WORKSPACE": str(served.workspace), "PREFECT_API_URL": ""}
     alone = served.run("flows/full_pipeline.py", "exp_configs/smoke.yaml", "--only", "prepare_data", **where)
     assert alone.returncode == 0, alone.stderr
@@ -298,19 +286,8 @@ def test_the_form_and_a_flow_started_by_hand_reuse_the_stages_of_the_file(served
     assert (newest["deployment_id"], newest["state_type"]) == (None, "COMPLETED")
 
 
-def test_a_form_is_refused_by_its_schema_or_ends_in_one_line(served):
-    form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
-    result, run = served.deploy("pipeline-form/arithmetic", {"experiment": {**form, "seed": -1}})
-    assert (result.returncode, run) == (1, None)
-    assert "-1 is less than the minimum of 0" in result.stdout + result.stderr
-    stages = ["prepare_data", "base", "report"]
-    run = served.begin_of("pipeline-form/arithmetic", {"experiment": {**form, "stages": stages}})
-    served.end_of(run)
-    served.failed_in_one_line(run, "form: stages: report needs evaluate before it")
-
-
 def test_a_mistake_in_the_experiment_is_one_line_before_any_stage_and_not_retried(served):
-    run = served.begin(["rl.stepz=3"])
+    _, run = served.deploy("full-pipeline/smoke", {"overrides": ["rl.stepz=3"]})
     served.end_of(run)
     served.failed_in_one_line(run, "rl.stepz: unknown key; did you mean 'steps'?")
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from luffy.config import load_experiment
+from luffy.config.many_runs.arms import Candidate
 from luffy.config.many_runs.sweep_design import GridPoint, SweepDesign, grid_points
-from luffy.config.many_runs.sweep_runs import Candidate, Sweep
+from luffy.config.many_runs.sweep_runs import Sweep
 from luffy.evaluation.across_runs.run_results import ArmResults, Costs, RunResult
 from luffy.evaluation.across_runs.sweep_findings import find_on_arms
 from synthetic.suite_scores import evaluation

@@ -5,9 +5,9 @@ Without `arms` it is a grid, with `arms` a comparison, with `axes` too a study (
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,7 @@ from pydantic import (
 
 from luffy.config.evaluation import VALIDATION
 from luffy.config.load import FileKind
-from luffy.config.strict import StrictModel, is_none
+from luffy.config.strict import RunName, StrictModel, is_none
 from luffy.config.yaml_source import flow_yaml
 from luffy.seeds import derive_seed
 
@@ -69,7 +69,6 @@ class GridPoint:
 
     @property
     def overrides(self) -> list[str]:
-        """The values as `key.path=value`."""
         return [f"{key}={flow_yaml(value)}" for key, value in self.values]
 
     @property
@@ -111,15 +110,11 @@ class BudgetConfig(StrictModel):
     max_optimizer_steps: PositiveInt | None = Field(default=None, exclude_if=is_none)
     """With `tokens`: an arm that has not reached them ends after this many optimizer steps of SFT, or of RL."""
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> "BudgetConfig":
+    def _complaints(self) -> Iterator[str]:
         if [self.optimizer_steps, self.rollouts, self.tokens].count(None) != 2:
-            raise ValueError("give exactly one of optimizer_steps, rollouts and tokens")
+            yield "give exactly one of optimizer_steps, rollouts and tokens"
         if self.tokens is not None and self.max_optimizer_steps is None:
-            raise ValueError("max_optimizer_steps: missing; tokens needs it, for an arm that spends too few")
-        if self.tokens is None and self.max_optimizer_steps is not None:
-            raise ValueError("max_optimizer_steps has no effect without tokens; remove it")
-        return self
+            yield "max_optimizer_steps: missing; tokens needs it, for an arm that spends too few"
 
     @property
     def text(self) -> str:
@@ -130,10 +125,8 @@ class BudgetConfig(StrictModel):
 
 
 class SelectConfig(StrictModel):
-    """How each arm's values are chosen: by runs of every point, evaluated on nothing that is reported.
-
-    Every arm gets equally many points.
-    """
+    """How each arm's values are chosen: by runs of every point, evaluated on nothing that is reported. Every arm gets
+    equally many points."""
 
     on: str = VALIDATION
     """`validation`: the prompts that `data.validation_prompts` holds out; or a suite of the experiment, which is then
@@ -154,8 +147,7 @@ class ArmConfig(StrictModel):
     method: str
     """A preset of `exp_configs/methods/`; in a chain with RL, the method of RL."""
     sft_steps: PositiveInt | None = None
-    """Optimizer steps of SFT, in all of its rounds, where RL follows; None: the chain has no SFT before RL, or
-    `sft_tokens` sets it."""
+    """Optimizer steps of SFT, in all rounds, where RL follows; None: there is none before RL, or by `sft_tokens`."""
     sft_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
     """The share of `budget.tokens` that SFT learns from where RL follows."""
     overrides: tuple[str, ...] = ()
@@ -186,11 +178,9 @@ class AxisConfig(StrictModel):
     levels: dict[_Name, LevelConfig] = Field(min_length=2)
     """The levels, in the order of figures."""
 
-    @model_validator(mode="after")
-    def _centre_exists(self) -> "AxisConfig":
+    def _complaints(self) -> Iterator[str]:
         if self.centre not in self.levels:
-            raise ValueError(f"centre: no level is called {self.centre!r}; there are {', '.join(self.levels)}")
-        return self
+            yield f"centre: no level is called {self.centre!r}; there are {', '.join(self.levels)}"
 
 
 class PrimaryConfig(StrictModel):
@@ -210,7 +200,7 @@ class PlannedConfig(StrictModel):
 class SweepDesign(StrictModel):
     """Many runs of one experiment: a grid, a comparison (`arms`), or a study (`arms` and `axes`)."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    name: RunName
     experiment: str
     """YAML file of the experiment that all runs start from: a path relative to this folder, or a shipped name."""
     overrides: tuple[str, ...] = ()
@@ -221,8 +211,7 @@ class SweepDesign(StrictModel):
     workers: PositiveInt = 1
     """Number of concurrent runs. Affects their time, never their results."""
     grid: Grid | None = None
-    """A grid: values by `key.path`, every combination is a point. Else: values to try for every arm that has no grid of
-    its own."""
+    """Values by `key.path`, every combination is a point: of a grid, or of every arm that has no grid of its own."""
     reference: str = ""
     """The arm that all others are tested against."""
     budget: BudgetConfig | None = None
@@ -248,7 +237,6 @@ class SweepDesign(StrictModel):
 
     @property
     def kind(self) -> FileKind:
-        """What it describes."""
         return "study" if self.axes else "comparison" if self.arms else "grid"
 
     @property
@@ -270,12 +258,10 @@ class SweepDesign(StrictModel):
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The arms without the reference."""
         return tuple(name for name in self.arms if name != self.reference)
 
     @property
     def planned(self) -> tuple[tuple[str, str], ...]:
-        """Cell and arm of every planned test."""
         return tuple((cell, arm) for each in self.tests for cell in each.cells for arm in each.arms)
 
     def in_cell(self, cell: str, points: Mapping[str, GridPoint] | None = None) -> "SweepDesign":
@@ -308,7 +294,7 @@ class SweepDesign(StrictModel):
         )
 
     @model_validator(mode="after")
-    def _keys_are_of_its_kind(self, info: ValidationInfo) -> "SweepDesign":
+    def _consistent(self, info: ValidationInfo) -> Self:
         kind: FileKind = (info.context or {}).get("kind", self.kind)
         allowed = {"grid": _OF_GRIDS, "comparison": _OF_COMPARISONS}.get(kind, type(self).model_fields.keys())
         if foreign := sorted(self.model_fields_set - allowed):
@@ -319,51 +305,36 @@ class SweepDesign(StrictModel):
             )
         if self.arms and self.reference not in self.arms:
             raise ValueError(f"reference: no arm is called {self.reference!r}; there are {', '.join(self.arms)}")
+        for complaint in self._complaints():
+            raise ValueError(complaint)
         return self
 
-    @model_validator(mode="after")
-    def _tuning_is_whole(self) -> "SweepDesign":
-        grids = [self.grid, *(arm.grid for arm in self.arms.values())]
-        if self.arms and self.select is None and any(grid is not None for grid in grids):
-            raise ValueError("select: missing; a grid needs it to choose its values")
-        if self.select is None:
-            return self
-        if all(grid is None for grid in grids):
-            raise ValueError("select: has no effect without a grid; give one, or remove it")
-        if self.axes and self.select.on != VALIDATION:
-            raise ValueError("select.on: a study chooses values on the validation split; remove it")
-        if both := sorted({*self.select.seeds} & {*self.seeds, *self.seeds_elsewhere}):
-            raise ValueError(f"select.seeds: {both[0]} is also reported; values are chosen on seeds of their own")
-        return self
-
-    @model_validator(mode="after")
-    def _interactions_name_levels(self) -> "SweepDesign":
+    def _complaints(self) -> Iterator[str]:
+        select, grids = self.select, [self.grid, *(arm.grid for arm in self.arms.values())]
+        if self.arms and select is None and any(grid is not None for grid in grids):
+            yield "select: missing; a grid needs it to choose its values"
+        if select is not None:
+            if self.axes and select.on != VALIDATION:
+                yield "select.on: a study chooses values on the validation split; remove it"
+            if both := sorted({*select.seeds} & {*self.seeds, *self.seeds_elsewhere}):
+                yield f"select.seeds: {both[0]} is also reported; values are chosen on seeds of their own"
         plain = self.model_copy(update={"interactions": {}}).cells
         for name, levels in self.interactions.items():
             if name in plain:
-                raise ValueError(f"interactions: {name!r} is already the name of a cell; give it another")
+                yield f"interactions: {name!r} is already the name of a cell; give it another"
             for axis, level in levels.items():
                 if axis not in self.axes:
-                    raise ValueError(
-                        f"interactions.{name}: no axis is called {axis!r}; there are {', '.join(self.axes)}"
-                    )
+                    yield f"interactions.{name}: no axis is called {axis!r}; there are {', '.join(self.axes)}"
                 if level not in (known := self.axes[axis].levels):
-                    raise ValueError(
-                        f"interactions.{name}: axis {axis} has no level {level!r}; there are {', '.join(known)}"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _tests_name_cells_and_arms(self) -> "SweepDesign":
+                    yield f"interactions.{name}: axis {axis} has no level {level!r}; there are {', '.join(known)}"
         cells, seen = self.cells, set[tuple[str, str]]()
         for cell, arm in self.planned:
             if cell not in cells:
-                raise ValueError(f"tests: no cell is called {cell!r}; there are {', '.join(cells)}")
+                yield f"tests: no cell is called {cell!r}; there are {', '.join(cells)}"
             if arm not in self.arms:
-                raise ValueError(f"tests: no arm is called {arm!r}; there are {', '.join(self.arms)}")
+                yield f"tests: no arm is called {arm!r}; there are {', '.join(self.arms)}"
             if arm == self.reference:
-                raise ValueError(f"tests: {arm} is the reference; it cannot be tested against itself")
+                yield f"tests: {arm} is the reference; it cannot be tested against itself"
             if (cell, arm) in seen:
-                raise ValueError(f"tests: {arm} in {cell} is planned twice; give each test once")
+                yield f"tests: {arm} in {cell} is planned twice; give each test once"
             seen.add((cell, arm))
-        return self

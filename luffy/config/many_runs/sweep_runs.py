@@ -1,21 +1,13 @@
 """The runs of a grid, a comparison of methods or a study, each as an experiment.
 
 A study is one comparison in each of several cells: the centre, one other level of one axis, or a named interaction.
-Runs that are equal in several cells are made once.
+Runs that are equal in several cells are made once. With grids, every arm is tuned first, at equally many points, with
+seeds and on problems that are not reported.
 
-Checked to be equal for all arms, on the loaded experiments, so that the source of a difference (an arm, a preset, the
-experiment's file) does not matter:
-
-- data, base policy, evaluation and grading, so that these stages run once;
-- the budget: optimizer steps after the base policy (those of SFT and of RL together), responses sampled from the
-  policy in training, or tokens sampled and learned from;
-- the size of an RL step: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.passes`, `rl.max_response_tokens`,
-  `rl.stop`, `rl.temperature` and `objective.group.size`, rollouts and traces together.
-
-Tokens, seconds and memory are reported as costs. The number of SFT steps between RL steps
-(`objective.interleaved_sft`) is unknown in advance: they count as optimizer steps, and the page reports by how many an
-arm missed the budget. With grids, every arm is tuned first, at equally many points, with seeds and on problems that are
-not reported.
+All arms have equal data, base policy, evaluation, grading and size of an RL step, and one budget: optimizer steps after
+the base policy (of SFT and RL together), responses sampled in training, or tokens sampled and learned from. The SFT
+steps between RL steps (`objective.interleaved_sft`) are unknown in advance: they count as optimizer steps, and the page
+reports by how many an arm missed the budget. Tokens, seconds and memory are reported as costs.
 
 Not to be confused with the stage `sweep`, which evaluates the checkpoints of one RL run.
 """
@@ -26,35 +18,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
 
 from pydantic import JsonValue, ValidationError
 
 from luffy.config.evaluation import VALIDATION, EvaluationConfig
-from luffy.config.experiment import ExperimentConfig, StageVisit, visits_of
+from luffy.config.experiment import ExperimentConfig, visits_of
 from luffy.config.load import FileKind, file_kind, load_experiment, parse_overrides, read_overridden, refuse_other_kind
-from luffy.config.many_runs.arm_budget import (
-    ArmPlan,
-    check_equal,
-    check_grid,
-    check_shared_overrides,
-    load_arm,
-    points_of_arms,
-)
+from luffy.config.many_runs.arms import SEEDED, SHARED_NODES, Candidate, candidates_of_arms, learning, made_as
 from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SelectConfig, SweepDesign, grid_points
-from luffy.config.settings import CONFIGURE
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.stage_kinds import STAGE_KINDS
-from luffy.config.strict import FOR_IDENTITY, StrictModel
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath, Value
 from luffy.errors import ConfigError
 
 Chosen = Mapping[str, Mapping[str, int]]
 """Number of the chosen point by the tuned cell and by arm; arms for which nothing is chosen yet are missing."""
-SHARED_NODES = ("prepare_data", "base", "evaluate_base")
-"""The stages that all runs of a comparison have in common."""
-_SEEDED = ("sample.seed", "sft.seed", "rl.seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +69,16 @@ class SweepRun:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The stages that the run needs, in order: no report, and no evaluation of earlier policies."""
-        return (*self.start, *(visit.name for visit in _learning(self.config)), f"evaluate_{self.last}")
+        return (*self.start, *(visit.name for visit in learning(self.config)), f"evaluate_{self.last}")
 
     @property
     def last(self) -> str:
-        """The stage whose policy is the arm's result."""
         return [visit.name for visit in visits_of(self.config) if "policy" in STAGE_KINDS[visit.stage].provides][-1]
 
     @property
     def made_as(self) -> str:
         """Digest of everything that the result depends on; equal for runs with the same result."""
-        return hashlib.sha256(_made_as(self.config).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An arm with one point of its grid; its seeds are still those of the experiment."""
-
-    arm: str
-    point: GridPoint
-    config: ExperimentConfig
+        return hashlib.sha256(made_as(self.config).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -123,7 +92,6 @@ class Sweep:
 
     @cached_property
     def cells(self) -> dict[str, dict[str, str]]:
-        """The level of each axis, by cell."""
         return self.design.cells
 
     def selected(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -134,10 +102,8 @@ class Sweep:
         return tuple(cell for cell in self.cells if cell in wanted)
 
     def common(self, cell: str = CENTRE) -> ExperimentConfig:
-        """The experiment of the stages that all runs of a comparison share; of a grid, that of its first point.
-
-        The runs are recorded under its name.
-        """
+        """The experiment of the stages that all runs of a comparison share; of a grid, that of its first point. The
+        runs are recorded under its name."""
         first, name = self.candidates(cell)[0].config, self.design.name
         if not self.design.arms:
             return first.model_copy(update={"name": name})
@@ -152,31 +118,32 @@ class Sweep:
         return cell if self.design.tuned_at == "cell" else CENTRE
 
     def seeds(self, cell: str) -> tuple[int, ...]:
-        """Reported seeds."""
         return self.design.seeds if cell == CENTRE else self.design.seeds_elsewhere
 
     def candidates(self, cell: str = CENTRE, points: Mapping[str, GridPoint] | None = None) -> tuple[Candidate, ...]:
-        """Every arm of a cell at every point of its grid, or at the one of `points`, chosen in another cell.
-
-        In the order of arms and grids; ConfigError, one line, for the first mistake.
-        """
+        """Every arm of a cell at every point of its grid, or at the one of `points`, chosen in another cell. In the
+        order of arms and grids; ConfigError, one line, for the first mistake."""
         key = cell + json.dumps({arm: point.number for arm, point in (points or {}).items()})
         if key in self._loaded:
             return self._loaded[key]
         if not self.design.arms:
             found = _points_of_grid(self.design, self.path, self.origins)
         elif not self.design.axes:
-            found = _candidates(self.design, self.path, self.origins)
+            found = candidates_of_arms(self.design, self.path, self.origins)
         else:
             try:
-                found = _candidates(self.design.in_cell(cell, points), self.path, self._origins(cell))
+                origins = {key: where for key, where in self.origins.items() if key[0] != "overrides"}
+                for axis, level in self.cells[cell].items():  # overrides are of the cell's own level
+                    if level != self.cells[CENTRE][axis] or cell == CENTRE:
+                        place = origins.get(("axes", axis, "levels", level), str(self.path))
+                        origins[("overrides",)] = f"{place}: axes.{axis}.levels.{level}"
+                found = candidates_of_arms(self.design.in_cell(cell, points), self.path, origins)
             except ConfigError as error:
                 raise ConfigError(f"cell {cell}: {str(error).splitlines()[0]}") from None
         self._loaded[key] = found
         return found
 
     def candidates_of(self, arm: str, cell: str = CENTRE) -> tuple[Candidate, ...]:
-        """An arm at every point of its grid."""
         return tuple(each for each in self.candidates(cell) if each.arm == arm)
 
     def tuning_runs(self, cells: Iterable[str] = (CENTRE,)) -> list[SweepRun]:
@@ -226,34 +193,26 @@ class Sweep:
         self.reported_runs(cells)
 
     def _run(self, cell: str, each: Candidate, seed: int, *, is_try: bool) -> SweepRun:
-        kind, select = self.design.kind, self.design.select
+        """Everything after the base has that seed; a try is evaluated on what values are chosen on alone."""
+        kind, select, config = self.design.kind, self.design.select, each.config
+        evaluation, name = reported_evaluation(config, select), f"{config.name}.{seed}"
         if is_try:
             assert select is not None
-            config = _tried(each, select)
-        else:
-            config = each.config.model_copy(update={"evaluation": reported_evaluation(each.config, select)})
+            evaluation, name = _evaluation_of_try(config, select), f"{config.name}.try{each.point.number}.{seed}"
+        sections = {"sample": config.sample, "sft": config.sft, "rl": config.rl}
+        seeded = {key: part.model_copy(update={"seed": seed}) for key, part in sections.items() if part is not None}
         names_point = is_try or kind == "grid"
         return SweepRun(
             cell=cell,
             arm=each.arm,
             point=each.point,
             seed=seed,
-            config=_seeded(config, seed),
+            config=config.model_copy(update={"name": name, "evaluation": evaluation, **seeded}),
             is_try=is_try,
             name={"grid": self.design.name, "comparison": each.arm}.get(kind, f"{cell}.{each.arm}"),
             names_point=names_point,
             start=SHARED_NODES[:2] if names_point else SHARED_NODES,
         )
-
-    def _origins(self, cell: str) -> dict[KeyPath, str]:
-        """The place of each key of a cell's comparison in the design file; overrides are of the cell's own level."""
-        origins = {key: where for key, where in self.origins.items() if key[0] != "overrides"}
-        centre = self.cells[CENTRE]
-        for axis, level in self.cells[cell].items():
-            if level != centre[axis] or cell == CENTRE:
-                place = origins.get(("axes", axis, "levels", level), str(self.path))
-                origins[("overrides",)] = f"{place}: axes.{axis}.levels.{level}"
-        return origins
 
 
 def load_sweep(
@@ -321,47 +280,15 @@ def _evaluation_of(config: ExperimentConfig) -> EvaluationConfig:
     return config.evaluation
 
 
-def _candidates(design: SweepDesign, path: Path, origins: Mapping[KeyPath, str]) -> tuple[Candidate, ...]:
-    """Every arm of one comparison with each of its points; what must be equal is so for all of them."""
-    experiment = named_file(design.experiment, path, f"{_place(origins, ('experiment',), path)}: experiment")
-    check_shared_overrides(design, _place(origins, ("overrides",), path))
-    check_grid(design.grid, _place(origins, ("grid",), path))
-    for name, arm in design.arms.items():
-        check_grid(arm.grid, f"{_place(origins, ('arms', name, 'grid'), path)}: arms.{name}")
-    plans = {name: ArmPlan(name, arm, _place(origins, ("arms", name), path)) for name, arm in design.arms.items()}
-    points = points_of_arms(design, list(plans.values()))
-    # First one of each arm, so that a mistake of an arm is found before another arm's grid is loaded.
-    loaded = {name: [load_arm(plan, design, experiment, points[name][0])] for name, plan in plans.items()}
-    check_equal({name: each[0] for name, each in loaded.items()}, plans)
-    first = next(iter(plans))
-    for name, plan in plans.items():
-        for point in points[name][1:]:
-            tried = load_arm(plan, design, experiment, point)
-            check_equal({first: loaded[first][0], name: tried}, plans)
-            same = _index_of_same(_learns_as(tried), map(_learns_as, loaded[name]))
-            if same is not None:  # fewer tries than the others get
-                plan.refuse(
-                    f"grid: {point.text} and {points[name][same].text} are the same run: a key of them changes nothing "
-                    "in this arm"
-                )
-            loaded[name].append(tried)
-    if design.select is not None:
-        _check_selection(loaded[first][0], design.select, origins, path)
-    return tuple(
-        Candidate(name, point, each) for name in plans for point, each in zip(points[name], loaded[name], strict=True)
-    )
-
-
 def _points_of_grid(design: SweepDesign, path: Path, origins: Mapping[KeyPath, str]) -> tuple[Candidate, ...]:
-    """The experiment at every point of a grid, each of which is an arm."""
     experiment = named_file(design.experiment, path, f"{origins.get(('experiment',), str(path))}: experiment")
     where = origins.get(("grid",), "command line")
     for key in design.grid or ():
         if key in ("name", "stages"):
             raise ConfigError(f"{where}: grid: {key} cannot be tried; give chain or method, or another key")
-        if key in _SEEDED:
+        if key in SEEDED:
             raise ConfigError(f"{where}: grid: {key} cannot be tried: every point runs with all of seeds")
-    found = list[Candidate]()
+    found = dict[str, Candidate]()
     for point in grid_points(design.grid):
         named = f"name={design.name}.{point.number}"
         one = load_experiment(experiment, [*design.overrides, *point.overrides, named], given_at=f"{where}: grid")
@@ -371,17 +298,14 @@ def _points_of_grid(design: SweepDesign, path: Path, origins: Mapping[KeyPath, s
             )
         if len(design.seeds) > 1 and not {"sft", "rl"} & {*one.stages}:
             raise ConfigError(f"{where}: seeds: have no effect without the stage sft or rl; give one")
-        same = _index_of_same(_made_as(one), (_made_as(each.config) for each in found))
-        if same is not None:
-            other = found[same].point.text
-            raise ConfigError(f"{where}: grid: {point.text} and {other} are the same run; a key changes nothing")
-        is_known = point.text in {each.arm for each in found}  # it has six digits of a number
-        found.append(Candidate(f"{point.text} (point {point.number})" if is_known else point.text, point, one))
-    return tuple(found)
-
-
-def _index_of_same(key: str, keys: Iterable[str]) -> int | None:
-    return next((place for place, other in enumerate(keys) if other == key), None)
+        if same := found.get(made_as(one)):
+            raise ConfigError(
+                f"{where}: grid: {point.text} and {same.point.text} are the same run; a key changes nothing"
+            )
+        is_known = point.text in {each.arm for each in found.values()}  # it has six digits of a number
+        arm = f"{point.text} (point {point.number})" if is_known else point.text
+        found[made_as(one)] = Candidate(arm, point, one)
+    return tuple(found.values())
 
 
 def _around(path: Path, overrides: Sequence[str], over: Sequence[str], seeds: Sequence[int]) -> dict[str, Value]:
@@ -409,79 +333,11 @@ def _around(path: Path, overrides: Sequence[str], over: Sequence[str], seeds: Se
     }
 
 
-def _check_selection(
-    config: ExperimentConfig, select: SelectConfig, origins: Mapping[KeyPath, str], path: Path
-) -> None:
-    """Raise ConfigError where values of `config` cannot be chosen on `select`, or are chosen on what is reported."""
-    evaluation, suites, on = _evaluation_of(config), config.data.suites, select.on
-
-    def refuse(key: str, text: str) -> NoReturn:
-        raise ConfigError(f"{_place(origins, ('select', key), path)}: select.{key}: {text}")
-
-    if on == VALIDATION and on in suites:
-        refuse("on", "validation is also a suite of data.suites; give that another name")
-    if on == VALIDATION and not config.data.validation_prompts:
-        refuse("on", "the validation split has no prompts; set data.validation_prompts, or name a suite")
-    if on not in (*suites, VALIDATION):
-        refuse("on", f"no suite is called {on!r}; there are {', '.join(suites)}, or {VALIDATION}")
-    if on in (evaluation.only or ()):
-        refuse("on", f"{on} is also reported (evaluation.only); values are not chosen on what is")
-    if set(suites) == {on}:
-        refuse("on", f"{on} is the only suite, which leaves none to report; set one apart")
-    if select.decoding not in (None, *evaluation.decodings):
-        names = ", ".join(evaluation.decodings)
-        refuse("decoding", f"no decoding is called {select.decoding!r}; there are {names}")
-
-
-def _place(origins: Mapping[KeyPath, str], key: KeyPath, path: Path) -> str:
-    return next((origins[key[:depth]] for depth in range(len(key), 0, -1) if key[:depth] in origins), str(path))
-
-
-def _tried(candidate: Candidate, select: SelectConfig) -> ExperimentConfig:
-    """Evaluated on what values are chosen on alone: one suite, with one decoding."""
-    config = candidate.config
+def _evaluation_of_try(config: ExperimentConfig, select: SelectConfig) -> EvaluationConfig:
+    """That of one suite with one decoding."""
     evaluation, name = _evaluation_of(config), decoding_of(config, select)
     decoding, own = evaluation.decodings[name], evaluation.suites.get(select.on)
     if own is not None and decoding.is_greedy:
         own = own.model_copy(update={"num_samples": None})  # has no effect on it, which would be refused
     suites = {select.on: own} if own is not None else {}
-    chosen_on = {"only": (select.on,), "decodings": {name: decoding}, "suites": suites}
-    tried = {
-        "name": f"{config.name}.try{candidate.point.number}",
-        "evaluation": evaluation.model_copy(update=chosen_on),
-    }
-    return config.model_copy(update=tried)
-
-
-def _seeded(config: ExperimentConfig, seed: int) -> ExperimentConfig:
-    """The experiment in which everything after the base has that seed, named after it."""
-    sections = {"sample": config.sample, "sft": config.sft, "rl": config.rl}
-    own = {name: section.model_copy(update={"seed": seed}) for name, section in sections.items() if section is not None}
-    return config.model_copy(update={"name": f"{config.name}.{seed}", **own})
-
-
-def _learning(config: ExperimentConfig) -> list[StageVisit]:
-    """The stages after the base that make a policy, or the prompts or traces for one."""
-    made = {"policy", "prompts", "traces"}
-    return [
-        visit
-        for visit in visits_of(config)
-        if visit.stage not in SHARED_NODES and made.intersection(STAGE_KINDS[visit.stage].provides)
-    ]
-
-
-def _learns_as(config: ExperimentConfig) -> str:
-    """A key that is equal for experiments that learn the same after the base."""
-    return _settings(config, [visit.stage for visit in _learning(config)])
-
-
-def _made_as(config: ExperimentConfig) -> str:
-    """A key that is equal for experiments whose last policy, and its evaluation, are the same."""
-    return _settings(config, ["prepare_data", "base", *(visit.stage for visit in _learning(config)), "evaluate"])
-
-
-def _settings(config: ExperimentConfig, stages: Sequence[str]) -> str:
-    settings: list[StrictModel] = [CONFIGURE[stage](config) for stage in stages]
-    if "sample" in stages:
-        settings.append(config.expert_iteration)  # the weights that each round starts from
-    return "\n".join(each.model_dump_json(context=FOR_IDENTITY) for each in settings)
+    return evaluation.model_copy(update={"only": (select.on,), "decodings": {name: decoding}, "suites": suites})

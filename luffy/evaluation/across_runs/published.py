@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from luffy.config.shipped import published_files
+from luffy.config.shipped import DATA
 from luffy.config.strict import StrictModel
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import read_yaml
@@ -70,7 +70,7 @@ class PublishedTable(StrictModel):
 
 def read_published(files: Sequence[Path] | None = None) -> tuple[PublishedTable, ...]:
     """The tables in `files`, by default those that ship with the project; ConfigError names file and field."""
-    return tuple(_read(path) for path in (published_files() if files is None else files))
+    return tuple(_read(path) for path in (sorted((DATA / "published").glob("*.yaml")) if files is None else files))
 
 
 def _read(path: Path) -> PublishedTable:

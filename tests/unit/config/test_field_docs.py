@@ -1,4 +1,4 @@
-"""Docstrings of fields, where they are asked for: in the JSON schema, the list of fields and the reference page."""
+"""Docstrings of fields, where they are asked for: in the list of fields and the reference page."""
 
 import importlib.util
 import subprocess
@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.data import DataConfig
 from luffy.config.execution import VLLMConfig
-from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import all_fields
 from luffy.config.strict import StrictModel, field_docs
 
@@ -47,13 +45,6 @@ def test_a_class_without_a_source_of_its_own_has_none() -> None:
         """Not read."""
 
     assert field_docs(Inner) == {}
-
-
-def test_the_json_schema_describes_fields_of_nested_sections() -> None:
-    schema = ExperimentConfig.model_json_schema()
-    found = schema["$defs"]["VLLMConfig"]["properties"]["max_num_seqs"]["description"]
-    assert found == field_docs(VLLMConfig)["max_num_seqs"]
-    assert schema["$defs"]["DataConfig"]["properties"].keys() == DataConfig.model_fields.keys()
 
 
 def test_the_list_of_fields_describes_them_on_one_line() -> None:
