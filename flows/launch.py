@@ -22,6 +22,7 @@ from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 
 _MIN_WARM_STAGES = 2
+"""With fewer stages to make, a warm server is not worth its start."""
 _EMBEDDED_RETRIES = 2
 """Retries of a request to the embedded server, after 2 s and 4 s."""
 
@@ -46,7 +47,11 @@ def launch(
         os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
         set_environment(workspace.prefect_home, debug=debug)
         server = prefect_api(workspace.prefect_home)
-        warm = _warm_server(workspace, plans)
+        try:
+            to_make = [plan for plan in plans() if plan.action not in ("reuse", "depends")]
+        except LuffyError:
+            to_make = []  # the flow meets the same error and reports it
+        warm = WarmServer(workspace.warm_log) if len(to_make) >= _MIN_WARM_STAGES and can_start_warm() else None
         module, _, name = flow.partition(":")
         with without_collections():
             program = importlib.import_module(module)
@@ -61,18 +66,11 @@ def launch(
 
 
 def call_flow(
-    flow: Callable[..., object],
-    parameters: Mapping[str, object],
-    server: ApiServer | None,
-    warm: WarmServer | None,
+    flow: Callable[..., object], parameters: Mapping[str, object], server: ApiServer | None, warm: WarmServer | None
 ) -> None:
     """Run an imported flow once its embedded `server`, if it has one, answers."""
     from httpx import HTTPStatusError, TransportError, codes
-    from prefect.settings import (
-        PREFECT_CLIENT_MAX_RETRIES,
-        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
-        temporary_settings,
-    )
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     # No automation watches an embedded server's heartbeats, and stopping them takes a second. An embedded server that
     # has died does not come back, and Prefect would wait a minute for it at every request.
@@ -99,17 +97,6 @@ def call_flow(
                 f"the Prefect server no longer answers ({type(error).__name__}), so it has no record of how the run "
                 "ended; finished stages are kept, and the same command continues"
             ) from error
-
-
-def _warm_server(workspace: Workspace, plans: Callable[[], Sequence[StagePlan]]) -> WarmServer | None:
-    """A warm server that is starting; None if too few stages are left to be worth it."""
-    try:
-        to_make = [plan for plan in plans() if plan.action not in ("reuse", "depends")]
-    except LuffyError:
-        return None  # the flow meets the same error and reports it
-    if len(to_make) < _MIN_WARM_STAGES or not can_start_warm():
-        return None
-    return WarmServer(workspace.warm_log)
 
 
 def _interrupt(terminated: threading.Event, number: int, frame: FrameType | None) -> None:

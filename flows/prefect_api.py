@@ -42,11 +42,7 @@ _CLIENT = "PREFECT_API_AUTH_STRING"
 _MIN_PASSWORD = 12
 _API_VARIABLE = "PREFECT_API_URL"
 NO_TELEMETRY = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-_DEFAULTS = {
-    **NO_TELEMETRY,
-    "PREFECT_CLI_PROMPT": "false",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "luffy",
-}
+_DEFAULTS = {**NO_TELEMETRY, "PREFECT_CLI_PROMPT": "false", "PREFECT_LOGGING_EXTRA_LOGGERS": "luffy"}
 _LOCAL_NAMES = (LOOPBACK, "localhost", "::1")
 _MAX_HEALTH_BYTES = 64
 SERVING_FOLDER = "serving"
@@ -69,7 +65,14 @@ def set_environment(home: Path, *, debug: bool) -> None:
     # The command line prints failures in one line; Prefect would print a traceback for each.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING" if debug else "CRITICAL")
     share_auth_string()
-    _spare_the_proxy()
+    # Without an HTTP proxy to this machine, for Prefect's client, too. Where both are read, the lower-case name takes
+    # precedence.
+    spared = [host.strip() for host in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")]
+    if "*" not in spared:
+        # Without the brackets of an IPv6 address: httpx would read its end as a port.
+        served = reachable_host(os.environ.get("PREFECT_SERVER_API_HOST", LOOPBACK)).strip("[]")
+        known = dict.fromkeys([*filter(None, spared), *_LOCAL_NAMES, served])
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(known)
 
 
 def prefect_api(home: Path) -> "ApiServer | None":
@@ -215,15 +218,6 @@ class ServerAddress:
         """The API, for programs on this machine."""
         return f"http://{reachable_host(self.host)}:{self.port}/api"
 
-    @property
-    def own_names(self) -> tuple[str, ...]:
-        """Every name under which it may be called, besides `localhost`."""
-        return (*self.names, socket.gethostname(), socket.getfqdn(), self.host)
-
-    @property
-    def is_loopback(self) -> bool:
-        return is_loopback(self.host)
-
 
 def guard(host: str) -> None:
     """Give server and clients one auth string, from whichever variable is set.
@@ -231,7 +225,7 @@ def guard(host: str) -> None:
     Empty variables are removed: Prefect's server would take an empty one for a password. Raises UserError where the
     variables differ or hold no `name:password`, and where neither is set although other machines can reach `host`.
     """
-    _remove_empty()
+    share_auth_string()
     given = {name: value for name in (AUTH_VARIABLE, _CLIENT) if (value := os.environ.get(name))}
     if not given:
         if is_loopback(host):
@@ -258,20 +252,11 @@ def guard(host: str) -> None:
 
 def share_auth_string() -> None:
     """Pass the auth string of the server that this process starts to its clients; empty variables are removed."""
-    _remove_empty()
+    for name in (AUTH_VARIABLE, _CLIENT):
+        if os.environ.get(name) == "":
+            del os.environ[name]
     if value := os.environ.get(AUTH_VARIABLE):
         os.environ.setdefault(_CLIENT, value)
-
-
-def _spare_the_proxy() -> None:
-    """Exempt this machine from the HTTP proxy, also for Prefect's client."""
-    # Where both are read, the lower-case name takes precedence.
-    spared = [host.strip() for host in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")]
-    if "*" not in spared:
-        # Without the brackets of an IPv6 address: httpx would read its end as a port.
-        served = reachable_host(os.environ.get("PREFECT_SERVER_API_HOST", LOOPBACK)).strip("[]")
-        known = dict.fromkeys([*filter(None, spared), *_LOCAL_NAMES, served])
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(known)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -279,12 +264,6 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # Prefect itself reports an unreadable file
-
-
-def _remove_empty() -> None:
-    for name in (AUTH_VARIABLE, _CLIENT):
-        if os.environ.get(name) == "":
-            del os.environ[name]
 
 
 def is_loopback(host: str) -> bool:

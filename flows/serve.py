@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -42,6 +41,7 @@ from luffy.flows.prefect_api import (
     ServerAddress,
     answers,
     guard,
+    is_loopback,
     set_environment,
 )
 from luffy.pipeline.gpus import QUEUE, detected_gpus
@@ -73,7 +73,7 @@ _POLL_S = 0.5
 def serve_until_interrupted(workspace: Workspace, address: ServerAddress, limit: int, *, end_with_parent: bool) -> int:
     """Serve until Ctrl-C; returns the exit code, raises LuffyError."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     if end_with_parent:
         watch_parent(os.getppid(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
@@ -96,7 +96,8 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
     home = workspace.prefect_home
     os.environ.update({**_ENVIRONMENT, "PREFECT_HOME": str(home), WORKSPACE_VARIABLE: str(workspace.root)})
     os.environ.update({"PREFECT_API_URL": address.url, "PREFECT_SERVER_API_HOST": address.host})
-    os.environ[NAMES_VARIABLE] = ",".join(address.own_names)
+    names = (*address.names, socket.gethostname(), socket.getfqdn(), address.host)
+    os.environ[NAMES_VARIABLE] = ",".join(names)
     set_environment(home, debug=True)
     with ExitStack() as stack:
         stack.enter_context(_the_only_one(workspace))
@@ -143,7 +144,7 @@ def _refuse_if_taken(address: ServerAddress) -> None:
         try:
             probe.bind((address.host, port))
         except OSError as error:
-            option = "--port" if address.is_loopback else "--port or --host"
+            option = "--port" if is_loopback(address.host) else "--port or --host"
             raise UserError(f"--port {port}: {error.strerror}; give another {option}") from None
 
 
@@ -231,7 +232,7 @@ def _say(client: "SyncPrefectClient", address: ServerAddress, workspace: Workspa
     names = sorted(f"{flows[deployment.flow_id]}/{deployment.name}" for deployment in client.read_deployments())
     out = terminal()
     out.print(f"Prefect UI:  {address.url.removesuffix('/api')}")
-    if not address.is_loopback:
+    if not is_loopback(address.host):
         out.print(f"listens at:  {address.host}, with a password; other terminals need PREFECT_API_AUTH_STRING")
     out.print(f"workspace:   {workspace.root}")
     out.print(f"GPUs:        {num_gpus or 'none'}")
@@ -241,7 +242,3 @@ def _say(client: "SyncPrefectClient", address: ServerAddress, workspace: Workspa
     for name in names:
         say(f"    {shlex.join(_PREFECT)} deployment run {name} --watch")
     out.print("Ctrl-C ends server, worker and runs.")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -44,7 +44,7 @@ from luffy.report.figures import Chart, colored, picture_url
 from luffy.report.page import html
 from luffy.report.sweep_pages import accuracy_table, cost_table, difference_table, sweep_page, tries_table
 from luffy.tasks.artifacts import Artifact, Slot
-from luffy.tasks.session import Session, artifact_key, publishing, watching_the_server
+from luffy.tasks.session import Session, artifact_key, open_session
 from luffy.tasks.stages import FinishedStage, make_chain, make_stage
 
 
@@ -77,23 +77,12 @@ class ManyRuns:
     No dataclass, into which Prefect would look for results of other tasks.
     """
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        workers: int,
-        verify: bool,
-        display: ChainProgress,
-        session: Session,
-        stopped: threading.Event,
-    ) -> None:
-        self.workspace = workspace
-        self.workers = workers
-        """Runs at the same time."""
-        self.verify = verify
+    def __init__(self, session: Session, display: ChainProgress, workers: int) -> None:
         self.display = display
         self.session = session
         """Session of the run that represents all of them; it also makes the stages that all share."""
-        self.stopped = stopped
+        self.workers = workers
+        """Runs at the same time."""
         self.stages = SharedStages()
 
     @property
@@ -124,15 +113,9 @@ def open_runs(sweep: Sweep, cells: Sequence[str], workspace: Workspace, *, verif
     shared = SHARED_NODES if sweep.design.kind == "comparison" else ()
     titles = dict.fromkeys([*shared, *(stage_title(run.title, node) for run in runs for node in run.nodes)])
     display = ChainProgress(titles, terminal())
-    experiment = open_experiment(common, workspace, verify=verify)
-    stopped = threading.Event()
-    with (
-        watching_the_server() as flow_run,
-        start_run(experiment, stopped.is_set) as run,
-        publishing(flow_run, [f"{sweep.design.kind}:{common.name}"]) as publisher,
-    ):
-        session = Session(run, display, publisher, stopped.set)
-        yield ManyRuns(workspace, sweep.design.workers, verify, display, session, stopped)
+    labels = [f"{sweep.design.kind}:{common.name}"]
+    with open_session(common, workspace, verify=verify, display=display, labels=labels) as session:
+        yield ManyRuns(session, display, sweep.design.workers)
 
 
 def run_arms(running: ManyRuns, sweep: Sweep) -> Findings:
@@ -149,15 +132,11 @@ def run_arms(running: ManyRuns, sweep: Sweep) -> Findings:
 
 
 def run_cells(
-    running: ManyRuns,
-    sweep: Sweep,
-    cells: Sequence[str],
-    *,
-    chosen: Chosen | None,
-    budget_hours: float | None,
+    running: ManyRuns, sweep: Sweep, cells: Sequence[str], *, chosen: Chosen | None, budget_hours: float | None
 ) -> StudyOutcome:
     """Execute the unfinished runs of `cells`: tuning first, unless `chosen` gives the values, then reported runs."""
-    progress = SweepProgress(sweep, running.workspace, verify=running.verify)
+    experiment = running.session.run.experiment
+    progress = SweepProgress(sweep, experiment.workspace, verify=experiment.verify)
     began, num_runs, out_of_time, failures = time.monotonic(), 0, False, list[str]()
 
     def check_start() -> None:
@@ -207,8 +186,8 @@ def run_all(
         except LuffyError as error:
             return error
 
-    workers = running.workers
-    with ThreadPoolExecutor(workers, thread_name_prefix="arm") as pool, stopping_on_failure(pool, running.stopped.set):
+    workers, stop = running.workers, running.session.stop
+    with ThreadPoolExecutor(workers, thread_name_prefix="arm") as pool, stopping_on_failure(pool, stop):
         futures = [pool.submit(contextvars.copy_context().run, outcome, run) for run in runs]
         return {run.folder: future.result() for run, future in zip(runs, futures, strict=True)}
 
@@ -216,20 +195,21 @@ def run_all(
 @task(name="learn", task_run_name="{run.title}", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def learn(running: ManyRuns, run: SweepRun, shared: Mapping[str, FinishedStage]) -> RunResult:
     """One arm with one seed, from the base policy to the evaluation of the last checkpoint."""
-    experiment = open_experiment(run.config, running.workspace, verify=running.verify)
-    with start_run(experiment, running.stopped.is_set) as started:
+    session, common = running.session, running.session.run.experiment
+    experiment = open_experiment(run.config, common.workspace, verify=common.verify)
+    with start_run(experiment, session.run.stopped) as started:
         link(started.directory, running.folder / "arms" / run.folder)
         made = {name: stage for name, stage in shared.items() if name in run.nodes}
         for name in made:
             started.execute(name, Unwatched())  # reused: only enters the stage into the run's record
-        session = Session(started, running.display.titled(run.title), running.session.publisher)
+        own = Session(started, running.display.titled(run.title), session.publisher)
         for node in experiment.nodes:
             if node.name in run.nodes and node.name not in made:
-                if running.stopped.is_set():
+                if started.stopped():
                     raise StageFailed("interrupted; the same command resumes it", exit_code=EXIT_INTERRUPTED)
                 inputs = {name: made[source] for name, source in node.inputs.items()}
                 key = experiment.identities[node.name].key
-                made[node.name] = running.stages.make(key, partial(make_stage, session, node, inputs))
+                made[node.name] = running.stages.make(key, partial(make_stage, own, node, inputs))
         return read_run(run, {name: made[name].directory for name in run.nodes})
 
 

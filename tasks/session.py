@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -59,19 +59,17 @@ _MAX_LENGTH = 2_000
 _cancelled = threading.Event()
 
 
-class OneLine(logging.Filter):
+def in_one_line(record: logging.LogRecord) -> bool:
     """Replaces the traceback of a `LuffyError` by its message, as on the terminal; other failures keep theirs."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, LuffyError):
-            record.msg, record.args, record.exc_info = str(error), (), None
-        return True
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, LuffyError):
+        record.msg, record.args, record.exc_info = str(error), (), None
+    return True
 
 
 # At import, because errors in a flow's parameters come before it opens a session.
 for _name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
-    logging.getLogger(_name).addFilter(OneLine())
+    logging.getLogger(_name).addFilter(in_one_line)
 
 
 class Session:
@@ -113,40 +111,33 @@ def open_session(
     sweep_steps: tuple[int, ...] = (),
     force: Sequence[str] = (),
     adopts: bool = False,
+    display: StageObserver | None = None,
+    labels: list[str] | None = None,
 ) -> Iterator[Session]:
     """Open everything that the stages of `config` need, and record how the run ended.
 
     `force`: stages that are made again although they are finished; UserError for one that the chain does not have.
-    `adopts`: results that differ in their code alone are taken over.
+    `adopts`: results that differ in their code alone are taken over. `display` and `labels` (tags of the flow run)
+    default to those of a single run.
     """
     experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     names = [node.name for node in experiment.nodes]
-    stopped = threading.Event()
-    with (
-        watching_the_server() as flow_run,
-        start_run(experiment, stopped.is_set) as run,
-        publishing(flow_run, tags_of(config)) as publisher,
-        stage_display(names) as display,
-    ):
-        forced = select_nodes(experiment.nodes, force, "--force")
-        yield Session(run, display, publisher, stopped.set, forced, adopts=adopts)
-
-
-@contextmanager
-def watching_the_server() -> Iterator[UUID]:
-    """Within the block, the flow run ends when it is cancelled or loses its worker; yields its identifier."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "to be opened inside a flow"
-    flow_run, by_worker, ended = context.flow_run.id, context.flow_run.deployment_id is not None, threading.Event()
+    flow_run, by_worker = context.flow_run.id, context.flow_run.deployment_id is not None
+    stopped, ended = threading.Event(), threading.Event()
     if by_worker:
         watch_parent(os.getppid(), _end_without_worker)
     context_run = contextvars.copy_context().run  # of this thread's context, which holds Prefect's settings
     watch = (_watch, flow_run, ended, _WORKER_S if by_worker else 0.0)
     threading.Thread(target=context_run, args=watch, name="cancellation", daemon=True).start()
-    try:
-        yield flow_run
-    finally:
-        ended.set()
+    with ExitStack() as stack:
+        stack.callback(ended.set)
+        run = stack.enter_context(start_run(experiment, stopped.is_set))
+        publisher = stack.enter_context(publishing(flow_run, labels or tags_of(config)))
+        shown = stack.enter_context(stage_display(names)) if display is None else display
+        forced = select_nodes(experiment.nodes, force, "--force")
+        yield Session(run, shown, publisher, stopped.set, forced, adopts=adopts)
 
 
 @contextmanager
@@ -270,8 +261,10 @@ def _writer(flow_run: UUID, labels: list[str]) -> Writer:
     def write(slot: Slot, artifact: Artifact, identifier: UUID | None) -> UUID:
         words, data = artifact.description, artifact.data
         if identifier is None:
-            of_run = {"flow_run_id": flow_run, "task_run_id": slot.task_run}
-            new = ArtifactCreate(type=artifact.kind, key=slot.key, description=words, data=data, **of_run)
+            run, task_run = flow_run, slot.task_run
+            new = ArtifactCreate(
+                type=artifact.kind, key=slot.key, description=words, data=data, flow_run_id=run, task_run_id=task_run
+            )
             return client().create_artifact(new).id
         change = ArtifactUpdate(data=data, description=words).model_dump(mode="json", exclude_unset=True)
         # Not by `update_artifact`, which also records an event in the server's database each time.

@@ -17,18 +17,15 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
 
 import httpx
 from prefect import Task, task
-from prefect.cache_policies import CachePolicy
+from prefect.cache_policies import CacheKeyFnPolicy
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
-from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.serializers import JSONSerializer
 from prefect.settings import PREFECT_TASKS_REFRESH_CACHE
@@ -38,7 +35,7 @@ from luffy.config import STAGE_KINDS
 from luffy.errors import ConfigError, StageFailed, UserError
 from luffy.pipeline.events import Event, EventKind
 from luffy.pipeline.gpus import QUEUE, Stopped, Waiting, pause
-from luffy.pipeline.graph import StageNode, with_sources
+from luffy.pipeline.graph import StageNode
 from luffy.pipeline.lock import FlockManager
 from luffy.pipeline.reuse import RECORD_FILE, FinishedStage
 from luffy.pipeline.walk import find_room, walk
@@ -53,21 +50,8 @@ that long."""
 _REQUEST_TIMEOUT_S = 60.0
 
 
-@dataclass
-class StagePolicy(CachePolicy):
-    """The key of a stage's record: its place below the stages of the workspace."""
-
-    def compute_key(
-        self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any
-    ) -> str:
-        """Such as `rl/0f3a…/record.json`."""
-        return f"{inputs['stage']}/{inputs['key']}/{RECORD_FILE}"
-
-
 @task(task_run_name="{node}", persist_result=True, result_serializer=JSONSerializer(), cache_result_in_memory=False)
-def _make(
-    session: Session, node: str, stage: str, key: str, inputs: Mapping[str, FinishedStage], started: list[str]
-) -> FinishedStage:
+def _make(session: Session, node: str, inputs: Mapping[str, FinishedStage], started: list[str]) -> FinishedStage:
     """Make the stage `node`; `inputs` shows Prefect the stages that it depends on, `started` receives each attempt."""
     is_first = not started
     started.append(node)
@@ -84,6 +68,8 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
     A stage that was killed, or has lost a process or an endpoint, is resumed `execution.retries` times.
     """
     experiment, execution = session.run.experiment, session.run.experiment.config.execution
+    # The key of its record: the place below the stages of the workspace.
+    record = f"{node.stage}/{experiment.identities[node.name].key}/{RECORD_FILE}"
     started: list[str] = []
 
     def tell(kind: EventKind, text: str) -> None:
@@ -95,7 +81,11 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
         tell("message", f"adopts {adopted}, which other code has made")
     locks = FlockManager(experiment.workspace.locks, lambda holder: tell("waiting", holder), session.run.stopped)
     configured = _TASKS[node.stage].with_options(
-        cache_policy=StagePolicy().configure(isolation_level=IsolationLevel.SERIALIZABLE, lock_manager=locks),
+        cache_policy=CacheKeyFnPolicy(
+            cache_key_fn=lambda context, parameters: record,
+            isolation_level=IsolationLevel.SERIALIZABLE,
+            lock_manager=locks,
+        ),
         result_storage=experiment.workspace.stages,
         # A verification reads every file, which the record's check does not.
         refresh_cache=experiment.verify or _is_refreshed(session, node.name),
@@ -107,7 +97,7 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
         # Eager, since the record and the lock of a stage would else wait for the end of the task of the whole run that
         # has called this one, and a failure there would leave the lock of a cached stage held.
         with transaction(commit_mode=CommitMode.EAGER):
-            finished = configured(session, node.name, node.stage, experiment.identities[node.name].key, inputs, started)
+            finished = configured(session, node.name, inputs, started)
     finally:
         for path in experiment.workspace.stages.iterdir():
             if _ERROR_RECORD.fullmatch(path.name):  # nothing reads it
@@ -133,9 +123,13 @@ def make_chain(session: Session, only: Collection[str] = ()) -> dict[str, Finish
     UserError where one that they are made from is not finished.
     """
     experiment = session.run.experiment
-    nodes = with_sources(experiment.nodes, only) if only else experiment.nodes
+    needed = {*only} or {node.name for node in experiment.nodes}
+    for node in reversed(experiment.nodes):
+        if node.name in needed:
+            needed |= {*node.inputs.values()}
+    nodes = [node for node in experiment.nodes if node.name in needed]
     for plan in experiment.plan() if only else ():
-        if plan.node in nodes and plan.node.name not in only and plan.action != "reuse":
+        if plan.node.name in needed and plan.node.name not in only and plan.action != "reuse":
             raise UserError(
                 f"--only: {plan.node.name}, which comes before, is not finished ({plan.headline}: {plan.reason}); "
                 f"add --only {plan.node.name}, or leave --only out"

@@ -241,12 +241,7 @@ def shortened(settings: SFTSettings | RLSettings, steps: int) -> StageSettings:
 
 
 def training_cost(
-    node: str,
-    measured: Measured,
-    ahead: int,
-    steps: int | None,
-    settings: SFTSettings | RLSettings,
-    save_every: int,
+    node: str, measured: Measured, ahead: int, steps: int | None, settings: SFTSettings | RLSettings, save_every: int
 ) -> StageCost:
     """The cost of `steps` steps (None: unknown), with rollouts up to `ahead` steps ahead of the trainer.
 

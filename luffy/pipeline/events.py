@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +19,9 @@ from luffy.files import LineAppender
 
 EVENTS_FILE = "events.jsonl"
 EventKind = Literal["started", "waiting", "progress", "message", "finished", "failed", "stopped"]
+"""`waiting`: another process, named in the text, has the stage's lock. `finished`: the manifest has been written or
+found. `failed`: the text is the reason in one line. `stopped`: cleanly, after a stop request; the text says what is
+kept."""
 _KINDS = frozenset(get_args(EventKind))
 _LAST_KINDS = frozenset[EventKind](("finished", "failed", "stopped"))
 _PROGRESS_INTERVAL_S = 0.25
@@ -50,11 +54,7 @@ class EventWriter:
 
     def started(self, text: str = "", *, earlier_s: float = 0.0) -> None:
         """The stage has its lock and begins to work; earlier attempts have worked for `earlier_s` seconds."""
-        self._write("started", {"text": text, "metrics": {_EARLIER: earlier_s}})
-
-    def waiting(self, holder: str) -> None:
-        """Another process, `holder`, has the stage's lock."""
-        self._write("waiting", {"text": holder})
+        self.tell("started", text, metrics={_EARLIER: earlier_s})
 
     def progress(self, step: int, total: int, **metrics: float) -> None:
         """`step` of `total` is done. Writes at most four per second, but always the first and the last."""
@@ -63,31 +63,21 @@ class EventWriter:
             if last is not None and step < total and 0 <= now - last < _PROGRESS_INTERVAL_S:
                 return
             self._last_progress_time = now
-        self._write("progress", {"step": step, "total": total, "metrics": metrics})
+        self.tell("progress", step=step, total=total, metrics=metrics)
 
     def message(self, text: str) -> None:
         """A line for the user."""
-        self._write("message", {"text": text})
+        self.tell("message", text)
 
-    def finished(self, text: str = "") -> None:
-        """The manifest has been written or found."""
-        self._write("finished", {"text": text})
-
-    def failed(self, text: str) -> None:
-        """The stage has failed; `text` is the reason in one line."""
-        self._write("failed", {"text": text})
-
-    def stopped(self, text: str) -> None:
-        """The stage ended cleanly after a stop request; `text` describes what is kept."""
-        self._write("stopped", {"text": text})
+    def tell(self, kind: EventKind, text: str = "", **fields: object) -> None:
+        """Write an event of any kind."""
+        given = {"kind": kind, "time": self._clock(), "pid": os.getpid(), "text": text, **fields}
+        line = json.dumps(given, ensure_ascii=False)
+        with self._lock:
+            self._file.append(line.encode())
 
     def close(self) -> None:
         self._file.close()
-
-    def _write(self, kind: EventKind, fields: Mapping[str, object]) -> None:
-        line = json.dumps({"kind": kind, "time": self._clock(), "pid": os.getpid(), **fields}, ensure_ascii=False)
-        with self._lock:
-            self._file.append(line.encode())
 
 
 class EventReader:
@@ -106,8 +96,13 @@ class EventReader:
             block = file.read()
         complete = block[: block.rfind(b"\n") + 1]
         self._offset += len(complete)
-        events = (_parse(line) for line in complete.splitlines())
-        return [event for event in events if event is not None]
+        events = []
+        for line in complete.splitlines():
+            with suppress(ValueError, TypeError, KeyError):  # torn when its writer was killed
+                fields = json.loads(line)
+                if fields["kind"] in _KINDS:
+                    events.append(Event(**fields))
+        return events
 
 
 def seconds_of_attempts(events: Sequence[Event]) -> float:
@@ -122,12 +117,3 @@ def seconds_of_attempts(events: Sequence[Event]) -> float:
     if begun is None:
         return 0.0
     return begun.metrics.get(_EARLIER, 0.0) + last_s - begun.time
-
-
-def _parse(line: bytes) -> Event | None:
-    """The event in `line`; None for a line that was torn when its writer was killed."""
-    try:
-        fields = json.loads(line)
-        return Event(**fields) if fields["kind"] in _KINDS else None
-    except (ValueError, TypeError, KeyError):
-        return None

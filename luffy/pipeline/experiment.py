@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -21,13 +22,13 @@ from luffy.pipeline.disk import usable
 from luffy.pipeline.events import Event
 from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus
 from luffy.pipeline.graph import StageNode, build_graph
-from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of
+from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of, read_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
-from luffy.pipeline.lock import stage_lock
-from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest
+from luffy.pipeline.lock import holder_of, stage_lock
+from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest
 from luffy.pipeline.outside import outside_files
-from luffy.pipeline.plan import StagePlan, plan_stage
-from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints
+from luffy.pipeline.plan import StagePlan, why_not_reused
+from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints, examine, newest_checkpoint
 from luffy.pipeline.space import check_space
 from luffy.pipeline.supervise import stage_command, supervise
 from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, claiming, link, write_run
@@ -77,7 +78,46 @@ class Experiment:
     def plan_node(self, name: str, pending: frozenset[str] = frozenset()) -> StagePlan:
         """The decision for one stage, while the stages in `pending` that it reads from have yet to be made."""
         node = next(node for node in self.nodes if node.name == name)
-        return plan_stage(self.workspace, self.config.name, node, self.identities, pending, verify=self.verify)
+        identity = self.identities[node.name]
+        directory = self.workspace.stage_directory(node.stage, identity.key)
+        inputs = {
+            name: self.workspace.stage_directory(self.identities[source].stage, self.identities[source].key)
+            for name, source in node.inputs.items()
+        }
+        known = {name: path for name, path in inputs.items() if node.inputs[name] not in pending}
+        awaited = sorted(set(node.inputs.values()) & pending)
+        consumed = consumed_digests(known)
+        condition = examine(directory, identity.key, consumed, verify=self.verify)
+        decide = partial(StagePlan, node, identity, directory, inputs)
+        if condition.reusable:
+            return decide("depends", f"waits for {', '.join(awaited)}") if awaited else decide("reuse")
+        reason = condition.reason
+        if not reason and read_identity(directory) is not None:
+            reason = "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
+        elif not reason:
+            reason = why_not_reused(
+                self.workspace.siblings(node.stage), self.config.name, node.name, identity, node.inputs
+            )
+        if holder := holder_of(directory):
+            reason = f"{reason}; {holder} is working on it"
+        if condition.step:
+            return decide("resume", reason, condition.step)
+        if condition.reason or identity.series is None:
+            return decide("run", reason)
+        # The longest finished run of the same series that is shorter than this one.
+        shorter = []
+        for sibling in self.workspace.siblings(node.stage):
+            manifest, newest = read_manifest(sibling), newest_checkpoint(sibling)
+            if manifest is None or newest is None or manifest.series != identity.series or newest[0] >= identity.length:
+                continue
+            if examine(sibling, manifest.key, consumed).reusable:
+                shorter.append((newest[0], sibling))
+        if not shorter:
+            return decide("run", reason)
+        step, extended = max(shorter)
+        recorded = read_identity(extended)
+        before = recorded.identity.length if recorded else "?"
+        return decide("continue", f"{identity.stage}.steps {before} -> {identity.length}", step, extended)
 
     def adopt(self, name: str) -> str | None:
         """Take over a finished result that differs from the stage's in its code alone; its key, or None without one.

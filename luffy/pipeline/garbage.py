@@ -39,7 +39,7 @@ from luffy.pipeline.reuse import (
     is_temporary,
     partial_writes,
 )
-from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, TRASH_PREFIX, Workspace, disposing, is_discarded
+from luffy.pipeline.workspace import JOBS_FOLDER, RUN_FILE, TRASH_PREFIX, Workspace, claiming, is_discarded
 
 Kind = Literal["run", "result", "checkpoint", "part", "log"]
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
@@ -150,8 +150,7 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
     for directory in _stage_directories(workspace):
         if _own(directory, notes):
             garbage += _of_stage(directory, needs, former, retention, notes)
-    garbage += _leftovers(workspace)
-    garbage += _begun_runs(workspace, {record.directory: record for record in records})
+    garbage += _leftovers(workspace, {record.directory: record for record in records})
     if not any(record.is_live for record in kept):
         garbage += _old_log(workspace.warm_log, None)
     return Survey(tuple(garbage), tuple(notes))
@@ -160,16 +159,17 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
 def dispose(workspace: Workspace, retention: Retention, chosen: Iterable[Garbage]) -> Disposal:
     """Delete those of `chosen` that are still garbage. Raises what `survey` raises."""
     paths = {item.path for item in chosen}
-    with disposing(workspace):
+    with claiming(workspace, exclusive=True):
         now = [item for item in survey(workspace, retention).garbage if item.path in paths]
         results = [(item, _discard(item)) for item in now]
-    renamed = [(item, place) for item, place in results if isinstance(place, Path)]
-    spared = [(item, reason) for item, reason in results if isinstance(reason, str)]
-    gone = []
-    for item, place in renamed:
-        delete(place, ignore_errors=True)
-        if place.exists() or place.is_symlink():
-            spared.append((item, f"{place} could not be deleted"))
+    gone, spared = list[Garbage](), list[tuple[Garbage, str]]()
+    for item, left in results:
+        if isinstance(left, str):
+            spared.append((item, left))
+            continue
+        delete(left, ignore_errors=True)
+        if left.exists() or left.is_symlink():
+            spared.append((item, f"{left} could not be deleted"))
         else:
             gone.append(item)
     missing = paths - {item.path for item in now}
@@ -251,8 +251,12 @@ def _find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> _Needs:
             needs.notes.append(f"{record.name} is under way, and its record cannot be read: no result is deleted")
         needs.runs.update(record.arms.values())
         named.update(_named_paths(record.config, record.working_directory, workspace))
-    needs.runs.update(filter(None, (_child_of(workspace.runs, path, 1) for path in named)))
-    roots = begun | live | set(filter(None, (_child_of(workspace.stages, path, 2) for path in named)))
+    roots = begun | live
+    for path in named:
+        for folder, depth, found in ((workspace.runs, 1, needs.runs), (workspace.stages, 2, roots)):
+            parts = path.relative_to(folder).parts if path.is_relative_to(folder) else ()
+            if len(parts) >= depth:  # it is an entry of the folder, or lies in one
+                found.add(folder.joinpath(*parts[:depth]))
     for directory in begun:
         if (directory / MANIFEST_FILE).exists() or not (directory / JOB_FILE).is_file():
             continue
@@ -288,14 +292,6 @@ def _named_paths(values: Json | Mapping[str, Json], start: str, workspace: Works
         except RuntimeError:  # a circle of links, or text that looks like the home of nobody (`~~~md/x`)
             return
         yield from (place for place in places if place.is_relative_to(workspace.root))
-
-
-def _child_of(folder: Path, path: Path, depth: int) -> Path | None:
-    """The entry `depth` levels below `folder` that `path` is or lies in."""
-    if not path.is_relative_to(folder):
-        return None
-    parts = path.relative_to(folder).parts
-    return folder.joinpath(*parts[:depth]) if len(parts) >= depth else None
 
 
 def _of_stage(
@@ -345,42 +341,30 @@ def partial_files(directory: Path) -> Iterator[Garbage]:
         yield Garbage("part", path, reason, _modified(path), directory)
 
 
-def _leftovers(workspace: Workspace) -> Iterator[Garbage]:
-    """Partial files that a killed process has left beside stages and runs."""
-    folders = [workspace.runs, *(folder for folder in _entries(workspace.stages) if folder.is_dir())]
-    for folder in folders:
-        for path in _entries(folder):
-            if is_discarded(path):
-                yield Garbage("part", path, "an interrupted deletion", _modified(path))
-    for path in [*workspace.root.glob(_PROBE), *_temporaries(workspace.root)]:
-        yield Garbage("part", path, "a file that was being written", _modified(path))
-
-
-def _begun_runs(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Iterator[Garbage]:
-    """Partial files of runs that were killed, and runs that were killed before they had written a record."""
+def _leftovers(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Iterator[Garbage]:
+    """Partial files that a killed process has left beside stages and in runs, and runs without a record."""
+    for folder in [workspace.runs, *(folder for folder in _entries(workspace.stages) if folder.is_dir())]:
+        for path in filter(is_discarded, _entries(folder)):
+            yield Garbage("part", path, "an interrupted deletion", _modified(path))
+    folders = [workspace.root]
     for directory in _entries(workspace.runs):
         if is_discarded(directory) or not directory.is_dir() or directory.is_symlink():
             continue
-        record = records.get(directory)
-        if record is None:
-            is_old = time.time() - _modified(directory) > _BEGINNING_S
-            if is_old and all(map(is_temporary, directory.iterdir())):
-                yield Garbage("run", directory, "killed before it began", _modified(directory))
-        elif not record.is_live:
-            for folder in (directory, directory / "stages", directory / JOBS_FOLDER):
-                for path in _temporaries(folder):
-                    yield Garbage("part", path, "a file that was being written", _modified(path))
+        record, is_old = records.get(directory), time.time() - _modified(directory) > _BEGINNING_S
+        if record is not None and not record.is_live:
+            folders += [directory, directory / "stages", directory / JOBS_FOLDER]
+        elif record is None and is_old and all(map(is_temporary, directory.iterdir())):
+            yield Garbage("run", directory, "killed before it began", _modified(directory))
+    # Of `luffy.files.replacing`, and links of runs.
+    written = (path for folder in folders for path in filter(is_temporary, _entries(folder)))
+    files = (path for path in written if path.is_symlink() or path.is_file())
+    for path in [*workspace.root.glob(_PROBE), *files]:
+        yield Garbage("part", path, "a file that was being written", _modified(path))
 
 
 def _old_log(path: Path, stage: Path | None) -> Iterator[Garbage]:
     if path.is_file() and not path.is_symlink() and time.time() - _modified(path) > _OLD_LOG_S:
         yield Garbage("log", path, f"older than {_OLD_LOG_S / 86400:.0f} days", _modified(path), stage)
-
-
-def _temporaries(folder: Path) -> Iterable[Path]:
-    """Temporary files of `luffy.files.replacing`, and temporary links of runs."""
-    found = filter(is_temporary, _entries(folder))
-    return (path for path in found if path.is_symlink() or path.is_file())
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -108,10 +108,7 @@ def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
 
 @contextmanager
 def own_gpus(
-    wanted: int,
-    waiting: Waiting = lambda what: None,
-    stopped: Stopped = lambda: False,
-    turn: Turn | None = None,
+    wanted: int, waiting: Waiting = lambda what: None, stopped: Stopped = lambda: False, turn: Turn | None = None
 ) -> Iterator[Mapping[str, str]]:
     """Hold `wanted` GPUs, after waiting for busy ones, and before them for the `turn`; yields the environment variables
     that select them.
@@ -154,16 +151,24 @@ def _present_gpus(waiting: Waiting, stopped: Stopped) -> tuple[Gpu, ...]:
 
 def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, stopped: Stopped) -> list[Gpu]:
     """Lock `wanted` GPUs or none, so that two waiting stages cannot deadlock."""
+    folder = Path(tempfile.gettempdir()) / f"luffy-gpus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
     announced = False
     while True:
         with ExitStack() as attempt:
             locked: list[Gpu] = []
             for gpu in gpus:
-                if len(locked) < wanted and _try_lock(gpu, attempt):
-                    locked.append(gpu)
-            if len(locked) == wanted:
-                held.push(attempt.pop_all())
-                return locked
+                descriptor = os.open(folder / f"{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os.close(descriptor)
+                    continue
+                attempt.callback(os.close, descriptor)
+                locked.append(gpu)
+                if len(locked) == wanted:
+                    held.push(attempt.pop_all())
+                    return locked
         if not announced:
             waiting(f"{wanted} of {len(gpus)} GPUs")
             announced = True
@@ -178,16 +183,3 @@ def pause(stopped: Stopped, seconds: float | None = None) -> None:
             return
         time.sleep(min(left, _POLL_S))
     raise StageFailed("interrupted while waiting; the same command resumes it", EXIT_INTERRUPTED)
-
-
-def _try_lock(gpu: Gpu, held: ExitStack) -> bool:
-    folder = Path(tempfile.gettempdir()) / f"luffy-gpus-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(folder / f"{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    held.callback(os.close, descriptor)
-    return True

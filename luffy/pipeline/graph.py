@@ -4,7 +4,7 @@ This module alone defines which stages exist and how they depend on each other. 
 comparisons, the report and garbage collection read them. Code that only has a run's record looks up nodes by name.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
@@ -61,15 +61,6 @@ def select_nodes(nodes: Sequence[StageNode], names: Iterable[str], option: str) 
     return frozenset(found)
 
 
-def with_sources(nodes: Sequence[StageNode], names: Collection[str]) -> tuple[StageNode, ...]:
-    """The nodes in `names` and all that they read from, in the order of the chain."""
-    needed = set(names)
-    for node in reversed(nodes):
-        if node.name in needed:
-            needed |= {*node.inputs.values()}
-    return tuple(node for node in nodes if node.name in needed)
-
-
 def kind_of(name: str) -> StageKind | None:
     """The kind of the node `name`; None for a name that no chain of this version has."""
     stages = [stage for stage in STAGE_KINDS if name == stage or name.startswith(f"{stage}_")]
@@ -88,22 +79,16 @@ def nodes_providing(role: Role, names: Iterable[str]) -> list[str]:
 
 def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> list[StageNode]:
     """The nodes of one stage after those in `before`: one, or one for each result of the role `kind.for_each`."""
-    if kind.for_each is None:
-        return [StageNode(name, kind.name, _inputs(kind, settings, before), settings)]
-    found: list[StageNode] = []
-    for result in (node for node in before if kind.for_each in node.kind.provides):
-        own = {entry: result.name for entry, role in kind.inputs.items() if role == kind.for_each}
-        found.append(
-            StageNode(f"{name}_{result.name}", kind.name, {**_inputs(kind, settings, before), **own}, settings)
-        )
+    results = [None] if kind.for_each is None else [node for node in before if kind.for_each in node.kind.provides]
+    found = []
+    for result in results:
+        inputs = {
+            entry: next(node.name for node in reversed(before) if role in node.kind.provides)
+            for entry, role in kind.inputs_of(settings).items()
+        }
+        if kind.reads_all:
+            inputs |= {node.name: node.name for node in before if node.name not in inputs.values()}
+        if result is not None:
+            inputs |= {entry: result.name for entry, role in kind.inputs.items() if role == kind.for_each}
+        found.append(StageNode(f"{name}_{result.name}" if result else name, kind.name, inputs, settings))
     return found
-
-
-def _inputs(kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> dict[str, str]:
-    roles = kind.inputs_of(settings)
-    named = {
-        entry: next(node.name for node in reversed(before) if role in node.kind.provides)
-        for entry, role in roles.items()
-    }
-    others = {node.name: node.name for node in before if node.name not in named.values()}
-    return {**named, **others} if kind.reads_all else named

@@ -59,7 +59,7 @@ class Identity:
     @property
     def key(self) -> str:
         """Sixteen hex digits."""
-        return _digest(self._ingredients(self.settings))
+        return self._key(self.settings)
 
     @property
     def series(self) -> str | None:
@@ -67,7 +67,7 @@ class Identity:
         if not self.extendable:
             return None
         endless = {name: value for name, value in self._section.items() if name != "steps"}
-        return _digest(self._ingredients({**self.settings, self.stage: endless}))
+        return self._key({**self.settings, self.stage: endless})
 
     @property
     def length(self) -> int:
@@ -82,11 +82,13 @@ class Identity:
         assert isinstance(section, dict)
         return section
 
-    def _ingredients(self, settings: dict[str, Json]) -> Json:
-        given: list[Json] = [
+    def _key(self, settings: dict[str, Json]) -> str:
+        given = [
             [[name, mapping[name]] for name in sorted(mapping)] for mapping in (self.upstream, self.code, self.files)
         ]
-        return [self.stage, settings, *given]
+        ingredients = [self.stage, settings, *given]  # mappings in the settings keep their order
+        text = json.dumps(ingredients, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
 
 
 def identity_of(
@@ -118,11 +120,6 @@ def code_identity(rooms: Iterable[str], package: Path = PACKAGE) -> dict[str, st
     return {room: _hash_of(room, package) for room in rooms}
 
 
-def canonical_json(value: Json) -> str:
-    """The canonical text of `value`; mappings keep their order."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
 @dataclass(frozen=True, slots=True)
 class IdentityRecord:
     """The contents of `identity.json`: the last attempt in a stage's directory."""
@@ -152,10 +149,6 @@ def read_identity(directory: Path) -> IdentityRecord | None:
         return IdentityRecord(fields["key"], fields["node"], identity, consumed, experiment, extended)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # written by another version, or damaged
-
-
-def _digest(ingredients: Json) -> str:
-    return hashlib.sha256(canonical_json(ingredients).encode()).hexdigest()[:KEY_LENGTH]
 
 
 @functools.cache

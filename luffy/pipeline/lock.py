@@ -56,7 +56,7 @@ def stage_lock(directory: Path, waiting: Callable[[str], None] = lambda holder: 
             is_still = False
         if not is_still:
             raise LuffyError(f"{directory}: was deleted while this process waited for its lock; start again")
-        _write_name(descriptor, _own_name())
+        _write_name(descriptor, f"pid {os.getpid()} on {socket.gethostname()}")
         try:
             yield
         finally:
@@ -150,7 +150,7 @@ class FlockManager:
             if not _wait(descriptor, self._waiting, self._stopped, deadline):
                 return False
             on_failure.pop_all()
-        _write_name(descriptor, _own_name())
+        _write_name(descriptor, f"pid {os.getpid()} on {socket.gethostname()}")
         self._held[key, holder] = descriptor
         return True
 
@@ -234,10 +234,6 @@ def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _own_name() -> str:
-    return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
 def _write_name(descriptor: int, name: str) -> None:

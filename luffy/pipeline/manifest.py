@@ -96,8 +96,19 @@ class Manifest(StrictModel):
 
     def damaged(self, directory: Path, *, verify: bool = False) -> dict[str, str]:
         """Damaged outputs, each as "missing" or "changed"; empty if all are intact."""
-        findings = {output.path: _complaint(directory / output.path, output, verify) for output in self.outputs}
-        return {path: complaint for path, complaint in findings.items() if complaint}
+        found = {}
+        for output in self.outputs:
+            file = directory / output.path
+            try:
+                stat = file.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                found[output.path] = "missing"
+                continue
+            is_hashed = verify or stat.st_mtime_ns != output.mtime_ns
+            has_size = file.is_file() and stat.st_size == output.bytes
+            if not has_size or (is_hashed and hash_file(file) != output.sha256):
+                found[output.path] = "changed"
+        return found
 
     def is_intact(self, directory: Path, *, verify: bool = False) -> bool:
         """Whether every output exists unchanged."""
@@ -175,18 +186,6 @@ def hash_file(path: Path) -> str:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _complaint(file: Path, expected: OutputFile, verify: bool) -> str:
-    try:
-        stat = file.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return "missing"
-    if not file.is_file() or stat.st_size != expected.bytes:
-        return "changed"
-    if (verify or stat.st_mtime_ns != expected.mtime_ns) and hash_file(file) != expected.sha256:
-        return "changed"
-    return ""
 
 
 def package_versions() -> dict[str, str]:

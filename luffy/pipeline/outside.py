@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
+from luffy.config.data import CustomSource, FileSource, HubSource
 from luffy.config.environment import CustomEnvironment, EpisodeScoring, ToolsEnvironment
 from luffy.config.grading import CustomGrader
 from luffy.config.model import locate, model_files
@@ -42,7 +42,15 @@ def _named(settings: StageSettings) -> Iterator[Named]:
     if not isinstance(settings, ReportSettings):  # what a report shows is that of earlier stages
         yield from _modules(settings, ())
     if isinstance(settings, PrepareDataSettings):
-        yield from _sources(settings.data)
+        data = settings.data
+        benchmarks = data.decontamination.benchmarks
+        sources = {f"data.{name}": source for name, source in data.training_sources.items()}
+        sources |= {} if data.corpus is None else {"data.corpus": data.corpus}
+        sources |= {f"data.suites.{name}": source for name, source in data.suites.items()}
+        sources |= {f"data.decontamination.benchmarks.{name}": source for name, source in benchmarks.items()}
+        for field, source in sources.items():
+            if isinstance(source, FileSource) or (isinstance(source, HubSource) and Path(source.path).is_dir()):
+                yield f"{field}.path", source.path, local_path(source.path)
         yield from _model(settings.model_path, settings.chat_template)
     elif isinstance(settings, SynthesizeSettings):
         for name, teacher in settings.synthesize.teachers.items():
@@ -54,17 +62,6 @@ def _named(settings: StageSettings) -> Iterator[Named]:
             yield "rl.teacher.path", scorer.path, Path(scorer.path).expanduser()
     elif isinstance(settings, BaseSettings):
         yield from _model(settings.model.source, settings.model.chat_template)
-
-
-def _sources(data: DataConfig) -> Iterator[Named]:
-    sources = {f"data.{name}": source for name, source in data.training_sources.items()}
-    sources |= {} if data.corpus is None else {"data.corpus": data.corpus}
-    sources |= {f"data.suites.{name}": source for name, source in data.suites.items()}
-    benchmarks = data.decontamination.benchmarks
-    sources |= {f"data.decontamination.benchmarks.{name}": source for name, source in benchmarks.items()}
-    for field, source in sources.items():
-        if isinstance(source, FileSource) or (isinstance(source, HubSource) and Path(source.path).is_dir()):
-            yield f"{field}.path", source.path, local_path(source.path)
 
 
 def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:

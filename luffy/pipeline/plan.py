@@ -7,10 +7,6 @@ from typing import Literal
 
 from luffy.pipeline.graph import StageNode
 from luffy.pipeline.identity import IDENTITY_FILE, Identity, Json, read_identity
-from luffy.pipeline.lock import holder_of
-from luffy.pipeline.manifest import consumed_digests, read_manifest
-from luffy.pipeline.reuse import examine, newest_checkpoint
-from luffy.pipeline.workspace import Workspace
 
 Action = Literal["reuse", "depends", "resume", "continue", "run"]
 _SHOWN = 3
@@ -39,59 +35,6 @@ class StagePlan:
         if self.action == "continue" and self.extends is not None:
             return f"continue {self.extends.name} from step {self.step}"
         return {"reuse": "reused", "depends": "reused or run"}.get(self.action, "run")
-
-
-def plan_stage(
-    workspace: Workspace,
-    experiment: str,
-    node: StageNode,
-    identities: Mapping[str, Identity],
-    pending: frozenset[str] = frozenset(),
-    *,
-    verify: bool = False,
-) -> StagePlan:
-    """The decision for `node`, while the upstream stages in `pending` have yet to be made."""
-    identity = identities[node.name]
-    directory = workspace.stage_directory(node.stage, identity.key)
-    inputs = {
-        name: workspace.stage_directory(identities[source].stage, identities[source].key)
-        for name, source in node.inputs.items()
-    }
-    known = {name: path for name, path in inputs.items() if node.inputs[name] not in pending}
-    awaited = sorted(set(node.inputs.values()) & pending)
-    consumed = consumed_digests(known)
-    condition = examine(directory, identity.key, consumed, verify=verify)
-
-    def decide(action: Action, reason: str = "", step: int = 0, extends: Path | None = None) -> StagePlan:
-        return StagePlan(node, identity, directory, inputs, action, reason, step, extends)
-
-    if condition.reusable:
-        return decide("depends", f"waits for {', '.join(awaited)}") if awaited else decide("reuse")
-    reason = condition.reason
-    if not reason and read_identity(directory) is not None:
-        reason = "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
-    elif not reason:
-        reason = why_not_reused(workspace.siblings(node.stage), experiment, node.name, identity, node.inputs)
-    if holder := holder_of(directory):
-        reason = f"{reason}; {holder} is working on it"
-    if condition.step:
-        return decide("resume", reason, condition.step)
-    if condition.reason or identity.series is None:
-        return decide("run", reason)
-    # The longest finished run of the same series that is shorter than this one.
-    shorter = []
-    for sibling in workspace.siblings(node.stage):
-        manifest, newest = read_manifest(sibling), newest_checkpoint(sibling)
-        if manifest is None or newest is None or manifest.series != identity.series or newest[0] >= identity.length:
-            continue
-        if examine(sibling, manifest.key, consumed).reusable:
-            shorter.append((newest[0], sibling))
-    if not shorter:
-        return decide("run", reason)
-    step, extended = max(shorter)
-    recorded = read_identity(extended)
-    before = recorded.identity.length if recorded else "?"
-    return decide("continue", f"{identity.stage}.steps {before} -> {identity.length}", step, extended)
 
 
 def why_not_reused(

@@ -16,14 +16,7 @@ from luffy.errors import ConfigError
 from luffy.model_shape import architecture_of, linear_layers, missing_package, positions_of
 from luffy.pipeline.gpus import Gpu, detected_gpus, hidden_gpus
 from luffy.pipeline.inherited_environment import complaints_about_variables
-from luffy.pipeline.memory import (
-    RL_ENGINE,
-    GpuMemory,
-    answering,
-    estimate_memory,
-    generation_memory,
-    rl_engine_memory,
-)
+from luffy.pipeline.memory import RL_ENGINE, GpuMemory, answering, estimate_memory, generation_memory, rl_engine_memory
 
 _LARGE_FOR_EMBEDDED = 50_000_000
 """Number of parameters from which vLLM is recommended over the embedded engine. For SmolLM2 (135 million), on two CPU

@@ -62,13 +62,7 @@ class Condition:
         return bool(self.stale) and not self.step
 
 
-def examine(
-    directory: Path,
-    key: str,
-    consumed: Mapping[str, str],
-    *,
-    verify: bool = False,
-) -> Condition:
+def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: bool = False) -> Condition:
     """The condition of `directory` for the stage `key` whose inputs now have the digests `consumed`."""
     manifest = read_manifest(directory)
     record = manifest or read_identity(directory)

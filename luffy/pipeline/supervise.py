@@ -16,7 +16,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -27,7 +26,7 @@ from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.inherited_environment import own_environment
 from luffy.pipeline.job import JOB_FILE
 from luffy.pipeline.reuse import LOG_FILE
-from luffy.pipeline.warm_start import WarmServer, WarmStage, current_warm_server
+from luffy.pipeline.warm_start import WarmStage, current_warm_server
 from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
 
 _POLL_S = 0.1
@@ -36,14 +35,6 @@ _CLEAN_UP_S = 5.0
 _NO_ROOM_BYTES = 1 << 20
 _RESUMES = "the same command resumes it"
 _INTERRUPTED = f"interrupted; {_RESUMES}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    process: subprocess.Popen[bytes] | WarmStage
-    mark: str
-    spared: int | None = None
-    """The warm server, which carries the mark but must not be killed."""
 
 
 def stage_command(stage: str, directory: Path, job: Path | None = None) -> list[str]:
@@ -93,8 +84,15 @@ def supervise(
 
     with log_path.open("ab") as out, log_path.open(encoding="utf-8", errors="replace") as log:
         log.seek(0, os.SEEK_END)
-        child = _start(command, out, {**own_environment(), **(environment or {})}, current_warm_server())
-        process = child.process
+        variables = {**own_environment(), **(environment or {}), "PYTHONUNBUFFERED": "1", TITLE_VARIABLE: "1"}
+        process: subprocess.Popen[bytes] | WarmStage
+        spared: int | None = None
+        warm = current_warm_server()
+        if warm is not None and (stage := warm.start(command, Path(out.name), variables)) is not None:
+            # The warm server carries the mark but must not be killed.
+            process, mark, spared = stage, stage.server.mark, stage.server.pid
+        else:
+            process, mark = _start_cold(command, out, variables)
         try:
             while process.poll() is None:
                 forward(log)
@@ -105,21 +103,17 @@ def supervise(
                 time.sleep(_POLL_S)
             forward(log)
         finally:
-            _end(child, grace_s)
+            _end(process, mark, spared, grace_s)
     if process.returncode == EXIT_TEMPORARY and stopped_at:
         raise StageFailed(f"{stopped_at}; {_RESUMES}", exit_code=EXIT_TEMPORARY)
     if process.returncode:
         raise _failed(process.returncode, failure, tail, log_path)
 
 
-def _start(command: Sequence[str], out: IO[bytes], environment: dict[str, str], warm: WarmServer | None) -> _Child:
-    environment = {**environment, "PYTHONUNBUFFERED": "1", TITLE_VARIABLE: "1"}
-    if warm is not None and (stage := warm.start(command, Path(out.name), environment)) is not None:
-        return _Child(stage, stage.server.mark, spared=stage.server.pid)
-    return _start_cold(command, out, environment)
-
-
-def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, str]) -> _Child:
+def _start_cold(
+    command: Sequence[str], out: IO[bytes], environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], str]:
+    """The process, and the mark that all of its children carry."""
     parent, mark = os.getpid(), f"{os.getpid()}-{uuid.uuid4().hex}"
     if command[1] == "-m" and command[2] in {kind.program for kind in STAGE_KINDS.values()}:
         command = [*command[:2], "luffy.library_loading", *command[2:]]  # which runs it, without garbage collection
@@ -133,22 +127,22 @@ def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, s
         # The signal follows the forking thread. This thread stays until the child has ended.
         preexec_fn=lambda: die_with(parent),
     )
-    return _Child(process, mark)
+    return process, mark
 
 
-def _end(child: _Child, grace_s: float) -> None:
+def _end(process: subprocess.Popen[bytes] | WarmStage, mark: str, spared: int | None, grace_s: float) -> None:
     with ExitStack() as stack:
-        stack.callback(child.process.wait)
+        stack.callback(process.wait)
         with ExitStack() as impatient:  # after a second Ctrl-C, or SIGTERM under Prefect
-            impatient.callback(end_processes, child.mark, 0.0, child.spared)
+            impatient.callback(end_processes, mark, 0.0, spared)
             # Only the stage program, which needs its helper processes to finish the step.
             deadline = time.monotonic() + grace_s + _CLEAN_UP_S
-            if child.process.poll() is None:
+            if process.poll() is None:
                 with suppress(ProcessLookupError):
-                    os.kill(child.process.pid, signal.SIGUSR1)
-            while child.process.poll() is None and time.monotonic() < deadline:
+                    os.kill(process.pid, signal.SIGUSR1)
+            while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            end_processes(child.mark, _CLEAN_UP_S, child.spared)
+            end_processes(mark, _CLEAN_UP_S, spared)
             impatient.pop_all()
 
 

@@ -13,7 +13,6 @@ forks imports the modules of this package anew, since they may have been edited 
 
 import gc
 import importlib
-import json
 import logging
 import os
 import signal
@@ -28,7 +27,6 @@ from contextvars import ContextVar
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypedDict
 
 from luffy.errors import StageFailed
 from luffy.pipeline.inherited_environment import own_environment
@@ -37,23 +35,15 @@ from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, 
 logger = logging.getLogger(__name__)
 LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")
 """The libraries that are slowest to import. Not pyarrow: it starts a thread, which a fork would lose."""
-_READY = b"ready"
 _LOAD_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 20.0
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 # The supervisor sets these. No library that is loaded before the fork reads them.
 _OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, "PYTHONUNBUFFERED"})
+Order = tuple[str, list[str], dict[str, str], str]
+"""The program that a forked process runs: module, arguments, environment, and the file that its output is appended
+to."""
 _current: ContextVar["WarmServer | None"] = ContextVar("warm_server", default=None)
-
-
-class Order(TypedDict):
-    """The program that a forked process runs."""
-
-    module: str
-    arguments: list[str]
-    environment: dict[str, str]
-    log: str
-    """The file to which its output is appended."""
 
 
 def current_warm_server() -> "WarmServer | None":
@@ -131,29 +121,27 @@ class WarmServer:
         return None if self._further.exception() else self._further.result().start(command, log, environment)
 
     def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
-        order = Order(
-            module=command[2],
-            arguments=list(command[3:]),
-            environment={**environment, MARK_VARIABLE: self.mark},
-            log=str(log.resolve()),
-        )
+        variables = {**environment, MARK_VARIABLE: self.mark}
+        order: Order = (command[2], list(command[3:]), variables, str(log.resolve()))
         with ExitStack() as on_failure:
             # Also on Ctrl-C: a pending reply would be taken as the reply to the next order.
             on_failure.callback(self._end)
             try:
-                self._ready = self._ready or self._answer(_LOAD_TIMEOUT_S) == _READY
-                self._connection.send_bytes(json.dumps(order).encode())
-                self._stage = WarmStage(self, int(self._answer(_FORK_TIMEOUT_S)), self._connection, log)
+                if not self._ready:
+                    self._answer(_LOAD_TIMEOUT_S)
+                    self._ready = True
+                self._connection.send(order)
+                self._stage = WarmStage(self, self._answer(_FORK_TIMEOUT_S), self._connection, log)
             except (OSError, EOFError) as error:
                 logger.info("stages start without a warm server from now on: %s", error or type(error).__name__)
                 return None
             on_failure.pop_all()
         return self._stage
 
-    def _answer(self, timeout_s: float) -> bytes:
+    def _answer(self, timeout_s: float) -> int:
         if not self._connection.poll(timeout_s):
             raise TimeoutError(f"no answer within {timeout_s:.0f} s")
-        return self._connection.recv_bytes()
+        return self._connection.recv()
 
     def stop(self) -> None:
         """End the server, the further ones, and the stages that they still run. May be called again."""
@@ -196,7 +184,7 @@ class WarmStage:
         """Wait until the stage ends; returns the exit code, None if the server died first."""
         if self.returncode is None:
             try:
-                self.returncode = int(self._connection.recv_bytes())
+                self.returncode = self._connection.recv()
             except (OSError, EOFError):
                 return None
         return self.returncode
@@ -230,40 +218,38 @@ def _check_single_thread() -> None:
         sys.exit(f"no fork with several threads: {', '.join(threads)}")
 
 
-def _serve(connection: Connection) -> Order:
+def _serve(connection: Connection) -> tuple[str, list[str]]:
     """Fork a process for each order, one at a time, and report its pid, then its exit code (-n for signal n).
 
-    Returns only in the forked process. The server exits when the other end of the connection is closed.
+    Returns only in the forked process, which is one of its own: the module to run and its arguments. The server exits
+    when the other end of the connection is closed.
     """
+    server = os.getpid()
     while True:
         try:
-            order: Order = json.loads(connection.recv_bytes())
+            order: Order = connection.recv()
         except EOFError:
             sys.exit(0)
-        server = os.getpid()
         _check_single_thread()
         pid = os.fork()
         if pid == 0:
-            connection.close()  # otherwise a dead server would go unnoticed
-            _detach(order, server)
-            return order
-        connection.send_bytes(str(pid).encode())
+            break
+        connection.send(pid)
         _, status = os.waitpid(pid, 0)
-        connection.send_bytes(str(os.waitstatus_to_exitcode(status)).encode())
-
-
-def _detach(order: Order, server: int) -> None:
-    """Make the forked process one of its own, with the order's environment and log."""
+        connection.send(os.waitstatus_to_exitcode(status))
+    connection.close()  # otherwise a dead server would go unnoticed
+    module, arguments, environment, log_path = order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()
     os.environ.clear()
-    os.environ.update({**order["environment"], SUPERVISOR_VARIABLE: str(server)})
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.environ.update({**environment, SUPERVISOR_VARIABLE: str(server)})
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    Path("/proc/self/comm").write_text(order["module"].rpartition(".")[2])
+    Path("/proc/self/comm").write_text(module.rpartition(".")[2])
     die_with(server)
+    return module, arguments
 
 
 if __name__ == "__main__":
@@ -272,11 +258,11 @@ if __name__ == "__main__":
     control = Connection(int(sys.argv[1]))
     _load(sys.argv[2:])
     _check_single_thread()
-    control.send_bytes(_READY)
+    control.send(os.getpid())
     ordered = _serve(control)
     for imported in [imported for imported in sys.modules if imported.partition(".")[0] == "luffy"]:
         del sys.modules[imported]
     importlib.invalidate_caches()
     from luffy.library_loading import run_module  # imported after the fork, so never stale
 
-    run_module(ordered["module"], ordered["arguments"])
+    run_module(*ordered)

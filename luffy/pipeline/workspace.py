@@ -14,7 +14,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,25 +144,20 @@ def find_workspace(chosen: Path | str | None = None) -> Workspace:
     return Workspace(root)
 
 
-def claiming(workspace: Workspace) -> AbstractContextManager[None]:
-    """Shared lock while a run begins, or decides on a stage and records it; waits for a deletion to end."""
-    return _held(workspace, fcntl.LOCK_SH)
-
-
-def disposing(workspace: Workspace) -> AbstractContextManager[None]:
-    """Exclusive lock from the survey of garbage until it is renamed; no run begins or records a stage meanwhile."""
-    return _held(workspace, fcntl.LOCK_EX)
-
-
 @contextmanager
-def _held(workspace: Workspace, mode: int) -> Iterator[None]:
+def claiming(workspace: Workspace, *, exclusive: bool = False) -> Iterator[None]:
+    """Lock while a run begins, or decides on a stage and records it; waits for a deletion to end.
+
+    A deletion has it `exclusive`, from the survey of garbage until it is renamed.
+    """
+    mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     with usable(workspace.root):
         descriptor = os.open(workspace.root / _CLAIMS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
         except BlockingIOError:
-            other = "`luffy gc`, which decides what to delete" if mode == fcntl.LOCK_SH else "runs that begin a stage"
+            other = "runs that begin a stage" if exclusive else "`luffy gc`, which decides what to delete"
             logger.warning("waiting in %s for %s", workspace.root, other)
             fcntl.flock(descriptor, mode)
         yield

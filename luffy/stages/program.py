@@ -150,7 +150,7 @@ def run_program(
 
     def waiting(holder: str) -> None:
         logger.info("waiting for %s", holder)
-        events.waiting(holder)
+        events.tell("waiting", holder)
 
     # Every outcome becomes an event and an exit code, and no child process is left.
     try:
@@ -158,7 +158,7 @@ def run_program(
             _run_locked(job, run, out, events)
     except StoppedOnRequest as stopped:
         with contextlib.suppress(OSError):
-            events.stopped(f"was asked to end: {stopped}")
+            events.tell("stopped", f"was asked to end: {stopped}")
         logger.info("was asked to end: %s", stopped)
         return stopped.exit_code
     except KeyboardInterrupt:
@@ -182,7 +182,7 @@ def _run_locked(
     condition = afresh(out) if job.afresh else examine(out, job.key, consumed, verify=job.verify)
     if condition.reusable:
         delete_scratch(out, finished_manifest(out))
-        events.finished("reused")
+        events.tell("finished", "reused")
         return
     _refuse_edited_code(job)
     # Work that is cleared does not count towards the result.
@@ -225,7 +225,7 @@ def _run_locked(
     )
     write_manifest(out, manifest)
     delete_scratch(out, manifest)
-    events.finished()
+    events.tell("finished")
 
 
 def _refuse_edited_code(job: StageJob) -> None:
@@ -322,7 +322,7 @@ def _as_user_error(error: Exception) -> UserError | None:
 
 def _record_failure(events: EventWriter, text: str) -> None:
     with contextlib.suppress(OSError):  # on a full disk only the exit code is left
-        events.failed(text)
+        events.tell("failed", text)
 
 
 def _report(error: Exception) -> int:

@@ -17,7 +17,7 @@ OWN_TEXT = {
     "checkpoint.py", "custom_functions.py", "engine_state.py",
     "events.py", "form.py", "interpreter.py", "pass_rates.py", "reasoning_gym_score.py", "request.py",
     "sample_files.py", "shards.py", "splits.py", "store.py", "synthesis_card.py",
-    "identity.py", "warm_start.py",
+    "identity.py",
     # A tokenizer that its library has read and written again.
     "tokenizer.py",
     # In the interpreter of an environment, which has no luffy.

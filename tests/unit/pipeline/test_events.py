@@ -11,7 +11,7 @@ def test_events_are_read_as_written(tmp_path):
     writer = EventWriter(tmp_path / "events.jsonl")
     writer.started("from step 3")
     writer.progress(4, 10, loss=0.5, reward=1.0)
-    writer.failed("no space")
+    writer.tell("failed", "no space")
     kinds = [(event.kind, event.text) for event in EventReader(tmp_path / "events.jsonl").read()]
     assert kinds == [("started", "from step 3"), ("progress", ""), ("failed", "no space")]
 

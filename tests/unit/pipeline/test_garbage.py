@@ -21,7 +21,7 @@ from luffy.pipeline.job import write_job
 from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.manifest import read_manifest, write_manifest
 from luffy.pipeline.records import find_run, read_run
-from luffy.pipeline.workspace import Workspace, disposing, write_run
+from luffy.pipeline.workspace import Workspace, claiming, write_run
 
 ALL = Retention()
 OTHER_SFT = "sft.optimizer.lr=2e-3"
@@ -457,7 +457,7 @@ def test_a_run_takes_up_no_stage_during_a_deletion_and_says_so(workspace, opened
     experiment = opened()
     run = ExperimentRun(experiment, workspace.new_run("smoke", {}))
     taking = threading.Thread(target=lambda: run.execute("prepare_data", Unwatched()))
-    with disposing(workspace):
+    with claiming(workspace, exclusive=True):
         taking.start()
         wait_until(lambda: "waiting" in caplog.text and "luffy gc" in caplog.text)
         assert taking.is_alive()

@@ -35,7 +35,7 @@ def test_a_kill_while_a_stage_is_cleared_leaves_nothing_to_resume_from(opened, f
     assert list(plan.directory.iterdir()) == []
 
 
-def kill(path):
+def kill(path, **options):
     raise KeyboardInterrupt
 
 

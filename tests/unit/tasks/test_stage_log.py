@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from luffy.errors import ConfigError
-from luffy.tasks.session import OneLine, StageLog
+from luffy.tasks.session import StageLog, in_one_line
 
 STAMP = "2026-11-21 20:31:08,023"
 
@@ -63,7 +63,7 @@ def test_a_mistake_is_one_line_without_a_traceback(error, text):
     record = logging.LogRecord(
         "prefect.flow_runs", logging.ERROR, "", 0, "failed: %r", (error,), (type(error), error, None)
     )
-    assert OneLine().filter(record)
+    assert in_one_line(record)
     assert (record.getMessage(), record.exc_info) == (text, None)
 
 
@@ -72,5 +72,5 @@ def test_a_defect_keeps_its_traceback():
     record = logging.LogRecord(
         "prefect.flow_runs", logging.ERROR, "", 0, "failed: %r", (error,), (type(error), error, None)
     )
-    assert OneLine().filter(record)
+    assert in_one_line(record)
     assert record.exc_info is not None
