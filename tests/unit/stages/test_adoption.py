@@ -25,7 +25,7 @@ from luffy.pipeline.events import EventReader, EventWriter
 from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate
-from luffy.stages.answers.requests import sample_key
+from luffy.stages.answers.clients import sample_key
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.evaluate import OUTPUTS, run
 from luffy.stages.program import StageContext, StageResult
