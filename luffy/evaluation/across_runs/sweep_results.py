@@ -95,7 +95,8 @@ class SweepResults:
     @property
     def places(self) -> frozenset[tuple[str, ...]]:
         """The places of all rows, without what differs from machine to machine."""
-        return frozenset(row.place for row in (*self.measures, *self.outcomes) if not row.is_timed)
+        rows: tuple[MeasureRow | OutcomeRow, ...] = (*self.measures, *self.outcomes)
+        return frozenset(row.place for row in rows if not row.is_timed)
 
     def in_design(self, sweep: Sweep) -> "SweepResults":
         """The rows of cells and arms that the study has."""
