@@ -27,13 +27,13 @@ from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
 from luffy.evaluation.across_runs.run_results import RunOutcome, RunResult, first_line, read_run
 from luffy.evaluation.across_runs.sweep_findings import (
     Findings,
+    SweepProgress,
     arms_of,
     choose,
     find_on_arms,
     findings_json,
     tuning_of,
 )
-from luffy.evaluation.across_runs.sweep_progress import SweepProgress
 from luffy.evaluation.results import read_scores
 from luffy.files import write_atomic
 from luffy.pipeline.experiment import Unwatched, open_experiment, start_run

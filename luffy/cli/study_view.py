@@ -12,8 +12,7 @@ from statistics import fmean
 from luffy.cli.console import duration, say, show_error, show_report_path, terminal, text_table
 from luffy.config.many_runs.sweep_runs import Sweep, distinct
 from luffy.errors import DataError, UserError
-from luffy.evaluation.across_runs.sweep_findings import Effect, find
-from luffy.evaluation.across_runs.sweep_progress import SweepProgress
+from luffy.evaluation.across_runs.sweep_findings import Effect, SweepProgress, find
 from luffy.evaluation.across_runs.sweep_results import (
     BASE,
     REPORTED,

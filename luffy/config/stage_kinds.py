@@ -45,7 +45,6 @@ ASKING_ROOMS = (
     "rollout",
     "stages/answers/clients.py",
     "stages/answers/paid.py",
-    "stages/answers/requests.py",
     "stages/answers/store.py",
 )
 """Rooms that the responses of an evaluation depend on, however they are graded."""

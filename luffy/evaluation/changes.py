@@ -1,7 +1,7 @@
 """Comparison of two evaluations: paired tests, and the problems whose result changed."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -44,6 +44,10 @@ class ChangedProblem:
     ground_truth: str
     first: ProblemAnswers
     second: ProblemAnswers
+
+    @property
+    def gain(self) -> float:
+        return self.second.share - self.first.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,41 +98,35 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
         )
         for cell, uids in shared.items()
     }
-    comparison = compare(pairs, first.results.confidence)
-    cells = tuple(
-        _changes(cell, uids, before[cell], after[cell], comparison.on(", ".join(cell))) for cell, uids in shared.items()
-    )
+    comparison, cells = compare(pairs, first.results.confidence), list[CellChanges]()
+    for cell, uids in shared.items():
+        old, new = before[cell], after[cell]
+        # Either evaluation may be the older one; only its records hold what is confidential.
+        problems = [
+            ChangedProblem(
+                uid,
+                old[uid].subject,
+                old[uid].confidential or new[uid].confidential,
+                old[uid].ground_truth,
+                old[uid],
+                new[uid],
+            )
+            for uid in uids
+        ]
+        changed = [problem for problem in problems if problem.gain]
+        cells.append(
+            CellChanges(
+                cell,
+                (fmean(each.first.share for each in problems), fmean(each.second.share for each in problems)),
+                comparison.on(", ".join(cell)),
+                tuple(sorted(changed, key=lambda problem: (problem.gain < 0, -abs(problem.gain)))),
+                len(old) - len(uids),
+                len(new) - len(uids),
+                sum(old[uid].ground_truth != new[uid].ground_truth for uid in uids),
+            )
+        )
     apart = dict.fromkeys([*before, *after])
-    return Changes(cells, tuple(cell for cell in apart if cell not in shared))
-
-
-def _changes(
-    cell: Cell,
-    uids: Sequence[str],
-    before: Mapping[str, ProblemAnswers],
-    after: Mapping[str, ProblemAnswers],
-    comparison: BenchmarkComparison,
-) -> CellChanges:
-    # Either evaluation may be the older one; only its records hold what is confidential.
-    problems = [
-        ChangedProblem(uid, first.subject, first.confidential or second.confidential, first.ground_truth, first, second)
-        for uid in uids
-        for first, second in [(before[uid], after[uid])]
-    ]
-
-    def gain(problem: ChangedProblem) -> float:
-        return problem.second.share - problem.first.share
-
-    changed = sorted(filter(gain, problems), key=lambda problem: (gain(problem) < 0, -abs(gain(problem))))
-    return CellChanges(
-        cell,
-        (fmean(problem.first.share for problem in problems), fmean(problem.second.share for problem in problems)),
-        comparison,
-        tuple(changed),
-        len(before) - len(uids),
-        len(after) - len(uids),
-        sum(before[uid].ground_truth != after[uid].ground_truth for uid in uids),
-    )
+    return Changes(tuple(cells), tuple(cell for cell in apart if cell not in shared))
 
 
 def _tally_problems(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, ProblemAnswers]]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from luffy.evaluation.across_runs.board import BoardCell, Column, Entry, read_entries
+from luffy.evaluation.across_runs.board import Column, Entry, read_entries
 from luffy.pipeline.workspace import find_workspace
 
 if TYPE_CHECKING:
@@ -28,11 +28,31 @@ def load_results(workspace: str | Path | None = None) -> "pd.DataFrame":
     """
     import pandas as pd  # loads for half a second
 
-    rows = [
-        {**_names(entry, column), **_result(entry, cell)}
-        for entry in read_entries(find_workspace(workspace))[0]
-        for column, cell in entry.cells.items()
-    ]
+    rows = []
+    for entry in read_entries(find_workspace(workspace))[0]:
+        for column, cell in entry.cells.items():
+            row, settings = cell.row, entry.protocol.settings
+            result = {
+                "temperature": float(settings["temperature"]),
+                "top_p": float(settings.get("top_p", 1.0)),
+                "max_response_tokens": int(settings["max_response_tokens"]),
+                "template": settings.get("template", "own"),
+                "num_problems": row.num_problems,
+                "num_samples": row.num_samples,
+                "accuracy": row.accuracy,
+                "low": row.interval[0],
+                "high": row.interval[1],
+                "confidence": float(settings["confidence"]),
+                "interval_method": row.method,
+                "pass_at_k": row.pass_at_k.get(str(row.num_samples)),
+                "maj_at_k": row.maj_at_k.get(str(row.num_samples)),
+                "mean_tokens": row.mean_tokens,
+                "truncated_share": row.truncated_share,
+                "no_answer_share": row.no_answer_share,
+                "evaluation": cell.evaluation,
+                "ended": cell.ended,
+            }
+            rows.append(_names(entry, column) | result)
     frame = pd.DataFrame(rows)
     frame["ended"] = pd.to_datetime(frame["ended"], utc=True)
     return frame
@@ -71,28 +91,4 @@ def _names(entry: Entry, column: Column) -> dict[str, object]:
         "model": entry.model,
         "suite": column.suite,
         "decoding": entry.protocol.decoding,
-    }
-
-
-def _result(entry: Entry, cell: BoardCell) -> dict[str, object]:
-    row, settings = cell.row, entry.protocol.settings
-    return {
-        "temperature": float(settings["temperature"]),
-        "top_p": float(settings.get("top_p", 1.0)),
-        "max_response_tokens": int(settings["max_response_tokens"]),
-        "template": settings.get("template", "own"),
-        "num_problems": row.num_problems,
-        "num_samples": row.num_samples,
-        "accuracy": row.accuracy,
-        "low": row.interval[0],
-        "high": row.interval[1],
-        "confidence": float(settings["confidence"]),
-        "interval_method": row.method,
-        "pass_at_k": row.pass_at_k.get(str(row.num_samples)),
-        "maj_at_k": row.maj_at_k.get(str(row.num_samples)),
-        "mean_tokens": row.mean_tokens,
-        "truncated_share": row.truncated_share,
-        "no_answer_share": row.no_answer_share,
-        "evaluation": cell.evaluation,
-        "ended": cell.ended,
     }

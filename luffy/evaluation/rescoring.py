@@ -107,7 +107,9 @@ def write_regraded(
             cell = new.suite, new.decoding
             tallies.setdefault(cell, Tally(*cell)).add(new)
             if old.correct != new.correct:
-                changed.setdefault(cell, []).append((_without_texts(old), _without_texts(new)))
+                # Responses may be long, and many.
+                without_texts = replace(old, prompt="", response=""), replace(new, prompt="", response="")
+                changed.setdefault(cell, []).append(without_texts)
             yield new
 
     write_sample_records(folder / SAMPLES_FILE, counted())
@@ -123,8 +125,3 @@ def write_regraded(
     write_results(folder / RESULTS_FILE, results)
     write_pages(folder, results)
     return comparison
-
-
-def _without_texts(record: SampleRecord) -> SampleRecord:
-    """The record without its texts, for lists of changes: responses may be long, and many."""
-    return replace(record, prompt="", response="")

@@ -82,8 +82,6 @@ class FormCounts(StrictModel):
 
 
 class SamplingProtocol(StrictModel):
-    """How the responses were sampled."""
-
     template: str
     temperature: float
     top_p: float
@@ -135,7 +133,6 @@ class ResultRow(StrictModel):
 
     @property
     def estimate(self) -> Estimate:
-        """The accuracy with its interval."""
         return Estimate(self.accuracy, *self.interval, self.method, self.num_problems)
 
     @property
@@ -145,8 +142,6 @@ class ResultRow(StrictModel):
 
 
 class EvaluationResults(StrictModel):
-    """All rows of one checkpoint."""
-
     checkpoint: str
     """`base`, `sft` or `rl`."""
     confidence: float
@@ -212,6 +207,8 @@ class Tally:
         tries = sorted({*(2**i for i in range(num_samples.bit_length())), num_samples}) if num_samples > 1 else []
         correct = [problem.num_correct for problem in problems]
         estimate = accuracy(correct, num_samples, confidence)
+        forms, asked = self._forms, _FORM_OF_TEMPLATE.get("" if protocol is None else protocol.template)
+        form = asked or next((form for form in _FORMS if forms[form, True, True] + forms[form, True, False]), None)
         return ResultRow(
             suite=self._cell[0],
             decoding=self._cell[1],
@@ -229,7 +226,15 @@ class Tally:
             graders=tuple(grader for grader, _ in self._graders.most_common() if grader),
             agreement=_agreement(self._verdicts),
             choices=_choices(problems, num_samples) if set(self._graders) == {_CHOICE} else None,
-            form=_form_counts(self._forms, None if protocol is None else protocol.template),
+            form=None
+            if form is None
+            else FormCounts(
+                form=form,
+                right_in_form=forms[form, True, True],
+                wrong_in_form=forms[form, True, False],
+                right_otherwise=forms[form, False, True],
+                wrong_otherwise=forms[form, False, False],
+            ),
             by_subject=_breakdown([problem.subject for problem in problems], correct, num_samples, confidence),
             by_level=_breakdown([problem.level for problem in problems], correct, num_samples, confidence),
             protocol=protocol,
@@ -256,14 +261,12 @@ _Verdicts = tuple[str, str | None, bool, bool]
 """Names of the two graders, and whether each accepted the response."""
 
 
-def tally_cells(records: Iterable[SampleRecord]) -> dict[tuple[str, str], Tally]:
+def tally_cells(records: Iterable[SampleRecord]) -> dict[Cell, Tally]:
     """The records counted by suite and decoding, in the order in which these appear."""
-    tallies: dict[tuple[str, str], Tally] = {}
+    tallies: dict[Cell, Tally] = {}
     for record in records:
         cell = record.suite, record.decoding
-        if cell not in tallies:
-            tallies[cell] = Tally(*cell)
-        tallies[cell].add(record)
+        tallies.setdefault(cell, Tally(*cell)).add(record)
     return tallies
 
 
@@ -277,7 +280,6 @@ def count_correct(records: Iterable[SampleRecord]) -> dict[tuple[str, str], dict
 
 
 def write_results(path: Path, results: EvaluationResults) -> None:
-    """Write `results.json`, atomically."""
     write_atomic(path, results.model_dump_json(indent=1) + "\n")
 
 
@@ -289,26 +291,10 @@ def read_results(path: Path) -> EvaluationResults:
         raise LuffyError(f"{path}: not the results of an evaluation ({str(error).splitlines()[0]})") from None
 
 
-def _form_counts(forms: Counter[tuple[ResponseForm, bool, bool]], template: str | None) -> FormCounts | None:
-    asked = _FORM_OF_TEMPLATE.get(template or "")
-    found = [form for form in _FORMS if forms[form, True, True] + forms[form, True, False]]
-    form = asked or next(iter(found), None)
-    if form is None:
-        return None
-    return FormCounts(
-        form=form,
-        right_in_form=forms[form, True, True],
-        wrong_in_form=forms[form, True, False],
-        right_otherwise=forms[form, False, True],
-        wrong_otherwise=forms[form, False, False],
-    )
-
-
 def _agreement(verdicts: Counter[_Verdicts]) -> Agreement | None:
     """Agreement of two graders; None unless the same two graders judged all responses."""
-    pairs = {(first, second) for first, second, _, _ in verdicts}
-    first, second = next(iter(pairs))
-    if len(pairs) != 1 or second is None:
+    (first, second), *others = {(first, second) for first, second, _, _ in verdicts}
+    if others or second is None:
         return None
     only_first = verdicts[first, second, True, False]
     only_second = verdicts[first, second, False, True]
@@ -338,12 +324,10 @@ def _breakdown(
     labels: Sequence[str | None], correct: Sequence[int], num_samples: int, confidence: float
 ) -> dict[str, Breakdown]:
     named = [label for label in labels if label is not None]
-    if len(named) < len(labels):
-        return {}
-    estimates = by_label(named, correct, num_samples, confidence)
+    found = by_label(named, correct, num_samples, confidence) if len(named) == len(labels) else {}
     return {
         label: Breakdown(num_problems=of.num_problems, accuracy=of.value, interval=of.interval)
-        for label, of in estimates.items()
+        for label, of in found.items()
     }
 
 
@@ -389,5 +373,4 @@ class CheckpointScores:
 
 
 def read_scores(directory: Path) -> CheckpointScores:
-    """The scores of the finished evaluation in `directory`."""
     return CheckpointScores(read_results(directory / RESULTS_FILE), count_correct(read_samples_of(directory)))

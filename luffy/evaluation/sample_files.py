@@ -129,44 +129,32 @@ def read_sample_records(path: Path) -> Iterator[SampleRecord]:
 
     Raises OSError, ValueError, KeyError or TypeError when it is not what `write_sample_records` wrote.
     """
-    with _open(path) as file:
-        yield from map(parse_record, _lines(file))
+    if path.suffix != _COMPRESSED:
+        opened: IO[bytes] = path.open("rb")
+    else:
+        import pyarrow as pa  # flows, which show samples, start without it
 
-
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines; ValueError for a decompression bomb: a few kilobytes of zstd can hold gigabytes."""
-    while line := file.readline(_MAX_LINE_BYTES):
-        if len(line) == _MAX_LINE_BYTES:
-            raise ValueError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
-        yield line
+        opened = io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), 1 << 16)
+    with opened as file:
+        while line := file.readline(_MAX_LINE_BYTES):
+            if len(line) == _MAX_LINE_BYTES:  # a few kilobytes of zstd can hold gigabytes
+                raise ValueError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
+            yield parse_record(line)
 
 
 def write_sample_records(path: Path, *cells: Iterable[SampleRecord]) -> None:
     """Write the records as they come, those of each cell in blocks of their own: all of them or nothing."""
-    import pyarrow as pa  # flows, which show samples, start without it
+    import pyarrow as pa  # as above
 
     codec = pa.Codec("zstd", compression_level=_LEVEL)
     with replacing(path) as file:
         for records in cells:
-            for block in _blocks(map(record_line, records)):
-                file.write(codec.compress(block, asbytes=True))
-
-
-def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    waiting, size = [], 0
-    for line in lines:
-        waiting.append(line)
-        size += len(line)
-        if size >= _BLOCK_BYTES:
-            yield b"".join(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield b"".join(waiting)
-
-
-def _open(path: Path) -> IO[bytes]:
-    if path.suffix != _COMPRESSED:
-        return path.open("rb")
-    import pyarrow as pa  # as above
-
-    return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), 1 << 16)
+            waiting, size = list[bytes](), 0
+            for line in map(record_line, records):
+                waiting.append(line)
+                size += len(line)
+                if size >= _BLOCK_BYTES:
+                    file.write(codec.compress(b"".join(waiting), asbytes=True))
+                    waiting, size = [], 0
+            if waiting:
+                file.write(codec.compress(b"".join(waiting), asbytes=True))

@@ -4,9 +4,6 @@ Run: python -m luffy.stages.base --config DIR/config.yaml --out DIR
 """
 
 import json
-from collections.abc import Iterator
-
-from transformers import PreTrainedTokenizerBase
 
 from luffy.config.settings import BaseSettings
 from luffy.config.terms import NegativeLogLikelihoodLoss, NormaliserConfig, TermConfig
@@ -41,8 +38,16 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         tokenizer = load_tokenizer(context.inputs["data"] / "tokenizer")
         adapt_model_folder(settings.model, context.out / "model", stop_token_ids(tokenizer))
         copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
-        for line in _words_on_ends(tokenizer):
-            context.events.message(line)
+        ends, last = stop_texts(tokenizer), turn_end(tokenizer)
+        if len(ends) > 1:
+            context.events.message(f"responses end at {' or '.join(ends)}; traces with {ends[0]}")
+        if last is not None and last not in stop_token_ids(tokenizer):
+            written = str(tokenizer.convert_ids_to_tokens(last))
+            context.events.message(
+                f"responses end at {' or '.join(ends)}, and the chat template ends turns with {written}: if the model "
+                f"was trained on that, set rl.stop and evaluation.stop to {json.dumps([written])}, or its responses "
+                "will run on"
+            )
         context.events.progress(1, 1)
         return StageResult(outputs=("model",), metrics={})
     assert settings.base is not None and settings.model.architecture is not None
@@ -66,19 +71,6 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
     checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
     rank = SupervisedRank(policy, plan, checkpoints, tokenizer.pad_token_id)
     return run_supervised(settings, context, LocalRanks(rank), examples, plan, hours)
-
-
-def _words_on_ends(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Where responses end at several tokens, and where a chat model's may run on."""
-    ends, last = stop_texts(tokenizer), turn_end(tokenizer)
-    if len(ends) > 1:
-        yield f"responses end at {' or '.join(ends)}; traces with {ends[0]}"
-    if last is not None and last not in stop_token_ids(tokenizer):
-        written = str(tokenizer.convert_ids_to_tokens(last))
-        yield (
-            f"responses end at {' or '.join(ends)}, and the chat template ends turns with {written}: if the model was "
-            f"trained on that, set rl.stop and evaluation.stop to {json.dumps([written])}, or its responses will run on"
-        )
 
 
 if __name__ == "__main__":

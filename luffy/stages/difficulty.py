@@ -10,16 +10,11 @@ validation.parquet are not filtered: SFT can use a trace whether or not the poli
 must not depend on a policy.
 """
 
-from collections.abc import Sequence
-
-from luffy.config.answers import DifficultyConfig
 from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.pass_rates import (
     RATES_FILE,
-    DifficultyCard,
     Fit,
-    PassRate,
     card_json,
     card_markdown,
     difficulty_card,
@@ -41,7 +36,14 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     with answer_prompts(settings, config, asked, context, without_text) as answered:
         rates = answered.rates
     fits = [fit_of(rate, config) for rate in rates]
-    _refuse_empty(rates, fits, config)
+    if Fit.KEPT not in fits:
+        values = [rate.value for rate in rates]
+        raise DataError(
+            f"difficulty: no prompt is left of {len(rates)}: {fits.count(Fit.TOO_HARD)} pass rates are below "
+            f"difficulty.min_pass_rate {config.min_pass_rate:g}, {fits.count(Fit.TOO_EASY)} above "
+            f"difficulty.max_pass_rate {config.max_pass_rate:g} (they range from {min(values):g} to {max(values):g}); "
+            "widen the range"
+        )
     card = difficulty_card(config, rates, fits, [prompt.data_source for prompt in answered.prompts])
     write_pass_rates(out / RATES_FILE, rates, fits)
     kept = {rate.uid for rate, fit in zip(rates, fits, strict=True) if fit is Fit.KEPT}
@@ -51,24 +53,9 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(card))
     outputs = (RATES_FILE, TRAIN_FILE, "tokenizer", "card.json", "card.md")
-    return StageResult(outputs, _metrics(card), resumed_from=answered.resumed_from)
-
-
-def _refuse_empty(rates: Sequence[PassRate], fits: Sequence[Fit], config: DifficultyConfig) -> None:
-    if Fit.KEPT in fits:
-        return
-    values = [rate.value for rate in rates]
-    raise DataError(
-        f"difficulty: no prompt is left of {len(rates)}: {fits.count(Fit.TOO_HARD)} pass rates are below "
-        f"difficulty.min_pass_rate {config.min_pass_rate:g}, {fits.count(Fit.TOO_EASY)} above "
-        f"difficulty.max_pass_rate {config.max_pass_rate:g} (they range from {min(values):g} to {max(values):g}); "
-        "widen the range"
-    )
-
-
-def _metrics(card: DifficultyCard) -> dict[str, float]:
-    fits = {f"prompts/{name}": float(count) for name, count in card.fits.items()}
-    return {**fits, "pass_rate": card.mean_pass_rate, "truncated_share": card.truncated_share}
+    metrics = {f"prompts/{name}": float(count) for name, count in card.fits.items()}
+    metrics |= {"pass_rate": card.mean_pass_rate, "truncated_share": card.truncated_share}
+    return StageResult(outputs, metrics, resumed_from=answered.resumed_from)
 
 
 if __name__ == "__main__":

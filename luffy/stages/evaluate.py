@@ -15,8 +15,8 @@ exactly the responses that would be sampled. Graders, confidence level and other
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -59,10 +59,18 @@ from luffy.pipeline.reuse import PAID_ANSWERS
 from luffy.pipeline.workspace import is_discarded
 from luffy.report.evaluation_page import PAGE_FILE, SUMMARY_FILE, by_decoding, write_summaries
 from luffy.rollout.text_endpoint import CHAT, TEXT, TextEndpoint, read_endpoint
-from luffy.stages.answers.asker import Asker, ResponseProgress, graded, graded_records, open_asker
-from luffy.stages.answers.clients import FULL_BATCHES, Generator, render_as_ids
-from luffy.stages.answers.paid import PaidEndpoint, earlier_paid, open_text_client, render_as_text
-from luffy.stages.answers.requests import EvaluationRequest, Render, SampleRequest, Suite, check_problems, check_suite
+from luffy.stages.answers.asker import Asker, ResponseProgress, graded, graded_records, open_asker, open_graders
+from luffy.stages.answers.clients import (
+    FULL_BATCHES,
+    EvaluationRequest,
+    Render,
+    SampleRequest,
+    Suite,
+    check_problems,
+    check_suite,
+    render_as_ids,
+)
+from luffy.stages.answers.paid import PaidEndpoint, TextClient, earlier_paid, render_as_text
 from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.types import FinishReason
@@ -72,9 +80,6 @@ RESPONSES_FILE = "responses.json"
 OUTPUTS = (SAMPLES_FILE, RESPONSES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE)
 _NODE_PREFIX = "evaluate_"
 _REGRADING_BATCH = 1024
-
-SuiteDecoding = tuple[Suite, str]
-"""A suite and the name of a decoding."""
 
 
 class _Line(StrictModel):
@@ -92,22 +97,17 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     """Evaluate the upstream model with the protocol shared by all checkpoints of the chain."""
     model = context.inputs["model"] / "model"
     endpoint = read_endpoint(model)
-    render: Render
-    opened: AbstractContextManager[tuple[Asker, object]]
-    if endpoint is not None:
-        cells, render = _cells_of_endpoint(settings, context.inputs["data"]), render_as_text
-        opened = _open_endpoint(endpoint, cells, settings, context)
-    else:
-        cells, longest = read_cells(settings, context.inputs["data"], model)
-        render = render_as_ids(load_tokenizer(model))
-        opened = open_evaluator(settings, context, longest)
-    requests = evaluation_requests(cells, settings, render)
+    requests, longest = read_requests(settings, context.inputs["data"], model if endpoint is None else None)
     evaluation = ModelEvaluation(context.out, requests, settings, context.inputs["model"])
     total = evaluation.num_responses
     progress = ResponseProgress(context, total, done=total - evaluation.num_left)
     evaluation.adopt(context, progress)
     if evaluation.num_left:
-        with opened as (asker, _):
+        with ExitStack() as stack:
+            if endpoint is None:
+                asker, _ = stack.enter_context(open_asker(settings, settings.evaluation.engine, context, longest))
+            else:
+                asker = _open_endpoint(endpoint, requests.values(), settings, context, stack)
             progress.begin()
             evaluation.ask(asker, progress)
     rows = evaluation.write(context.node.removeprefix(_NODE_PREFIX))
@@ -158,18 +158,18 @@ class ModelEvaluation:
         left = self._left()
         for folder, cells in _find_sampled(context.out, {cell: self._digests.get(cell, "") for cell in left}).items():
             try:
-                with _open_grader(self._settings, context) as grader:
+                with open_graders(self._settings, context) as grader:
                     for cell, records in groupby(
                         read_samples_of(folder), lambda record: (record.suite, record.decoding)
                     ):
                         if cell in cells:
-                            self._regrade(self._requests[cell], records, grader, progress)
+                            assert self._store is not None
+                            self._store.add_all(self._regraded(self._requests[cell], records, grader, progress))
                             context.events.message(f"{', '.join(cell)}: responses of {folder.name}, graded again")
             except DataError as error:
                 logger.warning("responses are not adopted from %s: %s", folder, error)
 
     def ask(self, asker: Asker, progress: ResponseProgress) -> None:
-        """Generate and grade what is left."""
         assert self._store is not None
         asker.ask([self._requests[cell] for cell in self._left()], self._store, progress.add)
 
@@ -199,37 +199,25 @@ class ModelEvaluation:
         }
         return {cell: samples for cell, samples in left.items() if samples}
 
-    def _regrade(
+    def _regraded(
         self,
         request: EvaluationRequest,
         records: Iterator[SampleRecord],
         grader: GraderPool,
         progress: ResponseProgress,
-    ) -> None:
-        """Grade responses that were sampled before for an equal request; DataError where they are not its responses.
+    ) -> Iterator[tuple[str, ModelAnswer]]:
+        """Responses that were sampled before for an equal request; DataError where they are not its responses.
 
         All or none of a suite and decoding are adopted: what is left is batched as in a fresh run.
         """
         assert self._store is not None
-        self._store.add_all(self._regraded(self._store, request, records, grader, progress))
-
-    @staticmethod
-    def _regraded(
-        store: AnswerStore,
-        request: EvaluationRequest,
-        records: Iterator[SampleRecord],
-        grader: GraderPool,
-        progress: ResponseProgress,
-    ) -> Iterator[tuple[str, ModelAnswer]]:
         for start in range(0, len(request.samples), _REGRADING_BATCH):
             samples = request.samples[start : start + _REGRADING_BATCH]
             found = {sample.key: _answer_in(next(records, None), sample) for sample in samples}
-            left = [sample for sample in samples if sample.key not in store]
-            if not left:
-                continue
-            answers = graded(grader, request, left, [found[sample.key] for sample in left])
-            progress.add_adopted(answers)
-            yield from zip((sample.key for sample in left), answers, strict=True)
+            if left := [sample for sample in samples if sample.key not in self._store]:
+                answers = graded(grader, request, left, [found[sample.key] for sample in left])
+                progress.add_adopted(answers)
+                yield from zip((sample.key for sample in left), answers, strict=True)
 
 
 def _answer_in(record: SampleRecord | None, sample: SampleRequest) -> ModelAnswer:
@@ -295,88 +283,60 @@ def protocol_of(config: EvaluationConfig, suite: str, decoding: str) -> Sampling
     )
 
 
-def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[list[SuiteDecoding], int]:
-    """All pairs of suite and decoding, and the largest number of tokens of a prompt with its response.
+def read_requests(
+    settings: EvaluateSettings, data: Path, model: Path | None
+) -> tuple[dict[Cell, EvaluationRequest], int]:
+    """What the model in that folder is asked, and the largest number of tokens of a prompt with its response.
 
-    Raises DataError for a suite with prompts that do not fit.
+    Suites come in the order of the configuration, which the data card keeps; `validation` comes last. Without a model
+    (an endpoint's has an unknown tokenizer and context length) that number is 0. Raises DataError where there is no
+    suite, or one has prompts that do not fit.
     """
-    config, tokenizer = settings.evaluation, load_tokenizer(model)
-    suites = _read_suites(data, config.only)
-    context_length = parse_json((model / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
-    longest = config.max_response_tokens + max(
-        check_suite(suite, tokenizer, config.max_response_tokens, context_length, config.template_of(suite.name))
-        for suite in suites
-    )
-    return [(suite, decoding) for decoding in config.decodings for suite in suites], longest
-
-
-def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:
-    """Like `read_cells`, for a model with unknown tokenizer and context length."""
-    suites = _read_suites(data, settings.evaluation.only)
-    for suite in suites:
-        check_problems(suite, partial(render_as_text, template=settings.evaluation.template_of(suite.name)))
-    return [(suite, decoding) for decoding in settings.evaluation.decodings for suite in suites]
-
-
-def _read_suites(data: Path, only: Sequence[str] | None) -> list[Suite]:
-    """The prepared suites, or `only` some of them; DataError if there are none.
-
-    They come in the order of the configuration, which the data card keeps; `validation` comes last.
-    """
-    files = suite_files(data, only)
-    card = data / "card.json"
-    sources = parse_json(card.read_text(encoding="utf-8"))["sources"] if card.exists() else {}
-    order = [name.removeprefix("suites.") for name in sources]
+    config, longest = settings.evaluation, 0
+    files, card = suite_files(data, config.only), data / "card.json"
     if not files:
         raise DataError(f"{data / 'suites'}: no suite to evaluate; give at least one in data.suites")
+    sources = parse_json(card.read_text(encoding="utf-8"))["sources"] if card.exists() else {}
+    order = [name.removeprefix("suites.") for name in sources]
     names = sorted(files, key=lambda name: (order.index(name) if name in order else len(order), name))
-    return [Suite(name, read_prompts(files[name])) for name in names]
-
-
-def evaluation_requests(
-    cells: Sequence[SuiteDecoding], settings: EvaluateSettings, render: Render
-) -> dict[Cell, EvaluationRequest]:
-    """What a model is asked."""
-    config, seed = settings.evaluation, settings.seed
-    return {
-        (suite.name, decoding): EvaluationRequest(suite, decoding, config, render, seed) for suite, decoding in cells
+    suites = [Suite(name, read_prompts(files[name])) for name in names]
+    render: Render = render_as_text
+    if model is None:
+        for suite in suites:
+            check_problems(suite, partial(render_as_text, template=config.template_of(suite.name)))
+    else:
+        tokenizer, most = load_tokenizer(model), config.max_response_tokens
+        render = render_as_ids(tokenizer)
+        room = parse_json((model / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+        longest = most + max(
+            check_suite(suite, tokenizer, most, room, config.template_of(suite.name)) for suite in suites
+        )
+    requests = {
+        (suite.name, decoding): EvaluationRequest(suite, decoding, config, render, settings.seed)
+        for decoding in config.decodings
+        for suite in suites
     }
+    return requests, longest
 
 
-def open_evaluator(
-    settings: EvaluateSettings, context: StageContext, longest: int
-) -> AbstractContextManager[tuple[Asker, Generator]]:
-    """`open_asker` with the protocol's engine and graders."""
-    config = settings.evaluation
-    return open_asker(config.engine, settings, context, longest, own_graders=config.own_graders)
-
-
-@contextmanager
 def _open_endpoint(
-    model: EndpointModel, cells: Sequence[SuiteDecoding], settings: EvaluateSettings, context: StageContext
-) -> Iterator[tuple[Asker, TextEndpoint]]:
+    model: EndpointModel,
+    requests: Iterable[EvaluationRequest],
+    settings: EvaluateSettings,
+    context: StageContext,
+    stack: ExitStack,
+) -> Asker:
     """An asker of a model served by an endpoint; ConfigError for one without the paths that the templates need."""
-    server = context.execution.server
-    templates = [settings.evaluation.template_of(suite.name) for suite, _ in cells]
-    paths = tuple(dict.fromkeys(CHAT if template == OWN else TEXT for template in templates))
-    with (
-        closing(AnswerStore(context.out / PAID_ANSWERS, earlier_paid(context.out))) as paid,
-        closing(Judges(context.out / JUDGE_CACHE)) as judges,
-        closing(TextEndpoint.connect(model, server, paths)) as endpoint,
-        _open_grader(settings, context) as grader,
-    ):
-        client = open_text_client(settings.environment, PaidEndpoint(endpoint, paid), judges)
-        # Batches are large: each ends with fewer and fewer requests under way.
-        batch_size = FULL_BATCHES * server.concurrency * len(server.urls)
-        limits = None if settings.environment is None else settings.environment.limits
-        yield Asker(client, grader, batch_size, limits=limits), endpoint
-
-
-@contextmanager
-def _open_grader(settings: EvaluateSettings, context: StageContext) -> Iterator[GraderPool]:
-    own, cache = settings.evaluation.own_graders, context.out / JUDGE_CACHE
-    with GraderPool.configured(context.execution.grader_workers, settings.grading, cache, own) as grader:
-        yield grader
+    server, environment, out = context.execution.server, settings.environment, context.out
+    paths = tuple(dict.fromkeys(CHAT if each.protocol.template == OWN else TEXT for each in requests))
+    paid = stack.enter_context(closing(AnswerStore(out / PAID_ANSWERS, earlier_paid(out))))
+    judges = stack.enter_context(closing(Judges(out / JUDGE_CACHE)))
+    endpoint = stack.enter_context(closing(TextEndpoint.connect(model, server, paths)))
+    grader = stack.enter_context(open_graders(settings, context))
+    client = TextClient(environment, PaidEndpoint(endpoint, paid), judges)
+    # Batches are large: each ends with fewer and fewer requests under way.
+    batch_size = FULL_BATCHES * server.concurrency * len(server.urls)
+    return Asker(client, grader, batch_size, limits=None if environment is None else environment.limits)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -21,17 +21,15 @@ from luffy.config.evaluation import DECODING, MEASURES, HeldOutSettings, KeepBes
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
-from luffy.environments.registry import open_player
 from luffy.errors import CheckpointError, ConfigError, DataError, LuffyError
-from luffy.evaluation.results import EvaluationResults, ResultRow, Tally, read_results, write_results
+from luffy.evaluation.results import EvaluationResults, ResultRow, read_results, tally_cells, write_results
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.pipeline.reuse import complete_checkpoints
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Asker, graded_records
-from luffy.stages.answers.clients import FULL_BATCHES, EpisodeClient, ModelClient, TokenModelClient, render_as_ids
-from luffy.stages.answers.requests import EvaluationRequest, Suite, check_suite
+from luffy.stages.answers.clients import FULL_BATCHES, EvaluationRequest, Suite, check_suite, open_client, render_as_ids
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext
 from luffy.stages.training_span import Exporter
@@ -47,37 +45,39 @@ OpenAsker = Callable[[RolloutEngine], Asker]
 """An asker of an engine's model; responses are sampled and graded as in an evaluation."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOutProblems:
-    """The problems of a validation, checked to fit the context."""
-
-    requests: tuple[EvaluationRequest, ...]
-    """For each suite."""
-    longest: int
-    """Largest number of tokens of a prompt with its response."""
-
-
 def read_problems(
-    settings: HeldOutSettings, seed: int, data: Path, model: Path, tokenizer: PreTrainedTokenizerBase
-) -> HeldOutProblems:
-    """The suites in the prepared `data`, for the model in that folder; DataError for problems that do not fit it."""
-    schedule, tokens = settings.schedule, settings.protocol.max_response_tokens
-    folder = data if schedule.source is not None else data / "suites"
+    settings: RLSettings | SFTSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase
+) -> tuple[tuple[EvaluationRequest, ...], int]:
+    """What is asked of each suite in the prepared data, and the largest number of tokens of a prompt with its response.
+
+    DataError for problems that do not fit the stage's model.
+    Warns if the weights are chosen by suites that evaluations also report.
+    """
+    held_out = settings.validation
+    assert held_out is not None
+    schedule, protocol, tokens = held_out.schedule, held_out.protocol, held_out.protocol.max_response_tokens
+    if schedule.keep_best is not None and schedule.suites:
+        context.events.message(
+            f"{'rl' if isinstance(settings, RLSettings) else 'sft'}.validation.keep_best chooses the step by "
+            f"{', '.join(schedule.suites)}: the evaluation of this model on the same problems is biased upwards; use "
+            "source: validation"
+        )
+    folder = context.inputs["held_out"]
     suites = []
-    for path in (folder / f"{name}.parquet" for name in schedule.names):
+    for path in ((folder if schedule.source else folder / "suites") / f"{name}.parquet" for name in schedule.names):
         if not path.is_file():
             raise DataError(f"{path}: missing; the validation has no problems to measure")
         suites.append(Suite(path.stem, read_prompts(path)[: schedule.max_problems]))
-    template_of, room = settings.protocol.template_of, context_length(read_shape(model))
-    prompt = max(check_suite(suite, tokenizer, tokens, None, template_of(suite.name)) for suite in suites)
+    room = context_length(read_shape(context.inputs["model"] / "model"))
+    prompt = max(check_suite(suite, tokenizer, tokens, None, protocol.template_of(suite.name)) for suite in suites)
     if room is not None and prompt + tokens > room:
         raise DataError(
             f"validation: the longest prompt has {prompt} tokens, and the model's context of {room} less {tokens} of "
             f"the response leaves {room - tokens}; lower validation.max_response_tokens"
         )
     render = render_as_ids(tokenizer)
-    requests = tuple(EvaluationRequest(suite, DECODING, settings.protocol, render, seed) for suite in suites)
-    return HeldOutProblems(requests, prompt + tokens)
+    requests = tuple(EvaluationRequest(suite, DECODING, protocol, render, settings.seed) for suite in suites)
+    return requests, prompt + tokens
 
 
 class HeldOut:
@@ -91,7 +91,7 @@ class HeldOut:
     def __init__(
         self,
         settings: HeldOutSettings,
-        problems: HeldOutProblems,
+        requests: Sequence[EvaluationRequest],
         engine_at: Callable[[int], RolloutEngine],
         open_asker: OpenAsker,
         out: Path,
@@ -99,7 +99,7 @@ class HeldOut:
         export: Exporter,
     ) -> None:
         self._settings = settings
-        self._requests = problems.requests
+        self._requests = requests
         self._engine_at = engine_at
         self._open_asker = open_asker
         self._out = out
@@ -165,7 +165,13 @@ class BestModel:
             self._export(incoming)
             shutil.rmtree(self._folder(step), ignore_errors=True)
             incoming.replace(self._folder(step))
-        self._delete_others()
+        newest = max(complete_checkpoints(self._out), default=0)
+        saved = [step for step in self._values if step <= newest]
+        kept = {self._folder(step) for step in self._values if step > newest and step >= self.step}
+        kept |= {self._folder(self._best(saved))} if saved else set()
+        for folder in (self._out / BEST_FOLDER).glob("step_*"):
+            if folder not in kept:
+                shutil.rmtree(folder)
 
     @property
     def step(self) -> int:
@@ -187,15 +193,6 @@ class BestModel:
 
     def _best(self, steps: Iterable[int]) -> int:
         return max(sorted(steps), key=lambda step: self._sign * self._values[step])
-
-    def _delete_others(self) -> None:
-        newest = max(complete_checkpoints(self._out), default=0)
-        saved = [step for step in self._values if step <= newest]
-        kept = {self._folder(step) for step in self._values if step > newest and step >= self.step}
-        kept |= {self._folder(self._best(saved))} if saved else set()
-        for folder in (self._out / BEST_FOLDER).glob("step_*"):
-            if folder not in kept:
-                shutil.rmtree(folder)
 
     def _folder(self, step: int) -> Path:
         return self._out / BEST_FOLDER / f"step_{step:06d}"
@@ -235,13 +232,9 @@ def measure_suites(
     store = AnswerStore(folder / f"{finished.stem}.answers.jsonl")
     if not finished.exists():
         asker.ask(requests, store, lambda batch: None)
-        rows = []
-        for request in requests:
-            tally = Tally(request.suite, DECODING)
-            for record in graded_records(request, store):
-                tally.add(record)
-            rows.append(tally.row(confidence))
-        write_results(finished, EvaluationResults(checkpoint=f"step {step}", confidence=confidence, rows=tuple(rows)))
+        tallies = tally_cells(record for request in requests for record in graded_records(request, store))
+        rows = tuple(tally.row(confidence) for tally in tallies.values())
+        write_results(finished, EvaluationResults(checkpoint=f"step {step}", confidence=confidence, rows=rows))
     store.remove()
     return read_results(finished).rows
 
@@ -260,7 +253,7 @@ def validation_metrics(rows: Sequence[ResultRow], version: int) -> dict[str, flo
 def open_for_rl(
     settings: RLSettings,
     context: StageContext,
-    problems: HeldOutProblems,
+    requests: Sequence[EvaluationRequest],
     engine_at: Callable[[int], RolloutEngine],
     export: Exporter,
     graders: GraderPool,
@@ -268,17 +261,14 @@ def open_for_rl(
     tokenizer: PreTrainedTokenizerBase,
 ) -> HeldOut:
     """The validation of `rl`, with the stage's own engine, graders and judges."""
-    validation = settings.validation
-    assert validation is not None
-    _warn_of_chosen_suites(validation, "rl", context)
-    execution = context.execution
-    batch_size = execution.rollout_batch_size
+    execution, batch_size = context.execution, context.execution.rollout_batch_size
     if settings.rl.engine == "openai":  # several batches per call where the engine batches continuously
         batch_size = FULL_BATCHES * execution.server.concurrency * len(execution.server.urls)
     elif settings.rl.engine == "vllm" or settings.cluster == "ray":
         batch_size = FULL_BATCHES * execution.vllm.max_num_seqs * execution.ray.engines
     open_asker = _askers(settings, tokenizer, settings.lanes, judges, graders, batch_size)
-    return HeldOut(validation, problems, engine_at, open_asker, context.out, settings.rl.steps, export)
+    assert settings.validation is not None
+    return HeldOut(settings.validation, requests, engine_at, open_asker, context.out, settings.rl.steps, export)
 
 
 def open_for_sft(
@@ -292,14 +282,11 @@ def open_for_sft(
     assert validation is not None
     if complaint := validation.schedule.complaint_about_length(steps):
         raise ConfigError(f"sft.validation.{complaint}")
-    _warn_of_chosen_suites(validation, "sft", context)
-    model = context.inputs["model"] / "model"
-    tokenizer = load_tokenizer(model)
-    problems = read_problems(validation, settings.seed, context.inputs["held_out"], model, tokenizer)
+    tokenizer = load_tokenizer(context.inputs["model"] / "model")
+    requests, _ = read_problems(settings, context, tokenizer)
     own, cache = validation.protocol.own_graders, context.out / JUDGE_CACHE
-    graders = GraderPool.configured(context.execution.grader_workers, validation.grading, cache, own)
-    stack.enter_context(graders)
-    batch_size = context.execution.rollout_batch_size
+    pool = GraderPool.configured(context.execution.grader_workers, validation.grading, cache, own)
+    graders, batch_size = stack.enter_context(pool), context.execution.rollout_batch_size
     judges = stack.enter_context(closing(Judges(cache)))
     open_asker = _askers(settings, tokenizer, 0, judges, graders, batch_size)
 
@@ -308,7 +295,7 @@ def open_for_sft(
             call_everywhere(ranks, SupervisedRank.export, folder)
 
         engine_at = partial(RanksEngine, ranks, batch_size)
-        return HeldOut(validation, problems, engine_at, open_asker, context.out, steps, export)
+        return HeldOut(validation, requests, engine_at, open_asker, context.out, steps, export)
 
     return measuring
 
@@ -323,22 +310,7 @@ def _askers(
 ) -> OpenAsker:
     environment = without_groups(settings.environment)  # an evaluation has no groups
     limits = None if environment is None else environment.limits
-    player = None if environment is None else open_player(environment, tokenizer, lanes, judges)
-
-    def open_asker(engine: RolloutEngine) -> Asker:
-        client: ModelClient = TokenModelClient(engine, tokenizer)
-        if player is not None:
-            client = EpisodeClient(engine, tokenizer, player)
-        return Asker(client, graders, batch_size, second_grade=False, finishes=True, limits=limits)
-
-    return open_asker
-
-
-def _warn_of_chosen_suites(settings: HeldOutSettings, stage: str, context: StageContext) -> None:
-    """Log a warning if the weights are chosen by suites that evaluations also report."""
-    schedule = settings.schedule
-    if schedule.keep_best is not None and schedule.suites:
-        context.events.message(
-            f"{stage}.validation.keep_best chooses the step by {', '.join(schedule.suites)}: the evaluation of this "
-            "model on the same problems is biased upwards; use source: validation"
-        )
+    client_of = open_client(environment, tokenizer, lanes, judges)
+    return lambda engine: Asker(
+        client_of(engine), graders, batch_size, second_grade=False, finishes=True, limits=limits
+    )

@@ -23,7 +23,6 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import DataConfig, MixtureSource, SourceConfig, VerifiersSource
 from luffy.config.environment import history_of
-from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import DATA
 from luffy.data.card import (
@@ -44,7 +43,6 @@ from luffy.data.row_filters import Rules, remedies
 from luffy.data.selection import (
     Mask,
     PassedRows,
-    Selection,
     choose_for_sft,
     hold_out,
     keep_difficulty,
@@ -149,13 +147,16 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(card))
     outputs = (*files, "quarantine.jsonl", "tokenizer", "card.json", "card.md")
-    return StageResult(outputs, _metrics(card), scratch=(_SHARDS,))
+    metrics = {f"rows/{source.name}": float(source.rows_out) for source in card.sources}
+    metrics["rejected"] = float(sum(sum(source.rejected.values()) for source in card.sources))
+    metrics["folded"] = float(sum(source.folded for source in card.sources))
+    metrics["quarantined"] = float(sum(source.quarantined for source in card.sources))
+    metrics["vocabulary_size"] = float(card.vocabulary_size)
+    return StageResult(outputs, metrics, scratch=(_SHARDS,))
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A source whose files have been written."""
-
     card: SourceCard
     statistics: ShardStatistics
     files: list[str]
@@ -258,28 +259,32 @@ def _finished(
     if name == "train":
         selection = keep_difficulty(rows, selection, settings.data)
     kept = selection.kept
-    _refuse_empty(name, statistics, selection)
+    if not kept.any():
+        rejected = statistics.rejected + selection.rejected
+        counts = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
+        quarantined = f"; {len(statistics.quarantined)} malformed" if statistics.quarantined else ""
+        raise DataError(
+            f"data.{name}: no row is left of {statistics.rows_in}: rejected {reasons}{quarantined}; "
+            f"{'; '.join(remedies(rejected))}"
+        )
     if name == "train":
         files = _write_splits(out, folder, rows, kept, settings)
     else:
         files = [f"{name.replace('.', '/', 1)}.parquet"]
         (out / files[0]).parent.mkdir(exist_ok=True)
         write_rows(out / files[0], folder, kept)
-    golds = _checked_golds(name, out / files[0], grader, settings.grading) if _is_suite(name) else GoldCheck()
+    golds = GoldCheck()
+    if _is_suite(name):
+        golds = check_golds(iterate_prompts(out / files[0]), grader, settings.grading)
+        for finding, meaning in _MEANINGS.items():
+            if uids := golds.uids(finding):
+                shown = ", ".join(uids[:_MAX_UIDS_LOGGED]) + (", ..." if len(uids) > _MAX_UIDS_LOGGED else "")
+                logger.warning("%s: %d reference answers %s: %s (all in card.json)", name, len(uids), meaning, shown)
     lengths = rows.prompt_tokens[kept], rows.lengths_of_traces(kept)
     card = source_card(name, source.kind, source.inputs(), statistics, selection, lengths, golds)
     logger.info("%s: %d of %d rows", name, card.rows_out, card.rows_in)
     return _Prepared(card, statistics, files)
-
-
-def _checked_golds(name: str, suite: Path, grader: GraderPool, grading: GradingConfig) -> GoldCheck:
-    check = check_golds(iterate_prompts(suite), grader, grading)
-    for finding, meaning in _MEANINGS.items():
-        uids = check.uids(finding)
-        if uids:
-            shown = ", ".join(uids[:_MAX_UIDS_LOGGED]) + (", ..." if len(uids) > _MAX_UIDS_LOGGED else "")
-            logger.warning("%s: %d reference answers %s: %s (all in card.json)", name, len(uids), meaning, shown)
-    return check
 
 
 def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, settings: PrepareDataSettings) -> list[str]:
@@ -306,19 +311,6 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
     return files
 
 
-def _refuse_empty(name: str, statistics: ShardStatistics, selection: Selection) -> None:
-    if selection.kept.any():
-        return
-    rejected = statistics.rejected + selection.rejected
-    counts = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
-    reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
-    quarantined = f"; {len(statistics.quarantined)} malformed" if statistics.quarantined else ""
-    raise DataError(
-        f"data.{name}: no row is left of {statistics.rows_in}: rejected {reasons}{quarantined}; "
-        f"{'; '.join(remedies(rejected))}"
-    )
-
-
 def _write_quarantine(path: Path, prepared: Sequence[_Prepared], samples: int) -> None:
     """Write all malformed rows, then a sample of the rejected ones."""
     lines = [{"source": each.card.name, **row} for each in prepared for row in each.statistics.quarantined]
@@ -329,15 +321,6 @@ def _write_quarantine(path: Path, prepared: Sequence[_Prepared], samples: int) -
             if shown[str(sample["reason"])] <= samples:
                 lines.append({"source": each.card.name, **sample})
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _metrics(card: DataCard) -> dict[str, float]:
-    metrics = {f"rows/{source.name}": float(source.rows_out) for source in card.sources}
-    metrics["rejected"] = float(sum(sum(source.rejected.values()) for source in card.sources))
-    metrics["folded"] = float(sum(source.folded for source in card.sources))
-    metrics["quarantined"] = float(sum(source.quarantined for source in card.sources))
-    metrics["vocabulary_size"] = float(card.vocabulary_size)
-    return metrics
 
 
 if __name__ == "__main__":

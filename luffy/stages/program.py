@@ -184,7 +184,13 @@ def _run_locked(
         delete_scratch(out, finished_manifest(out))
         events.tell("finished", "reused")
         return
-    _refuse_edited_code(job)
+    # Jobs that are written by hand name no code.
+    now = code_identity(STAGE_KINDS[job.stage].rooms_of(job.settings)) if job.code else {}
+    if edited := sorted({name for name, _ in now.items() ^ job.code.items()}):
+        raise UserError(
+            f"code edited since the run began ({', '.join(edited)}): the key of {job.node} does not identify what it "
+            "would make now; the same command plans it again"
+        )
     # Work that is cleared does not count towards the result.
     recorded = None if condition.from_scratch else read_identity(out)
     earlier_s = seconds_of_attempts(EventReader(out / EVENTS_FILE).read()) if recorded else 0.0
@@ -226,19 +232,6 @@ def _run_locked(
     write_manifest(out, manifest)
     delete_scratch(out, manifest)
     events.tell("finished")
-
-
-def _refuse_edited_code(job: StageJob) -> None:
-    """UserError where the code was edited since the job was planned: its key would not identify the result.
-
-    Jobs that are written by hand name no code.
-    """
-    now = code_identity(STAGE_KINDS[job.stage].rooms_of(job.settings)) if job.code else {}
-    if edited := sorted({name for name, _ in now.items() ^ job.code.items()}):
-        raise UserError(
-            f"code edited since the run began ({', '.join(edited)}): the key of {job.node} does not identify what it "
-            "would make now; the same command plans it again"
-        )
 
 
 class _Teller(logging.Handler):

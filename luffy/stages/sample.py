@@ -27,17 +27,13 @@ from luffy.data.pass_rates import (
     RATES_FILE,
     KeptCounter,
     PassRate,
-    RateSummary,
-    SampleCard,
     card_json,
     sample_card,
     sample_card_markdown,
     summarise_rates,
     write_pass_rates,
 )
-from luffy.data.schema import joined_text
 from luffy.data.templates import load_tokenizer, prompt_lengths
-from luffy.environments.transcript import trace_turns
 from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
@@ -45,8 +41,7 @@ from luffy.pipeline.manifest import read_manifest
 from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Keep, ResponseProgress, open_asker
-from luffy.stages.answers.clients import render_as_ids
-from luffy.stages.answers.requests import EvaluationRequest, SampleRequest, Suite, sample_key
+from luffy.stages.answers.clients import EvaluationRequest, SampleRequest, Suite, as_trace, render_as_ids, sample_key
 from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.training.model_folder import copy_tokenizer
@@ -59,23 +54,40 @@ _AUTHOR = "policy"
 
 def run(settings: SampleSettings, context: StageContext) -> StageResult:
     """Sample and grade every training prompt and keep correct answers; DataError if there are none."""
-    config, out = settings.sample, context.out
+    config, out, model = settings.sample, context.out, context.inputs["model"]
     asked = AskedPrompts(f"sample_{settings.round}", "traces", "sample", ("keep",), "another sample.keep")
     with answer_prompts(settings, config, asked, context, _kept) as answered:
-        rates = summarise_rates(answered.rates, config.num_samples)
-        kept = KeptCounter()
-        _refuse_unsolved(rates, settings)
-        solved = _with_traces(answered, config, context.inputs["model"])
+        rates, kept = summarise_rates(answered.rates, config.num_samples), KeptCounter()
+        if not rates.ever_solved_share:
+            found = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rates.outcomes.items() if count)
+            raise DataError(
+                f"sample: round {settings.round} produced no correct response to {rates.prompts} prompts x "
+                f"{rates.num_samples} ({found}; {100 * rates.truncated_share:.0f} % ran into the limit), so there is "
+                "nothing to learn from; take easier prompts or a stronger policy, or raise sample.num_samples or "
+                "sample.max_response_tokens"
+            )
+        solved = _with_traces(answered, config, f"{model.parent.name}/{model.name}")
         write_prompts(out / _TRACES_FILE, kept.passing(solved))
-    _refuse_incomplete(rates, kept)
+    if not kept.count.traces:
+        raise DataError(
+            f"sample: none of the {rates.outcomes[Outcome.CORRECT]} correct responses is text that ended by itself "
+            "within sample.max_response_tokens, so there is no trace to learn from; raise it"
+        )
     write_pass_rates(out / RATES_FILE, answered.rates)
-    manifest = read_manifest(context.inputs["model"])
+    manifest = read_manifest(model)
     card = sample_card(manifest.node if manifest else "policy", settings.round, config, rates, kept.count)
     copy_tokenizer(context.inputs["data"] / "tokenizer", out / "tokenizer")
     write_atomic(out / CARD_FILE, card_json(card))
     write_atomic(out / "card.md", sample_card_markdown(card))
+    metrics = {
+        "prompts/solved": float(card.kept.prompts),
+        "traces/kept": float(card.kept.traces),
+        "traces/mean_tokens": card.kept.mean_tokens,
+        "pass_rate": card.rates.mean_pass_rate,
+        "truncated_share": card.rates.truncated_share,
+    }
     outputs = (RATES_FILE, _TRACES_FILE, "tokenizer", CARD_FILE, "card.md")
-    return StageResult(outputs, _metrics(card), resumed_from=answered.resumed_from)
+    return StageResult(outputs, metrics, resumed_from=answered.resumed_from)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +153,26 @@ def answer_prompts(
             context.events.message(f"reuses the responses sampled for {asked.free_words} in {names}")
         done, total = len(store), config.num_samples * len(prompts)
         if done < total:
-            assert config.engine is not None and config.max_response_tokens is not None
-            longest = _longest(lengths, model, config.max_response_tokens, asked.section)
-            progress = ResponseProgress(context, total, done)
-            with open_asker(
-                config.engine,
-                settings,
-                context,
-                longest,
-                second_grade=False,
-                for_traces=asked.section == "sample",
-                keep=keep,
-            ) as (asker, generator):
+            most = config.max_response_tokens
+            assert config.engine is not None and most is not None and config.temperature is not None
+            room, longest = context_length(read_shape(model)), max(lengths) + most
+            if room is not None and longest > room:
+                too_long = sum(length + most > room for length in lengths)
+                raise DataError(
+                    f"{asked.section}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
+                    f"tokens, and the model's context of {room} less {most} for the response leaves {room - most}; "
+                    f"lower data.max_prompt_tokens or {asked.section}.max_response_tokens"
+                )
+            decoding = DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)
+            protocol = EvaluationConfig(
+                decodings={asked.decoding: decoding}, max_response_tokens=most, stop=config.stop or ()
+            )
+            progress, render = ResponseProgress(context, total, done), render_as_ids(tokenizer)
+            policy = tokenizer if asked.section == "sample" else None
+            with open_asker(settings, config.engine, context, longest, policy, keep) as (asker, generator):
                 progress.begin()
                 at_once = max(generator.batch_size // config.num_samples, 1)
                 batches = ([prompts[place] for place in order[i : i + at_once]] for i in range(0, len(order), at_once))
-                protocol, render = _protocol(config, asked.decoding), render_as_ids(tokenizer)
                 requests = (
                     EvaluationRequest(Suite(asked.suite, batch), asked.decoding, protocol, render, settings.seed)
                     for batch in batches
@@ -166,40 +182,16 @@ def answer_prompts(
         def answers(prompt: Prompt) -> list[ModelAnswer]:
             return [store[key] for key in keys(prompt)]
 
-        rates = [_pass_rate(prompt.uid, answers(prompt)) for prompt in prompts]
+        rates = [
+            PassRate(
+                uid=prompt.uid,
+                outcomes=dict(Counter(answer.outcome.value for answer in found)),
+                num_tokens=sum(answer.num_tokens for answer in found),
+                num_truncated=sum(answer.finish_reason in TOKEN_LIMITS for answer in found),
+            )
+            for prompt, found in ((prompt, answers(prompt)) for prompt in prompts)
+        ]
         yield AnsweredPrompts(prompts, rates, done, order, answers)
-
-
-def _protocol(config: DifficultyConfig | SampleConfig, decoding: str) -> EvaluationConfig:
-    """The evaluation protocol that samples the responses."""
-    assert config.temperature is not None and config.max_response_tokens is not None
-    return EvaluationConfig(
-        decodings={decoding: DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)},
-        max_response_tokens=config.max_response_tokens,
-        stop=config.stop or (),
-    )
-
-
-def _longest(lengths: Sequence[int], model: Path, most: int, section: str) -> int:
-    """Tokens of the longest prompt with a response of `most`; DataError when that exceeds the model's context."""
-    room, longest = context_length(read_shape(model)), max(lengths) + most
-    if room is not None and longest > room:
-        too_long = sum(length + most > room for length in lengths)
-        raise DataError(
-            f"{section}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} tokens, "
-            f"and the model's context of {room} less {most} for the response leaves {room - most}; lower "
-            f"data.max_prompt_tokens or {section}.max_response_tokens"
-        )
-    return longest
-
-
-def _pass_rate(uid: str, answers: Sequence[ModelAnswer]) -> PassRate:
-    return PassRate(
-        uid=uid,
-        outcomes=dict(Counter(answer.outcome.value for answer in answers)),
-        num_tokens=sum(answer.num_tokens for answer in answers),
-        num_truncated=sum(answer.finish_reason in TOKEN_LIMITS for answer in answers),
-    )
 
 
 def _sampled_alike(directory: Path, asked: AskedPrompts) -> list[Path]:
@@ -230,13 +222,8 @@ def without_text(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
 
 
 def _kept(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
-    """The answer with what a trace needs, where it may become one.
-
-    Raises DataError for an episode in which the environment takes the first turn.
-    """
-    turns = trace_turns(answer.turns, sample.prompt.data_source)
-    text = joined_text(answer.turns) if answer.reply is not None else answer.text
-    kept = dataclasses.replace(answer, text=text, turns=turns, reply=None, measures={})
+    """The answer with what a trace needs, where it may become one; raises as `as_trace` does."""
+    kept = dataclasses.replace(as_trace(sample, answer), measures={})
     return kept if _graded_answer(kept).may_be_kept else without_text(sample, answer)
 
 
@@ -255,9 +242,8 @@ def _graded_answer(answer: ModelAnswer, model: str = "", decoding: str = "") -> 
     )
 
 
-def _with_traces(answered: AnsweredPrompts, config: SampleConfig, stage: Path) -> Iterator[Prompt]:
-    """The solved prompts, each with the traces that are kept."""
-    model = f"{stage.parent.name}/{stage.name}"  # stage and key: the same in every workspace
+def _with_traces(answered: AnsweredPrompts, config: SampleConfig, model: str) -> Iterator[Prompt]:
+    """The solved prompts, each with the traces that are kept; `model` is stage and key, the same in every workspace."""
     decoding = f"temperature {config.temperature:g}"
     for place in answered.shortest_first:
         prompt = answered.prompts[place]
@@ -265,37 +251,6 @@ def _with_traces(answered: AnsweredPrompts, config: SampleConfig, stage: Path) -
         if kept:
             traces = kept_traces([_graded_answer(answer, model, decoding) for answer in kept], config.keep)
             yield dataclasses.replace(prompt, traces=traces)
-
-
-def _refuse_unsolved(rates: RateSummary, settings: SampleSettings) -> None:
-    if rates.ever_solved_share:
-        return
-    found = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rates.outcomes.items() if count)
-    raise DataError(
-        f"sample: round {settings.round} produced no correct response to {rates.prompts} prompts x "
-        f"{rates.num_samples} ({found}; {100 * rates.truncated_share:.0f} % ran into the limit), so there is nothing "
-        "to learn from; take easier prompts or a stronger policy, or raise sample.num_samples or "
-        "sample.max_response_tokens"
-    )
-
-
-def _refuse_incomplete(rates: RateSummary, kept: KeptCounter) -> None:
-    """Raise DataError if no correct response is complete, and so none can become a trace."""
-    if not kept.count.traces:
-        raise DataError(
-            f"sample: none of the {rates.outcomes[Outcome.CORRECT]} correct responses is text that ended by itself "
-            "within sample.max_response_tokens, so there is no trace to learn from; raise it"
-        )
-
-
-def _metrics(card: SampleCard) -> dict[str, float]:
-    return {
-        "prompts/solved": float(card.kept.prompts),
-        "traces/kept": float(card.kept.traces),
-        "traces/mean_tokens": card.kept.mean_tokens,
-        "pass_rate": card.rates.mean_pass_rate,
-        "truncated_share": card.rates.truncated_share,
-    }
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ continues with the batch it was at; responses from an earlier sweep of the same 
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from luffy.config.settings import SweepSettings
-from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
 from luffy.evaluation.results import read_scores
 from luffy.files import write_atomic
@@ -21,9 +20,8 @@ from luffy.pipeline.reuse import complete_checkpoints
 from luffy.report.evaluation_page import checkpoints_page
 from luffy.report.page import html
 from luffy.rollout.engine import SwappableEngine
-from luffy.stages.answers.asker import ResponseProgress
-from luffy.stages.answers.clients import render_as_ids
-from luffy.stages.evaluate import OUTPUTS, ModelEvaluation, evaluation_requests, open_evaluator, read_cells
+from luffy.stages.answers.asker import ResponseProgress, open_asker
+from luffy.stages.evaluate import OUTPUTS, ModelEvaluation, read_requests
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.training.checkpoint import export_checkpoint
 
@@ -36,8 +34,7 @@ _SWAP = "swap"
 def run(settings: SweepSettings, context: StageContext) -> StageResult:
     """Evaluate the checkpoints of the upstream RL stage at `settings.steps`, in that order."""
     protocol, rl = settings.protocol, context.inputs["model"]
-    cells, longest = read_cells(protocol, context.inputs["data"], rl / "model")
-    requests = evaluation_requests(cells, protocol, render_as_ids(load_tokenizer(rl / "model")))
+    requests, longest = read_requests(protocol, context.inputs["data"], rl / "model")
     evaluations = {
         # The digest of the final model does not identify the checkpoints of a run; its key does.
         step: ModelEvaluation(_folder(context, step), requests, protocol, rl, variant=f"@{rl.name}/{step}")
@@ -50,8 +47,11 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
     rows = {step: each.write(f"step {step}") for step, each in evaluations.items() if not each.num_left}
     waiting = [step for step in settings.steps if step not in rows]
     if waiting:
-        checkpoints = _checkpoints(rl, waiting)
-        with open_evaluator(protocol, context, longest) as (asker, generator):
+        checkpoints = complete_checkpoints(rl)
+        if missing := [str(step) for step in waiting if step not in checkpoints]:
+            found = ", ".join(map(str, sorted(checkpoints))) or "none"
+            raise DataError(f"{rl}: no checkpoint of step {', '.join(missing)}; there are: {found}")
+        with open_asker(protocol, protocol.evaluation.engine, context, longest) as (asker, generator):
             progress.begin()
             for step in waiting:
                 with _loaded(generator.engine, checkpoints[step], step, settings, context):
@@ -64,15 +64,6 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
     write_atomic(context.out / PAGE_FILE, html(checkpoints_page(swept)))
     outputs = (*(f"{_folder(context, step).name}/{name}" for step in settings.steps for name in OUTPUTS), PAGE_FILE)
     return StageResult(outputs, metrics, total - progress.graded)
-
-
-def _checkpoints(rl: Path, steps: Sequence[int]) -> Mapping[int, Path]:
-    there = complete_checkpoints(rl)
-    missing = [str(step) for step in steps if step not in there]
-    if missing:
-        found = ", ".join(map(str, sorted(there))) or "none"
-        raise DataError(f"{rl}: no checkpoint of step {', '.join(missing)}; there are: {found}")
-    return there
 
 
 @contextmanager

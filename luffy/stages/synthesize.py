@@ -17,8 +17,9 @@ are saved one by one, so a killed episode goes on after the last of them. Answer
 stage of the workspace that asks for the same ones. They outlive changes of the training data.
 """
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -26,46 +27,48 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.answers import RewriteConfig
+from luffy.config.answers import TeacherConfig
 from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.environment import history_of
 from luffy.config.settings import SynthesizeSettings
 from luffy.data.kept_answers import kept_traces
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
-from luffy.data.row_filters import RowFilter, Rules
+from luffy.data.row_filters import RowFilter, Rules, with_instructions
 from luffy.data.sources import open_source
 from luffy.data.splits import TRAIN, WrittenData, add_traces, prompts_without_their_traces
-from luffy.data.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
-from luffy.data.templates import load_tokenizer, prompt_lengths
+from luffy.data.synthesis_card import SynthesisCard, write_synthesis_card
+from luffy.data.templates import load_tokenizer, prompt_lengths, render_prompts
 from luffy.data.tokenizer import adapt_tokenizer
-from luffy.environments.registry import instructions_by_source, open_player, open_text_player
+from luffy.environments.registry import instructions_by_source
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import ConfigError, DataError
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.http_client import missing_key
 from luffy.pipeline.reuse import PAID_ANSWERS
+from luffy.rollout.text_endpoint import CHAT, TextEndpoint
 from luffy.rollout.vllm_limits import context_length, read_shape
-from luffy.stages.answers.clients import open_generator
+from luffy.stages.answers.asker import Asker
+from luffy.stages.answers.clients import SampleRequest, as_trace, open_client, open_generator
 from luffy.stages.answers.paid import earlier_paid
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.synthesis.ledger import Ledger
+from luffy.stages.synthesis.ledger import Ledger, Usage
 from luffy.stages.synthesis.rounds import (
-    AnswerAssessor,
     TeacherTurn,
     graded_answer,
     take_turn,
     teacher_card,
     with_trace,
 )
-from luffy.stages.synthesis.teachers import Desk, EndpointTeacher, FolderTeacher, Teacher
+from luffy.stages.synthesis.teachers import PaidTeacher, Teacher
 from luffy.training.model_folder import copy_tokenizer, model_folder
-from luffy.types import Origin, Prompt, Trace
+from luffy.types import Message, Origin, Prompt, Trace
 
-logger = logging.getLogger(__name__)
 _FOLDER_ANSWERS = "folder_answers.jsonl"
+_PAID_BATCH = 32
+"""Questions per batch, as a multiple of those under way at once: a batch ends with fewer and fewer."""
 
 
 def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
@@ -74,7 +77,13 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     for name, server in context.execution.teachers.items():
         if complaint := missing_key(server, f"execution.teachers.{name}"):
             raise ConfigError(complaint)
-    prompts = list(_prompts(data, settings))
+    # Without their traces, which would take most of the memory; to be rewritten, each keeps its first correct one.
+    wants_all, rewrites = settings.synthesize.prompts == "all", settings.synthesize.rewrite is not None
+    prompts = []
+    for prompt in _all_prompts(data):
+        if wants_all or not prompt.traces:
+            right = tuple(trace for trace in prompt.traces if trace.verified and not trace.turns)
+            prompts.append(replace(prompt, traces=right[:1] if rewrites else ()))
     if not prompts:
         raise DataError(
             "synthesize: no training prompt lacks a trace; set synthesize.prompts: all, or remove the section"
@@ -82,9 +91,8 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     with _opened_work(settings, context) as work:
         turns = _ask_all(prompts, work)
         taught = frozenset(prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns))
-        traces = _KeptTraces(turns, work, taught)
-        rewrites = settings.synthesize.rewrite is not None
-        written = add_traces(out, data, traces.of, settings.data, settings.seed, rewrites=rewrites)
+        traces_of = _kept_traces(turns, taught, work)
+        written = add_traces(out, data, traces_of, settings.data, settings.seed, rewrites=rewrites)
     copy_tokenizer(data / "tokenizer", out / "tokenizer")
     card = _card(prompts, turns, taught, written, work)
     write_synthesis_card(out, card)
@@ -94,7 +102,16 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     if not taught:
         context.events.message("no prompt got a trace: no answer was correct and usable (card.md)")
     resumed = sum(store.num_resumed for store in work.stores.values())
-    return StageResult((*written.files, "tokenizer", "card.json", "card.md"), _metrics(card), resumed)
+    metrics = {
+        "prompts/asked": float(card.asked_about - len(card.never_asked)),
+        "prompts/given_a_trace": float(card.given),
+        "prompts/never_asked": float(len(card.never_asked)),
+        "tokens": float(card.num_tokens),
+    }
+    metrics |= {f"pass_rate/{name}": teacher.pass_rate for name, teacher in card.teachers.items()}
+    metrics |= {f"traces/{origin}": float(count) for origin, count in card.origins.items()}
+    metrics |= {} if card.cost is None else {"cost": card.cost}
+    return StageResult((*written.files, "tokenizer", "card.json", "card.md"), metrics, resumed)
 
 
 @dataclass(slots=True)
@@ -129,14 +146,10 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
     """The graders, the rules for traces, the stores and the budget."""
     data, config, out = context.inputs["data"], settings.synthesize, context.out
     tokenizer = load_tokenizer(data / "tokenizer")
-    environment, replays = settings.environment, settings.data.replay_traces
-    rules = Rules(
-        None,
-        settings.data.max_trace_tokens,
-        history=history_of(environment),
-        requires_replay=replays == "reject",
-    )
-    replayer = EnvironmentReplayer(environment) if environment is not None and replays == "reject" else None
+    environment = settings.environment
+    rejects = settings.data.replay_traces == "reject"
+    rules = Rules(None, settings.data.max_trace_tokens, history=history_of(environment), requires_replay=rejects)
+    replayer = EnvironmentReplayer(environment) if environment is not None and rejects else None
     row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed), replayer)
     ledger = Ledger({name: teacher.price for name, teacher in config.teachers.items()}, config.budget)
     with (
@@ -150,96 +163,140 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
 
 
 def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
-    """Every teacher's turn, in their order."""
-    config, turns = work.settings.synthesize, list[TeacherTurn]()
-    if config.rewrite is not None:
-        return _rewrite_all(prompts, config.rewrite, work)
+    """Every teacher's turn, in their order; to rewrite, the policy's own answers, and then its answers with the
+    expert's trace in the prompt for the rest."""
+    config, seed, turns = work.settings.synthesize, work.settings.seed, list[TeacherTurn]()
+
+    def is_solved(prompt: Prompt) -> bool:
+        return any(turn.usable(prompt.uid) for turn in turns)
+
+    if (rewrite := config.rewrite) is not None:
+        ((name, teacher_config),) = config.teachers.items()
+        work.total = len(prompts) * (teacher_config.num_samples + rewrite.num_samples)
+        asked = [*prompts, *(with_trace(each, rewrite) for each in prompts if each.traces)]
+        with _opened_teacher(name, asked, work) as teacher:
+            for origin in (Origin.OWN, Origin.REWRITTEN):
+                left = [p for p in prompts if origin is Origin.OWN or (p.traces and not is_solved(p))]
+                turns.append(take_turn(teacher, left, config, seed, work.row_filter, work.grader, origin))
+        return turns
     work.total = len(prompts) * sum(teacher.num_samples for teacher in config.teachers.values())
     for name in config.teachers:
-        left = [p for p in prompts if not (config.cascade and any(turn.usable(p.uid) for turn in turns))]
+        left = [p for p in prompts if not (config.cascade and is_solved(p))]
         if not left:
             turns.append(TeacherTurn(name, 0))
             continue
-        assessor = AnswerAssessor(work.store_of(name), work.row_filter, work.grader)
         with _opened_teacher(name, left, work) as teacher:
-            turn = take_turn(name, teacher, left, config, work.settings.seed, assessor)
-        turn.used, turn.cost = work.ledger.used(name), work.ledger.cost(name)
-        logger.info("%s: %d prompts with a usable answer", name, sum(bool(turn.usable(p.uid)) for p in left))
-        turns.append(turn)
-    return turns
-
-
-def _rewrite_all(prompts: Sequence[Prompt], rewrite: RewriteConfig, work: _Work) -> list[TeacherTurn]:
-    """The policy's own answers, then its answers with the expert's trace in the prompt for the rest."""
-    config, turns = work.settings.synthesize, list[TeacherTurn]()
-    ((name, teacher_config),) = config.teachers.items()
-    work.total = len(prompts) * (teacher_config.num_samples + rewrite.num_samples)
-    assessor = AnswerAssessor(work.store_of(name), work.row_filter, work.grader)
-    asked = [*prompts, *(replace(each, messages=with_trace(each, rewrite)) for each in prompts if each.traces)]
-    with _opened_teacher(name, asked, work) as teacher:
-        for origin in (Origin.OWN, Origin.REWRITTEN):
-            before, paid = work.ledger.used(name), work.ledger.cost(name)
-            left = [p for p in prompts if not turns or (p.traces and not turns[0].usable(p.uid))]
-            turn = take_turn(name, teacher, left, config, work.settings.seed, assessor, origin)
-            turn.used, turn.cost = work.ledger.used(name) - before, work.ledger.cost(name) - paid
-            turns.append(turn)
-            logger.info("%s: %d prompts with a usable answer", turn.title, sum(bool(turn.usable(p.uid)) for p in left))
+            turns.append(take_turn(teacher, left, config, seed, work.row_filter, work.grader))
     return turns
 
 
 @contextmanager
 def _opened_teacher(name: str, asked: Sequence[Prompt], work: _Work) -> Iterator[Teacher]:
-    """The teacher of that name, for these questions."""
-    config, context = work.settings.synthesize.teachers[name], work.context
-    environment = work.settings.environment
+    config, context, store = work.settings.synthesize.teachers[name], work.context, work.store_of(name)
+    environment, system = work.settings.environment, config.system_prompt
     instructions = instructions_by_source(environment) if environment is not None else {}
-    desk = Desk(name, config, work.store_of(name), work.ledger, work.progress, environment, instructions)
-    teacher: Teacher
+    limits = None if environment is None else environment.limits
+
+    def messages(prompt: Prompt) -> tuple[Message, ...]:
+        """The prompt's, under the teacher's own system prompt if it has one; this gets the environment's instructions,
+        which the prompt's own has."""
+        if system is None:
+            return prompt.messages
+        others = tuple(message for message in prompt.messages if message.role != "system")
+        own = (Message("system", system), *others) if system else others
+        return with_instructions([replace(prompt, messages=own)], instructions)[0].messages if instructions else own
+
     if config.endpoint is not None:
-        player = open_text_player(environment, work.judges) if environment is not None else None
-        teacher = EndpointTeacher(desk, context.execution.teachers[name], player)
+        server = context.execution.teachers[name]
+        with closing(TextEndpoint.connect(config.endpoint, server, (CHAT,), f"execution.teachers.{name}")) as endpoint:
+            paid = PaidTeacher(name, config, endpoint, store, environment, work.judges, work.progress)
+            asker = Asker(paid, None, _PAID_BATCH * endpoint.concurrency, limits=limits)
+            # It tells of each new answer itself.
+            yield Teacher(
+                name,
+                config,
+                messages,
+                store,
+                work.ledger,
+                asker,
+                paid.keyed,
+                paid.most,
+                work.progress,
+                lambda new: None,
+            )
     else:
-        teacher = _folder_teacher(desk, asked, work)
-    with closing(teacher):
-        yield teacher
+        with _opened_folder(name, config, messages, asked, work) as teacher:
+            yield teacher
 
 
-def _folder_teacher(desk: Desk, asked: Sequence[Prompt], work: _Work) -> FolderTeacher:
-    config, context = desk.config, work.context
+@contextmanager
+def _opened_folder(
+    name: str,
+    config: TeacherConfig,
+    messages: Callable[[Prompt], tuple[Message, ...]],
+    asked: Sequence[Prompt],
+    work: _Work,
+) -> Iterator[Teacher]:
+    """A teacher in a model folder; DataError where a question does not fit its context."""
     assert config.path is not None
-    folder = model_folder(config.path, f"synthesize.teachers.{desk.name}.path")
-    tokenizer = adapt_tokenizer(str(folder), None, f"synthesize.teachers.{desk.name}.path")
-    longest = max(prompt_lengths(tokenizer, [desk.messages(prompt) for prompt in asked])) + config.max_response_tokens
+    context, environment = work.context, work.settings.environment
+    limits = None if environment is None else environment.limits
+    setting, most = f"synthesize.teachers.{name}", config.max_response_tokens
+    folder = model_folder(config.path, f"{setting}.path")
+    tokenizer = adapt_tokenizer(str(folder), None, f"{setting}.path")
+    longest = max(prompt_lengths(tokenizer, list(map(messages, asked)))) + most
     room = context_length(read_shape(folder))
     if room is not None and longest > room:
         raise DataError(
-            f"synthesize.teachers.{desk.name}: the longest prompt with an answer of {config.max_response_tokens} "
-            f"tokens has {longest}, and the model's context is {room}; lower max_response_tokens or "
-            "data.max_prompt_tokens"
+            f"{setting}: the longest prompt with an answer of {most} tokens has {longest}, and the model's context is "
+            f"{room}; lower max_response_tokens or data.max_prompt_tokens"
         )
+
+    def keyed(samples: Sequence[SampleRequest]) -> list[SampleRequest]:
+        """With the stage's key: the folder may have held other weights for other stages."""
+        rendered = render_prompts(tokenizer, [sample.rendered.messages for sample in samples])
+        keys = [
+            hashlib.sha256(json.dumps([context.key, name, list(ids), sample.seed]).encode()).hexdigest()
+            for sample, ids in zip(samples, rendered, strict=True)
+        ]
+        return [
+            replace(sample, key=key, rendered=replace(sample.rendered, ids=tuple(ids)))
+            for sample, key, ids in zip(samples, keys, rendered, strict=True)
+        ]
+
+    def most_used(sample: SampleRequest) -> Usage:
+        once = len(sample.rendered.ids)
+        return Usage(once if limits is None else limits.max_turns * (once + most), most)
+
     generator = open_generator(config.engine, folder, config.dtype, longest, context)
-    player = None
-    if desk.environment is not None:
-        player = open_player(desk.environment, tokenizer, generator.lanes, work.judges)
-    return FolderTeacher(desk, generator.engine, tokenizer, work.tokenizer, generator.batch_size, context.key, player)
+    with closing(generator.engine):
+        client_of = open_client(environment, tokenizer, generator.lanes, work.judges, policy=work.tokenizer)
+        asker = Asker(client_of(generator.engine), None, generator.batch_size, limits=limits, keep=as_trace)
+        yield Teacher(
+            name,
+            config,
+            messages,
+            work.store_of(name),
+            work.ledger,
+            asker,
+            keyed,
+            most_used,
+            work.progress,
+            lambda answers: work.progress(len(answers)),
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptTraces:
-    """The new traces of each prompt, read lazily from the stores."""
+def _kept_traces(
+    turns: Sequence[TeacherTurn], taught: AbstractSet[str], work: _Work
+) -> Callable[[str], Sequence[Trace]]:
+    """The new traces of the prompt with a given uid, read from the stores only then; `taught` are the uids of the
+    prompts that have any. Those of the first teacher come first; of equal answers only the first teacher's is kept."""
+    config = work.settings.synthesize
 
-    turns: Sequence[TeacherTurn]
-    work: _Work
-    taught: frozenset[str]
-    """Uids of the prompts that have any."""
-
-    def of(self, uid: str) -> Sequence[Trace]:
-        """The prompt's traces, those of the first teacher first; of equal answers only the first teacher's."""
-        if uid not in self.taught:
-            return ()
-        config, found, seen = self.work.settings.synthesize, list[Trace](), set[str]()
-        for turn in self.turns:
-            teacher, store = config.teachers[turn.name], self.work.store_of(turn.name)
+    def traces_of(uid: str) -> Sequence[Trace]:
+        found, seen = list[Trace](), set[str]()
+        for turn in turns if uid in taught else ():
+            teacher, store = config.teachers[turn.name], work.store_of(turn.name)
             fresh = [verdict for verdict in turn.usable(uid) if verdict.text_hash not in seen]
             seen.update(verdict.text_hash for verdict in fresh)
             answers = [
@@ -248,6 +305,8 @@ class _KeptTraces:
             ]
             found += kept_traces(answers, config.keep)
         return found
+
+    return traces_of
 
 
 def _card(
@@ -267,26 +326,9 @@ def _card(
         sft_rows=written.sft_rows,
         max_tokens=config.budget.max_tokens if config.budget else None,
         max_cost=config.budget.max_cost if config.budget else None,
-        teachers={turn.title: _teacher_card(turn, written, work) for turn in turns},
+        teachers={turn.title: teacher_card(turn, config.teachers[turn.name], written) for turn in turns},
         origins=dict(sorted(written.origins.items())),
     )
-
-
-def _teacher_card(turn: TeacherTurn, written: WrittenData, work: _Work) -> TeacherCard:
-    """The card of one turn; where data is rewritten, its traces are those of its origin."""
-    key = turn.name if turn.origin is None else f"{turn.name}:{turn.origin}"
-    traces, with_logprobs = written.traces.get(key, 0), written.with_logprobs.get(key, 0)
-    return teacher_card(turn, work.settings.synthesize.teachers[turn.name], traces, with_logprobs)
-
-
-def _prompts(data: Path, settings: SynthesizeSettings) -> Iterator[Prompt]:
-    """The prompts to ask, without their traces, which would take most of the memory; with `rewrite`, each keeps its
-    first correct trace."""
-    wants_all, rewrites = settings.synthesize.prompts == "all", settings.synthesize.rewrite is not None
-    for prompt in _all_prompts(data):
-        if wants_all or not prompt.traces:
-            right = tuple(trace for trace in prompt.traces if trace.verified and not trace.turns)
-            yield replace(prompt, traces=right[:1] if rewrites else ())
 
 
 def _all_prompts(data: Path) -> Iterator[Prompt]:
@@ -305,18 +347,6 @@ def _benchmarks(config: DataConfig, data: Path, seed: int) -> BenchmarkIndex:
         rows = open_source(source, f"decontamination.benchmarks.{name}", seed).rows()
         index.add(name, (row for row in rows if isinstance(row, Prompt)))
     return index.finish()
-
-
-def _metrics(card: SynthesisCard) -> dict[str, float]:
-    found = {
-        "prompts/asked": float(card.asked_about - len(card.never_asked)),
-        "prompts/given_a_trace": float(card.given),
-        "prompts/never_asked": float(len(card.never_asked)),
-        "tokens": float(card.num_tokens),
-    }
-    found |= {f"pass_rate/{name}": teacher.pass_rate for name, teacher in card.teachers.items()}
-    found |= {f"traces/{origin}": float(count) for origin, count in card.origins.items()}
-    return found if card.cost is None else {**found, "cost": card.cost}
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ class Unmeasured:
         return {}
 
     def export(self, folder: Path) -> None:
-        """Write the current weights."""
         self._export(folder)
 
 

@@ -16,7 +16,7 @@ from luffy.config import STAGE_KINDS
 from luffy.config.evaluation import template_label
 from luffy.errors import DataError, LuffyError
 from luffy.evaluation.across_runs.published import PublishedRow, PublishedTable
-from luffy.evaluation.across_runs.row_names import RowName, Use, flatten, name_row, read_uses, tell_apart
+from luffy.evaluation.across_runs.row_names import RowName, Use, flatten, name_row, read_uses, section, tell_apart
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.graph import nodes_providing
@@ -138,47 +138,38 @@ def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
 def _read_stage(workspace: Workspace, directory: Path, left_out: list[LeftOut]) -> list[_Found]:
     """The results of the evaluation in `directory`; none, and an entry in `left_out`, when it does not count."""
     manifest = read_manifest(directory)
-    reason = _doubt(directory, manifest)
-    try:
-        if manifest is not None and not reason:
+    if manifest is None:
+        reason = _OTHER_VERSION if (directory / MANIFEST_FILE).exists() else "not finished"
+    elif damaged := manifest.damaged(directory):
+        path, complaint = next(iter(damaged.items()))
+        reason = f"{path} is {complaint}"
+    else:
+        try:
             if manifest.stage == "sweep":
                 return list(_read_sweep(workspace, directory, manifest))
             return list(_read(directory, manifest, _settings(workspace, manifest), manifest.consumed["model"]))
-    except (LuffyError, KeyError, TypeError, ValueError):  # what readers of another version's files raise
-        reason = _OTHER_VERSION
+        except (LuffyError, KeyError, TypeError, ValueError):  # what readers of another version's files raise
+            reason = _OTHER_VERSION
     left_out.append(LeftOut(directory, reason))
     return []
 
 
-def _doubt(directory: Path, manifest: Manifest | None) -> str:
-    """Why the results in a directory do not count; empty when they do."""
-    if manifest is None:
-        return _OTHER_VERSION if (directory / MANIFEST_FILE).exists() else "not finished"
-    damaged = manifest.damaged(directory)
-    return "".join(f"{path} is {complaint}" for path, complaint in list(damaged.items())[:1])
-
-
 def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> Iterator[_Found]:
     """Each of its steps; the one whose weights are the run's model has the digest of that, so that both share a row."""
-    final = _final_step(read_manifest(workspace.stage_directory("rl", manifest.upstream["model"])))
+    rl, final = read_manifest(workspace.stage_directory("rl", manifest.upstream["model"])), None
+    if rl is not None and section(section(rl.settings, "validation"), "schedule").get("keep_best") is None:
+        final = section(rl.settings, "rl").get("steps")  # else the model may be any of several steps
     settings = _settings(workspace, manifest)
     for folder in sorted(directory.glob("step_*")):
         step, model = int(folder.name.removeprefix("step_")), manifest.consumed["model"]
         yield from _read(folder, manifest, settings, model if step == final else f"{model}@{step}", step)
 
 
-def _final_step(rl: Manifest | None) -> object:
-    """The step whose weights are the model of an RL stage; None where that is unknown, or the best of several."""
-    if rl is None or _mapping(_mapping(rl.settings, "validation"), "schedule").get("keep_best") is not None:
-        return None
-    return _mapping(rl.settings, "rl").get("steps")
-
-
 def _settings(workspace: Workspace, manifest: Manifest) -> Mapping[str, object]:
     """Settings of `evaluate`, which are nested in those of a sweep, with the system prompt of the data."""
-    own = _mapping(manifest.settings, "protocol") if manifest.stage == "sweep" else manifest.settings
+    own = section(manifest.settings, "protocol") if manifest.stage == "sweep" else manifest.settings
     data = read_manifest(workspace.stage_directory("prepare_data", manifest.upstream.get("data", "")))
-    prompt = None if data is None else _mapping(data.settings, "data").get(_SYSTEM_PROMPT)
+    prompt = None if data is None else section(data.settings, "data").get(_SYSTEM_PROMPT)
     return {**own, _SYSTEM_PROMPT: prompt}
 
 
@@ -189,22 +180,24 @@ def _read(
     correct: dict[Cell, dict[str, int]] = {}
     references: dict[Cell, dict[str, str]] = {}
     for record in read_samples_of(directory):
-        of_cell = correct.setdefault((record.suite, record.decoding), {})
+        on = record.suite, record.decoding
+        of_cell = correct.setdefault(on, {})
         of_cell[record.uid] = of_cell.get(record.uid, 0) + record.correct
-        references.setdefault((record.suite, record.decoding), {})[record.uid] = record.ground_truth
+        references.setdefault(on, {})[record.uid] = record.ground_truth
     for row in results.rows:
-        counts, golds = correct[row.suite, row.decoding], references[row.suite, row.decoding]
+        on = row.suite, row.decoding
         yield _Found(
-            model=(model, str(_mapping(settings, "evaluation").get("engine")), str(settings.get("dtype"))),
+            model=(model, str(section(settings, "evaluation").get("engine")), str(settings.get("dtype"))),
             checkpoint=results.checkpoint if step is None else "rl",
             step=step,
             protocol=_protocol(settings, results, row.decoding),
-            column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, golds)),
-            cell=BoardCell(row, counts, manifest.key, manifest.ended),
+            column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, references[on])),
+            cell=BoardCell(row, correct[on], manifest.key, manifest.ended),
         )
 
 
 def _entries(found: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list[Entry]:
+    """A row for each model and protocol; `found` has the newest first."""
     groups: dict[tuple[_Model, str], list[_Found]] = {}
     of_models: dict[_Model, list[_Found]] = {}
     for item in found:
@@ -215,35 +208,24 @@ def _entries(found: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list
         keys = dict.fromkeys(item.cell.evaluation for item in items)
         return [use for key in reversed(keys) for use in uses.get(key, ())]
 
-    def newest(items: Iterable[_Found]) -> dict[Column, BoardCell]:
-        cells: dict[Column, BoardCell] = {}
-        for item in items:  # the newest come first
-            cells.setdefault(item.column, item.cell)
-        return cells
-
     # One name per model, independent of the protocols of its evaluations.
-    used = [uses_of(items) for items in of_models.values()]
-    names = [
-        name_row(using, items[0].checkpoint, items[0].step)
-        for using, items in zip(used, of_models.values(), strict=True)
-    ]
+    used = {model: uses_of(items) for model, items in of_models.items()}
+    names = [name_row(used[model], items[0].checkpoint, items[0].step) for model, items in of_models.items()]
     fallback = [", ".join(filter(None, (engine, dtype, digest[:8]))) for digest, engine, dtype in of_models]
-    name_of = dict(zip(of_models, tell_apart(names, used, fallback), strict=True))
-    return [
-        Entry(
-            name=name_of[model],
-            model=model[0],
-            protocol=items[0].protocol,
-            cells=newest(items),
-            runs=tuple(dict.fromkeys(use.run for use in uses_of(items))),
-        )
-        for (model, _), items in groups.items()
-    ]
+    name_of = dict(zip(of_models, tell_apart(names, list(used.values()), fallback), strict=True))
+    entries = []
+    for (model, _), items in groups.items():
+        cells: dict[Column, BoardCell] = {}
+        for item in items:
+            cells.setdefault(item.column, item.cell)
+        runs = tuple(dict.fromkeys(use.run for use in uses_of(items)))
+        entries.append(Entry(name_of[model], model[0], items[0].protocol, cells, runs))
+    return entries
 
 
 def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decoding: str) -> EvaluationProtocol:
-    evaluation = _mapping(of_stage, "evaluation")
-    sampling = _mapping(_mapping(evaluation, "decodings"), decoding)
+    evaluation = section(of_stage, "evaluation")
+    sampling = section(section(evaluation, "decodings"), decoding)
     shared = {name: value for name, value in evaluation.items() if name not in _APART}
     settings = flatten(sampling) | flatten(shared)
     grading = {f"grading.{name}": value for name, value in flatten(of_stage.get("grading")).items()}
@@ -269,15 +251,10 @@ def _in_words(settings: Mapping[str, str]) -> str:
 
 
 def _problems(settings: Mapping[str, object], suite: str, references: Mapping[str, str]) -> str:
-    evaluation = _mapping(settings, "evaluation")
-    own = [_mapping(evaluation, name).get(suite) for name in _OF_SUITES]
+    evaluation = section(settings, "evaluation")
+    own = [section(evaluation, name).get(suite) for name in _OF_SUITES]
     content = json.dumps([sorted(references.items()), [each for each in own if each is not None]], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:8]
-
-
-def _mapping(values: Mapping[str, object], name: str) -> Mapping[str, object]:
-    value = values.get(name)
-    return value if isinstance(value, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +268,6 @@ class Lead:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the best row is significantly better than the next."""
         return self.comparison.is_significant
 
 
@@ -337,8 +313,6 @@ class BoardTable:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Everything the leaderboard shows."""
-
     tables: tuple[BoardTable, ...]
     published: tuple[PublishedTable, ...]
     left_out: tuple[LeftOut, ...]
@@ -383,13 +357,20 @@ def _table(entries: Sequence[Entry], published: Sequence[PublishedTable]) -> Boa
         """Over the columns that all rows have; without common columns, over its own."""
         return fmean(entry.cells[column].row.accuracy for column in shared or entry.cells)
 
+    references = []
+    for table in published:
+        benchmarks = {column: table.benchmark_of(column.suite, column.num_problems) for column in columns}
+        for row in table.rows:
+            of = row.accuracies
+            if found := {column: of[name] / 100 for column, name in benchmarks.items() if name in of}:
+                references.append(Reference(table, row, found))
     return BoardTable(
         protocol=entries[0].protocol,
         confidence=confidence,
         columns=columns,
         rows=tuple(sorted(entries, key=own_mean, reverse=True)),
         leads=_leads(entries, columns, confidence),
-        references=tuple(_references(columns, published)),
+        references=tuple(references),
     )
 
 
@@ -412,19 +393,6 @@ def _leads(entries: Sequence[Entry], columns: Sequence[Column], confidence: floa
     }
 
 
-def _references(columns: Sequence[Column], published: Sequence[PublishedTable]) -> list[Reference]:
-    references = []
-    for table in published:
-        benchmarks = {column: table.benchmark_of(column.suite, column.num_problems) for column in columns}
-        for row in table.rows:
-            found = {
-                column: row.accuracies[name] / 100 for column, name in benchmarks.items() if name in row.accuracies
-            }
-            if found:
-                references.append(Reference(table, row, found))
-    return references
-
-
 def _with_notes(tables: Sequence[BoardTable]) -> list[BoardTable]:
     """Each table with the settings that differ between it and others whose protocol reads the same."""
     noted = []
@@ -438,37 +406,35 @@ def _with_notes(tables: Sequence[BoardTable]) -> list[BoardTable]:
 
 
 def _row_values(table: BoardTable, entry: Entry) -> dict[str, object]:
-    mean = table.mean(entry)
+    """A row with its cells in the order of the columns, null where the model was not evaluated."""
+    mean, cells = table.mean(entry), list[dict[str, object] | None]()
+    for column in table.columns:
+        cell, lead, found = entry.cells.get(column), table.leads.get(column), None
+        if cell is None:
+            cells.append(None)
+            continue
+        if lead is not None and lead.best is entry:
+            paired = lead.comparison.paired
+            found = {
+                "over": lead.next.name.text,
+                "difference": paired.difference.value,
+                "interval": paired.difference.interval,
+                "wins": paired.wins,
+                "ties": paired.ties,
+                "losses": paired.losses,
+                "p": paired.p_value,
+                "adjusted_p": lead.comparison.adjusted_p,
+                "is_clear": lead.is_clear,
+            }
+        own = {name: getattr(cell.row, name) for name in ("accuracy", "interval", "method")}
+        cells.append({**own, "evaluation": cell.evaluation, "lead": found})
     return {
         **asdict(entry.name),
         "model": entry.model,
         "runs": entry.runs,
         "mean": None if mean is None else {"accuracy": mean.value, "interval": mean.interval},
-        "cells": [_cell_values(table, entry, column) for column in table.columns],
+        "cells": cells,
     }
-
-
-def _cell_values(table: BoardTable, entry: Entry, column: Column) -> dict[str, object] | None:
-    """A cell in the order of the columns; null where the model was not evaluated."""
-    cell, lead = entry.cells.get(column), table.leads.get(column)
-    if cell is None:
-        return None
-    found = None
-    if lead is not None and lead.best is entry:
-        paired = lead.comparison.paired
-        found = {
-            "over": lead.next.name.text,
-            "difference": paired.difference.value,
-            "interval": paired.difference.interval,
-            "wins": paired.wins,
-            "ties": paired.ties,
-            "losses": paired.losses,
-            "p": paired.p_value,
-            "adjusted_p": lead.comparison.adjusted_p,
-            "is_clear": lead.is_clear,
-        }
-    own = {name: getattr(cell.row, name) for name in ("accuracy", "interval", "method")}
-    return {**own, "evaluation": cell.evaluation, "lead": found}
 
 
 def _published_values(table: BoardTable, reference: Reference) -> dict[str, object]:

@@ -34,16 +34,12 @@ class PublishedBenchmark(StrictModel):
 
 
 class PublishedRow(StrictModel):
-    """One model of a published table."""
-
     name: str
     accuracies: dict[str, Percent]
     """Accuracy by benchmark."""
 
 
 class PublishedTable(StrictModel):
-    """A table of results from a paper."""
-
     title: str
     source: str
     """Its place in the paper, such as a table."""
@@ -70,12 +66,11 @@ class PublishedTable(StrictModel):
 
 def read_published(files: Sequence[Path] | None = None) -> tuple[PublishedTable, ...]:
     """The tables in `files`, by default those that ship with the project; ConfigError names file and field."""
-    return tuple(_read(path) for path in (sorted((DATA / "published").glob("*.yaml")) if files is None else files))
-
-
-def _read(path: Path) -> PublishedTable:
-    values, origins = read_yaml(path)
-    try:
-        return PublishedTable.model_validate_json(json.dumps(values))
-    except ValidationError as error:
-        raise ConfigError(explain(error, PublishedTable, origins, default_where=str(path))) from None
+    tables = []
+    for path in sorted((DATA / "published").glob("*.yaml")) if files is None else files:
+        values, origins = read_yaml(path)
+        try:
+            tables.append(PublishedTable.model_validate_json(json.dumps(values)))
+        except ValidationError as error:
+            raise ConfigError(explain(error, PublishedTable, origins, default_where=str(path))) from None
+    return tuple(tables)

@@ -41,8 +41,6 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class RowName:
-    """The name of a row."""
-
     experiment: str
     """Experiments of all runs that share the model; empty where no run is left."""
     method: str
@@ -60,8 +58,16 @@ class RowName:
 
 def read_uses(workspace: Workspace) -> dict[str, list[Use]]:
     """Key of an evaluation to the runs that used it, the oldest first; unreadable records are passed over."""
+    records = []
+    for file in workspace.runs.glob(f"*/{RUN_FILE}"):
+        try:
+            record = parse_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # half a record names nothing; the evaluation keeps its key for a name
+        if isinstance(record, dict) and not is_discarded(file.parent):
+            records.append((str(record.get("started", "")), file.parent.name, record))
     uses: dict[str, list[Use]] = {}
-    for record, run in sorted(_records(workspace), key=lambda found: (str(found[0].get("started", "")), found[1])):
+    for _, run, record in sorted(records, key=lambda found: found[:2]):
         config, stages = record.get("config"), record.get("stages")
         if not isinstance(config, dict) or not isinstance(stages, dict):
             continue
@@ -98,6 +104,12 @@ def tell_apart(names: Sequence[RowName], uses: Sequence[Sequence[Use]], fallback
     return variants
 
 
+def section(values: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """The mapping under that name; empty where there is none."""
+    value = values.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
 def flatten(values: object, prefix: str = "") -> dict[str, str]:
     """The leaves of nested mappings, `rl.optimizer.lr` to their text."""
     if not isinstance(values, Mapping):
@@ -108,20 +120,10 @@ def flatten(values: object, prefix: str = "") -> dict[str, str]:
     return leaves
 
 
-def _records(workspace: Workspace) -> Iterator[tuple[dict[str, object], str]]:
-    for file in workspace.runs.glob(f"*/{RUN_FILE}"):
-        try:
-            record = parse_json(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # half a record names nothing; the evaluation keeps its key for a name
-        if isinstance(record, dict) and not is_discarded(file.parent):
-            yield record, file.parent.name
-
-
 def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None) -> str:
     if checkpoint == "base":
-        model = _section(config, "model")
-        path, served = model.get("path"), _section(model, "endpoint").get("name")
+        model = section(config, "model")
+        path, served = model.get("path"), section(model, "endpoint").get("name")
         if isinstance(served, str):
             return f"{served} (API)"
         if not isinstance(path, str):
@@ -129,34 +131,23 @@ def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None)
         # The last part of a folder or hub id; of a stage's model its stage and key.
         *before, name = Path(path).parts
         return "/".join(before[-2:]) if name == _EXPORT_FOLDER and len(before) > 1 else name
-    steps = step if step is not None else _section(config, "rl").get("steps") if checkpoint == "rl" else None
+    steps = step if step is not None else section(config, "rl").get("steps") if checkpoint == "rl" else None
     return checkpoint_name(checkpoint) + (f" step {steps}" if steps is not None else "")
 
 
-def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
-    section = config.get(name)
-    return section if isinstance(section, Mapping) else {}
-
-
 def _relevant(uses: Sequence[Use]) -> dict[str, str]:
-    if not uses:
+    """The newest use's settings in the sections of an experiment that its checkpoint depends on: what the checkpoint's
+    stage and those before it are given."""
+    if not uses or (kind := kind_of(uses[-1].checkpoint)) is None:
         return {}
-    use = uses[-1]
-    leaves = flatten({name: use.config.get(name) for name in _sections(use.checkpoint)})
+    given = {field for maker in _makers(kind) for field in SETTINGS[maker.name].model_fields}
+    sections = [name for name in ExperimentConfig.model_fields if name in given]
+    leaves = flatten({name: uses[-1].config.get(name) for name in sections})
     return {
         name: value
         for name, value in leaves.items()
         if not any(name == other or name.startswith(f"{other}.") for other in _ELSEWHERE)
     }
-
-
-def _sections(checkpoint: str) -> list[str]:
-    """The sections of an experiment that a checkpoint depends on: what its stage and those before it are given."""
-    kind = kind_of(checkpoint)
-    given = (
-        {field for maker in _makers(kind) for field in SETTINGS[maker.name].model_fields} if kind is not None else set()
-    )
-    return [section for section in ExperimentConfig.model_fields if section in given]
 
 
 def _makers(kind: StageKind) -> Iterator[StageKind]:
@@ -168,14 +159,13 @@ def _makers(kind: StageKind) -> Iterator[StageKind]:
 
 
 def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    def short(value: str) -> str:
+        return value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 1]}…"
+
     names = list(dict.fromkeys(name for leaves in settings for name in leaves))
     differing = [name for name in names if len({leaves.get(name) for leaves in settings}) > 1]
     more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
     return [
-        ", ".join(f"{name}={_short(leaves[name])}" for name in differing[:_SHOWN] if name in leaves) + more
+        ", ".join(f"{name}={short(leaves[name])}" for name in differing[:_SHOWN] if name in leaves) + more
         for leaves in settings
     ]
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 1]}…"

@@ -55,7 +55,6 @@ class Costs:
     """Unknown without GPUs, and with the stage `sample`."""
 
     def values(self) -> dict[str, float | None]:
-        """The costs by name."""
         return asdict(self)
 
     @property
@@ -184,15 +183,17 @@ def read_run(run: SweepRun, stages: Mapping[str, Path]) -> RunResult:
         name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items() if _kind(name) != "sample"
     }
     before = [row for name, rows in logged.items() if _kind(name) == "sft" for row in training_rows(rows)]
-    rl = next((rows for name, rows in logged.items() if _kind(name) == "rl"), [])
-    return RunResult(
-        run.seed,
-        read_scores(stages[f"evaluate_{run.last}"]),
-        total_costs(spent),
-        _curve(before, training_rows(rl), total_costs(spent[:-1]).seconds or 0.0),
-        held_out_curves(list(logged.values())),
-        trained,
+    rl = training_rows(next((rows for name, rows in logged.items() if _kind(name) == "rl"), []))
+    # The rewards of RL begin after the steps, rows and seconds of the stages before it.
+    rows_before, seconds_before = sum(row.get(_ROWS, 0.0) for row in before), total_costs(spent[:-1]).seconds or 0.0
+    sums = [list(accumulate(row.get(name, 0.0) for row in rl)) for name in (_OPTIMIZER_STEPS, _ROWS, _SECONDS)]
+    curve = tuple(
+        CurvePoint(row[_REWARD], len(before) + steps, rows_before + rows, seconds_before + seconds)
+        for row, steps, rows, seconds in zip(rl, *sums, strict=True)
+        if _REWARD in row
     )
+    evaluation = read_scores(stages[f"evaluate_{run.last}"])
+    return RunResult(run.seed, evaluation, total_costs(spent), curve, held_out_curves(list(logged.values())), trained)
 
 
 def costs_together(runs: Collection[RunResult]) -> Costs:
@@ -237,14 +238,3 @@ def _costs(kind: str, directory: Path) -> Costs:
 def _sum(rows: Sequence[MetricRow], name: str) -> float | None:
     """Sum of the metric `name`; None where a row lacks it, since a partial sum would be wrong."""
     return sum(row[name] for row in rows) if all(name in row for row in rows) else None
-
-
-def _curve(before: Sequence[MetricRow], rl: Sequence[MetricRow], seconds_before: float) -> tuple[CurvePoint, ...]:
-    """The rewards of RL, after SFT with the steps `before` it and stages that have taken `seconds_before`."""
-    rows_before = sum(row.get(_ROWS, 0.0) for row in before)
-    spent = [list(accumulate(row.get(name, 0.0) for row in rl)) for name in (_OPTIMIZER_STEPS, _ROWS, _SECONDS)]
-    return tuple(
-        CurvePoint(row[_REWARD], len(before) + steps, rows_before + rows, seconds_before + seconds)
-        for row, steps, rows, seconds in zip(rl, *spent, strict=True)
-        if _REWARD in row
-    )

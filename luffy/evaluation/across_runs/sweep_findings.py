@@ -5,14 +5,22 @@ it has. A study waits for every try before it chooses; a comparison leaves faile
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SweepDesign, value_text
-from luffy.config.many_runs.sweep_runs import Sweep, SweepRun, decoding_of
+from luffy.config.many_runs.sweep_runs import Chosen, Sweep, SweepRun, decoding_of, distinct
 from luffy.errors import DataError, LuffyError
-from luffy.evaluation.across_runs.run_results import ArmResults, Costs, RunOutcome, arm_results, costs_together
+from luffy.evaluation.across_runs.run_results import (
+    ArmResults,
+    Costs,
+    RunOutcome,
+    arm_results,
+    costs_together,
+    read_run,
+)
 from luffy.evaluation.across_runs.sweep_results import (
     BASE,
     REPORTED,
@@ -23,7 +31,10 @@ from luffy.evaluation.across_runs.sweep_results import (
     run_rows,
     together,
 )
-from luffy.evaluation.results import Cell, CheckpointScores
+from luffy.evaluation.results import Cell, CheckpointScores, read_scores
+from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.manifest import finished_manifest
+from luffy.pipeline.workspace import Workspace
 from luffy.statistics.accuracy import Estimate
 from luffy.statistics.over_seeds import SeededDifference, seeded_accuracy, seeded_difference
 from luffy.statistics.paired import holm
@@ -90,8 +101,6 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class ArmTuning:
-    """All tries of one arm."""
-
     arm: str
     tries: tuple[Try, ...]
     """In the order of the grid."""
@@ -111,31 +120,25 @@ class ArmTuning:
 
         Empty where nothing was chosen.
         """
-        chosen = self.chosen
-        if chosen is None:
+        if (chosen := self.chosen) is None:
             return []
         accuracies = [each.score.estimate.value for each in self.tries if each.score is not None]
         if len(accuracies) > 1 and len(set(accuracies)) == 1:
             return [f"{self.arm}: all tried points are equally accurate; the first was chosen"]
-        return list(self._edges(chosen.point))
+        lines = []
+        for key, value in chosen.point.values:
+            there = [dict(each.point.values)[key] for each in self.tries]
+            numbers = [each for each in there if isinstance(each, int | float) and not isinstance(each, bool)]
+            if len(numbers) == len(there) and min(numbers) < max(numbers) and value in (min(numbers), max(numbers)):
+                side, more = ("smallest", "smaller") if value == min(numbers) else ("largest", "larger")
+                text = value_text(value)
+                lines.append(f"{self.arm}: {key}={text} was chosen, the {side} value tried; a {more} one may be better")
+        return lines
 
     @property
     def costs(self) -> Costs:
         """What all finished tries have spent together; a stage that several of them share is counted once."""
         return costs_together([seed for each in self.tries for seed in each.results.seeds])
-
-    def _edges(self, chosen: GridPoint) -> Iterator[str]:
-        for key, value in chosen.values:
-            there = [dict(each.point.values)[key] for each in self.tries]
-            numbers = [each for each in there if isinstance(each, int | float) and not isinstance(each, bool)]
-            if len(numbers) < len(there) or min(numbers) == max(numbers):
-                continue
-            if value in (min(numbers), max(numbers)):
-                side, more = ("smallest", "smaller") if value == min(numbers) else ("largest", "larger")
-                yield (
-                    f"{self.arm}: {key}={value_text(value)} was chosen, the {side} value tried; a {more} one may be "
-                    "better"
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +155,17 @@ class Tuning:
 
     @property
     def num_tries(self) -> int:
-        """Tries of each arm."""
         return len(self.arms[0].tries)
 
     def chosen(self, arm: str) -> Try | None:
-        """The chosen try of an arm."""
         return next(each.chosen for each in self.arms if each.arm == arm)
 
     @property
     def warnings(self) -> list[str]:
-        """A line for each choice that is not to be trusted, such as a value at an edge of what was tried."""
         return [line for arm in self.arms for line in arm.warnings]
 
     @property
     def failures(self) -> list[str]:
-        """A line for each run that failed."""
         return [
             f"{arm.arm}, {each.point.text}, seed {seed}: {reason}"
             for arm in self.arms
@@ -177,8 +176,6 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All numbers of a design."""
-
     design: SweepDesign
     confidence: float
     measured: tuple[Cell, ...]
@@ -195,7 +192,6 @@ class Findings:
         return list(dict.fromkeys(decoding for _, decoding in self.measured))
 
     def suites(self, decoding: str) -> list[str]:
-        """The suites that were evaluated under a decoding."""
         return [suite for suite, how in self.measured if how == decoding]
 
     def score(self, arm: str, measured: Cell, cell: str = CENTRE) -> Score | None:
@@ -213,7 +209,6 @@ class Findings:
 
     @property
     def failures(self) -> list[str]:
-        """One line per failed run."""
         tuning = self.tuning.failures if self.tuning is not None else []
         return tuning + [
             f"{arm.name}, seed {seed}: {reason}" for arm in self.arms for seed, reason in arm.failures.items()
@@ -226,22 +221,19 @@ class Findings:
         SFT steps between those of RL add optimizer steps; a step whose groups were all filtered out takes none. The
         number of tokens is lower where `max_optimizer_steps` came first, and higher where a single step takes many.
         """
-        budget, spent = self.design.budget, {arm.name: arm.costs for arm in self.arms}
+        budget, lines = self.design.budget, list[str]()
         if budget is None:
-            return []
-        costs = {name: each for name, each in spent.items() if each is not None}
-        if budget.tokens is not None:
-            return [
-                f"{name}: {each.tokens:,.0f} tokens a seed where the budget is {budget.tokens:,}"
-                for name, each in costs.items()
-                if each.tokens is not None and abs(each.tokens / budget.tokens - 1) > _TOKENS_OFF
-            ]
-        wanted = budget.optimizer_steps
-        return [
-            f"{name}: {each.optimizer_steps:g} optimizer steps a seed where the budget is {wanted}"
-            for name, each in costs.items()
-            if wanted is not None and each.optimizer_steps is not None and each.optimizer_steps != wanted
-        ]
+            return lines
+        for arm in self.arms:
+            if (spent := arm.costs) is None:
+                continue
+            if budget.tokens is not None:
+                if spent.tokens is not None and abs(spent.tokens / budget.tokens - 1) > _TOKENS_OFF:
+                    lines.append(f"{arm.name}: {spent.tokens:,.0f} tokens a seed where the budget is {budget.tokens:,}")
+            elif budget.optimizer_steps is not None and spent.optimizer_steps not in (None, budget.optimizer_steps):
+                steps, wanted = spent.optimizer_steps, budget.optimizer_steps
+                lines.append(f"{arm.name}: {steps:g} optimizer steps a seed where the budget is {wanted}")
+        return lines
 
 
 def find(
@@ -428,6 +420,13 @@ def _compared_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
 
 
 def _tuning_values(tuning: Tuning) -> dict[str, Any]:
+    def tried(each: Try) -> dict[str, Any]:
+        accuracy = None
+        if (score := each.score) is not None:
+            accuracy = {name: getattr(score.estimate, name) for name in ("value", "low", "high")}
+            accuracy["by_seed"] = score.by_seed
+        return {"values": dict(each.point.values), "accuracy": accuracy, "failures": dict(each.results.failures)}
+
     return {
         "on": tuning.on,
         "decoding": tuning.decoding,
@@ -437,7 +436,7 @@ def _tuning_values(tuning: Tuning) -> dict[str, Any]:
         "arms": [
             {
                 "arm": arm.arm,
-                "tries": [_try_values(each) for each in arm.tries],
+                "tries": list(map(tried, arm.tries)),
                 "chosen": dict(arm.chosen.point.values) if arm.chosen is not None else None,
                 "cost": arm.costs.values(),
             }
@@ -446,9 +445,64 @@ def _tuning_values(tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def _try_values(each: Try) -> dict[str, Any]:
-    accuracy = None
-    if each.score is not None:
-        found = each.score.estimate
-        accuracy = {"value": found.value, "low": found.low, "high": found.high, "by_seed": each.score.by_seed}
-    return {"values": dict(each.point.values), "accuracy": accuracy, "failures": dict(each.results.failures)}
+class SweepProgress:
+    """The finished runs of a study in one workspace. Lookups are cached; `forget` drops those of unfinished runs."""
+
+    def __init__(self, sweep: Sweep, workspace: Workspace, *, verify: bool = False) -> None:
+        self.sweep = sweep
+        self._workspace = workspace
+        self._verify = verify
+        self._finished: dict[str, dict[str, Path] | None] = {}
+
+    def forget(self) -> None:
+        self._finished = {key: found for key, found in self._finished.items() if found is not None}
+
+    def finished(self, run: SweepRun) -> dict[str, Path] | None:
+        """Directories of the run's stages by name if all of them are finished, else None."""
+        if run.made_as not in self._finished:
+            self._finished[run.made_as] = self._look_up(run)
+        return self._finished[run.made_as]
+
+    def seconds(self, run: SweepRun) -> float:
+        """Seconds that the own stages of a finished run took, from their manifests."""
+        stages = self.finished(run) or {}
+        return sum(finished_manifest(stages[name]).total_s for name in stages if name not in run.start)
+
+    def left(self, runs: Iterable[SweepRun]) -> list[SweepRun]:
+        """The unfinished runs, without duplicates."""
+        return [run for run in distinct(runs) if self.finished(run) is None]
+
+    def chosen(self, cells: Iterable[str]) -> Chosen:
+        """The chosen point of each arm whose tuning runs are all finished."""
+        runs = self.sweep.tuning_runs(cells)
+        outcomes: dict[str, RunOutcome] = {
+            run.folder: LuffyError("not finished") if (stages := self.finished(run)) is None else read_run(run, stages)
+            for run in runs
+        }
+        tuned = dict.fromkeys(run.cell for run in runs)
+        return {cell: choose(tuning_of(self.sweep, cell, outcomes), strict=True) for cell in tuned}
+
+    def collect(self, runs: Iterable[SweepRun]) -> SweepResults:
+        """The rows of those of `runs` that are finished, and of the base of their cells."""
+        parts, bases = list[SweepResults](), set[str]()
+        for run in runs:
+            if (stages := self.finished(run)) is None:
+                continue
+            role = TRIED if run.is_try else REPORTED
+            parts.append(run_rows(run.cell, role, run.arm, run.point, read_run(run, stages)))
+            if not run.is_try and run.cell not in bases:
+                bases.add(run.cell)
+                parts.append(base_rows(run.cell, read_scores(stages["evaluate_base"])))
+        found = together(parts)
+        return SweepResults(tuple(sorted(found.measures)), tuple(sorted(found.outcomes)))
+
+    def _look_up(self, run: SweepRun) -> dict[str, Path] | None:
+        experiment = open_experiment(run.config, self._workspace, verify=self._verify)
+        found = {}
+        for node in experiment.nodes:
+            if node.name in run.nodes:
+                plan = experiment.plan_node(node.name)
+                if plan.action != "reuse":
+                    return None  # what comes after it cannot be finished either
+                found[node.name] = plan.directory
+        return found

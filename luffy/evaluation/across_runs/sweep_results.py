@@ -6,9 +6,10 @@ The page, figures and tables are made from these two files and the design alone.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 from luffy.config.many_runs.sweep_design import GridPoint
 from luffy.config.many_runs.sweep_runs import Sweep
@@ -24,8 +25,6 @@ TIMED = frozenset({"seconds", "peak_memory_gib", "gpu_hours"})
 
 @dataclass(frozen=True, slots=True, order=True)
 class MeasureRow:
-    """One measure of one run."""
-
     cell: str
     role: str
     """`reported`; `tried`: a run of tuning; `base`: the policy that all arms of the cell start from."""
@@ -48,6 +47,11 @@ class MeasureRow:
         """Everything except the value."""
         return tuple(str(getattr(self, each.name)) for each in fields(self) if each.name != "value")
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it differs from machine to machine."""
+        return self.measure in TIMED
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class OutcomeRow:
@@ -69,8 +73,9 @@ class OutcomeRow:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Which run, suite and decoding."""
         return tuple(str(getattr(self, each.name)) for each in fields(self)[:7])
+
+    is_timed: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +85,23 @@ class SweepResults:
     measures: tuple[MeasureRow, ...]
     outcomes: tuple[OutcomeRow, ...]
 
-    def of_cells(self, cells: Iterable[str]) -> "SweepResults":
+    def where(self, keeps: Callable[[MeasureRow | OutcomeRow], bool]) -> "SweepResults":
+        return SweepResults(tuple(filter(keeps, self.measures)), tuple(filter(keeps, self.outcomes)))
+
+    def of_cells(self, cells: Collection[str]) -> "SweepResults":
         """The reported runs and the base of some cells, without what differs from machine to machine."""
-        wanted = set(cells)
-        return SweepResults(
-            tuple(
-                row for row in self.measures if row.cell in wanted and row.role != TRIED and row.measure not in TIMED
-            ),
-            tuple(row for row in self.outcomes if row.cell in wanted and row.role != TRIED),
-        )
+        return self.where(lambda row: row.cell in cells and row.role != TRIED and not row.is_timed)
 
     @property
     def places(self) -> frozenset[tuple[str, ...]]:
         """The places of all rows, without what differs from machine to machine."""
-        measured = (row.place for row in self.measures if row.measure not in TIMED)
-        return frozenset((*measured, *(row.place for row in self.outcomes)))
-
-    def at(self, places: Collection[tuple[str, ...]]) -> "SweepResults":
-        """The rows at some places."""
-        return SweepResults(
-            tuple(row for row in self.measures if row.place in places),
-            tuple(row for row in self.outcomes if row.place in places),
-        )
+        rows: tuple[MeasureRow | OutcomeRow, ...] = (*self.measures, *self.outcomes)
+        return frozenset(row.place for row in rows if not row.is_timed)
 
     def in_design(self, sweep: Sweep) -> "SweepResults":
         """The rows of cells and arms that the study has."""
         cells, arms = sweep.cells, ("", *sweep.design.arms)
-        return SweepResults(
-            tuple(row for row in self.measures if row.cell in cells and row.arm in arms),
-            tuple(row for row in self.outcomes if row.cell in cells and row.arm in arms),
-        )
+        return self.where(lambda row: row.cell in cells and row.arm in arms)
 
     @property
     def chosen(self) -> dict[str, dict[str, int]]:
@@ -134,7 +126,6 @@ def result_files(design: Path, name: str) -> tuple[Path, Path]:
 
 
 def run_rows(cell: str, role: str, arm: str, point: GridPoint, result: RunResult) -> SweepResults:
-    """The rows of a finished run."""
     place = MeasureRow(cell, role, arm, point.number, point.text, result.seed, "", "", "", 0.0)
     return _rows(place, result.evaluation, result.costs.values())
 
@@ -145,7 +136,6 @@ def base_rows(cell: str, scores: CheckpointScores) -> SweepResults:
 
 
 def together(parts: Iterable[SweepResults]) -> SweepResults:
-    """The rows of all parts, in their order."""
     parts = list(parts)
     return SweepResults(
         tuple(row for part in parts for row in part.measures), tuple(row for part in parts for row in part.outcomes)
@@ -198,7 +188,8 @@ def joined_results(before: SweepResults, found: SweepResults) -> SweepResults:
             if (known := before.chosen.get(cell, {}).get(arm, point)) != point:
                 raise DataError(f"{cell}, {arm}: point {known} of its grid was reported, here it is point {point}")
     common = before.places & found.places
-    if (difference := first_difference(before.at(common), found.at(common))) is not None:
+    shared = [each.where(lambda row: row.place in common) for each in (before, found)]
+    if (difference := first_difference(*shared)) is not None:
         raise DataError(difference)
     measures = {row.place: row for row in (*found.measures, *before.measures)}
     outcomes = {row.place: row for row in (*found.outcomes, *before.outcomes)}
@@ -207,28 +198,21 @@ def joined_results(before: SweepResults, found: SweepResults) -> SweepResults:
 
 def first_difference(committed: SweepResults, again: SweepResults) -> str | None:
     """Where two sets of results first differ, in a line; None where they are equal bit for bit."""
-    pairs = (
-        ({row.place: row.value for row in committed.measures}, {row.place: row.value for row in again.measures}),
-        (
-            {row.place: (row.problems, row.num_samples, row.correct) for row in committed.outcomes},
-            {row.place: (row.problems, row.num_samples, row.correct) for row in again.outcomes},
-        ),
-    )
-    for before, after in pairs:
+
+    def short(row: MeasureRow | OutcomeRow | None) -> str:
+        if isinstance(row, OutcomeRow):
+            return f"{sum(row.correct)} correct responses on problems {row.problems[:8]}"
+        return "nothing" if row is None else repr(row.value)
+
+    kinds: tuple[tuple[Sequence[MeasureRow | OutcomeRow], Sequence[MeasureRow | OutcomeRow]], ...]
+    kinds = (committed.measures, again.measures), (committed.outcomes, again.outcomes)
+    for kind in kinds:
+        before, after = ({row.place: row for row in rows} for rows in kind)
         for place in sorted(before.keys() | after.keys()):
             if before.get(place) != after.get(place):
                 where = ", ".join(part for part in place if part)
-                return f"{where}: committed {_short(before.get(place))}, now {_short(after.get(place))}"
+                return f"{where}: committed {short(before.get(place))}, now {short(after.get(place))}"
     return None
-
-
-def _short(value: object) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, tuple):
-        problems, _, correct = value
-        return f"{sum(correct)} correct responses on problems {problems[:8]}"
-    return repr(value)
 
 
 def _rows(place: MeasureRow, scores: CheckpointScores, costs: Mapping[str, float | None]) -> SweepResults:
@@ -240,18 +224,20 @@ def _rows(place: MeasureRow, scores: CheckpointScores, costs: Mapping[str, float
             measures.append(replace(on_suite, measure=name, value=float(getattr(each, name))))
         correct = scores.correct[each.suite, each.decoding]
         uids = sorted(correct)
+        problems = hashlib.sha256("\n".join(uids).encode()).hexdigest()[:16]
+        counts = tuple(correct[uid] for uid in uids)
         outcomes.append(
             OutcomeRow(
-                cell=place.cell,
-                role=place.role,
-                arm=place.arm,
-                point=place.point,
-                seed=place.seed,
-                suite=each.suite,
-                decoding=each.decoding,
-                problems=hashlib.sha256("\n".join(uids).encode()).hexdigest()[:16],
-                num_samples=each.num_samples,
-                correct=tuple(correct[uid] for uid in uids),
+                place.cell,
+                place.role,
+                place.arm,
+                place.point,
+                place.seed,
+                each.suite,
+                each.decoding,
+                problems,
+                each.num_samples,
+                counts,
             )
         )
     return SweepResults(tuple(measures), tuple(outcomes))

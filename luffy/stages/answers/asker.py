@@ -14,11 +14,12 @@ from collections.abc import Generator as Iterating
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
+
+from transformers import PreTrainedTokenizerBase
 
 from luffy.confidential import may_show_prompt
 from luffy.config.environment import EpisodeLimits
-from luffy.config.grading import GraderKind
 from luffy.config.settings import DifficultySettings, EvaluateSettings, SampleSettings
 from luffy.data.templates import load_tokenizer
 from luffy.environments.limits import FailedShare
@@ -27,8 +28,15 @@ from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
-from luffy.stages.answers.clients import Generator, ModelClient, open_client, open_generator
-from luffy.stages.answers.requests import EvaluationRequest, SampleRequest
+from luffy.stages.answers.clients import (
+    EvaluationRequest,
+    Generator,
+    ModelClient,
+    Questions,
+    SampleRequest,
+    open_client,
+    open_generator,
+)
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext
 from luffy.stop_request import check_stop_request
@@ -38,7 +46,8 @@ Keep: TypeAlias = Callable[[SampleRequest, ModelAnswer], ModelAnswer]
 """What of a graded answer is stored."""
 Progress: TypeAlias = Callable[[Sequence[ModelAnswer]], None]
 """Called with each graded batch."""
-_Batch: TypeAlias = tuple[EvaluationRequest, Sequence[SampleRequest]]
+_Settings: TypeAlias = EvaluateSettings | SampleSettings | DifficultySettings
+_Batch: TypeAlias = tuple[Questions, Sequence[SampleRequest]]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
@@ -49,6 +58,23 @@ _WAITING_CALLS = 2
 batches before it to be graded."""
 
 
+class Budget(Protocol):
+    """Decides, question by question, whether it may be asked."""
+
+    @property
+    def may_be_spent(self) -> bool:
+        """Whether the questions under way could spend it: the next one waits for their answers."""
+        ...
+
+    def admit(self, sample: SampleRequest, known: ModelAnswer | None) -> bool:
+        """Whether the next question may be asked, or its `known` answer be used; if so, it is counted."""
+        ...
+
+    def settle(self, sample: SampleRequest, answer: ModelAnswer) -> None:
+        """The answer to an admitted question has come."""
+        ...
+
+
 class Asker:
     """Asks one model.
 
@@ -56,7 +82,8 @@ class Asker:
     second grade, too, unless `second_grade` is false. `calls_at_once` is the number of batches that the model can
     generate at the same time; the batches themselves, and the order of all results, do not depend on it. With `limits`,
     those of an environment, EnvironmentFault is raised when the environment fails in too many episodes of a suite; the
-    batch with which it does is not kept. `keep` decides what of a graded answer is stored.
+    batch with which it does is not kept. `keep` decides what of an answer is stored. Without a grader, answers are
+    stored as they are.
 
     After a request to end (`luffy.stop_request`) no further batch is generated, and StoppedOnRequest is raised once
     those under way are graded. An asker that `finishes` goes on to its end, since it is part of a training step.
@@ -65,7 +92,7 @@ class Asker:
     def __init__(
         self,
         client: ModelClient,
-        grader: GraderPool,
+        grader: GraderPool | None,
         batch_size: int,
         *,
         calls_at_once: int = 1,
@@ -85,30 +112,45 @@ class Asker:
         self._failures: dict[tuple[str, str], FailedShare] = {}
         """By suite and decoding."""
 
-    def ask(self, requests: Iterable[EvaluationRequest], store: AnswerStore, progress: Progress) -> None:
-        """Add the graded answers that the store lacks, batch by batch; only these go to `progress`.
+    def ask(
+        self, requests: Iterable[Questions], store: AnswerStore, progress: Progress, budget: Budget | None = None
+    ) -> None:
+        """Add the answers that the store lacks, batch by batch; only these go to `progress`.
 
-        If the engine fails, everything that it generated before is stored.
+        If the engine fails, everything that it generated before is stored. A request ends where the budget does; a
+        budget needs one call at a time, and no grader.
         """
-        batches = (batch for request in requests for batch in self._left(request, store))
+        batches = (batch for request in requests for batch in self._left(request, store, budget))
         threads = 0 if self._calls_at_once == 1 else self._calls_at_once
         with (
             closing(in_order(self._generate, batches, threads, _WAITING_CALLS * threads)) as generated,
-            closing(in_order(self._graded, generated, threads=1, ahead=1)) as results,
+            closing(in_order(self._graded, generated, 0 if self._grader is None else 1, ahead=1)) as results,
         ):
             for ((_, samples), _), answers in results:
-                kept = map(self._keep, samples, answers)
-                store.add({sample.key: answer for sample, answer in zip(samples, kept, strict=True)})
+                kept = zip(samples, map(self._keep, samples, answers), strict=True)
+                # A client that is paid has saved answers itself.
+                store.add({sample.key: answer for sample, answer in kept if sample.key not in store})
+                if budget is not None:
+                    for sample, answer in zip(samples, answers, strict=True):
+                        budget.settle(sample, answer)
                 progress(answers)
 
-    def _left(self, request: EvaluationRequest, store: AnswerStore) -> Iterator[_Batch]:
-        samples = request.in_batching_order()
-        left = [sample for sample in samples if sample.key not in store]
+    def _left(self, request: Questions, store: AnswerStore, budget: Budget | None) -> Iterator[_Batch]:
+        samples, batch = request.in_batching_order(), list[SampleRequest]()
         if self._limits is not None:
             known = [store[sample.key].has_failed for sample in samples if sample.key in store]
             self._count_failures(request, known)
-        for start in range(0, len(left), self._batch_size):
-            yield request, left[start : start + self._batch_size]
+        for sample in samples:
+            if batch and (len(batch) == self._batch_size or (budget is not None and budget.may_be_spent)):
+                yield request, batch
+                batch = []
+            is_known = sample.key in store
+            if budget is not None and not budget.admit(sample, store[sample.key] if is_known else None):
+                break
+            if not is_known:
+                batch.append(sample)
+        if batch:
+            yield request, batch
 
     def _generate(self, batch: _Batch) -> Iterable[ModelAnswer]:
         request, samples = batch
@@ -119,52 +161,54 @@ class Asker:
     def _graded(self, generated: tuple[_Batch, Iterable[ModelAnswer]]) -> list[ModelAnswer]:
         (request, samples), answers = generated[0], list(generated[1])
         self._count_failures(request, [answer.has_failed for answer in answers])
+        if self._grader is None:
+            return answers
         return graded(self._grader, request, samples, answers, second=self._second_grade)
 
-    def _count_failures(self, request: EvaluationRequest, failed: Sequence[bool]) -> None:
+    def _count_failures(self, request: Questions, failed: Sequence[bool]) -> None:
         if self._limits is not None and failed:
             share = self._failures.setdefault((request.suite, request.decoding), FailedShare(self._limits))
             share.add(failed)
 
 
+def open_graders(settings: _Settings, context: StageContext) -> GraderPool:
+    """The stage's graders, with those that single suites set for themselves."""
+    own = settings.evaluation.own_graders if isinstance(settings, EvaluateSettings) else ()
+    return GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE, own)
+
+
 @contextmanager
 def open_asker(
+    settings: _Settings,
     engine: str,
-    settings: EvaluateSettings | SampleSettings | DifficultySettings,
     context: StageContext,
     longest: int,
-    *,
-    own_graders: Sequence[GraderKind] = (),
-    second_grade: bool = True,
-    for_traces: bool = False,
+    policy: PreTrainedTokenizerBase | None = None,
     keep: Keep = lambda sample, answer: answer,
 ) -> Iterator[tuple[Asker, Generator]]:
     """An asker of the stage's model, by the engine of that name, and the opened engine.
 
-    `longest` is the largest number of tokens of a prompt with its response; `own_graders` are those of single suites;
-    `for_traces` as in `open_client`.
+    `longest` is the largest number of tokens of a prompt with its response; `policy` as in `open_client`. Evaluations
+    get second grades.
     """
-    model, environment, cache = context.inputs["model"] / "model", settings.environment, context.out / JUDGE_CACHE
+    model, environment = context.inputs["model"] / "model", settings.environment
     generator = open_generator(engine, model, settings.dtype, longest, context)
-    try:
-        pool = GraderPool.configured(context.execution.grader_workers, settings.grading, cache, own_graders)
-        with pool as grader, closing(Judges(cache)) as judges:
-            tokenizer = load_tokenizer(model)
-            client = open_client(
-                environment, generator.engine, tokenizer, generator.lanes, judges, for_traces=for_traces
-            )
-            asker = Asker(
-                client,
-                grader,
-                generator.batch_size,
-                calls_at_once=generator.calls_at_once,
-                second_grade=second_grade,
-                limits=None if environment is None else environment.limits,
-                keep=keep,
-            )
-            yield asker, generator
-    finally:
-        generator.engine.close()
+    with (
+        closing(generator.engine),
+        open_graders(settings, context) as grader,
+        closing(Judges(context.out / JUDGE_CACHE)) as judges,
+    ):
+        client_of = open_client(environment, load_tokenizer(model), generator.lanes, judges, policy)
+        asker = Asker(
+            client_of(generator.engine),
+            grader,
+            generator.batch_size,
+            calls_at_once=generator.calls_at_once,
+            second_grade=isinstance(settings, EvaluateSettings),
+            limits=None if environment is None else environment.limits,
+            keep=keep,
+        )
+        yield asker, generator
 
 
 def in_order(
@@ -206,7 +250,7 @@ def in_order(
 
 def graded(
     grader: GraderPool,
-    request: EvaluationRequest,
+    request: Questions,
     samples: Sequence[SampleRequest],
     answers: Sequence[ModelAnswer],
     *,

@@ -1,44 +1,200 @@
-"""Models that answer with tokens, as clients of the asker: an engine with a tokenizer, in single turns or episodes.
+"""What models are asked, and the clients of the asker: engines with a tokenizer, in single turns or episodes.
 
-`luffy.stages.answers.paid` has those that answer with text.
+The seed of a response depends on (seed, suite, decoding, problem, sample) alone: every checkpoint gets the same random
+numbers, and an evaluation that resumes or is batched differently requests the same samples. Nothing here knows about
+grading, so requests with equal digests (`EvaluationRequest.digest`) can share their responses.
+`luffy.stages.answers.paid` has the models that answer with text.
 """
 
-import itertools
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import LANES, EnvironmentConfig
-from luffy.config.evaluation import SuiteProtocol
+from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
 from luffy.config.model import DType
-from luffy.data.prompt_templates import ask, stops_of, template_opener
+from luffy.data.prompt_templates import OWN, ask, stops_of, template_opener
+from luffy.data.schema import joined_text
 from luffy.data.templates import decode, encode_traces, prompt_opener, stop_token_ids
-from luffy.environments.episodes import Episode, EpisodePlayer, context_starts
+from luffy.data.tokenizer import is_same_tokenizer
+from luffy.environments.episodes import Context, Episode, EpisodePlayer, context_starts
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.registry import open_player
-from luffy.environments.transcript import transcript
+from luffy.environments.transcript import trace_turns, transcript
+from luffy.errors import DataError
 from luffy.grading.judge import Judges
 from luffy.grading.request import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts, SwappableEngine
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
-from luffy.stages.answers.requests import Render, RenderedPrompt, SampleRequest
+from luffy.seeds import derive_seed
 from luffy.stages.answers.store import ModelAnswer
 from luffy.stages.program import StageContext
-from luffy.types import FinishReason, Prompt, Source
+from luffy.types import FinishReason, Message, Prompt, Source
+
+_Rendered = TypeVar("_Rendered")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    name: str
+    prompts: Sequence[Prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt as the model receives it: as token ids, as chat messages, or as text."""
+
+    text: str
+    """For records."""
+    ids: tuple[int, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens, or characters where the tokenizer is unknown; only comparable between prompts for one model."""
+        return len(self.ids) or len(self.text)
+
+
+Render = Callable[[Sequence[Prompt], str], list[RenderedPrompt]]
+"""Renders prompts with the template of that name; DataError for a prompt that does not fit the template."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One response to generate."""
+
+    key: str
+    """In an `AnswerStore` of one model."""
+    prompt: Prompt
+    rendered: RenderedPrompt
+    sample: int
+    seed: int
+
+
+class Questions(Protocol):
+    """Questions that are asked in one way: the responses of an `EvaluationRequest`, or those of a teacher."""
+
+    suite: str
+    decoding: str
+    protocol: SuiteProtocol
+    max_response_tokens: int
+
+    def in_batching_order(self) -> Sequence[SampleRequest]:
+        """The questions in the order of generation."""
+        ...
+
+
+def sample_key(suite: str, decoding: str, uid: str, sample: int) -> str:
+    """`SampleRequest.key`."""
+    return f"{decoding}\t{suite}\t{uid}\t{sample}"
+
+
+class EvaluationRequest:
+    """A suite under a decoding."""
+
+    def __init__(self, suite: Suite, decoding: str, config: EvaluationConfig, render: Render, seed: int) -> None:
+        self.suite = suite.name
+        self.decoding = decoding
+        self.protocol: SuiteProtocol = config.protocol(suite.name, decoding)
+        self.max_response_tokens = config.max_response_tokens
+        self._prompts = suite.prompts
+        self._render = render
+        self._seed = seed
+
+    @cached_property
+    def _rendered(self) -> list[RenderedPrompt]:
+        return self._render(self._prompts, self.protocol.template)
+
+    @cached_property
+    def samples(self) -> list[SampleRequest]:
+        """All responses to generate, problem by problem; DataError for a prompt that does not fit the template."""
+        cell = self.suite, self.decoding
+        return [
+            SampleRequest(
+                sample_key(*cell, prompt.uid, sample),
+                prompt,
+                rendered,
+                sample,
+                derive_seed(self._seed, "evaluate", *cell, prompt.uid, sample),
+            )
+            for prompt, rendered in zip(self._prompts, self._rendered, strict=True)
+            for sample in range(self.protocol.num_samples)
+        ]
+
+    def in_batching_order(self) -> list[SampleRequest]:
+        """The same in the order of generation: prompts of similar length share a batch, to save padding."""
+        return sorted(self.samples, key=lambda sample: sample.rendered.length)
+
+    def digest(self, sampled_by: Sequence[str]) -> str:
+        """Hash of everything the responses depend on; `sampled_by` identifies the model, its engine and their code."""
+        protocol = self.protocol
+        content = {
+            "sampled_by": list(sampled_by),
+            "cell": [self._seed, self.suite, self.decoding, protocol.num_samples],
+            "sampling": [protocol.temperature, protocol.top_p, self.max_response_tokens],
+            "template": [protocol.template, *stops_of(protocol.template), *protocol.stop],
+            "problems": [
+                [prompt.uid, asdict(rendered)] for prompt, rendered in zip(self._prompts, self._rendered, strict=True)
+            ],
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_suite(
+    suite: Suite,
+    tokenizer: PreTrainedTokenizerBase,
+    max_response_tokens: int,
+    context_length: int | None,
+    template: str = OWN,
+) -> int:
+    """Return the number of tokens of the longest prompt; `context_length` is None for a model without a stated limit.
+
+    A part of a suite would be another benchmark under the same name. So this raises DataError as `check_problems`, and
+    if a prompt leaves no space for `max_response_tokens`.
+    """
+    lengths = [len(ids) for ids in check_problems(suite, lambda prompts: ask(tokenizer, prompts, template))]
+    room = None if context_length is None else context_length - max_response_tokens
+    too_long = 0 if room is None else sum(length > room for length in lengths)
+    if too_long:
+        raise DataError(
+            f"suite {suite.name}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
+            f"tokens, and {context_length} of the model less {max_response_tokens} of the response leave {room}; "
+            "lower evaluation.max_response_tokens, or leave them out of the suite's source"
+        )
+    return max(lengths)
+
+
+def check_problems(suite: Suite, render: Callable[[Sequence[Prompt]], list[_Rendered]]) -> list[_Rendered]:
+    """The rendered prompts; DataError for an empty suite, a repeated problem, or one that does not fit the template."""
+    if not suite.prompts:
+        raise DataError(
+            f"suite {suite.name}: has no problems; remove it from data.suites or give it a source with rows"
+        )
+    repeated = len(suite.prompts) - len({prompt.uid for prompt in suite.prompts})
+    if repeated:
+        raise DataError(
+            f"suite {suite.name}: {repeated} rows repeat a problem; give each once, and set the number of responses a "
+            "problem by num_samples in evaluation.decodings or evaluation.suites"
+        )
+    try:
+        return render(suite.prompts)
+    except DataError as error:
+        raise DataError(f"suite {suite.name}: {error}") from None
+
 
 FULL_BATCHES = 4
 """Batches of prompts per engine call: with continuous batching, slots are idle only at the end of a call."""
 
 
 class ModelClient(Protocol):
-    """A model that can be asked."""
-
     def generate(
         self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[ModelAnswer]:
@@ -48,21 +204,20 @@ class ModelClient(Protocol):
 
 def open_client(
     environment: EnvironmentConfig | None,
-    engine: RolloutEngine,
     tokenizer: PreTrainedTokenizerBase,
     lanes: int,
     judges: Judges,
-    *,
-    for_traces: bool = False,
-) -> ModelClient:
-    """A client of the engine: for episodes with an environment (the rest is `open_player`'s), or for single turns.
+    policy: PreTrainedTokenizerBase | None = None,
+) -> Callable[[RolloutEngine], ModelClient]:
+    """Opens clients of engines: for episodes with an environment (the rest is `open_player`'s), or for single turns.
 
-    `for_traces`: the answers carry what traces are made of, log-probabilities or turns.
+    With the tokenizer of a `policy`, the answers carry what its traces are made of: log-probabilities or turns.
     """
     if environment is None:
-        return TokenModelClient(engine, tokenizer, tokenizer if for_traces else None)
+        known = policy if policy is not None and is_same_tokenizer(tokenizer, policy) else None
+        return lambda engine: TokenModelClient(engine, tokenizer, known)
     player = open_player(environment, tokenizer, lanes, judges)
-    return EpisodeClient(engine, tokenizer, player, keeps_turns=for_traces)
+    return lambda engine: EpisodeClient(engine, tokenizer, player, keeps_turns=policy is not None)
 
 
 class TokenModelClient:
@@ -89,28 +244,22 @@ class TokenModelClient:
         # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
         # would pass for an answer.
         opener = template_opener(self._tokenizer, protocol.template)
-        return self.complete([RolloutRequest(each.rendered.ids, each.seed) for each in samples], params, opener)
-
-    def complete(
-        self, requests: Sequence[RolloutRequest], params: SamplingParams, opener: str
-    ) -> Iterable[ModelAnswer]:
-        """One answer per request, in order, which begins with `opener`."""
         stops = StopTexts(params.stop, partial(decode, self._tokenizer))
-        return map(partial(self._answer, stops=stops, opener=opener), self._engine.generate(requests, params))
 
-    def _answer(self, completion: Completion, stops: StopTexts, opener: str) -> ModelAnswer:
-        """The text up to and including the first stop text, and its number of tokens."""
-        text, num_tokens = stops.read(completion.token_ids)
-        reason = completion.finish_reason if num_tokens is None else FinishReason.STOP
-        num_tokens = len(completion.token_ids) if num_tokens is None else num_tokens
-        known = self._logprobs(opener + text, completion) if reason is FinishReason.STOP else None
-        return ModelAnswer(opener + text, num_tokens, reason, logprobs=known)
+        def answer(sample: SampleRequest, completion: Completion) -> ModelAnswer:
+            """The text up to and including the first stop text, and its number of tokens."""
+            text, num_tokens = stops.read(completion.token_ids)
+            text, reason, logprobs = opener + text, FinishReason.STOP, None
+            if num_tokens is None:
+                num_tokens, reason = len(completion.token_ids), completion.finish_reason
+            policy = self._policy if reason is FinishReason.STOP else None
+            # None where the policy writes the text with other tokens.
+            if policy is not None and tuple(encode_traces(policy, [text])[0]) == completion.token_ids:
+                logprobs = tuple(min(value, 0.0) for value in completion.logprobs)  # rounding may leave 1e-9 above
+            return ModelAnswer(text, num_tokens, reason, logprobs=logprobs, prompt_tokens=len(sample.rendered.ids))
 
-    def _logprobs(self, text: str, completion: Completion) -> tuple[float, ...] | None:
-        """Those of the sampled tokens; None where the policy writes the text with other tokens."""
-        if self._policy is None or tuple(encode_traces(self._policy, [text])[0]) != completion.token_ids:
-            return None
-        return tuple(min(value, 0.0) for value in completion.logprobs)  # rounding may leave 1e-9 above
+        requests = [RolloutRequest(each.rendered.ids, each.seed) for each in samples]
+        return map(answer, samples, self._engine.generate(requests, params))
 
 
 class EpisodeClient:
@@ -125,7 +274,8 @@ class EpisodeClient:
         keeps_turns: bool = False,
     ) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
+        self._text = partial(decode, tokenizer)
+        self._stops = stop_token_ids(tokenizer)
         self._player = player
         self._keeps_turns = keeps_turns
         self._opener = prompt_opener(tokenizer)
@@ -133,17 +283,21 @@ class EpisodeClient:
     def generate(
         self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[ModelAnswer]:
-        """One episode per sample, in order."""
-        params = sampling_params(protocol, max_response_tokens, stop_token_ids(self._tokenizer))
+        params = sampling_params(protocol, max_response_tokens, self._stops)
         return map(self._answer, self._player.play([episode_start(sample) for sample in samples], self._engine, params))
 
     def _answer(self, episode: Episode) -> ModelAnswer:
-        source = [
-            Source.ON_POLICY if isinstance(segment, Completion) else Source.ENVIRONMENT
-            for segment in episode.segments
-            for _ in segment.token_ids
-        ]
-        ids = list(itertools.chain.from_iterable(segment.token_ids for segment in episode.segments))
+        """The episode as text. Each turn reads the whole conversation before it, which counts as its prompt."""
+        ids, source = list[int](), list[Source]()
+        prompt_tokens, place = 0, len(episode.prompt_ids)
+        for segment in episode.segments:
+            if isinstance(segment, Context):
+                place = 0  # it begins with the prompt
+            is_turn = isinstance(segment, Completion)
+            prompt_tokens += place if is_turn else 0
+            place += len(segment.token_ids)
+            ids += segment.token_ids
+            source += [Source.ON_POLICY if is_turn else Source.ENVIRONMENT] * len(segment.token_ids)
         last = episode.segments[-1].token_ids if episode.segments else ()
         return ModelAnswer(
             text=self._opener
@@ -153,10 +307,20 @@ class EpisodeClient:
             reply=self._opener + self._text(last),
             turns=episode.completion if self._keeps_turns else (),
             measures=episode.measures,
+            prompt_tokens=prompt_tokens,
+            fault=episode.fault,
         )
 
-    def _text(self, token_ids: Sequence[int]) -> str:
-        return decode(self._tokenizer, token_ids)
+
+def as_trace(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
+    """The answer of a client with a policy, where an episode is its turns, as in a trace.
+
+    Raises DataError for an episode in which the environment takes the first turn.
+    """
+    if answer.reply is None:
+        return answer
+    turns = trace_turns(answer.turns, sample.prompt.data_source)
+    return replace(answer, text=joined_text(answer.turns), turns=turns, reply=None)
 
 
 def render_as_ids(tokenizer: PreTrainedTokenizerBase) -> Render:
@@ -171,15 +335,14 @@ def render_as_ids(tokenizer: PreTrainedTokenizerBase) -> Render:
 def sampling_params(
     protocol: SuiteProtocol, max_response_tokens: int, stop_token_ids: tuple[int, ...]
 ) -> SamplingParams:
-    """The engine's parameters for a suite."""
     stop = (*stops_of(protocol.template), *protocol.stop)
     return SamplingParams(protocol.temperature, max_response_tokens, stop_token_ids, protocol.top_p, stop)
 
 
 def episode_start(sample: SampleRequest) -> EpisodeStart:
-    """The start of the sample's episode."""
-    prompt = sample.prompt
-    return EpisodeStart(problem_of(prompt), prompt.ground_truth, prompt.messages, sample.rendered.ids, sample.seed)
+    prompt, rendered = sample.prompt, sample.rendered
+    messages = rendered.messages or prompt.messages
+    return EpisodeStart(problem_of(prompt), prompt.ground_truth, messages, rendered.ids, sample.seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,13 @@ change of the stage, and other stages of the workspace adopt them.
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import SuiteProtocol
 from luffy.data.prompt_templates import OWN, prompt_text, template_opener
 from luffy.environments.registry import open_text_player
-from luffy.environments.text_episodes import TextEpisode, TextEpisodePlayer
+from luffy.environments.text_episodes import TextEpisode
 from luffy.environments.transcript import headed
 from luffy.errors import LuffyError
 from luffy.grading.judge import Judges
@@ -25,8 +24,7 @@ from luffy.pipeline.reuse import PAID_ANSWERS
 from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.engine import SamplingParams, end_of_first
 from luffy.rollout.text_endpoint import TextCompletion, TextEndpoint, TextRequest
-from luffy.stages.answers.clients import ModelClient, episode_start, sampling_params
-from luffy.stages.answers.requests import RenderedPrompt, SampleRequest
+from luffy.stages.answers.clients import RenderedPrompt, SampleRequest, episode_start, sampling_params
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stop_request import check_stop_request
 from luffy.types import FinishReason, Message, Prompt, Source
@@ -113,42 +111,33 @@ class PaidEndpoint:
         return completion_in(known)
 
 
-def open_text_client(environment: EnvironmentConfig | None, endpoint: PaidEndpoint, judges: Judges) -> ModelClient:
-    """As `open_client`, for a model that answers with text."""
-    if environment is None:
-        return TextModelClient(endpoint)
-    return TextEpisodeClient(endpoint, open_text_player(environment, judges))
+class TextClient:
+    """A model served by a text endpoint, which also counts the tokens; with an environment, its answers are episodes.
 
+    `judges` as in `open_text_player`.
+    """
 
-class TextModelClient:
-    """A model served through a text API."""
-
-    def __init__(self, endpoint: PaidEndpoint) -> None:
+    def __init__(self, environment: EnvironmentConfig | None, endpoint: PaidEndpoint, judges: Judges) -> None:
         self._endpoint = endpoint
+        self._player = None if environment is None else open_text_player(environment, judges)
 
     def generate(
         self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[ModelAnswer]:
-        """Generate with the endpoint, which also counts the tokens."""
+        """One answer per sample, in order; a single turn is cut after its first stop text."""
         params = sampling_params(protocol, max_response_tokens, ())
+        if self._player is not None:
+            starts = [episode_start(sample) for sample in samples]
+            return map(_of_episode, self._player.play(starts, self._endpoint, params))
         requests = [TextRequest(sample.rendered.messages or sample.rendered.text, sample.seed) for sample in samples]
         opener = template_opener(None, protocol.template)
-        return map(partial(_cut, stops=params.stop, opener=opener), self._endpoint.generate(requests, params))
 
+        def answer(completion: TextCompletion) -> ModelAnswer:
+            end = end_of_first(completion.text, params.stop)  # endpoints may generate past it
+            reason = completion.finish_reason if end is None else FinishReason.STOP
+            return ModelAnswer(opener + completion.text[:end], completion.num_tokens, reason)
 
-class TextEpisodeClient:
-    """An `EpisodeClient` for a model served by a text endpoint."""
-
-    def __init__(self, endpoint: PaidEndpoint, player: TextEpisodePlayer) -> None:
-        self._endpoint = endpoint
-        self._player = player
-
-    def generate(
-        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> Iterable[ModelAnswer]:
-        """One episode per sample, in order; the endpoint counts the tokens."""
-        params = sampling_params(protocol, max_response_tokens, ())
-        return map(_episode, self._player.play([episode_start(sample) for sample in samples], self._endpoint, params))
+        return map(answer, self._endpoint.generate(requests, params))
 
 
 def render_as_text(prompts: Sequence[Prompt], template: str) -> list[RenderedPrompt]:
@@ -167,14 +156,7 @@ def render_as_text(prompts: Sequence[Prompt], template: str) -> list[RenderedPro
     ]
 
 
-def _cut(completion: TextCompletion, stops: Sequence[str], opener: str) -> ModelAnswer:
-    """The text up to and including the first stop text; endpoints may generate past it."""
-    end = end_of_first(completion.text, stops)
-    reason = completion.finish_reason if end is None else FinishReason.STOP
-    return ModelAnswer(opener + completion.text[:end], completion.num_tokens, reason)
-
-
-def _episode(episode: TextEpisode) -> ModelAnswer:
+def _of_episode(episode: TextEpisode) -> ModelAnswer:
     written = [
         (Source.ON_POLICY if message.role == "assistant" else Source.ENVIRONMENT, message.content)
         for message in episode.completion

@@ -41,8 +41,6 @@ _OLD_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What a model answered to one prompt."""
-
     text: str | None
     """Cut after the first stop text; all turns of an episode. Empty where there is no answer; None: it was graded, and
     its text is not kept."""
@@ -73,7 +71,6 @@ class ModelAnswer:
 
     @property
     def outcome(self) -> Outcome:
-        """What grading found."""
         assert self.grades is not None
         return self.grades.grade.outcome
 
@@ -105,7 +102,17 @@ class AnswerStore:
         self.num_adopted = 0
         self._open = ExitStack()
         for other in others:
-            self._remember(other)
+            with suppress(OSError), ExitStack() as opened:  # it may be deleted at any moment
+                file = opened.enter_context(other.open("rb"))
+                found = {
+                    key: (file, place)
+                    for _, lines in _commits(file)
+                    for key, _, missing, is_graded, place in lines
+                    if is_graded or not missing
+                }
+                self._adoptable |= found
+                if found:
+                    self._open.push(opened.pop_all())
         is_new = not path.exists()
         self._file = self._open.enter_context(path.open("a+b", buffering=0))
         with path.open("rb") as file:
@@ -197,20 +204,6 @@ class AnswerStore:
         self._authors |= authors
         return len(places)
 
-    def _remember(self, other: Path) -> None:
-        """Enter the answers of another store; it may be deleted at any moment."""
-        with suppress(OSError), ExitStack() as opened:
-            file = opened.enter_context(other.open("rb"))
-            found = {
-                key: (file, place)
-                for _, lines in _commits(file)
-                for key, _, missing, is_graded, place in lines
-                if is_graded or not missing
-            }
-            self._adoptable |= found
-            if found:
-                self._open.push(opened.pop_all())
-
 
 def _is_missing(answer: ModelAnswer) -> bool:
     """Whether it stands for an answer that did not come. Asked again, it may."""
@@ -251,6 +244,10 @@ def _read(file: Any, place: _Place, key: str) -> tuple[str, ModelAnswer]:
 
 def _line(key: str, author: str, answer: ModelAnswer) -> bytes:
     known, grades = answer.logprobs, answer.grades
+
+    def graded(grade: Grade) -> list[str | None]:
+        return [grade.outcome.value, grade.extracted, grade.reason]
+
     fields = {
         "key": key,
         "author": author or None,
@@ -264,20 +261,12 @@ def _line(key: str, author: str, answer: ModelAnswer) -> bytes:
         "prompt_tokens": answer.prompt_tokens,
         "fault": answer.fault or None,
         "grader": None if grades is None else grades.grader,
-        "grade": None if grades is None else _grade_fields(grades.grade),
-        "second": None if grades is None or grades.second is None else _grade_fields(grades.second),
+        "grade": None if grades is None else graded(grades.grade),
+        "second": None if grades is None or grades.second is None else graded(grades.second),
     }
     written = {name: value for name, value in fields.items() if value is not None}
     # A lone surrogate cannot be written.
     return json.dumps(written, ensure_ascii=False).encode("utf-8", errors="replace") + b"\n"
-
-
-def _grade_fields(grade: Grade) -> list[str | None]:
-    return [grade.outcome.value, grade.extracted, grade.reason]
-
-
-def _grade(fields: Sequence[Any]) -> Grade:
-    return Grade(Outcome(fields[0]), fields[1], fields[2])
 
 
 def _parsed(line: bytes) -> list[tuple[str, str, ModelAnswer]]:
@@ -285,12 +274,17 @@ def _parsed(line: bytes) -> list[tuple[str, str, ModelAnswer]]:
     fields = json.loads(line)
     if "answers" in fields:
         return [(entry["key"], fields["teacher"], _old_answer(entry)) for entry in fields["answers"]]
+
+    def grade(name: str) -> Grade:
+        outcome, extracted, reason = fields[name]
+        return Grade(Outcome(outcome), extracted, reason)
+
     text, num_tokens, grades = fields.get("text"), fields["num_tokens"], None
     if not (isinstance(num_tokens, int) and (text is None or isinstance(text, str))):
         raise TypeError("not an answer")
     if "grade" in fields:
-        second = _grade(fields["second"]) if "second" in fields else None
-        grades = ResponseGrades(fields["grader"], _grade(fields["grade"]), second)
+        second = grade("second") if "second" in fields else None
+        grades = ResponseGrades(fields["grader"], grade("grade"), second)
     known = fields.get("logprobs")
     answer = ModelAnswer(
         text,

@@ -18,14 +18,11 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of prompts and answers."""
-
     prompt_tokens: int = 0
     num_tokens: int = 0
 
     @classmethod
     def of(cls, answer: ModelAnswer) -> "Usage":
-        """What a teacher's answer used."""
         assert answer.prompt_tokens is not None
         return cls(answer.prompt_tokens, answer.num_tokens)
 
@@ -77,11 +74,9 @@ class Ledger:
             self._reserved[teacher] -= reserved
 
     def used(self, teacher: str) -> Usage:
-        """What the teacher's answers have used."""
         return self._used[teacher]
 
     def cost(self, teacher: str) -> float:
-        """Costs of the teacher's answers."""
         return self._used[teacher].cost(self._prices[teacher])
 
     def _reaches_limit(self, usages: Mapping[str, Usage]) -> bool:

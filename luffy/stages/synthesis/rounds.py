@@ -4,26 +4,29 @@ Answers that are good enough to learn from are those that are graded correct, as
 rules for traces.
 """
 
-import dataclasses
 import hashlib
+import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from luffy.config.answers import RewriteConfig, SynthesizeConfig, TeacherConfig
 from luffy.config.group import fill_slots
 from luffy.data.kept_answers import UNDECODED, GradedAnswer
-from luffy.data.row_filters import FilteredRow, Rejection, RowFilter
+from luffy.data.row_filters import Rejection, RowFilter
+from luffy.data.splits import WrittenData
 from luffy.data.synthesis_card import TeacherCard
 from luffy.data.templates import with_opened_thinking
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.seeds import derive_seed
+from luffy.stages.answers.clients import RenderedPrompt, SampleRequest
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.synthesis.ledger import Usage
-from luffy.stages.synthesis.teachers import Question, Teacher
-from luffy.types import FinishReason, Message, Origin, Outcome, Prompt, Trace
+from luffy.stages.synthesis.teachers import Teacher
+from luffy.types import FinishReason, Origin, Outcome, Prompt, Trace
 
+logger = logging.getLogger(__name__)
 _EMPTY = "empty"
 """The outcome of an answer without text."""
 _UNGRADED = {
@@ -41,8 +44,6 @@ _AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of one question."""
-
     uid: str
     key: str
     """The one of its answer in the store."""
@@ -81,7 +82,6 @@ class TeacherTurn:
 
     @property
     def title(self) -> str:
-        """Name of the turn on the card."""
         return f"{self.name}, rewriting" if self.origin is Origin.REWRITTEN else self.name
 
     def usable(self, uid: str) -> list[Verdict]:
@@ -94,52 +94,59 @@ class TeacherTurn:
 
 
 def take_turn(
-    name: str,
     teacher: Teacher,
     prompts: Sequence[Prompt],
     config: SynthesizeConfig,
     seed: int,
-    assessor: "AnswerAssessor",
+    rules: RowFilter,
+    grader: GraderPool,
     origin: Origin | None = None,
 ) -> TeacherTurn:
     """Ask one teacher about `prompts`, whose seeds depend on (seed, teacher, uid, sample) alone; to be rewritten, they
     are asked with their first trace."""
+    name, ledger = teacher.name, teacher.ledger
     turn = TeacherTurn(name, len(prompts), origin)
+    before, paid = ledger.used(name), ledger.cost(name)
     rewrite = config.rewrite if origin is Origin.REWRITTEN else None
     num_samples = config.teachers[name].num_samples if rewrite is None else rewrite.num_samples
     purpose, enough = "synthesize" if rewrite is None else "rewrite", config.keep.max_per_prompt
     for sample in range(num_samples):
         left = [p for p in prompts if not (config.stop_when_kept and len(turn.usable(p.uid)) >= enough)]
         questions = [
-            Question(
+            SampleRequest(
+                "",
                 replace(p, traces=()),
+                RenderedPrompt("", messages=teacher.messages(p if rewrite is None else with_trace(p, rewrite))),
                 sample,
                 derive_seed(seed, purpose, name, p.uid, sample),
-                () if rewrite is None else with_trace(p, rewrite),
             )
             for p in left
         ]
-        keys = teacher.ask(questions)
-        for verdict in assessor.assess(questions[: len(keys)], keys):
-            turn.verdicts[verdict.uid].append(verdict)
-        if len(keys) < len(questions):
-            turn.not_asked = len(questions) - len(keys) + (num_samples - sample - 1) * len(questions)
+        asked = teacher.ask(questions)
+        for start in range(0, len(asked), _AT_ONCE):
+            for verdict in _verdicts(asked[start : start + _AT_ONCE], teacher.store, rules, grader):
+                turn.verdicts[verdict.uid].append(verdict)
+        if len(asked) < len(questions):
+            turn.not_asked = len(questions) - len(asked) + (num_samples - sample - 1) * len(questions)
             break
+    turn.used, turn.cost = ledger.used(name) - before, ledger.cost(name) - paid
+    logger.info("%s: %d prompts with a usable answer", turn.title, sum(bool(turn.usable(p.uid)) for p in prompts))
     return turn
 
 
-def with_trace(prompt: Prompt, rewrite: RewriteConfig) -> tuple[Message, ...]:
-    """The prompt's messages, the last of them with its first trace."""
+def with_trace(prompt: Prompt, rewrite: RewriteConfig) -> Prompt:
+    """The prompt, the last of whose messages shows its first trace."""
     *before, question = prompt.messages
     text = fill_slots(rewrite.template, {"prompt": question.content, "trace": prompt.traces[0].text})
-    return (*before, replace(question, content=text))
+    return replace(prompt, messages=(*before, replace(question, content=text)))
 
 
-def teacher_card(turn: TeacherTurn, config: TeacherConfig, traces: int, with_logprobs: int) -> TeacherCard:
-    """The card of one teacher, of whose answers `traces` are kept, `with_logprobs` of them with log-probabilities."""
+def teacher_card(turn: TeacherTurn, config: TeacherConfig, written: WrittenData) -> TeacherCard:
+    """The card of one turn; where data is rewritten, its traces are those of its origin."""
     verdicts = [verdict for each in turn.verdicts.values() for verdict in each]
     outcomes = Counter(verdict.outcome for verdict in verdicts)
     rejected = Counter(verdict.rejection.value for verdict in verdicts if verdict.rejection is not None)
+    key = turn.name if turn.origin is None else f"{turn.name}:{turn.origin}"
     return TeacherCard(
         model=config.model,
         decoding=config.decoding,
@@ -151,8 +158,8 @@ def teacher_card(turn: TeacherTurn, config: TeacherConfig, traces: int, with_log
         solved=sum(any(verdict.is_correct for verdict in each) for each in turn.verdicts.values()),
         outcomes=dict(sorted(outcomes.items())),
         rejected=dict(sorted(rejected.items())),
-        traces=traces,
-        with_logprobs=with_logprobs,
+        traces=written.traces.get(key, 0),
+        with_logprobs=written.with_logprobs.get(key, 0),
         prompt_tokens=turn.used.prompt_tokens,
         num_tokens=turn.used.num_tokens,
         cost=turn.cost if config.price is not None else None,
@@ -160,56 +167,42 @@ def teacher_card(turn: TeacherTurn, config: TeacherConfig, traces: int, with_log
     )
 
 
-class AnswerAssessor:
-    """Reaches a verdict on answers in the store; the same answers always get the same one."""
-
-    def __init__(self, store: AnswerStore, rules: RowFilter, grader: GraderPool) -> None:
-        self._store = store
-        self._rules = rules
-        self._grader = grader
-
-    def assess(self, questions: Sequence[Question], keys: Sequence[str]) -> list[Verdict]:
-        """One verdict per question, whose answer is under the key at its place; LostError where a judge is gone."""
-        found: list[Verdict] = []
-        for start in range(0, len(keys), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
-            found += self._assess(questions[part], keys[part])
-        return found
-
-    def _assess(self, questions: Sequence[Question], keys: Sequence[str]) -> list[Verdict]:
-        answers = [self._store[key] for key in keys]
-        outcomes = [_ungraded(answer) for answer in answers]
-        graded = iter(
-            self._graded(
-                [
-                    (_with_trace(question.prompt, answer), answer.measures)
-                    for question, answer, outcome in zip(questions, answers, outcomes, strict=True)
-                    if outcome is None
-                ]
-            )
+def _verdicts(
+    samples: Sequence[SampleRequest], store: AnswerStore, rules: RowFilter, grader: GraderPool
+) -> list[Verdict]:
+    """One verdict per question, always the same for the same answers; LostError where a judge is gone."""
+    answers = [store[sample.key] for sample in samples]
+    # None: to be graded.
+    outcomes = [_UNGRADED.get(answer.finish_reason, None if _text(answer).strip() else _EMPTY) for answer in answers]
+    answered = [
+        (
+            replace(sample.prompt, traces=(Trace(_text(answer), "", logprobs=answer.logprobs, turns=answer.turns),)),
+            answer.measures,
         )
-        verdicts = []
-        for question, key, answer, outcome in zip(questions, keys, answers, outcomes, strict=True):
-            uid, text_hash = question.prompt.uid, _hash_of(_text(answer))
-            if outcome is not None:
-                verdicts.append(Verdict(uid, key, outcome, None, text_hash))
-                continue
-            row = next(graded)
-            is_correct = row.outcomes[0] is Outcome.CORRECT
-            rejection = _rejection(row, answer) if is_correct else None
-            verdicts.append(Verdict(uid, key, row.outcomes[0].value, rejection, text_hash))
-        return verdicts
-
-    def _graded(self, answered: Sequence[tuple[Prompt, Mapping[str, float]]]) -> list[FilteredRow]:
-        """The findings for prompts with an answer as their only trace, given the measures of its episode."""
-        prompts = self._rules.normalised([prompt for prompt, _ in answered])
-        requests = [
-            GradeRequest(prompt.traces[0].reply, prompt.ground_truth, problem_of(prompt), measures=measures)
-            for prompt, (_, measures) in zip(prompts, answered, strict=True)
-        ]
-        grades = self._grader.grade(requests)
-        require_verdicts(grades, "answers", "answers are kept, and the same command grades them")
-        return self._rules.judged(prompts, [[grade.outcome] for grade in grades])
+        for sample, answer, outcome in zip(samples, answers, outcomes, strict=True)
+        if outcome is None
+    ]
+    prompts = rules.normalised([prompt for prompt, _ in answered])
+    requests = [
+        GradeRequest(prompt.traces[0].reply, prompt.ground_truth, problem_of(prompt), measures=measures)
+        for prompt, (_, measures) in zip(prompts, answered, strict=True)
+    ]
+    grades = grader.grade(requests)
+    require_verdicts(grades, "answers", "answers are kept, and the same command grades them")
+    rows = iter(rules.judged(prompts, [[grade.outcome] for grade in grades]))
+    verdicts = []
+    for sample, answer, outcome in zip(samples, answers, outcomes, strict=True):
+        rejection = None
+        if outcome is None:
+            row = next(rows)
+            outcome = row.outcomes[0].value
+            if outcome == Outcome.CORRECT:
+                rejection = row.rejected_traces[0][1] if row.rejected_traces else row.reason
+                if UNDECODED in _text(answer):
+                    rejection = Rejection.TRACE_UNDECODED
+        text_hash = hashlib.blake2b(" ".join(_text(answer).split()).encode(), digest_size=16).hexdigest()
+        verdicts.append(Verdict(sample.prompt.uid, sample.key, outcome, rejection, text_hash))
+    return verdicts
 
 
 def graded_answer(
@@ -230,31 +223,6 @@ def graded_answer(
     )
 
 
-def _ungraded(answer: ModelAnswer) -> str | None:
-    """The outcome of an answer that is not graded; None for one that is."""
-    if answer.finish_reason is not FinishReason.STOP:
-        return _UNGRADED[answer.finish_reason]
-    return None if _text(answer).strip() else _EMPTY
-
-
 def _text(answer: ModelAnswer) -> str:
     assert answer.text is not None
     return answer.text
-
-
-def _with_trace(prompt: Prompt, answer: ModelAnswer) -> Prompt:
-    trace = Trace(_text(answer), author="", logprobs=answer.logprobs, turns=answer.turns)
-    return dataclasses.replace(prompt, traces=(trace,))
-
-
-def _rejection(row: FilteredRow, answer: ModelAnswer) -> Rejection | None:
-    """Why the answer, which is the row's only trace, is not usable."""
-    if UNDECODED in _text(answer):
-        return Rejection.TRACE_UNDECODED
-    if row.rejected_traces:
-        return row.rejected_traces[0][1]
-    return row.reason
-
-
-def _hash_of(text: str) -> str:
-    return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).hexdigest()

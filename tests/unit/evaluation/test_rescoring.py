@@ -18,8 +18,7 @@ from luffy.evaluation.sample_files import SampleRecord, write_sample_records
 from luffy.grading.pool import GraderPool
 from luffy.report.evaluation_page import write_summaries
 from luffy.stages.answers.asker import Asker, graded_records
-from luffy.stages.answers.clients import TokenModelClient, render_as_ids
-from luffy.stages.answers.requests import EvaluationRequest, Suite
+from luffy.stages.answers.clients import EvaluationRequest, Suite, TokenModelClient, render_as_ids
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.evaluate import protocol_of
 

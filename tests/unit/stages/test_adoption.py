@@ -23,7 +23,7 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade
 from luffy.pipeline.events import EventReader
 from luffy.stages import evaluate
-from luffy.stages.answers.requests import sample_key
+from luffy.stages.answers.clients import sample_key
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.evaluate import OUTPUTS, run
 from luffy.stages.program import StageResult

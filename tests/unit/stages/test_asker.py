@@ -22,8 +22,15 @@ from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.stages.answers.asker import Asker, graded_records
-from luffy.stages.answers.clients import ModelClient, TokenModelClient, render_as_ids
-from luffy.stages.answers.requests import EvaluationRequest, SampleRequest, Suite, check_suite
+from luffy.stages.answers.clients import (
+    EvaluationRequest,
+    ModelClient,
+    SampleRequest,
+    Suite,
+    TokenModelClient,
+    check_suite,
+    render_as_ids,
+)
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.types import FinishReason
 

@@ -36,7 +36,7 @@ from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import EnvironmentFault, LostError
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext
-from luffy.stages.synthesis.paid_episodes import episode_key
+from luffy.stages.synthesis.teachers import episode_key
 from luffy.stages.synthesize import run
 from luffy.types import Message, Prompt
 from tests.synthetic.loaded_source import load_source
