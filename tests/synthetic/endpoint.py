@@ -65,12 +65,7 @@ def mortal(answers: int, answer: Answer, last_words: Reply) -> Answer:
 class Endpoint:
     """`answer` says what a request gets; `paths` are those that there are, asked with `key` where there is one."""
 
-    def __init__(
-        self,
-        answer: Answer = by_seed,
-        paths: tuple[str, ...] = (CHAT, TEXT),
-        key: str | None = None,
-    ) -> None:
+    def __init__(self, answer: Answer = by_seed, paths: tuple[str, ...] = (CHAT, TEXT), key: str | None = None) -> None:
         self.answer = answer
         self.paths = paths
         self.key = key
