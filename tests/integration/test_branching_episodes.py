@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from installed import needs_vllm
-from test_methods import ROOT, after_step_2, assert_resumes_from_step_1, run_rl, run_stage
+from test_methods import ROOT, after_step_2, assert_resumes_from_step_1, run_rl, run_stage, upstream_of
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
@@ -83,11 +83,7 @@ def _teach_to_end_turns(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerB
 
 @pytest.fixture(scope="module")
 def upstream(config, tmp_path_factory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("upstream")
-    data, model = build_graph(config)[:2]
-    run_stage(data, config, folder / "data", {})
-    run_stage(model, config, folder / "model", {"data": folder / "data"})
-    return {"data": folder / "data", "model": folder / "model"}
+    return upstream_of(config, tmp_path_factory.mktemp("upstream"))
 
 
 @pytest.fixture(scope="module")

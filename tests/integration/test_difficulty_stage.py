@@ -7,21 +7,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from forked_program import ForkedProgram
-from toy_run import Recorder
+import real_run
+from real_run import REVERSING, assert_a_kill_loses_no_finished_batch, execute
 
-from luffy.config import load_experiment
 from luffy.data.parquet import read_prompts
 from luffy.errors import StageFailed
-from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
-from luffy.pipeline.job import write_job
+from luffy.pipeline.experiment import Experiment
 from luffy.pipeline.manifest import finished_manifest
-from luffy.pipeline.supervise import stage_command
-from luffy.pipeline.workspace import Workspace
 
 pytestmark = pytest.mark.slow
-SMOKE = Path(__file__).parents[2] / "exp_configs" / "smoke.yaml"
-REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
 CHANGES = [
     "chain=rl",
     "method=luffy",
@@ -36,7 +30,6 @@ CHANGES = [
 ]
 HELD = ("difficulty", 32)
 """After four batches."""
-OUTPUTS = ("pass_rates.parquet", "train.parquet", "card.json", "card.md")
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +37,7 @@ def finished(holding, tmp_path_factory) -> Path:
     """A workspace after one undisturbed run."""
     workspace = tmp_path_factory.mktemp("finished")
     experiment = opened(workspace)
-    run = started(experiment)
-    for plan in experiment.plan():
-        run.execute(plan.node.name, Recorder())
+    execute(experiment, *(plan.node.name for plan in experiment.plan()))
     return workspace
 
 
@@ -57,11 +48,7 @@ def workspace(finished, tmp_path):
 
 
 def opened(workspace: Path, *overrides: str) -> Experiment:
-    return open_experiment(load_experiment(SMOKE, [*CHANGES, *overrides]), Workspace(workspace))
-
-
-def started(experiment: Experiment) -> ExperimentRun:
-    return ExperimentRun(experiment, experiment.workspace.new_run("test", {}))
+    return real_run.opened(workspace, "smoke.yaml", *CHANGES, *overrides)
 
 
 def rates(directory: Path) -> list[dict]:
@@ -86,34 +73,15 @@ def test_rl_learns_only_from_prompts_within_the_bounds(finished):
     assert {plan.action for plan in experiment.plan()} == {"reuse"}
 
 
-def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished, holding):
-    experiment = opened(workspace)
-    plan = experiment.plan_node("difficulty")
-    undisturbed = opened(finished).plan_node("difficulty").directory
-    shutil.rmtree(plan.directory)
-    plan = experiment.plan_node("difficulty")
-    plan.directory.mkdir()
-    write_job(plan.directory / "config.yaml", experiment.job(plan))
-    hold = holding()
-    program = ForkedProgram(stage_command("difficulty", plan.directory), plan.directory / "log.txt")
-    hold.wait()
-    program.kill()
-    hold.release()
-    assert not (plan.directory / "manifest.json").exists()
-    left = (plan.directory / "answers.jsonl").read_bytes().count(b"\n\n")
-    assert left == 4
-    started(experiment).execute("difficulty", Recorder())
-    assert finished_manifest(plan.directory).resumed_from == 8 * left
-    for output in OUTPUTS:
-        assert (plan.directory / output).read_bytes() == (undisturbed / output).read_bytes()
-    assert experiment.plan_node("rl").action == "reuse"
+def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, holding, tmp_path):
+    assert_a_kill_loses_no_finished_batch(opened(workspace), "difficulty", holding(), 8, tmp_path / "before", "rl")
 
 
 def test_other_bounds_reuse_the_samples(workspace):
     before, wider = opened(workspace), opened(workspace, "difficulty.max_pass_rate=1.0")
     changed = {name for name in before.identities if before.identities[name].key != wider.identities[name].key}
     assert changed == {"difficulty", "rl", "evaluate_rl", "report"}
-    started(wider).execute("difficulty", Recorder())
+    execute(wider, "difficulty")
     directory = wider.plan_node("difficulty").directory
     assert finished_manifest(directory).resumed_from == 192
     counts = [[(row["uid"], row["num_correct"]) for row in rates(x.plan_node("difficulty").directory)]
@@ -126,7 +94,7 @@ def test_a_range_without_prompts_is_one_line_and_exit_code_2(workspace):
     share = next(int(number) / 8 for number, count in histogram.items() if count == 0)
     empty = opened(workspace, f"difficulty={{min_pass_rate: {share}, max_pass_rate: {share}}}")
     with pytest.raises(StageFailed) as failure:
-        started(empty).execute("difficulty", Recorder())
+        execute(empty, "difficulty")
     assert failure.value.exit_code == 2
     assert str(failure.value).startswith("difficulty: no prompt is left of 24: ")
     assert len(str(failure.value).splitlines()) == 1

@@ -1,24 +1,19 @@
 """What a real run draws and how long it learns from it: a mixture, pools, stop texts and several passes at once."""
 
-import signal
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
 import pytest
-import torch
-from forked_program import ForkedProgram
-from safetensors.torch import load_file
-from test_methods import TWO_UPDATES, experiment, run_rl, run_stage
+from test_methods import TWO_UPDATES, assert_same_result, experiment, run_killed, run_rl, run_stage, upstream_of
 
 from luffy.data.parquet import read_prompts
 from luffy.data.sources import mixed_in
 from luffy.data.templates import decode, load_tokenizer
 from luffy.pipeline.graph import build_graph
 from luffy.tracking.journal import RolloutJournal
-from luffy.tracking.metrics import read_metrics, without_times
+from luffy.tracking.metrics import read_metrics
 from luffy.types import FinishReason, Group, Source
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forking")]
@@ -35,12 +30,7 @@ PASSES = (MIXED, f"rl.stop=['{STOP}']", "rl.passes=2")
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory) -> dict[str, Path]:
     """Data and a base policy that is right now and then."""
-    folder = tmp_path_factory.mktemp("upstream")
-    config = experiment("luffy", MIXED)
-    data, model = build_graph(config)[:2]
-    run_stage(data, config, folder / "data", {})
-    run_stage(model, config, folder / "model", {"data": folder / "data"})
-    return {"data": folder / "data", "model": folder / "model"}
+    return upstream_of(experiment("luffy", MIXED), tmp_path_factory.mktemp("upstream"))
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +45,9 @@ def _assert_same_when_killed(
     undisturbed: Path, overrides: tuple[str, ...], update: int, upstream: Mapping[str, Path], out: Path
 ) -> None:
     """A run that is killed before optimizer step `update` and resumed equals the `undisturbed` one bit for bit."""
-    arguments = ["luffy", str(update), str(out), str(upstream["data"]), str(upstream["model"]), *overrides]
-    log = out.with_name("killed.log")
-    killed = ForkedProgram([sys.executable, "-m", "killed_run", *arguments], log)
-    assert killed.ended() == -signal.SIGKILL, log.read_text()
+    run_killed(out, "luffy", upstream, *overrides, update=update)
     assert run_rl(experiment("luffy", *TWO_UPDATES, *overrides), out, upstream).resumed_from == 2
-    expected, found = (load_file(folder / "model/model.safetensors") for folder in (undisturbed, out))
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-    rows, again = (read_metrics(folder / "metrics.jsonl") for folder in (undisturbed, out))
-    assert [without_times(row) for row in rows] == [without_times(row) for row in again]
+    assert_same_result(undisturbed, out)
 
 
 def _groups(out: Path) -> list[list[Group]]:

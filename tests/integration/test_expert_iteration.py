@@ -3,29 +3,20 @@
 
 import json
 import math
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import real_run
 from flow_process import run, states
-from forked_program import ForkedProgram
-from holding import Hold
-from toy_run import Recorder
+from real_run import REVERSING, assert_a_kill_loses_no_finished_batch
 
-from luffy.config import load_experiment
 from luffy.data.parquet import read_prompts
 from luffy.data.pass_rates import read_sample_card
 from luffy.data.templates import encode_traces, load_tokenizer
-from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
-from luffy.pipeline.job import write_job
-from luffy.pipeline.manifest import finished_manifest
-from luffy.pipeline.supervise import stage_command
-from luffy.pipeline.workspace import Workspace
+from luffy.pipeline.experiment import Experiment
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
 PROMPTS, SAMPLES = 12, 8
 START = [
     f"data.train={{{REVERSING}, num_prompts: {PROMPTS}}}",
@@ -61,9 +52,6 @@ arms:
   sft: {{chain: sft, method: sft}}
   expert_iteration: {{chain: expert_iteration, method: sft, overrides: {json.dumps(ROUNDS)}}}
 """
-OUTPUTS = ("pass_rates.parquet", "sampled.parquet", "card.json", "card.md")
-
-
 HELD = ("sample", 32)
 """After four batches."""
 
@@ -72,9 +60,7 @@ Compared = tuple[Path, dict[str, str]]
 
 
 def opened(workspace: Path, *overrides: str) -> Experiment:
-    return open_experiment(
-        load_experiment(ROOT / "exp_configs/smoke.yaml", [*CHANGES, *overrides]), Workspace(workspace)
-    )
+    return real_run.opened(workspace, "smoke.yaml", *CHANGES, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +92,7 @@ def test_two_rounds_and_a_kill_in_the_second(compared, holding, tmp_path):
     nodes = ["prepare_data", "base", "sample_1", "sft_1", "sample_2", "sft_2"]
     assert [(plan.node.name, plan.action) for plan in experiment.plan()] == [(name, "reuse") for name in nodes]
     _check_what_was_learned_from(experiment)
-    _check_kill_in_round_two(experiment, holding, tmp_path)
+    assert_a_kill_loses_no_finished_batch(experiment, "sample_2", holding(), SAMPLES, tmp_path / "before", "sft_2")
     third = [plan.action for plan in opened(workspace, "expert_iteration.rounds=3").plan()]
     assert third == [*["reuse"] * 6, "run", "run"]
 
@@ -128,25 +114,3 @@ def _check_what_was_learned_from(experiment: Experiment) -> None:
     cards = [read_sample_card(plan.directory / "card.json") for plan in (first, second)]
     assert [(card.policy, card.round) for card in cards] == [("base", 1), ("sft_1", 2)]
     assert all(0 < card.kept.traces <= 2 * card.kept.prompts for card in cards)
-
-
-def _check_kill_in_round_two(experiment: Experiment, holding: Callable[[], Hold], tmp_path: Path) -> None:
-    """The finished batches count, the others are sampled again, and what follows does not notice."""
-    undisturbed = tmp_path / "undisturbed"
-    shutil.move(experiment.plan_node("sample_2").directory, undisturbed)
-    plan = experiment.plan_node("sample_2")
-    plan.directory.mkdir()
-    write_job(plan.directory / "config.yaml", experiment.job(plan))
-    hold = holding()
-    program = ForkedProgram(stage_command("sample", plan.directory), plan.directory / "log.txt")
-    hold.wait()
-    program.kill()
-    hold.release()
-    assert not (plan.directory / "manifest.json").exists()
-    left = (plan.directory / "answers.jsonl").read_bytes().count(b"\n\n")
-    assert 0 < left < PROMPTS
-    ExperimentRun(experiment, experiment.workspace.new_run("again", {})).execute("sample_2", Recorder())
-    assert finished_manifest(plan.directory).resumed_from == SAMPLES * left
-    for output in OUTPUTS:
-        assert (plan.directory / output).read_bytes() == (undisturbed / output).read_bytes()
-    assert experiment.plan_node("sft_2").action == "reuse"

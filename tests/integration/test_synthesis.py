@@ -1,41 +1,40 @@
 """Traces made by teachers, through the real stage programs: one behind an endpoint, killed with `kill -9`, whose traces
 SFT learns and `luffy export` hands on; the base policy's own folder, through the embedded engine; and the same
-policy behind a real vLLM server."""
+policy behind a real vLLM server, which also teaches another one by on-policy distillation."""
 
 import json
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import real_run
 import torch
-from forked_program import ForkedProgram
 from installed import needs_vllm
 from patience import wait_until
+from real_run import REVERSING, execute, started
+from safetensors.torch import load_file
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion
-from toy_run import Recorder
 from transformers import AutoModelForCausalLM
-from vllm_serving import served_by_vllm
+from vllm_serving import NAME, served_by_vllm
 
 from luffy.cli.main import main
-from luffy.config import load_experiment
 from luffy.config.data import FileSource
 from luffy.data.parquet import read_prompts
 from luffy.data.sources import open_source
 from luffy.data.synthesis_card import read_synthesis_card
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
-from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
-from luffy.pipeline.job import write_job
+from luffy.errors import StageFailed
+from luffy.pipeline.experiment import Experiment
 from luffy.pipeline.manifest import finished_manifest
-from luffy.pipeline.supervise import stage_command
-from luffy.pipeline.workspace import Workspace
+from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
 pytestmark = pytest.mark.slow
-SMOKE = Path(__file__).parents[2] / "exp_configs" / "smoke.yaml"
 KEY = "sk-hunter2"
 BEFORE_THE_KILL = 7
-REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
+NEAR = 1e-4
 CHANGES = [
     "chain=sft",
     f"data.train={{{REVERSING}, num_prompts: 12}}",
@@ -49,7 +48,7 @@ OUTPUTS = ("train.parquet", "sft.parquet", "rl_complement.parquet", "card.json",
 
 
 def opened(workspace: Path, *overrides: str) -> Experiment:
-    return open_experiment(load_experiment(SMOKE, [*CHANGES, *overrides]), Workspace(workspace))
+    return real_run.opened(workspace, "smoke.yaml", *CHANGES, *overrides)
 
 
 def of_endpoint(url: str) -> list[str]:
@@ -97,10 +96,7 @@ def workspace(tmp_path_factory, request) -> Path:
     root = tmp_path_factory.mktemp("workspace")
     os.environ["TEACHER_KEY"] = KEY
     request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
-    experiment = opened(root, *of_endpoint("http://127.0.0.1:9"))
-    run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
-    for name in ("prepare_data", "base"):
-        run.execute(name, Recorder())
+    execute(opened(root, *of_endpoint("http://127.0.0.1:9")), "prepare_data", "base")
     return root
 
 
@@ -110,31 +106,26 @@ def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_cam
     experiment = opened(workspace, *of_endpoint(endpoint.url))
     data = experiment.plan_node("prepare_data").directory
     script.truths = {p.messages[-1].content: p.ground_truth for p in read_prompts(data / "train.parquet")}
-    plan = experiment.plan_node("synthesize")
-    plan.directory.mkdir(parents=True)
-    write_job(plan.directory / "config.yaml", experiment.job(plan))
+    plan, program = started(experiment, "synthesize")
     log = plan.directory / "paid_answers.jsonl"
-    program = ForkedProgram(stage_command("synthesize", plan.directory), plan.directory / "log.txt")
     wait_until(lambda: log.is_file() and log.read_bytes().count(b"\n\n") == BEFORE_THE_KILL, "the first answers")
     program.kill()
     script.limit = 10**6
     script.ended.set()
-    folder = experiment.workspace.new_run("test", {})
-    run = ExperimentRun(experiment, folder, stage_command)
-    run.execute("synthesize", Recorder())
+    execute(experiment, "synthesize")
     assert finished_manifest(plan.directory).resumed_from == BEFORE_THE_KILL
     assert len(script.given) == len(set(script.given))
     card = read_synthesis_card(plan.directory / "card.json")
     assert card.given == card.prompts == 12
     assert len(script.given) == card.teachers["big"].questions > 12
 
-    run.execute("sft", Recorder())
+    folder = execute(experiment, "synthesize", "sft")
     assert experiment.plan_node("sft").inputs["data"] == plan.directory
     kept = {output: (plan.directory / output).read_bytes() for output in OUTPUTS}
     killed = tmp_path / "killed"
     shutil.move(plan.directory, killed)
     script.given.clear()
-    ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command).execute("synthesize", Recorder())
+    execute(experiment, "synthesize")
     assert {output: (plan.directory / output).read_bytes() for output in OUTPUTS} == kept
 
     exported = tmp_path / "traces.parquet"
@@ -155,8 +146,7 @@ def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_cam
 def test_a_model_folder_teaches_through_the_embedded_engine(workspace):
     base = opened(workspace, *of_endpoint("http://127.0.0.1:9")).plan_node("base").directory / "model"
     experiment = opened(workspace, *of_folder(base))
-    run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
-    run.execute("synthesize", Recorder())
+    execute(experiment, "synthesize")
     directory = experiment.plan_node("synthesize").directory
     card = json.loads((directory / "card.json").read_text())["teachers"]["base"]
     prompts = read_prompts(directory / "train.parquet")
@@ -177,24 +167,60 @@ def test_a_model_folder_teaches_through_the_embedded_engine(workspace):
         assert trace.num_tokens == len(written)
 
 
-@needs_vllm
-def test_a_real_vllm_server_teaches_as_the_embedded_engine_does(workspace, tmp_path):
-    """The base policy behind vLLM, whose greedy answers are those of its folder."""
+@pytest.fixture(scope="module")
+def served(workspace, tmp_path_factory) -> Iterator[tuple[Path, str]]:
+    """The base policy's folder, and the URL of a real vLLM server that has it."""
     base = opened(workspace, *of_endpoint("http://127.0.0.1:9")).plan_node("base").directory / "model"
+    with served_by_vllm(base, tmp_path_factory.mktemp("server") / "log.txt", KEY) as url:
+        yield base, url
+
+
+@needs_vllm
+def test_a_real_vllm_server_teaches_as_the_embedded_engine_does(workspace, served):
+    """Its greedy answers are those of the folder."""
+    base, url = served
     greedy = "temperature: 0.0, num_samples: 1, max_response_tokens: 16"
     rows = {}
-    with served_by_vllm(base, tmp_path / "log.txt", KEY) as url:
-        for name, model in {"served": "endpoint: {name: base}", "folder": f"path: {base}"}.items():
-            changes = [f"synthesize={{prompts: all, teachers: {{{name}: {{{model}, {greedy}}}}}}}"]
-            if name == "served":
-                changes += [f"execution.teachers={{served: {{urls: [{url}], api_key_variable: TEACHER_KEY}}}}"]
-            experiment = opened(workspace, *changes)
-            run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
-            run.execute("synthesize", Recorder())
-            directory = experiment.plan_node("synthesize").directory
-            teacher = read_synthesis_card(directory / "card.json").teachers[name]
-            traces = [t for p in read_prompts(directory / "train.parquet") for t in p.traces if t.author == name]
-            texts = [(trace.text, trace.num_tokens) for trace in traces]
-            rows[name] = (teacher.outcomes, teacher.prompt_tokens, teacher.num_tokens, texts)
+    for name, model in {"served": "endpoint: {name: base}", "folder": f"path: {base}"}.items():
+        changes = [f"synthesize={{prompts: all, teachers: {{{name}: {{{model}, {greedy}}}}}}}"]
+        if name == "served":
+            changes += [f"execution.teachers={{served: {{urls: [{url}], api_key_variable: TEACHER_KEY}}}}"]
+        experiment = opened(workspace, *changes)
+        execute(experiment, "synthesize")
+        directory = experiment.plan_node("synthesize").directory
+        teacher = read_synthesis_card(directory / "card.json").teachers[name]
+        traces = [t for p in read_prompts(directory / "train.parquet") for t in p.traces if t.author == name]
+        texts = [(trace.text, trace.num_tokens) for trace in traces]
+        rows[name] = (teacher.outcomes, teacher.prompt_tokens, teacher.num_tokens, texts)
     assert rows["served"] == rows["folder"]
     assert rows["served"][0]["correct"] > 0
+
+
+@needs_vllm
+def test_on_policy_distillation_from_a_real_vllm_server_is_that_from_the_folder(workspace, served):
+    """The policy is another base, of fewer steps."""
+    base, url = served
+    metrics, weights = {}, {}
+    where = f"execution.rl_teacher={{urls: [{url}], api_key_variable: TEACHER_KEY}}"
+
+    def distilled(*overrides: str) -> Path:
+        experiment = opened(workspace, "chain=rl", "method=opd", "base.steps=20", "rl.steps=2", *overrides)
+        execute(experiment, "prepare_data", "base", "rl")
+        return experiment.plan_node("rl").directory
+
+    kinds = {
+        "folder": (f"rl.teacher={{kind: model, path: {base}}}",),
+        "served": (f"rl.teacher={{kind: served, name: {NAME}}}", where),
+    }
+    for kind, overrides in kinds.items():
+        directory = distilled(*overrides)
+        metrics[kind] = read_metrics(directory / METRICS_FILE)
+        weights[kind] = load_file(directory / "model" / "model.safetensors")
+    with pytest.raises(StageFailed, match="serves base, and not another"):
+        distilled("rl.teacher={kind: served, name: another}", where)
+    name = "actor/distillation_reverse_kl"
+    assert [row[name] for row in metrics["served"]] == pytest.approx([row[name] for row in metrics["folder"]], abs=NEAR)
+    assert all(row[name] > 100 * NEAR and row["perf/teacher_s"] > 0 for row in metrics["served"])
+    torch.testing.assert_close(weights["served"], weights["folder"], rtol=0, atol=NEAR)
+    files = [path for path in (workspace / "stages").rglob("*") if path.is_file()]
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
