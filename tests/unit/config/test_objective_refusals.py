@@ -161,79 +161,47 @@ TERMS = [
 ]  # fmt: skip
 ADVANTAGES = [
     (mixed(SFT), "no term uses the advantage: this is supervised learning; use the sft stage"),
-    (
-        objective(advantage="{kind: group_mean, population: joint, scale_by_std: false, off_policy_scale: 0.5}"),
-        "advantage.off_policy_scale has no effect: no surrogate selects off-policy tokens",
-    ),
-    (
-        objective(advantage="{kind: pass_at_k, population: joint, k: 5}"),
-        "advantage.k 5 must be below the 4 rows it chooses from",
-    ),
-    (
-        mixed(ON, SFT, advantage="{kind: group_mean, population: joint, scale_by_std: false, off_policy_scale: 0.5}"),
-        "advantage.off_policy_scale has no effect: no surrogate",
-    ),
-    (
-        mixed(OFF, advantage="{kind: group_mean, population: joint, scale_by_std: false, on_policy_scale: 0.5}"),
-        "advantage.on_policy_scale has no effect: no surrogate",
-    ),
-    (
-        objective(advantage="{kind: group_mean, population: joint, scale_by_std: false, on_policy_scale: 0}"),
-        "advantage.on_policy_scale: 0 leaves the surrogates nothing to learn",
-    ),
+    (objective(advantage="{kind: group_mean, population: joint, scale_by_std: false, off_policy_scale: 0.5}"),
+     "advantage.off_policy_scale has no effect: no surrogate selects off-policy tokens"),
+    (objective(advantage="{kind: pass_at_k, population: joint, k: 5}"),
+     "advantage.k 5 must be below the 4 rows it chooses from"),
+    (mixed(ON, SFT, advantage="{kind: group_mean, population: joint, scale_by_std: false, off_policy_scale: 0.5}"),
+     "advantage.off_policy_scale has no effect: no surrogate"),
+    (mixed(OFF, advantage="{kind: group_mean, population: joint, scale_by_std: false, on_policy_scale: 0.5}"),
+     "advantage.on_policy_scale has no effect: no surrogate"),
+    (objective(advantage="{kind: group_mean, population: joint, scale_by_std: false, on_policy_scale: 0}"),
+     "advantage.on_policy_scale: 0 leaves the surrogates nothing to learn"),
     (objective("{size: 1, off_policy: 0}"), "a baseline over 1 row of a group makes every advantage 0"),
-    (
-        objective("{size: 2, off_policy: 1}", ROLLOUTS_ONLY, (ON, SFT)),
-        "a baseline over 1 row of a group makes every advantage 0",
-    ),
-    (
-        mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 3}"),
-        "advantage.k 3 must be below the 3 rows it chooses from",
-    ),
-    (
-        mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 2}", more="  replay: {}\n"),
-        "advantage.k 2 must be below the 2 rows it chooses from",
-    ),
+    (objective("{size: 2, off_policy: 1}", ROLLOUTS_ONLY, (ON, SFT)),
+     "a baseline over 1 row of a group makes every advantage 0"),
+    (mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 3}"),
+     "advantage.k 3 must be below the 3 rows it chooses from"),
+    (mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 2}", more="  replay: {}\n"),
+     "advantage.k 2 must be below the 2 rows it chooses from"),
     (mixed(ON, term(select="off_policy"), advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
     (objective(advantage=ROLLOUTS_ONLY), "advantage.population: on_policy has no effect without off-policy rows"),
     (mixed(ON, OFF, advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
-    (
-        objective(f"{{size: 4, off_policy: 1, prefix: {{length: {UNIFORM}}}}}", ROLLOUTS_ONLY, (ON, SFT)),
-        "so their continuations would not be learned from",
-    ),
+    (objective(f"{{size: 4, off_policy: 1, prefix: {{length: {UNIFORM}}}}}", ROLLOUTS_ONLY, (ON, SFT)),
+     "so their continuations would not be learned from"),
     (objective(advantage="{kind: gae}"), "rl.critic: missing; objective.advantage.kind: gae needs it"),
-    (
-        mixed(ON, OFF, advantage="{kind: group_mean, population: joint, scale_by_std: false, off_policy_scale: 0}"),
-        "advantage.off_policy_scale: 0 leaves the off-policy surrogate nothing to learn",
-    ),
-    (
-        mixed(term("{kind: nll}", normaliser=OWN, gate="{outcome: correct}"), SFT, advantage="{kind: gae}"),
-        "advantage.kind: gae has no effect: no surrogate uses it",
-    ),
+    (mixed(ON, OFF, advantage="{kind: group_mean, population: joint, scale_by_std: false, off_policy_scale: 0}"),
+     "advantage.off_policy_scale: 0 leaves the off-policy surrogate nothing to learn"),
+    (mixed(term("{kind: nll}", normaliser=OWN, gate="{outcome: correct}"), SFT, advantage="{kind: gae}"),
+     "advantage.kind: gae has no effect: no surrogate uses it"),
     (mixed(term(select="response"), advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
-    (
-        mixed(ON, OFF, more="  replay: {share: 0.1}\n"),
-        "objective.replay.share 0.1 of 4 prompts per step is less than one prompt; raise it",
-    ),
-    (
-        objective(advantage="{kind: gae}", more="  interleaved_sft:\n    buffer_size: 2\n    terms:\n      - " + SFT)
-        + "\nrl: {critic: {optimizer: {lr: 1e-5}, warmup_steps: 2}}\n",
-        "rl.critic.warmup_steps freezes the policy",
-    ),
-    (
-        objective(advantage="{kind: gae}") + "rl: {critic: {optimizer: {lr: 1e-5}, warmup_steps: 6}}\n",
-        "rl.critic.warmup_steps 6 leaves none of the 6 RL steps to the policy",
-    ),
-    (
-        objective(terms=(ON, term("{kind: kl, estimator: k2, against: old}", normaliser=OWN)))
-        + "rl: {prompts_per_update: null}\n",
-        "a kl term against old has no effect with one optimizer step per RL step",
-    ),
-    (
-        objective() + "rl: {critic: {optimizer: {lr: 1e-5}}}\n",
-        "rl.critic has no effect with objective.advantage.kind: group_mean; remove it",
-    ),
-]
+    (mixed(ON, OFF, more="  replay: {share: 0.1}\n"),
+     "objective.replay.share 0.1 of 4 prompts per step is less than one prompt; raise it"),
+    (objective(advantage="{kind: gae}", more="  interleaved_sft:\n    buffer_size: 2\n    terms:\n      - " + SFT)
+     + "\nrl: {critic: {optimizer: {lr: 1e-5}, warmup_steps: 2}}\n",
+     "rl.critic.warmup_steps freezes the policy"),
+    (objective(advantage="{kind: gae}") + "rl: {critic: {optimizer: {lr: 1e-5}, warmup_steps: 6}}\n",
+     "rl.critic.warmup_steps 6 leaves none of the 6 RL steps to the policy"),
+    (objective(terms=(ON, term("{kind: kl, estimator: k2, against: old}", normaliser=OWN)))
+     + "rl: {prompts_per_update: null}\n",
+     "a kl term against old has no effect with one optimizer step per RL step"),
+    (objective() + "rl: {critic: {optimizer: {lr: 1e-5}}}\n",
+     "rl.critic has no effect with objective.advantage.kind: group_mean; remove it"),
+]  # fmt: skip
 SUPERVISED = [
     (interleaved(ON), "terms rollouts: SFT has neither rollouts nor rewards; use nll or entropy"),
     (interleaved(term("{kind: nll}", normaliser=OWN)), "terms extra: SFT has neither rollouts nor rewards"),

@@ -93,10 +93,9 @@ def test_named_lists_are_matched_by_name(order: list[int]) -> None:
     assert alike(", ".join(str(index + 2) for index in order), ", ".join(items)) == (order == [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["\frac{1}{2}", "x \neq 3", "\right)", "2\theta", "\binom{5}{2}", "60^{\textcirc}", "\bar{x}", "\varphi", "\alpha"],
-)
+@pytest.mark.parametrize("text", [
+    "\frac{1}{2}", "x \neq 3", "\right)", "2\theta", "\binom{5}{2}", "60^{\textcirc}", "\bar{x}", "\varphi", "\alpha",
+])  # fmt: skip
 def test_broken_commands_are_whole_again(text: str) -> None:
     assert "\\" in repaired(text)
     assert not any(ord(character) < 32 for character in repaired(text))
