@@ -1,11 +1,11 @@
-"""Advantages of the papers, row by row in plain arithmetic; each returns an entry for each token of each row."""
+"""Advantages of the papers, by `formulas` group by group; each returns an entry for each token of each row."""
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
 
 import torch
 from torch import Tensor
 
+from reference import formulas
 from reference.rows import ReferenceRow
 
 Rows = Sequence[ReferenceRow]
@@ -16,65 +16,39 @@ def spread(row: ReferenceRow, value: float) -> Tensor:
     return torch.full((len(row.given),), value, dtype=torch.float64)
 
 
-def _by_group(value: Callable[[ReferenceRow, Rows], float], among: Callable[[ReferenceRow], bool]) -> Estimator:
+def _by_group(formula: Callable[[Rows], Sequence[float]], among: Callable[[ReferenceRow], bool]) -> Estimator:
     """The estimator whose population are the rows of the group that are `among`; others get 0."""
 
     def estimate(rows: Rows) -> list[Tensor]:
-        found = []
-        for row in rows:
-            population = [other for other in rows if other.group == row.group and among(other)]
-            found.append(spread(row, value(row, population) if among(row) else 0.0))
+        found = [spread(row, 0.0) for row in rows]
+        for group in {row.group for row in rows}:
+            places = [i for i, row in enumerate(rows) if row.group == group and among(row)]
+            population = [rows[i] for i in places]
+            for i, value in zip(places, formula(population) if places else (), strict=True):
+                found[i] = spread(rows[i], value)
         return found
 
     return estimate
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _std(values: Sequence[float]) -> float:
-    """Unbiased; 0 for a value alone."""
-    centre = _mean(values)
-    return (sum((value - centre) ** 2 for value in values) / max(len(values) - 1, 1)) ** 0.5
 
 
 def _rewards(rows: Rows) -> list[float]:
     return [row.reward for row in rows]
 
 
-def _centred(row: ReferenceRow, population: Rows) -> float:
-    return row.reward - _mean(_rewards(population))
+def _centred(rows: Rows) -> list[float]:
+    return formulas.group_mean(_rewards(rows), scale_by_std=False)
 
 
-def _standardised(row: ReferenceRow, population: Rows) -> float:
-    return _centred(row, population) / (_std(_rewards(population)) + 1e-6)
+def _standardised(rows: Rows) -> list[float]:
+    return formulas.group_mean(_rewards(rows), scale_by_std=True)
 
 
-def _leave_one_out(row: ReferenceRow, population: Rows) -> float:
-    others = [other.reward for other in population if other is not row]
-    return row.reward - _mean(others) if others else 0.0
+def _length_weighted(rows: Rows) -> list[float]:
+    return formulas.length_weighted(_rewards(rows), [len(row.given) for row in rows])
 
 
-def _length_weighted(row: ReferenceRow, population: Rows) -> float:
-    lengths = [len(other.given) for other in population]
-    baseline = sum(n * other.reward for n, other in zip(lengths, population, strict=True)) / sum(lengths)
-    return row.reward - baseline
-
-
-def best_of(k: int) -> Callable[[ReferenceRow, Rows], float]:
-    """Pass@k (arXiv 2508.10751) by enumeration: each subset of k rows earns the best of its rewards."""
-
-    def value(row: ReferenceRow, population: Rows) -> float:
-        subsets = list(combinations(range(len(population)), k))
-        earned = {subset: max(population[i].reward for i in subset) for subset in subsets}
-        centre = _mean(list(earned.values()))
-        deviation = (centre * (1 - centre)) ** 0.5
-        me = next(i for i, other in enumerate(population) if other is row)
-        mine = _mean([earned[subset] for subset in subsets if me in subset])
-        return (mine - centre) / deviation if deviation else 0.0
-
-    return value
+def _best_of_two(rows: Rows) -> list[float]:
+    return formulas.pass_at_k([row.reward > 0 for row in rows], 2)
 
 
 def everyone(row: ReferenceRow) -> bool:
@@ -91,9 +65,9 @@ standardised = _by_group(_standardised, everyone)
 """GRPO."""
 centred_rollouts = _by_group(_centred, rollouts_only)
 standardised_rollouts = _by_group(_standardised, rollouts_only)
-leave_one_out = _by_group(_leave_one_out, everyone)
+leave_one_out = _by_group(lambda rows: formulas.leave_one_out(_rewards(rows)), everyone)
 length_weighted = _by_group(_length_weighted, everyone)
-best_of_two = _by_group(best_of(2), everyone)
+best_of_two = _by_group(_best_of_two, everyone)
 
 
 def raw(rows: Rows) -> list[Tensor]:
@@ -127,16 +101,9 @@ def reinforce_pp_baseline(rows: Rows) -> list[Tensor]:
 
 
 def generalised(rows: Rows) -> list[Tensor]:
-    """GAE (arXiv 1506.02438, eq. 16) with gamma 1, lambda 0.95 as the sum it is defined by, then whitened."""
-    found = []
-    for row in rows:
-        n = len(row.given)
-        after = [*row.value[1:].tolist(), 0.0]
-        reward = [0.0] * (n - 1) + [row.reward]
-        delta = [reward[t] + after[t] - float(row.value[t]) for t in range(n)]
-        summed = [sum(0.95 ** (s - t) * delta[s] for s in range(t, n)) for t in range(n)]
-        found.append(torch.tensor(summed, dtype=torch.float64))
-    return _whitened(found, eps=1e-8)
+    """GAE with gamma 1 and lambda 0.95, then whitened."""
+    found = [formulas.gae(row.reward, row.value.tolist(), 1.0, 0.95)[0] for row in rows]
+    return _whitened([torch.tensor(values, dtype=torch.float64) for values in found], eps=1e-8)
 
 
 def none(rows: Rows) -> list[Tensor]:

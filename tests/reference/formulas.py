@@ -262,11 +262,6 @@ def gae(reward: float, values_T: Sequence[float], gamma: float, lam: float) -> t
     return advantages, [a + v for a, v in zip(advantages, values_T, strict=True)]
 
 
-def discounted_return(reward: float, length: int, gamma: float) -> list[float]:
-    """gamma^(T - 1 - t) R: what GAE with lam = 1 targets whatever the critic says (1506.02438, below eq. 16)."""
-    return [gamma ** (length - 1 - t) * reward for t in range(length)]
-
-
 def whitened(advantages: Sequence[float]) -> list[float]:
     """(A - mean) / std with the n - 1 deviation, over all tokens."""
     mean, std = float(np.mean(advantages)), float(np.std(advantages, ddof=1))

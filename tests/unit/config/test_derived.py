@@ -44,12 +44,9 @@ def test_one_model_is_one_evaluation_however_its_experiment_trains_and_however_i
     assert settings[0] == settings[1] == settings[2]
 
 
-def test_a_hub_id_stays_as_it_is_and_may_be_given_a_chat_template() -> None:
+def test_a_hub_id_stays_as_it_is_and_may_be_given_a_chat_template_and_servers_of_rl_are_left_out() -> None:
     chosen = evaluation_of(load_experiment(SMOKE), "Qwen/Qwen2.5-0.5B", "qwen")
     assert (chosen.model.path, chosen.model.chat_template) == ("Qwen/Qwen2.5-0.5B", "qwen")
-
-
-def test_servers_of_rl_are_left_out_where_evaluation_has_none() -> None:
     servers = ["rl.engine=openai", "execution.server.urls=[http://one:8000]"]
     assert evaluation_of(load_experiment(SMOKE, servers), "some/model").execution.server.urls == ()
 

@@ -1,15 +1,12 @@
 """A file with its layers and overrides as an experiment, and where its values and its mistakes are."""
 
-from pathlib import Path
-
 import pytest
+from synthetic.settings import SMOKE
 
 from luffy.config import load_experiment
 from luffy.config.load import resolve_experiment
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import ConfigError
-
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 
 
 def write(path, text):
@@ -155,7 +152,12 @@ def test_every_mistake_gets_a_line(child):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"name: \xff\n", "not UTF-8"), (b"a: [1\n", "not valid YAML"), (b"- 1\n", "a mapping"), (b"", "a mapping")],
+    [
+        (b"name: \xff\n", "not UTF-8"),
+        (b"a: [1\n", "not valid YAML"),
+        (b"- 1\n", "a mapping"),
+        (b"", "a mapping"),
+    ],
 )
 def test_a_file_that_is_no_mapping_of_text_is_refused(tmp_path, content, message):
     (tmp_path / "bad.yaml").write_bytes(content)

@@ -86,13 +86,10 @@ def test_neither_attention_nor_compilation_changes_what_a_result_is(overrides: l
 
 
 @pytest.mark.parametrize(("chain", "behind"), [((), "sft"), (RL, "rl")])
-def test_difficulty_alone_puts_its_stage_behind_base(chain: tuple[str, ...], behind: str) -> None:
+def test_difficulty_alone_puts_its_stage_behind_base_where_there_is_rl(chain: tuple[str, ...], behind: str) -> None:
     measured = load_experiment(SMOKE, ["difficulty.num_samples=4", *chain])
     assert measured.stages[:4] == ("prepare_data", "base", "difficulty", behind)
     assert "difficulty" not in load_experiment(SMOKE, chain).stages
-
-
-def test_a_chain_without_rl_has_no_use_for_difficulty() -> None:
     config = load_experiment(SMOKE, ["difficulty={}", "chain=sft"])
     assert ("difficulty" in config.stages, config.measured_difficulty) == (False, None)
 
@@ -116,20 +113,17 @@ def test_what_difficulty_says_itself_holds() -> None:
     assert {name: getattr(given, name) for name in own} == {**own, "stop": ()}
 
 
-def test_what_sample_does_not_say_others_do() -> None:
+def test_what_sample_does_not_say_others_do_and_the_shipped_expert_iteration_has_three_rounds() -> None:
     sampled = load_experiment(SMOKE, ["chain=expert_iteration"]).sampled_traces
     assert sampled is not None
     assert (sampled.max_response_tokens, sampled.engine) == (64, "transformers")  # data.max_trace_tokens
     by_ray = load_experiment(SMOKE, ["chain=expert_iteration", "cluster=ray"]).sampled_traces
     assert by_ray is not None and by_ray.engine == "vllm"
     assert load_experiment(SMOKE, ["sample={}"]).sampled_traces is None
-
-
-def test_the_shipped_expert_iteration_has_three_rounds_on_traces_of_its_own() -> None:
-    config = load_experiment(CONFIGS / "expert_iteration.yaml")
-    assert config.sft is not None
-    assert (config.expert_iteration.rounds, config.sft.num_traces) == (3, None)
-    assert config.stages == ("prepare_data", "base", "sample", "sft", "evaluate", "report")
+    shipped = load_experiment(CONFIGS / "expert_iteration.yaml")
+    assert shipped.sft is not None
+    assert (shipped.expert_iteration.rounds, shipped.sft.num_traces) == (3, None)
+    assert shipped.stages == ("prepare_data", "base", "sample", "sft", "evaluate", "report")
 
 
 def test_synthesize_puts_its_stage_behind_base_and_what_learns_reads_it() -> None:

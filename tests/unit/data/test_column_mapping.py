@@ -51,7 +51,16 @@ def test_several_traces_with_flags_authors_and_logprobs() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "kept"),
-    [("true", 1), ("True", 1), ("TRUE ", 1), ("false", 0), ("False", 0), (None, 0), (True, 1), (False, 0)],
+    [
+        ("true", 1),
+        ("True", 1),
+        ("TRUE ", 1),
+        ("false", 0),
+        ("False", 0),
+        (None, 0),
+        (True, 1),
+        (False, 0),
+    ],
 )
 def test_a_flag_may_be_written_as_text(flag: object, kept: int) -> None:
     assert len(mapped({"q": "?", "a": "2", "t": "x", "ok": flag}, traces=KEPT).traces) == kept

@@ -11,7 +11,7 @@ from luffy.config.answers import KeepAnswers
 from luffy.data.kept_answers import GradedAnswer, farthest_first, kept_answers, kept_traces, text_distance
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import with_verdict
-from luffy.types import Message, Origin, Outcome, Prompt, Trace
+from luffy.types import Message, Outcome, Prompt
 
 RULES = st.builds(KeepAnswers, choose=st.sampled_from(["first", "shortest"]), max_per_prompt=st.integers(1, 6)) | (
     st.builds(KeepAnswers, choose=st.just("diverse"), max_per_prompt=st.integers(2, 6))
@@ -28,21 +28,24 @@ def kept(answers: list[GradedAnswer], choose: str, most: int) -> list[str]:
     return [each.text for each in kept_answers(answers, rule)]
 
 
-def test_only_correct_answers_that_ended_by_themselves_are_kept():
-    answers = [answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  "), answer("right")]
-    assert kept(answers, "first", 4) == ["right"]
-    assert kept(answers[:3], "shortest", 4) == []
-    assert kept([answer("\\boxed{2} \ufffd")], "first", 1) == []
-
-
-def test_equal_answers_but_for_whitespace_count_once_and_the_first_stays():
-    answers = [answer("1 + 1\n= 2"), answer("1 + 1 = 2 "), answer("2")]
-    assert kept(answers, "first", 3) == ["1 + 1\n= 2", "2"]
-
-
-def test_the_shortest_come_first_and_ties_keep_the_order_of_sampling():
-    answers = [answer("long", 9), answer("b", 3), answer("a", 3), answer("c", 4)]
-    assert kept(answers, "shortest", 3) == ["b", "a", "c"]
+@pytest.mark.parametrize(
+    ("answers", "choose", "most", "expected"),
+    [
+        (
+            [answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  "), answer("right")],
+            "first",
+            4,
+            ["right"],
+        ),
+        ([answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  ")], "shortest", 4, []),
+        ([answer("\\boxed{2} \ufffd")], "first", 1, []),
+        ([answer("1 + 1\n= 2"), answer("1 + 1 = 2 "), answer("2")], "first", 3, ["1 + 1\n= 2", "2"]),
+        ([answer("long", 9), answer("b", 3), answer("a", 3), answer("c", 4)], "shortest", 3, ["b", "a", "c"]),
+    ],
+    ids=["correct", "none", "broken character", "equal but for space", "shortest as sampled"],
+)
+def test_only_correct_different_answers_that_ended_by_themselves_are_kept(answers, choose, most, expected):
+    assert kept(answers, choose, most) == expected
 
 
 def test_diverse_takes_the_first_and_then_what_is_farthest_from_it():
@@ -96,12 +99,3 @@ def test_what_is_known_of_an_answer_is_written_and_read_back(tmp_path: Path):
     assert (trace.author, trace.model, trace.decoding, trace.num_tokens) == ("policy", "base", "temperature 1", 4)
     assert (trace.verified, trace.logprobs) == (True, (-0.5, -0.25, 0.0, -1.0))
     assert with_verdict(trace, Outcome.CORRECT) == trace
-
-
-def test_a_verdict_changes_no_other_field():
-    turns = (Message("assistant", "1"),)
-    trace = Trace("1", "x", None, (-0.5,), turns, "base", "greedy", 1, Origin.REWRITTEN)
-    judged = with_verdict(trace, Outcome.WRONG)
-    for field in dataclasses.fields(Trace):
-        assert field.name == "verified" or getattr(trace, field.name) != field.default, "give the new field a value"
-        assert getattr(judged, field.name) == (False if field.name == "verified" else getattr(trace, field.name))

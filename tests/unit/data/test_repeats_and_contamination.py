@@ -64,20 +64,20 @@ def test_empty_and_one_word_texts_have_signatures() -> None:
     assert near_duplicate_clusters(np.zeros((0, NUM_HASHES), dtype=np.uint16), 0.9).tolist() == []
 
 
-def test_a_quotation_is_found_and_a_shared_sentence_is_not() -> None:
-    index = index_of(LONG)
-    found = index.find([f"I recall: {LONG.upper()}. So", LONG[: len(LONG) // 2], "nothing", ""])
-    assert found == [Hit("bench", 1, 1.0), None, None, None]
+SHORT = "What is the sum of all whole numbers from 1 up to 100 that are odd + 3"
+WHOLE, HALF = Hit("bench", 1, 1.0), len(LONG) // 2
 
 
-def test_no_run_crosses_from_one_text_into_the_next() -> None:
-    half = len(LONG) // 2
-    assert index_of(LONG).find([LONG[:half], LONG[half:]]) == [None, None]
-
-
-def test_a_short_problem_must_be_quoted_whole() -> None:
-    short = "What is the sum of all whole numbers from 1 up to 100 that are odd + 3"
-    assert index_of(short).find([f"so: {short} now", short.replace("+ 3", "- 3")]) == [Hit("bench", 1, 1.0), None]
+@pytest.mark.parametrize(
+    ("problem", "texts", "hits"),
+    [
+        (LONG, [f"I recall: {LONG.upper()}. So", LONG[:HALF], "nothing", ""], [WHOLE, None, None, None]),
+        (LONG, [LONG[:HALF], LONG[HALF:]], [None, None]),  # no run crosses from one text into the next
+        (SHORT, [f"so: {SHORT} now", SHORT.replace("+ 3", "- 3")], [WHOLE, None]),  # a short one must be quoted whole
+    ],
+)
+def test_a_quotation_is_found_and_a_shared_sentence_is_not(problem: str, texts: list[str], hits: list) -> None:
+    assert index_of(problem).find(texts) == hits
 
 
 def test_equal_problems_match_at_any_length() -> None:

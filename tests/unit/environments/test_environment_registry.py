@@ -150,12 +150,9 @@ def tools(*names, **settings):
     return ToolsEnvironment(kind="tools", tools=names, **settings)
 
 
-def test_instructions_of_tools_are_those_of_the_format():
+def test_instructions_of_tools_are_those_of_the_format_unless_they_are_not_to_be_described():
     texts = {instructions_of(tools("calculator", calls=calls)) for calls in ("hermes", "llama3", "xml")}
     assert len(texts) == 3 and all("calculator" in text for text in texts)
-
-
-def test_tools_need_not_be_described():
     assert instructions_of(tools("calculator", describe=False)) == ""
 
 
@@ -256,7 +253,11 @@ def checked(calls: str, clause: str, history: History) -> None:
 @pytest.mark.parametrize("history", ["exact", "as_sampled", "branching"])
 @pytest.mark.parametrize(
     ("clause", "words"),
-    [(RAISES, "unknown role"), (ALTERNATES, "roles must alternate"), (DROPS, "leaves out a message")],
+    [
+        (RAISES, "unknown role"),
+        (ALTERNATES, "roles must alternate"),
+        (DROPS, "leaves out a message"),
+    ],
 )
 def test_a_template_that_cannot_write_results_of_tools_is_refused(history: History, clause: str, words: str) -> None:
     with pytest.raises(DataError, match=f"results of tools are messages of the role tool: .*{words}") as caught:

@@ -98,7 +98,17 @@ def test_named_lists_are_matched_by_name(order: list[int]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["\frac{1}{2}", "x \neq 3", "\right)", "2\theta", "\binom{5}{2}", "60^{\textcirc}", "\bar{x}", "\varphi", "\alpha"],
+    [
+        "\frac{1}{2}",
+        "x \neq 3",
+        "\right)",
+        "2\theta",
+        "\binom{5}{2}",
+        "60^{\textcirc}",
+        "\bar{x}",
+        "\varphi",
+        "\alpha",
+    ],
 )
 def test_broken_commands_are_whole_again(text: str) -> None:
     assert "\\" in repaired(text)

@@ -38,7 +38,15 @@ def test_notations_of_one_value_are_equal(answer: str, truth: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "truth"),
-    [("1 1/2", "11/2"), ("1,234", "1234"), ("50\\%", "50"), ("\\sin x", "\\sinx"), ("x", "y"), ("", "."), ("٣", "3")],
+    [
+        ("1 1/2", "11/2"),
+        ("1,234", "1234"),
+        ("50\\%", "50"),
+        ("\\sin x", "\\sinx"),
+        ("x", "y"),
+        ("", "."),
+        ("٣", "3"),
+    ],
 )
 def test_uncertain_pairs_are_left_to_a_worker(answer: str, truth: str) -> None:
     assert settle(answer, truth) is None

@@ -5,7 +5,6 @@ import time
 import pytest
 
 from luffy.grading.equivalence.text import unadorned
-from luffy.grading.pool import GraderPool
 from luffy.types import Outcome
 
 SAME = [
@@ -51,21 +50,14 @@ DIFFERENT = [
 ]
 
 
-def is_correct(pool: GraderPool, answer: str, gold: str) -> bool:
+@pytest.mark.parametrize(
+    ("answer", "gold", "same"), [*((*pair, True) for pair in SAME), *((*pair, False) for pair in DIFFERENT)]
+)
+def test_presentation_is_no_part_of_an_answer_and_what_only_looks_like_it_stays_wrong(pool, answer, gold, same):
     grade = pool.grade_one(f"\\boxed{{{answer}}}", gold)
     assert grade.outcome not in (Outcome.CRASHED, Outcome.TIMED_OUT)
     assert grade.extracted == answer
-    return grade.outcome is Outcome.CORRECT
-
-
-@pytest.mark.parametrize(("answer", "gold"), SAME)
-def test_presentation_is_no_part_of_an_answer(pool: GraderPool, answer: str, gold: str) -> None:
-    assert is_correct(pool, answer, gold)
-
-
-@pytest.mark.parametrize(("answer", "gold"), DIFFERENT)
-def test_what_only_looks_like_presentation_stays_wrong(pool: GraderPool, answer: str, gold: str) -> None:
-    assert not is_correct(pool, answer, gold)
+    assert (grade.outcome is Outcome.CORRECT) == same
 
 
 @pytest.mark.parametrize("answer", ["12", r"\frac{1}{2}", "(C)", r"\{1, 2\}", "{1}+{2}", r"x \le 2", r"\text{(A, B)}"])

@@ -67,13 +67,6 @@ def test_top_entropy_mask_works_on_each_sequence(share: float, cases: list[Token
     assert gradient.tolist() == (-np.concatenate(expected)).tolist()
 
 
-@pytest.mark.parametrize(("length", "kept"), [(1, 1), (4, 1), (5, 1), (6, 2), (15, 3), (16, 4)])
-def test_top_entropy_share_is_rounded_up(length: int, kept: int) -> None:
-    case = tokens([-1.0] * length, entropy=[float(t) for t in range(length)])
-    _, gradient = evaluate_term(term(NLL, "off_policy", top_entropy_share=0.2), case)
-    assert gradient.tolist() == [0.0] * (length - kept) + [-1.0] * kept
-
-
 def test_tokens_of_equal_entropy_are_kept_up_to_the_share() -> None:
     _, gradient = evaluate_term(term(NLL, "off_policy", top_entropy_share=0.5), tokens([-1.0] * 4, entropy=[1.0] * 4))
     assert gradient.sum() == -2.0

@@ -34,7 +34,13 @@ def hints(settings: HintConfig, seed: int = 7, total_steps: int = 100) -> Hinted
 
 @pytest.mark.parametrize(
     ("share", "shown"),
-    [(0.01, "one"), (0.25, "one"), (0.5, "one\n two"), (0.75, "one\n two\nthree"), (0.99, "one\n two\nthree")],
+    [
+        (0.01, "one"),
+        (0.25, "one"),
+        (0.5, "one\n two"),
+        (0.75, "one\n two\nthree"),
+        (0.99, "one\n two\nthree"),
+    ],
 )
 def test_a_hint_is_the_first_steps_of_the_reasoning_and_never_the_last(share: float, shown: str) -> None:
     assert hint_text(TRACE, share) == shown

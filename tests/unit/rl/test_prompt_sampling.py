@@ -249,18 +249,6 @@ def test_a_share_that_is_a_whole_number_is_that_in_every_step() -> None:
     assert {tuple(quotas([0.3, 0.6, 0.1], 30, step_offset(1, "test", step))) for step in range(500)} == {(9, 18, 3)}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_over_many_steps_the_shares_are_exact(seed: int) -> None:
-    """Far below what chance would leave: after 400 steps of 8, 13 of a standard deviation."""
-    totals = [0, 0, 0]
-    for step in range(1, 401):
-        totals = [
-            a + b for a, b in zip(totals, quotas([0.55, 0.33, 0.12], 8, step_offset(seed, "t", step)), strict=True)
-        ]
-        for total, weight in zip(totals, [0.55, 0.33, 0.12], strict=True):
-            assert abs(total - step * 8 * weight) < 3
-
-
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=4, max_size=4),
     shares=st.lists(st.sampled_from([0.0, 0.2, 1.0, 3.0]), min_size=4, max_size=4),

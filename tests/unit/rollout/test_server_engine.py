@@ -4,13 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from patience import PATIENCE_S
 from synthetic import endpoint
 from synthetic.endpoint import Endpoint
+from synthetic.settings import SMOKE
 
 from luffy import http_client
 from luffy.config import load_experiment
@@ -20,7 +20,6 @@ from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.server_engine import ServerEngine, check_servers
 from luffy.types import FinishReason
 
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 KEY = "secret"
 CONTEXT = 64
 PARAMS = SamplingParams(0.7, max_response_tokens=8, stop_token_ids=(4,))
@@ -192,7 +191,12 @@ def test_no_more_requests_run_at_a_server_than_it_may_have(fake, connect):
 
 @pytest.mark.parametrize(
     "failure",
-    [(500, {"error": "out of luck"}), (503, b"<html>"), (429, {}), None],
+    [
+        (500, {"error": "out of luck"}),
+        (503, b"<html>"),
+        (429, {}),
+        None,
+    ],
     ids=["500", "503", "429", "hung up"],
 )
 def test_what_may_pass_is_tried_again(fake, connect, failure):

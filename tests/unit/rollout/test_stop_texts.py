@@ -39,11 +39,6 @@ def test_a_completion_without_a_stop_text_stays_as_it_is() -> None:
     assert StopTexts((), _decode).cut(_completion((6,))).token_ids == (6,)
 
 
-def test_a_stop_text_that_begins_in_the_prefix_ends_the_completion() -> None:
-    cut = STOPS.cut(_completion((3, 4, 0)), given_ids=(0, 2))
-    assert (cut.token_ids, cut.finish_reason) == ((3, 4), FinishReason.STOP)
-
-
 @pytest.mark.parametrize(("ids", "kept"), [((0, 6, 1), 1), ((0, 2, 3, 4), 3), ((0, 1), 2), ((6,), 0)])
 def test_a_prefix_ends_before_the_token_that_completes_a_stop_text(ids: tuple[int, ...], kept: int) -> None:
     assert STOPS.before_first(ids) == kept

@@ -205,16 +205,11 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(tmp_path, mon
     assert first_new > 5 and survived == [0] * (first_new - 1) + list(range(first_new, 40))
 
 
-def test_other_engines_are_refused_in_one_line(tmp_path: Path) -> None:
-    store, parts = CheckpointStore(tmp_path, keep=1), trained(0)
+def test_other_engines_another_model_and_a_broken_or_lost_file_are_told(tmp_path: Path) -> None:
+    store, parts = CheckpointStore(tmp_path, keep=1), trained(0, zero_stage=2)
     store.save({"policy": parts["policy"].engine}, 3)
     with pytest.raises(ConfigError, match=r"engines policy, this run has .*engines critic and policy; resume with"):
         store.load(engines(parts), 3)
-
-
-def test_another_model_and_a_broken_or_lost_file_are_told(tmp_path: Path) -> None:
-    store, parts = CheckpointStore(tmp_path, keep=1), trained(0, zero_stage=2)
-    store.save({"policy": parts["policy"].engine}, 3)
     with pytest.raises(CheckpointError, match=r"policy does not hold the parameters of this run's model; delete"):
         store.load({"policy": parts["critic"].engine}, 3)
     (file,) = (tmp_path / "checkpoints/step_000003/policy").glob("*.safetensors")

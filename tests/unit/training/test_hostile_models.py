@@ -105,14 +105,6 @@ def test_what_a_link_leads_to_is_not_copied_into_the_workspace(folder: Path, nam
     assert not (folder.parent / "out").exists()
 
 
-def test_a_linked_folder_is_not_copied_either(folder: Path) -> None:
-    (folder.parent / "private").mkdir()
-    (folder.parent / "private" / "key.json").write_text('"canary"')
-    (folder / "more").symlink_to("../private")
-    adapt_model_folder(ModelConfig(path=str(folder)), folder.parent / "out")
-    assert sorted(path.name for path in (folder.parent / "out").iterdir()) == ["config.json", "model.safetensors"]
-
-
 def test_a_tokenizer_that_is_code_is_refused(tmp_path: Path) -> None:
     owned = tmp_path / "owned"
     code = {"AutoTokenizer": [None, "own.OwnTokenizer"]}
