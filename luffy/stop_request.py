@@ -30,16 +30,11 @@ class StoppedOnRequest(LuffyError):
     exit_code = EXIT_TEMPORARY
 
 
-class _Requests:
-    """What this process has received."""
-
-    def __init__(self) -> None:
-        self.is_deferred = False
-        self.received: set[int] = set()
-        self.first = threading.Event()
-
-
-_requests = _Requests()
+_deferred = threading.Event()
+"""Set within a block that defers requests."""
+_received: set[int] = set()
+_first = threading.Event()
+"""Set by the first request."""
 
 
 def receive_stop_requests() -> None:
@@ -50,7 +45,7 @@ def receive_stop_requests() -> None:
 
 def stop_is_requested() -> bool:
     """Whether a request has come that waits for the work under way."""
-    return _requests.first.is_set()
+    return _first.is_set()
 
 
 def check_stop_request(what_is_kept: str) -> None:
@@ -68,24 +63,24 @@ def deferring_stop_requests(grace_s: float, at_deadline: Callable[[], None]) -> 
     """
 
     def watch() -> None:
-        _requests.first.wait()
+        _first.wait()
         if not never.wait(grace_s):
             at_deadline()
 
     never = threading.Event()
-    _requests.is_deferred = True
+    _deferred.set()
     threading.Thread(target=watch, name="stop-deadline", daemon=True).start()
     try:
         yield
     finally:
-        _requests.is_deferred = False
+        _deferred.clear()
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
     # Also just after the block: the supervisor's signal may follow that of the scheduler into the clean-up.
-    if (_requests.is_deferred or _requests.first.is_set()) and number not in _requests.received:
-        _requests.received.add(number)
-        _requests.first.set()
+    if (_deferred.is_set() or _first.is_set()) and number not in _received:
+        _received.add(number)
+        _first.set()
         return
     for each in STOP_SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # a further signal must not interrupt the clean-up

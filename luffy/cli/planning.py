@@ -18,8 +18,6 @@ from luffy.pipeline.plan import StagePlan, differences
 from luffy.pipeline.resources import find_resources
 from luffy.pipeline.workspace import Workspace
 
-_RUNS_HEADER = ("run", "stage", "key", "plan", "why")
-
 
 def show_plan(
     config: ExperimentConfig,
@@ -62,7 +60,7 @@ def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None
         (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
         for title, plan in plans_of_runs(sweep, workspace, verify=verify)
     ]
-    terminal().print(text_table(_RUNS_HEADER, rows))
+    terminal().print(text_table(("run", "stage", "key", "plan", "why"), rows))
     if num_tuning := len(sweep.tuning_runs()):
         say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs())} with the chosen values")
 

@@ -8,13 +8,19 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer  # without transformers, which loads for seconds
+
+from luffy.data.parquet import confidential_uids
+from luffy.environments.transcript import transcript
 from luffy.errors import ConfigError, DataError
+from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.pipeline.graph import nodes_providing, nodes_showing
 from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
 from luffy.pipeline.records import RunRecord
+from luffy.tracking.tracker import SAMPLES_FILE, read_samples
 from luffy.types import FinishReason, Source
 
-SAMPLES_FILE = "samples.jsonl"
 JOURNAL = "journal"
 HISTORY_HEADER = ("step", "rows", "source", "reward", "tokens", "cut", "outcomes")
 _COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome", "context_starts", "hint_level", "hint"]
@@ -58,6 +64,15 @@ def read_range(text: str) -> RewardRange:
     return RewardRange(first, last)
 
 
+def reward_range(text: str | None, low: float | None, high: float | None) -> RewardRange:
+    """The range that --reward, or --reward-min and --reward-max, give; without them every reward is in it."""
+    if low is None and high is None:
+        return RewardRange() if text is None else read_range(text)
+    if text is not None:
+        raise ConfigError("--reward and --reward-min or --reward-max: give one of them")
+    return read_range(f"{'' if low is None else low}..{'' if high is None else high}")
+
+
 def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count: int) -> list[ShownSample]:
     """`count` samples at most whose reward is `wanted`, of RL the newest first; confidential ones are left out.
 
@@ -80,12 +95,6 @@ def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count:
 
 def _journalled(directory: Path) -> Iterator[ShownSample]:
     """All rollouts of an RL stage, decoded; a demonstration is one whose tokens are."""
-    import pyarrow.parquet as pq
-    from tokenizers import Tokenizer  # without transformers, which loads for seconds
-
-    from luffy.data.parquet import confidential_uids
-    from luffy.environments.transcript import transcript
-
     job = read_job(directory / JOB_FILE)
     inputs = inputs_of(job, directory)
     hidden = confidential_uids(inputs["data"] / "train.parquet")
@@ -105,8 +114,6 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
 
 
 def _logged(file: Path) -> Iterator[ShownSample]:
-    from luffy.tracking.tracker import read_samples
-
     if not file.is_file():
         raise DataError(f"{file.parent}: has no {file.name}; give --stage rl or an evaluation")
     for step, row in reversed(list(read_samples(file))):
@@ -116,8 +123,6 @@ def _logged(file: Path) -> Iterator[ShownSample]:
 
 
 def _responses(directory: Path) -> Iterator[ShownSample]:
-    from luffy.evaluation.sample_files import find_samples, read_samples_of
-
     folders = [folder for folder in (directory, *sorted(directory.glob("step_*"))) if find_samples(folder)]
     if not folders:
         raise DataError(f"{directory}: has no graded responses; give --stage rl or an evaluation")
@@ -132,8 +137,6 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
 
 def columns_in(file: Path, wanted: Sequence[str]) -> list[str]:
     """The `wanted` columns that a journal's file has; older ones lack those of hints."""
-    import pyarrow.parquet as pq
-
     return [name for name in wanted if name in pq.read_schema(file).names]
 
 
@@ -156,8 +159,6 @@ def prompt_history(record: RunRecord, uid: str) -> tuple[str, list[list[str]]]:
     `uid` may be the beginning of one. Raises DataError without a journal, and ConfigError where no step, or more than
     one prompt, fits.
     """
-    import pyarrow.parquet as pq
-
     folders = (entry.directory / JOURNAL for entry in record.stages.values())
     folder = next((path for path in folders if path.is_dir()), None)
     if folder is None:
@@ -174,8 +175,6 @@ def prompt_history(record: RunRecord, uid: str) -> tuple[str, list[list[str]]]:
 
 def _lines(file: Path, uid: str) -> Iterator[list[str]]:
     """A line for each kind of response to the prompt in a step, in the order of their first rows."""
-    import pyarrow.parquet as pq
-
     kinds: dict[str, list[dict]] = {}
     columns = columns_in(file, _HISTORY_COLUMNS)
     found = pq.read_table(file, columns=columns, filters=[("uid", "==", uid)]).to_pylist()

@@ -126,26 +126,22 @@ def _blocks(section: Section, level: int) -> Iterator[str]:
         *(f"- {markdown_cell(text)}" for text in section.warnings),
         "\n".join(f"- {markdown_cell(f'{tile.label}: {tile.value.plain}')}" for tile in section.tiles),
         *map(markdown_cell, (*section.notes, *section.text)),
-        *(block for table in section.tables for block in _table(table, level + 1)),
-        *(
-            block
-            for sample in section.samples
-            for block in (markdown_cell(" · ".join(sample.badges)), _fence(sample.text))
-        ),
-        _fence(section.code.strip()) if section.code else "",
-        *(block for each in section.sections for block in _blocks(each, level + 1)),
     ]
+    for table in section.tables:
+        rows = [table.header, ["---"] * len(table.header), *([cell.plain for cell in row] for row in table.rows)]
+        contents += [
+            f"{'#' * (level + 1)} {markdown_cell(table.title)}" if table.title else "",
+            markdown_cell(table.note),
+            "\n".join("|" + "".join(f" {markdown_cell(text)} |" for text in row) for row in rows),
+        ]
+    for sample in section.samples:
+        contents += [markdown_cell(" · ".join(sample.badges)), _fence(sample.text)]
+    contents.append(_fence(section.code.strip()) if section.code else "")
+    contents += [block for each in section.sections for block in _blocks(each, level + 1)]
     if any(contents):
         heading = f"{section.title}: {section.aside}" if section.aside else section.title
         yield f"{'#' * level} {markdown_cell(heading)}" if heading else ""
         yield from contents
-
-
-def _table(table: Table, level: int) -> Iterator[str]:
-    yield f"{'#' * level} {markdown_cell(table.title)}" if table.title else ""
-    yield markdown_cell(table.note)
-    rows = [table.header, ["---"] * len(table.header), *([cell.plain for cell in row] for row in table.rows)]
-    yield "\n".join("|" + "".join(f" {markdown_cell(text)} |" for text in row) for row in rows)
 
 
 def _fence(text: str) -> str:

@@ -9,7 +9,6 @@ from luffy.cli import run_view
 from luffy.cli.console import say, terminal, text_table
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.run_view import RESULT_HEADER, RUN_HEADER, by_suite, settings_of, take_stock
-from luffy.cli.sample_view import HISTORY_HEADER, RewardRange, prompt_history, read_range, samples_of
 from luffy.errors import EXIT_OK, ConfigError
 from luffy.pipeline.records import RunRecord, find_run, read_run
 from luffy.pipeline.workspace import find_workspace
@@ -69,20 +68,31 @@ def show(
         raise ConfigError("--prompt and --samples show different things: give one of them")
     if samples is None and any(value is not None for value in (reward, reward_min, reward_max, stage)):
         raise ConfigError("--stage and --reward choose among samples: give --samples N, too")
-    wanted = _reward_range(reward, reward_min, reward_max)
-    record = find_run(where, run)
     if samples is not None:
-        found = samples_of(record, stage, wanted, samples)
+        from luffy.cli.sample_view import reward_range, samples_of  # loads pyarrow
+
+        wanted = reward_range(reward, reward_min, reward_max)
+        found = samples_of(find_run(where, run), stage, wanted, samples)
         for each in found:
             say(f"{each.heading}\n  prompt:\n{_indented(each.prompt)}\n  response:\n{_indented(each.response)}\n")
         if len(found) < samples:
             say(f"{len(found)} samples, there are no more with a reward in [{wanted.low:g}, {wanted.high:g}]")
         return EXIT_OK
+    record = find_run(where, run)
     if prompt is not None:
+        from luffy.cli.sample_view import HISTORY_HEADER, prompt_history
+
         whole, rows = prompt_history(record, prompt)
         console.print(text_table(HISTORY_HEADER, rows, title=f"Responses to {whole}"))
         return EXIT_OK
-    _show_head(record)
+    by = f" by pid {record.pid} on {record.host}" if record.pid is not None else ""
+    say(f"{record.name}: {record.condition}{by}, started {record.started or '?'}, updated {record.updated or '?'}")
+    say(f"directory {record.directory}")
+    for page in sorted(record.directory.glob("*.html")):
+        say(f"page {page}")
+    if record.arms:
+        rows = [[arm, folder.name, read_run(folder).condition] for arm, folder in record.arms.items()]
+        console.print(text_table(["arm", "run", "state"], rows, title="\nArms"))
     _show_settings(record, everything=everything)
     console.print(text_table(run_view.STAGE_HEADER, run_view.stage_rows(record), title="\nStages"))
     console.print(text_table(run_view.LINEAGE_HEADER, run_view.lineage_rows(record), title="\nLineage"))
@@ -95,17 +105,6 @@ def show(
     for file in run_view.write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
     return EXIT_OK
-
-
-def _show_head(record: RunRecord) -> None:
-    where = f" by pid {record.pid} on {record.host}" if record.pid is not None else ""
-    say(f"{record.name}: {record.condition}{where}, started {record.started or '?'}, updated {record.updated or '?'}")
-    say(f"directory {record.directory}")
-    for page in sorted(record.directory.glob("*.html")):
-        say(f"page {page}")
-    if record.arms:
-        rows = [[arm, folder.name, read_run(folder).condition] for arm, folder in record.arms.items()]
-        terminal().print(text_table(["arm", "run", "state"], rows, title="\nArms"))
 
 
 def _show_settings(record: RunRecord, *, everything: bool) -> None:
@@ -125,11 +124,3 @@ def _show_settings(record: RunRecord, *, everything: bool) -> None:
 
 def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-def _reward_range(text: str | None, low: float | None, high: float | None) -> RewardRange:
-    if low is None and high is None:
-        return RewardRange() if text is None else read_range(text)
-    if text is not None:
-        raise ConfigError("--reward and --reward-min or --reward-max: give one of them")
-    return read_range(f"{'' if low is None else low}..{'' if high is None else high}")
