@@ -21,7 +21,7 @@ from luffy.config.settings import PrepareDataSettings
 from luffy.data import shards
 from luffy.data.parquet import read_prompts
 from luffy.data.schema import problem_key
-from luffy.data.shards import ShardWorker
+from luffy.data.shards import filter_shard
 from luffy.data.splits import LUFFY_SCHEMA
 from luffy.errors import DataError, LostError
 from luffy.pipeline.events import EventWriter
@@ -107,7 +107,7 @@ def test_rows_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
 def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = settings(write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)]))
     undisturbed = contents(tmp_path / "a", prepare(tmp_path / "a", asked))
-    work, begun = ShardWorker.work, []
+    work, begun = filter_shard, []
 
     def interrupted(self, index, rows, folder, grader):
         begun.append((folder.name, index))
@@ -115,7 +115,7 @@ def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path: Path, mo
             raise KeyboardInterrupt
         work(self, index, rows, folder, grader)
 
-    monkeypatch.setattr(ShardWorker, "work", interrupted)
+    monkeypatch.setattr("luffy.data.shards.filter_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "b", asked)
     result = prepare(tmp_path / "b", asked)
@@ -344,7 +344,7 @@ def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(
     sizes["train"].write_text("0 45")
     sizes["benchmark"].write_text("1000 1")
     asked = settings(sources["train"], decontamination={"benchmarks": {"other": sources["benchmark"]}})
-    work, begun = ShardWorker.work, []
+    work, begun = filter_shard, []
 
     def interrupted(self, index, rows, folder, grader):
         begun.append((folder.name, index))
@@ -352,7 +352,7 @@ def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(
             raise KeyboardInterrupt
         work(self, index, rows, folder, grader)
 
-    monkeypatch.setattr(ShardWorker, "work", interrupted)
+    monkeypatch.setattr("luffy.data.shards.filter_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "out", asked)
     sizes[which].write_text("100 12" if which == "train" else "3 4")

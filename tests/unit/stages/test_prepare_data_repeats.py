@@ -13,7 +13,7 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
-from luffy.data.shards import ShardWorker
+from luffy.data.shards import filter_shard
 from luffy.errors import DataError
 from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
@@ -193,7 +193,7 @@ def test_what_was_interrupted_while_merging_does_not_merge_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = written(tmp_path / "d.jsonl", repeated(7, 3))
-    work = ShardWorker.work
+    work = filter_shard
 
     def interrupted(self, index, rows, folder, grader):
         if folder.name == "suites.small":
@@ -202,12 +202,12 @@ def test_what_was_interrupted_while_merging_does_not_merge_twice(
 
     prepare(tmp_path / "undisturbed", train=source)
     out = tmp_path / "out"
-    monkeypatch.setattr(ShardWorker, "work", interrupted)
+    monkeypatch.setattr("luffy.data.shards.filter_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(out, train=source)
     assert list(out.rglob("*.merged.parquet"))
     (out / "shards" / "train" / "00000.spill.jsonl").write_text("half a let")
-    monkeypatch.setattr(ShardWorker, "work", work)
+    monkeypatch.setattr("luffy.data.shards.filter_shard", work)
     prepare(out, train=source)
     for name in ("train.parquet", "sft.parquet"):
         assert (out / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
