@@ -36,15 +36,12 @@ _AT_ONCE = 1024
 
 @dataclass(slots=True)
 class GoldCheck:
-    """The result of the check."""
-
     counts: Counter[str] = field(default_factory=Counter)
     """Problems whose reference `meets_itself`, `fails`, is accepted as `text_alone`, or was `not_checked`."""
     findings: list[Mapping[str, object]] = field(default_factory=list)
     """Uid, finding and outcome of each reference that fails or is accepted only as text; never a text."""
 
     def uids(self, finding: str) -> list[str]:
-        """Return the problems with that finding."""
         return [str(each["uid"]) for each in self.findings if each["finding"] == finding]
 
 
@@ -53,13 +50,14 @@ def check_golds(prompts: Iterable[Prompt], grader: GraderPool, grading: GradingC
     check = GoldCheck()
     source = iter(prompts)
     while chunk := list(itertools.islice(source, _AT_ONCE)):
-        kinds = [{leaf.kind for leaf in leaves(grading.grader(prompt.grader))} for prompt in chunk]
-        checked = [prompt for prompt, kind in zip(chunk, kinds, strict=True) if kind <= _CHECKED]
-        read = [
-            prompt
-            for prompt, kind in zip(chunk, kinds, strict=True)
-            if kind <= _CHECKED and kind & _MATHEMATICAL and canonical_number(normalise(prompt.ground_truth)) is None
-        ]
+        checked: list[Prompt] = []
+        read: list[Prompt] = []
+        for prompt in chunk:
+            kinds = {leaf.kind for leaf in leaves(grading.grader(prompt.grader))}
+            if kinds <= _CHECKED:
+                checked.append(prompt)
+                if kinds & _MATHEMATICAL and canonical_number(normalise(prompt.ground_truth)) is None:
+                    read.append(prompt)
         check.counts[NOT_CHECKED] += len(chunk) - len(checked)
         failing = {}
         boxed = [f"\\boxed{{{prompt.ground_truth}}}" for prompt in checked]
@@ -207,7 +205,6 @@ def histogram(lengths: Sequence[int] | npt.NDArray[np.int32]) -> dict[str, int]:
 
 
 def card_json(card: DataCard) -> str:
-    """Return the contents of `card.json`."""
     content = {
         "vocabulary_size": card.vocabulary_size,
         "benchmarks": {"checked": dict(card.checked), "not_checked": list(card.not_checked)},
@@ -218,7 +215,6 @@ def card_json(card: DataCard) -> str:
 
 
 def card_markdown(card: DataCard) -> str:
-    """Return the contents of `card.md`."""
     checked = ", ".join(f"{name} ({rows} rows)" for name, rows in card.checked.items()) or "none"
     not_checked = ", ".join(card.not_checked) or "none"
     overview = [
@@ -231,48 +227,37 @@ def card_markdown(card: DataCard) -> str:
     lines += ["## Decontamination", "", f"Checked against: {checked}.", ""]
     lines += [f"Registered but not available, so not checked: {not_checked}.", ""]
     for source in card.sources:
-        lines += _section(source)
+        lines += [f"## {source.name}", ""]
+        lines += [f"sha256 of {name}: `{digest}`" for name, digest in source.inputs.items()] + [""]
+        counts = {
+            "malformed rows": source.malformed,
+            "rejected rows": source.rejected,
+            "rejected traces": source.rejected_traces,
+            "traces graded": source.trace_outcomes,
+            "traces played again": source.replays,
+            "trace authors": source.trace_authors,
+            "data sources": source.data_sources,
+            "problems by rows folded into one": source.repeats,
+            "reference answers": source.golds,
+        }
+        counted = [(what, name, number) for what, numbers in counts.items() for name, number in numbers.items()]
+        lines += [*_table(("count", "value", "number"), counted), ""] if counted else []
+        lengths = [("prompt", source.prompt_tokens), ("trace", source.trace_tokens)]
+        found = [(what, *(numbers[name] for name in _QUANTILES)) for what, numbers in lengths if numbers]
+        lines += [*_table(("tokens", *_QUANTILES), found), ""] if found else []
+        for what, bins in (("prompts", source.prompt_histogram), ("traces", source.trace_histogram)):
+            longest = max(bins.values(), default=0)
+            bars = [f"{name:>15} {'#' * round(_BAR * count / longest):<{_BAR}} {count}" for name, count in bins.items()]
+            lines += [f"Tokens of {what}:", "", "```", *bars, "```", ""] if bars else []
+        golds = {"uid": "uid", "finding": "its reference answer", "outcome": "outcome"}
+        hits = {"where": "where", "benchmark": "benchmark", "row": "its row", "share": "share of its word runs"}
+        for columns, findings in ((golds, source.gold_findings), ({"uid": "uid", **hits}, source.hits)):
+            shown = [[each[name] for name in columns] for each in findings[:_MAX_HITS_SHOWN]]
+            lines += [*_table(list(columns.values()), shown), ""] if shown else []
+            if len(findings) > len(shown):
+                lines += [f"and {len(findings) - len(shown)} more in card.json.", ""]
     lines += ["## Files", "", *_table(("file", "rows", "bytes", "sha256"), files), ""]
     return "\n".join(lines) + "\n"
-
-
-def _section(card: SourceCard) -> list[str]:
-    lines = [f"## {card.name}", ""]
-    lines += [f"sha256 of {name}: `{digest}`" for name, digest in card.inputs.items()] + [""]
-    counts = {
-        "malformed rows": card.malformed,
-        "rejected rows": card.rejected,
-        "rejected traces": card.rejected_traces,
-        "traces graded": card.trace_outcomes,
-        "traces played again": card.replays,
-        "trace authors": card.trace_authors,
-        "data sources": card.data_sources,
-        "problems by rows folded into one": card.repeats,
-        "reference answers": card.golds,
-    }
-    rows = [(what, name, number) for what, numbers in counts.items() for name, number in numbers.items()]
-    lines += [*_table(("count", "value", "number"), rows), ""] if rows else []
-    lengths = [("prompt", card.prompt_tokens), ("trace", card.trace_tokens)]
-    found = [(what, *(numbers[name] for name in _QUANTILES)) for what, numbers in lengths if numbers]
-    lines += [*_table(("tokens", *_QUANTILES), found), ""] if found else []
-    for what, bins in (("prompts", card.prompt_histogram), ("traces", card.trace_histogram)):
-        longest = max(bins.values(), default=0)
-        bars = [f"{name:>15} {'#' * round(_BAR * count / longest):<{_BAR}} {count}" for name, count in bins.items()]
-        lines += [f"Tokens of {what}:", "", "```", *bars, "```", ""] if bars else []
-    golds = {"uid": "uid", "finding": "its reference answer", "outcome": "outcome"}
-    hits = {
-        "uid": "uid",
-        "where": "where",
-        "benchmark": "benchmark",
-        "row": "its row",
-        "share": "share of its word runs",
-    }
-    for headings, findings in ((golds, card.gold_findings), (hits, card.hits)):
-        shown = [[each[name] for name in headings] for each in findings[:_MAX_HITS_SHOWN]]
-        lines += [*_table(list(headings.values()), shown), ""] if shown else []
-        if len(findings) > len(shown):
-            lines += [f"and {len(findings) - len(shown)} more in card.json.", ""]
-    return lines
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

@@ -9,7 +9,6 @@ templates that rewrite earlier turns (Qwen3's drops their reasoning) are refused
 rendered again before each turn (`rewritten`).
 """
 
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -78,15 +77,10 @@ def encode_demonstrations(
     return [[encoded(prompt, trace) for trace in prompt.traces] for prompt in prompts]
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """Position of the content of a message."""
-
-    message: int
-
-
-_Piece = str | int | _Slot
-"""Text of the template, one of its special tokens, or a content."""
+_Write = Callable[[str], str]
+"""How a template changes a content."""
+_Piece = str | int | tuple[int, _Write]
+"""Text of the template, one of its special tokens, or the place of a message whose content is written here."""
 
 
 class ConversationEncoder:
@@ -112,7 +106,6 @@ class ConversationEncoder:
             self._check_append_only()
 
     def is_stopped(self, token_ids: Sequence[int]) -> bool:
-        """Whether a turn ends with the stop token."""
         return bool(token_ids) and token_ids[-1] in stop_token_ids(self._tokenizer)
 
     def prompt(self, messages: Sequence[Message], added: Sequence[Message] = ()) -> tuple[int, ...]:
@@ -120,17 +113,12 @@ class ConversationEncoder:
 
         Special tokens in `messages`, which come from the data, stay; those in `added` become plain text.
         """
-        return (
-            self.rewritten(messages, (), added=added)
-            if added
-            else tuple(render_prompts(self._tokenizer, [messages])[0])
-        )
+        if added:
+            return self.rewritten(messages, (), added)
+        return tuple(render_prompts(self._tokenizer, [messages])[0])
 
     def rewritten(
-        self,
-        prompt: Sequence[Message],
-        turns: Sequence[Message],
-        added: Sequence[Message] = (),
+        self, prompt: Sequence[Message], turns: Sequence[Message], added: Sequence[Message] = ()
     ) -> tuple[int, ...]:
         """Ids of a whole conversation as the chat template writes it now, up to where the policy begins to write.
 
@@ -158,15 +146,17 @@ class ConversationEncoder:
 
     def between(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Ids that follow the stop token of a turn: `messages`, and what opens the next turn."""
-        pieces, written = self._pieces(tuple(message.role for message in messages))
         ids: list[int] = []
         text = ""
-        for piece in pieces:
+        for piece in self._pieces(tuple(message.role for message in messages)):
             if isinstance(piece, int):
                 ids += [*self._encode(text), piece]
                 text = ""
+            elif isinstance(piece, str):
+                text += piece
             else:
-                text += written[piece.message](messages[piece.message].content) if isinstance(piece, _Slot) else piece
+                place, write = piece
+                text += write(messages[place].content)
         return (*ids, *self._encode(text))
 
     def trace(self, turns: Sequence[Message], prompt: Sequence[Message] = ()) -> EncodedTurns:
@@ -199,11 +189,7 @@ class ConversationEncoder:
         return EncodedTurns(tuple(ids), tuple(source), longest, tuple(starts))
 
     def continued(
-        self,
-        seen: Sequence[int],
-        prompt: Sequence[Message],
-        turns: Sequence[Message],
-        added: Sequence[Message] = (),
+        self, seen: Sequence[int], prompt: Sequence[Message], turns: Sequence[Message], added: Sequence[Message] = ()
     ) -> tuple[tuple[int, ...], bool]:
         """The ids before the next turn with `history: branching`, and whether they are a new context.
 
@@ -226,19 +212,26 @@ class ConversationEncoder:
         start, end = (cast(str, self._tokenizer.decode(part)) for part in (ids[:half], ids[len(ids) - half :]))
         return Message(message.role, cut(start, len(ids) - 2 * half, "tokens", end))
 
-    def _pieces_of(self, roles: tuple[str, ...]) -> tuple[list[_Piece], list[Callable[[str], str]]]:
-        """The template's text for messages of these roles, in pieces, and how it changes the content of each."""
+    def _pieces_of(self, roles: tuple[str, ...]) -> list[_Piece]:
+        """The template's text for messages of these roles, in pieces."""
         slots = [f"LUFFYSLOT{index}END" for index in range(len(roles))]
         text = self._after_reply(roles, slots)
+        writes: list[_Write] = []
+        for index, slot in enumerate(slots):  # a content stays as it is, or loses outer spaces, or is escaped, or both
+            found = self._after_reply(roles, [*slots[:index], _AWKWARD, *slots[index + 1 :]])
+            write = next((each for each in _WRITES if text.replace(slot, each(_AWKWARD)) == found), None)
+            if write is None:
+                raise DataError(
+                    f"{self._tokenizer.name_or_path}: the chat template changes the text of {roles[index]} messages, "
+                    "so it cannot be extended turn by turn; choose another model.chat_template"
+                )
+            writes.append(write)
         text = text.removeprefix(stop_texts(self._tokenizer)[0])  # the policy has sampled it, or another one
-        written = [self._writes(roles, slots, index) for index in range(len(roles))]
-        pieces: list[_Piece] = []
-        for part in _one_of([*self._special, *slots]).split(text):
-            if part in slots:
-                pieces.append(_Slot(slots.index(part)))
-            elif part:
-                pieces.append(self._special.get(part, part))
-        return pieces, written
+        parts = filter(None, _one_of([*self._special, *slots]).split(text))
+        return [
+            (slots.index(part), writes[slots.index(part)]) if part in slots else self._special.get(part, part)
+            for part in parts
+        ]
 
     def _after_reply(self, roles: Sequence[str], contents: Sequence[str]) -> str:
         messages = [Message(role, content) for role, content in zip(roles, contents, strict=True)]
@@ -250,18 +243,6 @@ class ConversationEncoder:
                 f"{', '.join(roles)}), so an environment could not answer; choose another model.chat_template"
             )
         return after
-
-    def _writes(self, roles: Sequence[str], slots: Sequence[str], index: int) -> Callable[[str], str]:
-        """How the template writes the content of message `index`: as it is, without outer spaces, escaped, or both."""
-        text = self._after_reply(roles, slots)
-        found = self._after_reply(roles, [*slots[:index], _AWKWARD, *slots[index + 1 :]])
-        for trim, write in itertools.product(_TRIMS, _WRITES):
-            if text.replace(slots[index], write(trim(_AWKWARD))) == found:
-                return lambda content: write(trim(content))
-        raise DataError(
-            f"{self._tokenizer.name_or_path}: the chat template changes the text of {roles[index]} messages, so it "
-            "cannot be extended turn by turn; choose another model.chat_template"
-        )
 
     def _check_append_only(self) -> None:
         """Raise DataError where the text of a longer conversation does not start with that of a shorter one."""
@@ -285,7 +266,11 @@ def _one_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("(" + "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) + ")")
 
 
-# What templates do to the contents of messages, one of each: trimmed, and escaped as in a JSON string, which is how
-# Llama 3.1 writes the results of tools.
-_TRIMS: tuple[Callable[[str], str], ...] = (str, str.strip, str.lstrip, str.rstrip)
-_WRITES: tuple[Callable[[str], str], ...] = (str, lambda content: json.dumps(content, ensure_ascii=False)[1:-1])
+def _escaped(trim: _Write) -> _Write:
+    return lambda content: json.dumps(trim(content), ensure_ascii=False)[1:-1]
+
+
+_TRIMS: tuple[_Write, ...] = (str, str.strip, str.lstrip, str.rstrip)
+_WRITES = [write for trim in _TRIMS for write in (trim, _escaped(trim))]
+"""What templates do to the contents of messages: they trim them, and escape them as in a JSON string, which is how
+Llama 3.1 writes the results of tools."""

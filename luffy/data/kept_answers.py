@@ -66,38 +66,28 @@ class GradedAnswer:
 
 
 def kept_traces(answers: Sequence[GradedAnswer], rule: KeepAnswers) -> tuple[Trace, ...]:
-    """The traces that `rule` keeps, in the order of choice; none where no answer is correct and complete."""
-    return tuple(answer.trace() for answer in kept_answers(answers, rule))
+    """The traces that `rule` keeps, in the order of choice; none where no answer is correct and complete.
 
-
-def kept_answers(answers: Sequence[GradedAnswer], rule: KeepAnswers) -> list[GradedAnswer]:
-    """The answers that `rule` keeps, in the order of choice; `answers` are in the order of sampling."""
-    first: dict[str, GradedAnswer] = {}
+    `answers` are in the order of sampling.
+    """
+    first: dict[str, Trace] = {}
     for answer in answers:
         if answer.may_be_kept:
-            first.setdefault(" ".join(answer.text.split()), answer)
-    candidates = list(first.values())
+            first.setdefault(" ".join(answer.text.split()), answer.trace())
+    traces = list(first.values())
     if rule.choose == "shortest":
-        candidates.sort(key=lambda answer: answer.num_tokens)  # stable: ties stay in the order of sampling
+        traces.sort(key=lambda trace: trace.num_tokens or 0)  # stable: ties stay in the order of sampling
     if rule.choose == "diverse":
-        order = farthest_first([answer.text for answer in candidates], rule.max_per_prompt)
-        return [candidates[index] for index in order]
-    return candidates[: rule.max_per_prompt]
-
-
-def text_distance(one: str, other: str) -> float:
-    """Jaccard distance of the sets of word triples, from 0 to 1.
-
-    Words are those of `luffy.data.overlap`, without case and punctuation; a text of fewer words than three is one run.
-    """
-    return _distance(_runs(one), _runs(other))
+        traces = [traces[place] for place in farthest_first([trace.text for trace in traces], rule.max_per_prompt)]
+    return tuple(traces[: rule.max_per_prompt])
 
 
 def farthest_first(texts: Sequence[str], count: int) -> list[int]:
     """Indices of `count` texts: the first, then always the one whose nearest chosen text is farthest away.
 
     Farthest-first traversal (Gonzalez 1985), which is within a factor of two of the largest possible least distance.
-    Ties go to the earlier text.
+    The distance is Jaccard's over the sets of word triples, without case and punctuation; a text of fewer words than
+    three is one run. Ties go to the earlier text.
     """
     runs = [_runs(text) for text in texts]
     nearest = [np.inf] * len(runs)  # distance of each text from those chosen

@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from luffy.data.schema import problem_key, problem_text, text_key
 from luffy.data.sources.column_mapping import without_options
@@ -81,7 +83,6 @@ def signature(text: str) -> Signatures:
 
 
 def similarity(one: Signatures, other: Signatures) -> float:
-    """Return the estimated Jaccard similarity of two problems."""
     return float((one == other).mean())
 
 
@@ -91,13 +92,6 @@ def near_duplicate_clusters(signatures: Signatures, threshold: float) -> npt.NDA
     Clusters are the connected components of pairs with a similarity of at least `threshold`. Within a band, a row is
     compared only with the first and the previous row that have the same minima, so time is linear except for sorting.
     """
-    first = np.arange(len(signatures))
-
-    def root(row: int) -> int:
-        while first[row] != row:
-            row = int(first[row])
-        return row
-
     # The longest bands for which a pair `_MARGIN` below the threshold is compared with probability 1/2 or more: the
     # S-curve of banding rises at (1/b)^(1/r).
     fitting = (rows for rows in _BAND_ROWS if (rows / NUM_HASHES) ** (1 / rows) <= threshold - _MARGIN)
@@ -113,13 +107,14 @@ def near_duplicate_clusters(signatures: Signatures, threshold: float) -> npt.NDA
         heads = np.flatnonzero(is_head)[np.cumsum(is_head) - 1]
         later = np.flatnonzero(~is_head)
         pairs += [np.stack([order[earlier], order[later]], axis=1) for earlier in (heads[later], later - 1)]
-    for low, high in np.unique(np.concatenate(pairs), axis=0).tolist():
-        if similarity(signatures[low], signatures[high]) >= threshold:
-            one, other = root(low), root(high)
-            first[max(one, other)] = min(one, other)
-    for row in range(len(first)):
-        first[row] = first[first[row]]  # earlier rows already point to their root
-    return first
+    candidates = np.unique(np.concatenate(pairs), axis=0)
+    near = [similarity(signatures[low], signatures[high]) >= threshold for low, high in candidates]
+    low, high = candidates[np.array(near, dtype=np.bool_)].T
+    edges = coo_array((np.ones(len(low), dtype=np.bool_), (low, high)), shape=(len(signatures), len(signatures)))
+    _, first, cluster = np.unique(
+        connected_components(edges, directed=False)[1], return_index=True, return_inverse=True
+    )
+    return first[cluster]
 
 
 _MAX_REMEMBERED = 200_000
@@ -153,20 +148,16 @@ class BenchmarkIndex:
         """Add a benchmark's problems, equal ones once; return its number of rows."""
         count = 0
         for count, prompt in enumerate(prompts, start=1):
-            key = problem_key(prompt.messages)
-            if key not in self._equal:
-                self._take(benchmark, count, key, problem_text(prompt.messages))
-            question = without_options(prompt)
-            if text_key(question) not in self._equal:
-                self._take(benchmark, count, text_key(question), question)
+            key, question = problem_key(prompt.messages), without_options(prompt)
+            for each, text in ((key, problem_text(prompt.messages)), (text_key(question), question)):
+                if each in self._equal:
+                    continue
+                self._equal[each] = Hit(benchmark, count, 1.0)
+                runs = np.unique(run_hashes(self._hashed(text), self._ngram))
+                if len(runs):
+                    self._rows.append((benchmark, count, len(runs)))
+                    self._runs.append(runs)
         return count
-
-    def _take(self, benchmark: str, row: int, key: str, text: str) -> None:
-        self._equal[key] = Hit(benchmark, row, 1.0)
-        runs = np.unique(run_hashes(self._hashed(text), self._ngram))
-        if len(runs):
-            self._rows.append((benchmark, row, len(runs)))
-            self._runs.append(runs)
 
     def finish(self) -> "BenchmarkIndex":
         """Build the index; call it once, after the last `add`."""

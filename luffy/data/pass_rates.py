@@ -10,7 +10,7 @@ The card of `sample` also says how many of the answers became traces.
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,16 +23,14 @@ from luffy.markdown_text import markdown_cell
 from luffy.types import Outcome, Prompt
 
 RATES_FILE, CARD_FILE = "pass_rates.parquet", "card.json"
-_SCHEMA = pa.schema(
-    [
-        pa.field("uid", pa.string(), nullable=False),
-        pa.field("num_samples", pa.int32(), nullable=False),
-        pa.field("num_correct", pa.int32(), nullable=False),
-        pa.field("mean_tokens", pa.float64(), nullable=False),
-        pa.field("num_truncated", pa.int32(), nullable=False),
-        pa.field("fit", pa.string(), nullable=False),
-    ]
-)
+_COLUMNS = {
+    "uid": pa.string(),
+    "num_samples": pa.int32(),
+    "num_correct": pa.int32(),
+    "mean_tokens": pa.float64(),
+    "num_truncated": pa.int32(),
+    "fit": pa.string(),
+}
 
 
 class Fit(StrEnum):
@@ -86,18 +84,6 @@ class RateSummary:
     outcomes: Mapping[str, int]
     """Number of responses by grading outcome."""
 
-    @property
-    def sentences(self) -> list[str]:
-        """The summary in words, as lines of Markdown."""
-        outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items() if count)
-        return [
-            f"Mean pass rate {self.mean_pass_rate:.3f}; {100 * self.ever_solved_share:.1f} % of the prompts are solved "
-            f"at least once. A response has {self.mean_tokens:.1f} tokens on average; "
-            f"{100 * self.truncated_share:.1f} % ran into the limit.",
-            "",
-            f"Responses: {outcomes}.",
-        ]
-
 
 @dataclass(frozen=True, slots=True)
 class DifficultyCard:
@@ -121,11 +107,6 @@ class DifficultyCard:
     outcomes: Mapping[str, int]
     sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """For each `data_source`: prompts, those that stay, and the mean pass rate."""
-
-    @property
-    def summary(self) -> RateSummary:
-        """The part of the card that does not depend on the bounds."""
-        return RateSummary(**{each.name: getattr(self, each.name) for each in fields(RateSummary)})
 
 
 def summarise_rates(rates: Sequence[PassRate], num_samples: int) -> RateSummary:
@@ -155,20 +136,17 @@ def fit_of(rate: PassRate, config: DifficultyConfig) -> Fit:
 
 def write_pass_rates(path: Path, rates: Sequence[PassRate], fits: Sequence[Fit] = ()) -> None:
     """Write one row per prompt, atomically; without `fits`, the column `fit` is left out."""
-    rows = [
-        {
-            "uid": rate.uid,
-            "num_samples": rate.num_samples,
-            "num_correct": rate.num_correct,
-            "mean_tokens": rate.num_tokens / rate.num_samples,
-            "num_truncated": rate.num_truncated,
-            **({"fit": fits[place]} if fits else {}),
-        }
-        for place, rate in enumerate(rates)
-    ]
-    schema = _SCHEMA if fits else _SCHEMA.remove(_SCHEMA.get_field_index("fit"))
+    columns: dict[str, object] = {
+        "uid": [rate.uid for rate in rates],
+        "num_samples": [rate.num_samples for rate in rates],
+        "num_correct": [rate.num_correct for rate in rates],
+        "mean_tokens": [rate.num_tokens / rate.num_samples for rate in rates],
+        "num_truncated": [rate.num_truncated for rate in rates],
+        **({"fit": fits} if fits else {}),
+    }
+    schema = pa.schema([pa.field(name, _COLUMNS[name], nullable=False) for name in columns])
     with replacing(path) as file:
-        pq.write_table(pa.Table.from_pylist(rows, schema), file, compression="zstd")
+        pq.write_table(pa.Table.from_pydict(columns, schema), file, compression="zstd")
 
 
 def read_pass_rates(path: Path) -> dict[str, float]:
@@ -206,17 +184,14 @@ def difficulty_card(
 
 
 def card_json(card: "DifficultyCard | SampleCard") -> str:
-    """Return the contents of `card.json`."""
     return json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n"
 
 
 def read_card(path: Path) -> DifficultyCard:
-    """Return the card that `card_json` wrote."""
     return DifficultyCard(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def card_markdown(card: DifficultyCard) -> str:
-    """Return the contents of `card.md`."""
 
     def side(rate: float) -> str:
         if card.min_pass_rate <= rate <= card.max_pass_rate:
@@ -233,7 +208,7 @@ def card_markdown(card: DifficultyCard) -> str:
         f"{kept} of {card.prompts} training prompts stay for RL, with pass rates from {card.min_pass_rate:g} to "
         f"{card.max_pass_rate:g}; {card.fits[Fit.TOO_HARD]} are too hard, {card.fits[Fit.TOO_EASY]} too easy.",
         "",
-        *card.summary.sentences,
+        *_sentences(card),
         "",
         "## Prompts by their correct responses",
         "",
@@ -322,13 +297,11 @@ def sample_card(policy: str, number: int, config: SampleConfig, rates: RateSumma
 
 
 def read_sample_card(path: Path) -> SampleCard:
-    """The card that `card_json` wrote."""
     values = json.loads(path.read_text(encoding="utf-8"))
     return SampleCard(**{**values, "rates": RateSummary(**values["rates"]), "kept": KeptCount(**values["kept"])})
 
 
 def sample_card_markdown(card: SampleCard) -> str:
-    """The contents of `card.md`."""
     rates, kept = card.rates, card.kept
     lines = [
         f"# Sampled traces, round {card.round}",
@@ -336,7 +309,7 @@ def sample_card_markdown(card: SampleCard) -> str:
         f"Policy {card.policy}: {rates.num_samples} responses a prompt at temperature {card.temperature:g}, of at most "
         f"{card.max_response_tokens} tokens.",
         "",
-        *rates.sentences,
+        *_sentences(rates),
         "",
         f"{kept.traces} correct and complete answers to {kept.prompts} of {rates.prompts} training prompts are kept "
         f"({card.choose}, at most {card.max_per_prompt} a prompt), with {kept.mean_tokens:.1f} tokens on average; "
@@ -352,6 +325,18 @@ def sample_card_markdown(card: SampleCard) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _sentences(rates: RateSummary | DifficultyCard) -> list[str]:
+    """The summary in words, as lines of Markdown."""
+    outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rates.outcomes.items() if count)
+    return [
+        f"Mean pass rate {rates.mean_pass_rate:.3f}; {100 * rates.ever_solved_share:.1f} % of the prompts are solved "
+        f"at least once. A response has {rates.mean_tokens:.1f} tokens on average; "
+        f"{100 * rates.truncated_share:.1f} % ran into the limit.",
+        "",
+        f"Responses: {outcomes}.",
+    ]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -114,8 +114,6 @@ def remedies(reasons: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules for the rows of a source."""
-
     max_prompt_tokens: int | None
     """None: an evaluation suite, from which nothing is dropped."""
     max_trace_tokens: int
@@ -285,7 +283,6 @@ class RowFilter:
         )
 
     def _against_trace(self, each: _JudgedTrace, opener: str) -> Rejection | None:
-        """The first rule that a trace breaks."""
         rules, trace = self.rules, each.trace
         if each.num_tokens > rules.max_trace_tokens:
             return Rejection.TRACE_TOO_LONG

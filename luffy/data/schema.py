@@ -162,16 +162,27 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
     model = row.get("reward_model")
     if not isinstance(model, dict):
         raise RowError("reward_model", "is missing" if model is None else f"must be a mapping, found {_short(model)}")
-    return Prompt(
-        uid=prompt_uid(data_source, messages) if uid is None else checked_text(uid, "uid"),
-        data_source=data_source,
-        messages=messages,
-        ground_truth=checked_text(as_text(model.get("ground_truth")), "reward_model.ground_truth"),
-        traces=_traces(row, author),
-        ability=checked_text(_ABILITY if row.get("ability") is None else row["ability"], "ability"),
-        extra_info=_extra_info(row.get("extra_info")),
-        grader=_grader(model.get("style")),
-    )
+    uid = prompt_uid(data_source, messages) if uid is None else checked_text(uid, "uid")
+    ground_truth = checked_text(as_text(model.get("ground_truth")), "reward_model.ground_truth")
+    traces = _traces(row, author)
+    ability = checked_text(_ABILITY if row.get("ability") is None else row["ability"], "ability")
+    extra = given = row.get("extra_info")
+    if isinstance(given, str):
+        try:
+            extra = parse_json(given) if given.strip() else None
+        except ValueError as error:
+            raise RowError("extra_info", f"is not JSON: {error}") from None
+    if extra is not None and not isinstance(extra, dict):
+        raise RowError("extra_info", f"must be a mapping (or its JSON text), found {_short(extra)}")
+    if extra is not None and extra is given:
+        check_json(given, "extra_info")
+    style = model.get("style")
+    is_rule = style is None or (isinstance(style, str) and _VERLS_RULE.fullmatch(style))
+    # `model` is verl's word for a reward model, which is no grader.
+    if not is_rule and (not isinstance(style, str) or style == "model" or not _GRADER_NAME.fullmatch(style)):
+        allowed = "'rule' (the experiment's grader) or a grader's name"
+        raise RowError("reward_model.style", f"must be {allowed}, found {_short(style)}")
+    return Prompt(uid, data_source, messages, ground_truth, traces, ability, extra or {}, None if is_rule else style)
 
 
 def present_columns(wanted: Collection[str], found: Iterable[str]) -> list[str]:
@@ -267,17 +278,6 @@ def _messages(value: object, field: str, role_of_text: str) -> tuple[Message, ..
     return tuple(messages)
 
 
-def _grader(style: object) -> str | None:
-    if style is None or (isinstance(style, str) and _VERLS_RULE.fullmatch(style)):
-        return None
-    # `model` is verl's word for a reward model, which is no grader.
-    if not isinstance(style, str) or style == "model" or not _GRADER_NAME.fullmatch(style):
-        raise RowError(
-            "reward_model.style", f"must be 'rule' (the experiment's grader) or a grader's name, found {_short(style)}"
-        )
-    return style
-
-
 def _traces(row: Mapping[str, object], author: str) -> tuple[Trace, ...]:
     """The row's `traces`; where there are none, its `target`."""
     value = row.get("traces")
@@ -344,22 +344,6 @@ def checked_logprobs(value: object, field: str) -> tuple[float, ...] | None:
         if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number > 0:
             raise RowError(field, f"must hold finite numbers of at most 0, found {_short(number)}")
     return tuple(float(number) for number in value)
-
-
-def _extra_info(value: object) -> dict[str, object]:
-    found = value
-    if isinstance(value, str):
-        try:
-            found = parse_json(value) if value.strip() else None
-        except ValueError as error:
-            raise RowError("extra_info", f"is not JSON: {error}") from None
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise RowError("extra_info", f"must be a mapping (or its JSON text), found {_short(found)}")
-    if found is value:
-        check_json(value, "extra_info")
-    return found
 
 
 def check_json(value: object, field: str) -> None:

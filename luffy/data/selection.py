@@ -51,17 +51,7 @@ class PassedRows:
         return len(self.prompt_tokens)
 
     def lengths_of_traces(self, kept: Mask) -> npt.NDArray[np.int32]:
-        """Return the lengths of the traces of some rows."""
         return self.trace_tokens[np.repeat(kept, self.num_traces)]
-
-    def shortest_traces(self) -> npt.NDArray[np.int64]:
-        """Return the tokens of each row's shortest trace; 0 for rows without any."""
-        shortest = np.zeros(len(self), dtype=np.int64)
-        with_traces = np.flatnonzero(self.num_traces)
-        starts = (np.cumsum(self.num_traces) - self.num_traces)[with_traces]
-        if len(starts):
-            shortest[with_traces] = np.minimum.reduceat(self.trace_tokens, starts)
-        return shortest
 
 
 def read_passed_rows(folder: Path) -> PassedRows:
@@ -174,10 +164,12 @@ def merged(rows: PassedRows, selection: Selection) -> PassedRows:
 def keep_difficulty(rows: PassedRows, selection: Selection, data: DataConfig) -> Selection:
     """Return the rows on the wanted side of the boundary; rows without a trace have no difficulty and stay."""
     filters = data.filters
-    lengths = rows.shortest_traces()
-    with_traces = selection.kept & (lengths > 0)
+    with_traces = selection.kept & (rows.num_traces > 0)
     if filters.difficulty is None or not with_traces.any():
         return selection
+    lengths = np.zeros(len(rows), dtype=np.int64)  # of the shortest traces
+    starts = (np.cumsum(rows.num_traces) - rows.num_traces)[rows.num_traces > 0]
+    lengths[rows.num_traces > 0] = np.minimum.reduceat(rows.trace_tokens, starts)
     boundary = filters.difficulty_boundary_tokens or float(np.median(lengths[with_traces]))
     is_hard = lengths > boundary
     other = with_traces & (is_hard if filters.difficulty == "easy" else ~is_hard)

@@ -29,13 +29,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from luffy.confidential import may_show_prompt
 from luffy.config.grading import GradingConfig
-from luffy.data.overlap import NUM_HASHES, BenchmarkIndex, Signatures, signature
+from luffy.data.overlap import NUM_HASHES, Signatures, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
-from luffy.data.row_filters import FilteredRow, RowFilter, Rules, TraceReplayer, with_instructions, with_system_prompt
+from luffy.data.row_filters import FilteredRow, RowFilter, with_instructions, with_system_prompt
 from luffy.data.schema import problem_key, problem_text
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
 from luffy.errors import DataError, LostError
@@ -59,9 +58,7 @@ class FilterJob:
 
     name: str
     """The source's name, as on the card."""
-    tokenizer: PreTrainedTokenizerBase
-    rules: Rules
-    benchmarks: BenchmarkIndex
+    filter: RowFilter
     system_prompt: str | None
     instructions: Mapping[str | None, str]
     """Instructions of the environment, for the system message, by data source; those under None are for all others."""
@@ -73,8 +70,6 @@ class FilterJob:
     inputs: str = ""
     """The inputs of all sources of the stage (`TraceSource.inputs`) as text, benchmarks and the texts from which a
     tokenizer is built included, since the result depends on all of them."""
-    replayer: TraceReplayer | None = None
-    """Plays traces of many turns again."""
 
 
 @dataclass(slots=True)
@@ -128,9 +123,8 @@ def filter_source(source: TraceSource, job: FilterJob, folder: Path, num_workers
     waiting = unfinished()
     head = list(itertools.islice(waiting, 2))
     if source.is_light or num_workers == 1 or len(head) < 2:
-        worker = ShardWorker(job)
         for index, rows in itertools.chain(head, waiting):
-            worker.work(index, rows, folder, grader)
+            filter_shard(job, index, rows, folder, grader)
     else:
         _in_processes(itertools.chain(head, waiting), job, folder, num_workers)
     assert len(finished_shards(folder)) == count, "a shard was lost"
@@ -143,7 +137,6 @@ def finished_shards(folder: Path) -> list[Path]:
 
 
 def read_statistics(path: Path) -> ShardStatistics:
-    """Return the statistics of one shard."""
     statistics = ShardStatistics()
     for name, value in json.loads(path.read_text(encoding="utf-8")).items():
         setattr(statistics, name, Counter(value) if isinstance(value, dict) else value)
@@ -155,61 +148,54 @@ def digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-class ShardWorker:
-    """Filters one shard after another."""
+def filter_shard(job: FilterJob, index: int, rows: Sequence[Row], folder: Path, grader: GraderPool) -> None:
+    """Filter the rows and write the shard's files; DataError where a row names a grader that does not exist."""
 
-    def __init__(self, job: FilterJob) -> None:
-        self._job = job
-        self._filter = RowFilter(job.tokenizer, job.rules, job.benchmarks, job.replayer)
-
-    def work(self, index: int, rows: Sequence[Row], folder: Path, grader: GraderPool) -> None:
-        """Filter the rows and write the shard's files; DataError where a row names a grader that does not exist."""
-        prompts = [row for row in rows if isinstance(row, Prompt)]
-        grading = self._job.grading
-        unknown = sorted({prompt.grader for prompt in prompts if prompt.grader is not None} - set(grading.names))
-        if unknown:
-            raise DataError(
-                f"data.{self._job.name}: field reward_model.style names {', '.join(unknown)}, which is no grader; "
-                f"there are rule, {', '.join(grading.names)} (add others to grading.named)"
-            )
-        if self._job.system_prompt is not None:
-            prompts = with_system_prompt(prompts, self._job.system_prompt)
-        if self._job.instructions:
-            prompts = with_instructions(prompts, self._job.instructions)
-        judged = self._filter.apply(prompts, grader)
-        passed = [row for row in judged if row.reason is None]
-        write_prompts(_file(folder, index, "parquet"), [row.prompt for row in passed])
-        complement = [row.prompt for row in judged if row.lost_its_traces]
-        if complement:
-            write_prompts(_file(folder, index, "complement.parquet"), complement)
-        compared = passed if self._job.rules.repeats != "allow" else []
-        problems = [digest(problem_key(row.prompt.messages)) for row in compared]
-        answers = [digest(f"{row.prompt.grader}:{row.prompt.ground_truth}") for row in compared]
-        traces = [digest(trace.text) for row in compared for trace in row.prompt.traces]
-        verified = [[bool(trace.verified) for trace in row.prompt.traces] for row in passed]
-        with replacing(_file(folder, index, "npz")) as file:
-            np.savez(
-                file,
-                prompt_tokens=np.array([row.prompt_tokens for row in passed], dtype=np.int32),
-                num_traces=np.array([len(row.trace_tokens) for row in passed], dtype=np.int32),
-                trace_tokens=np.array([tokens for row in passed for tokens in row.trace_tokens], dtype=np.int32),
-                problems=np.array(problems, dtype=np.uint64),
-                answers=np.array(answers, dtype=np.uint64),
-                traces=np.array(traces, dtype=np.uint64),
-                sketches=self._sketches([row.prompt for row in passed]),
-                complement_sketches=self._sketches(complement),
-                all_verified=np.array(list(map(all, verified)), dtype=np.bool_),
-                any_verified=np.array(list(map(any, verified)), dtype=np.bool_),
-            )
-        statistics = _statistics(rows, judged, self._job.samples)
-        contents = {part.name: getattr(statistics, part.name) for part in fields(statistics)}
-        write_atomic(_file(folder, index, "json"), json.dumps(contents))
-
-    def _sketches(self, prompts: Sequence[Prompt]) -> Signatures:
-        """The problems' signatures; none where near duplicates are not filtered."""
-        sketched = prompts if self._job.rules.near_duplicates is not None else []
+    def sketches(prompts: Sequence[Prompt]) -> Signatures:
+        sketched = prompts if job.filter.rules.near_duplicates is not None else []
         found = [signature(problem_text(prompt.messages)) for prompt in sketched]
         return np.array(found, dtype=np.uint16).reshape(-1, NUM_HASHES)
+
+    prompts = [row for row in rows if isinstance(row, Prompt)]
+    grading = job.grading
+    unknown = sorted({prompt.grader for prompt in prompts if prompt.grader is not None} - set(grading.names))
+    if unknown:
+        raise DataError(
+            f"data.{job.name}: field reward_model.style names {', '.join(unknown)}, which is no grader; "
+            f"there are rule, {', '.join(grading.names)} (add others to grading.named)"
+        )
+    if job.system_prompt is not None:
+        prompts = with_system_prompt(prompts, job.system_prompt)
+    if job.instructions:
+        prompts = with_instructions(prompts, job.instructions)
+    judged = job.filter.apply(prompts, grader)
+    passed = [row for row in judged if row.reason is None]
+    write_prompts(_file(folder, index, "parquet"), [row.prompt for row in passed])
+    complement = [row.prompt for row in judged if row.lost_its_traces]
+    if complement:
+        write_prompts(_file(folder, index, "complement.parquet"), complement)
+    compared = passed if job.filter.rules.repeats != "allow" else []
+    problems = [digest(problem_key(row.prompt.messages)) for row in compared]
+    answers = [digest(f"{row.prompt.grader}:{row.prompt.ground_truth}") for row in compared]
+    traces = [digest(trace.text) for row in compared for trace in row.prompt.traces]
+    verified = [[bool(trace.verified) for trace in row.prompt.traces] for row in passed]
+    with replacing(_file(folder, index, "npz")) as file:
+        np.savez(
+            file,
+            prompt_tokens=np.array([row.prompt_tokens for row in passed], dtype=np.int32),
+            num_traces=np.array([len(row.trace_tokens) for row in passed], dtype=np.int32),
+            trace_tokens=np.array([tokens for row in passed for tokens in row.trace_tokens], dtype=np.int32),
+            problems=np.array(problems, dtype=np.uint64),
+            answers=np.array(answers, dtype=np.uint64),
+            traces=np.array(traces, dtype=np.uint64),
+            sketches=sketches([row.prompt for row in passed]),
+            complement_sketches=sketches(complement),
+            all_verified=np.array(list(map(all, verified)), dtype=np.bool_),
+            any_verified=np.array(list(map(any, verified)), dtype=np.bool_),
+        )
+    statistics = _statistics(rows, judged, job.samples)
+    contents = {part.name: getattr(statistics, part.name) for part in fields(statistics)}
+    write_atomic(_file(folder, index, "json"), json.dumps(contents))
 
 
 def _file(folder: Path, index: int, ending: str) -> Path:
@@ -241,7 +227,7 @@ def _in_processes(shards: Iterable[Shard], job: FilterJob, folder: Path, num_wor
         pool.shutdown(cancel_futures=True)
 
 
-_worker: tuple[ShardWorker, Path, GraderPool]
+_worker: tuple[FilterJob, Path, GraderPool]
 """State of a worker process; unset in the parent."""
 
 
@@ -250,16 +236,12 @@ def _start_worker(job_bytes: bytes, folder: str, parent: int) -> None:
     die_with(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for every core
     job: FilterJob = pickle.loads(job_bytes)  # noqa: S301 - made by this process's parent
-    _worker = (
-        ShardWorker(job),
-        Path(folder),
-        GraderPool.configured(1, job.grading, job.judge_cache, check_functions=False),
-    )
+    _worker = job, Path(folder), GraderPool.configured(1, job.grading, job.judge_cache, check_functions=False)
 
 
 def _work(index: int, rows: list[Row]) -> None:
-    worker, folder, grader = _worker
-    worker.work(index, rows, folder, grader)
+    job, folder, grader = _worker
+    filter_shard(job, index, rows, folder, grader)
 
 
 def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int) -> ShardStatistics:
@@ -276,22 +258,19 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
             statistics.authors.update(trace.author for trace in row.prompt.traces)
         else:
             statistics.rejected[row.reason] += 1
-        for sample in _samples(row):
-            shown[str(sample["reason"])] += 1
-            if shown[str(sample["reason"])] <= samples:
-                statistics.samples.append(sample)
+        # What `quarantine.jsonl` shows. The text is left out when it is confidential or contains a benchmark's problem:
+        # some benchmarks ask not to be redistributed.
+        hidden = row.hits or not may_show_prompt(row.prompt)
+        problem = "" if hidden else problem_text(row.prompt.messages)[:_SHOWN_CHARACTERS]
+        common = {"uid": row.prompt.uid, "problem": problem, "ground_truth": row.prompt.ground_truth if problem else ""}
+        found: list[tuple[str, dict[str, object]]] = []
+        if row.reason is not None and not row.lost_its_traces:
+            found.append((row.reason, {}))
+        for trace, reason in row.rejected_traces:
+            end = trace.text[-_SHOWN_CHARACTERS:] if problem else ""
+            found.append((reason, {"author": trace.author, "trace_end": end}))
+        for reason, more in found:
+            shown[reason] += 1
+            if shown[reason] <= samples:
+                statistics.samples.append({"reason": reason, **common, **more})
     return statistics
-
-
-def _samples(row: FilteredRow) -> Iterator[dict[str, object]]:
-    """Entries of `quarantine.jsonl` that show why the row or its traces were rejected. The text is left out when it is
-    confidential or contains a benchmark's problem: some benchmarks ask not to be redistributed."""
-    prompt = row.prompt
-    hidden = row.hits or not may_show_prompt(prompt)
-    problem = "" if hidden else problem_text(prompt.messages)[:_SHOWN_CHARACTERS]
-    common = {"uid": prompt.uid, "problem": problem, "ground_truth": prompt.ground_truth if problem else ""}
-    if row.reason is not None and not row.lost_its_traces:
-        yield {"reason": row.reason, **common}
-    for trace, reason in row.rejected_traces:
-        end = trace.text[-_SHOWN_CHARACTERS:] if problem else ""
-        yield {"reason": reason, **common, "author": trace.author, "trace_end": end}

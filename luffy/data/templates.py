@@ -65,7 +65,6 @@ def encode_traces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> l
 
 
 def prompt_lengths(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[int]:
-    """Return the number of tokens of each rendered prompt."""
     return [len(encoding) for encoding in _encodings(tokenizer, prompt_texts(tokenizer, conversations))]
 
 
@@ -97,7 +96,6 @@ def add_stop_tokens(tokenizer: PreTrainedTokenizerBase, named: Iterable[int]) ->
 
 
 def stop_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Return the tokens that end a response, as text."""
     return tuple(str(tokenizer.convert_ids_to_tokens(token)) for token in stop_token_ids(tokenizer))
 
 

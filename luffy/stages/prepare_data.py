@@ -39,7 +39,7 @@ from luffy.data.card import (
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
-from luffy.data.row_filters import Rules, remedies
+from luffy.data.row_filters import RowFilter, Rules, remedies
 from luffy.data.selection import (
     Mask,
     PassedRows,
@@ -116,20 +116,17 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
         for name, source in sources.items():
             job = FilterJob(
                 name=name,
-                tokenizer=tokenizer,
-                rules=_rules(name, settings),
-                benchmarks=benchmarks,
+                filter=RowFilter(tokenizer, _rules(name, settings), benchmarks, replayer if name == "train" else None),
                 system_prompt=data.system_prompt,
                 instructions={} if name == _CORPUS else instructions,
                 grading=settings.grading,
                 judge_cache=judge_cache,
                 samples=data.rejected_samples,
                 inputs=inputs,
-                replayer=replayer if name == "train" else None,
             )
             workers = context.execution.data_workers or len(os.sched_getaffinity(0))
             filter_source(source, job, out / _SHARDS / name, workers, grader)
-            prepared.append(_finished(name, source, job.rules, settings, out, grader))
+            prepared.append(_finished(name, source, job.filter.rules, settings, out, grader))
             step_done()
     files = [file for each in prepared for file in each.files]
     _write_quarantine(out / "quarantine.jsonl", prepared, data.rejected_samples)

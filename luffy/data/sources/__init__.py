@@ -21,16 +21,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Protocol, cast
 
-from luffy.config.data import (
-    ArithmeticSource,
-    CustomSource,
-    GuessNumberSource,
-    MixtureSource,
-    SourceConfig,
-    WordProblemSource,
-)
+from luffy.config.data import CustomSource, MixtureSource, SourceConfig
 from luffy.errors import DataError
 from luffy.import_paths import NotImported, imported
 from luffy.types import Prompt
@@ -48,7 +41,6 @@ class QuarantinedRow:
 
 
 Row = Prompt | QuarantinedRow
-Generator = TypeVar("Generator", ArithmeticSource, GuessNumberSource, WordProblemSource)
 
 
 class TraceSource(Protocol):
@@ -76,25 +68,20 @@ class TraceSource(Protocol):
         ...
 
 
-class GeneratedPrompts(Generic[Generator]):
+class GeneratedPrompts:
     """Short prompts that are a function of their generator's settings, the seed and the purpose."""
 
     is_light = True
 
-    def __init__(
-        self, source: Generator, purpose: str, seed: int, make: Callable[[Generator, str, int], Iterator[Prompt]]
-    ) -> None:
+    def __init__(self, source: SourceConfig, purpose: str, seed: int, make: Callable[[], Iterator[Prompt]]) -> None:
         self.kind = source.kind
-        self._source, self._purpose, self._seed, self._make = source, purpose, seed, make
+        self.rows = make
+        settings = json.dumps(source.model_dump(mode="json"), sort_keys=True)
+        self._digest = hashlib.sha256(f"{seed}:{purpose}:{settings}".encode()).hexdigest()
 
     def inputs(self) -> dict[str, str]:
         """All that the prompts depend on."""
-        settings = json.dumps(self._source.model_dump(mode="json"), sort_keys=True)
-        return {"settings": hashlib.sha256(f"{self._seed}:{self._purpose}:{settings}".encode()).hexdigest()}
-
-    def rows(self) -> Iterator[Prompt]:
-        """Make the prompts one by one."""
-        return self._make(self._source, self._purpose, self._seed)
+        return {"settings": self._digest}
 
 
 MIXTURE = "mixture"

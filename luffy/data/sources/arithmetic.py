@@ -124,12 +124,12 @@ def _labelled(label: str, operation: Operation) -> str:
     return f"{label}:{operation.symbol}"
 
 
-def arithmetic_prompts(source: ArithmeticSource, purpose: str, seed: int) -> GeneratedPrompts[ArithmeticSource]:
+def arithmetic_prompts(source: ArithmeticSource, purpose: str, seed: int) -> GeneratedPrompts:
     """`source.num_prompts` prompts, each with one trace; DataError if there are not that many distinct ones.
 
     Every length has the same number of prompts, to within one, and exactly its rounded share of stepwise traces.
     """
-    return GeneratedPrompts(source, purpose, seed, _prompts)
+    return GeneratedPrompts(source, purpose, seed, lambda: _prompts(source, purpose, seed))
 
 
 def _prompts(source: ArithmeticSource, purpose: str, seed: int) -> Iterator[Prompt]:

@@ -30,17 +30,6 @@ from luffy.grading.extract import THINK_OPEN, last_box
 from luffy.types import Message, Prompt, Trace
 
 
-def apart_options(row: Mapping[str, object], field: ChoicesField, question: str) -> tuple[list[str], str]:
-    """Return the options of a dataset with a separate column for the correct one, in a fixed order, and its letter."""
-    assert field.correct is not None, "refused by the configuration"
-    correct = _text(value_at(row, field.correct), field.correct)
-    others = [_text(value_at(row, column), column) for column in field.incorrect]
-    if correct in others:
-        raise RowError(field.correct, "equals one of the incorrect options")
-    options = fixed_order(question, [correct, *others])
-    return options, LABELS[options.index(correct)]
-
-
 def listed_options(
     row: Mapping[str, object], field: ChoicesField, answer: str, answer_column: str
 ) -> tuple[list[str], str]:
@@ -72,14 +61,7 @@ def listed_options(
     return [options[place] for place in kept], LABELS[kept.index(right)]
 
 
-def option_columns(field: ChoicesField) -> list[str]:
-    """Return the columns that hold the options."""
-    alone = [column for column in (field.column, field.labels, field.correct) if column is not None]
-    return [*alone, *field.columns, *field.incorrect]
-
-
 def _place(answer: str, column: str, options: Sequence[str], labels: Sequence[str], field: ChoicesField) -> int:
-    """Index of the correct option among those listed."""
     if field.answer_is == "index":
         if not answer.isdecimal() or int(answer) >= len(options):
             raise RowError(column, f"must be an index from 0 to {len(options) - 1}")
@@ -105,15 +87,21 @@ def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: 
     extra = {column: value_at(row, column) for column in fields.extra}
     for column, value in extra.items():
         check_json(value, column)
-    if fields.choices is None:
+    choices = fields.choices
+    if choices is None:
         assert fields.answer is not None, "refused by the configuration"
         ground_truth = _answer(row, fields.answer)
     else:
-        options, ground_truth = (
-            apart_options(row, fields.choices, problem_text(messages))
-            if fields.answer is None
-            else listed_options(row, fields.choices, _answer(row, fields.answer), fields.answer.column)
-        )
+        if fields.answer is not None:
+            options, ground_truth = listed_options(row, choices, _answer(row, fields.answer), fields.answer.column)
+        else:  # the correct option has a column of its own: all of them in a fixed order
+            assert choices.correct is not None, "refused by the configuration"
+            correct = _text(value_at(row, choices.correct), choices.correct)
+            others = [_text(value_at(row, column), column) for column in choices.incorrect]
+            if correct in others:
+                raise RowError(choices.correct, "equals one of the incorrect options")
+            options = fixed_order(problem_text(messages), [correct, *others])
+            ground_truth = LABELS[options.index(correct)]
         messages = with_options(messages, options)
         extra |= {OPTIONS: options, NUM_OPTIONS: len(options)}
     number = "" if fields.id is None else f"#{checked_text(as_text(value_at(row, fields.id)), fields.id)}"
@@ -131,13 +119,13 @@ def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: 
 
 def columns_of(fields: FieldsConfig) -> list[str]:
     """Return the columns that a row must have (the first part of dotted names), in order of use."""
-    columns = [fields.problem, *([fields.answer.column] if fields.answer else [])]
-    columns += option_columns(fields.choices) if fields.choices else []
-    columns += [fields.id] if fields.id else []
-    columns += fields.extra
+    columns = [fields.problem, fields.answer.column if fields.answer else None]
+    if choices := fields.choices:
+        columns += [choices.column, choices.labels, choices.correct, *choices.columns, *choices.incorrect]
+    columns += [fields.id, *fields.extra]
     for trace in fields.traces:
-        columns += filter(None, (trace.column, trace.author_column, trace.keep_column, trace.logprobs_column))
-    return list(dict.fromkeys(column.partition(".")[0] for column in columns))
+        columns += [trace.column, trace.author_column, trace.keep_column, trace.logprobs_column]
+    return list(dict.fromkeys(column.partition(".")[0] for column in columns if column))
 
 
 def _answer(row: Mapping[str, object], field: AnswerField) -> str:
@@ -177,8 +165,14 @@ def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[T
     found = []
     for index, text in enumerate(texts):
         name = f"{field.column}[{index}]" if several else field.column
-        if field.keep_column is not None and not _is_true(kept[index], field.keep_column):
-            continue
+        if field.keep_column is not None:
+            flag = kept[index]
+            if isinstance(flag, str):  # as CSV writes it
+                flag = {"true": True, "false": False}.get(flag.strip().lower(), flag)
+            if flag is not None and not isinstance(flag, bool):
+                raise RowError(field.keep_column, f"must be true or false, found {str(flag)[:60]!r}")
+            if not flag:
+                continue
         written = checked_text(text, name)
         if field.thinking and not written.lstrip().startswith(THINK_OPEN):
             written = f"{THINK_OPEN}\n{written}"
@@ -199,15 +193,6 @@ def _parallel(row: Mapping[str, object], column: str | None, count: int, several
     if not isinstance(value, list) or len(value) != count:
         raise RowError(str(column), f"must be a list of {count}, one per trace, found {str(value)[:60]}")
     return value
-
-
-def _is_true(value: object, column: str) -> bool:
-    """The value of a flag, which may be written as text (CSV); a missing value is false."""
-    if isinstance(value, str):
-        value = {"true": True, "false": False}.get(value.strip().lower(), value)
-    if value is None or isinstance(value, bool):
-        return value is True
-    raise RowError(column, f"must be true or false, found {str(value)[:60]!r}")
 
 
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

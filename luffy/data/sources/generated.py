@@ -30,9 +30,9 @@ from luffy.seeds import derive_seed
 from luffy.types import Message, Prompt, Trace
 
 
-def guessing_games(source: GuessNumberSource, purpose: str, seed: int) -> GeneratedPrompts[GuessNumberSource]:
+def guessing_games(source: GuessNumberSource, purpose: str, seed: int) -> GeneratedPrompts:
     """`source.num_prompts` games, each with one trace."""
-    return GeneratedPrompts(source, purpose, seed, _games)
+    return GeneratedPrompts(source, purpose, seed, lambda: _games(source, purpose, seed))
 
 
 def _games(source: GuessNumberSource, purpose: str, seed: int) -> Iterator[Prompt]:
@@ -132,12 +132,12 @@ def _event(dice: _Dice, count: int) -> StoryEvent:
     return StoryEvent(text, f"{count} * {factor} = {count * factor}", count * factor)
 
 
-def word_problems(source: WordProblemSource, purpose: str, seed: int) -> GeneratedPrompts[WordProblemSource]:
+def word_problems(source: WordProblemSource, purpose: str, seed: int) -> GeneratedPrompts:
     """`source.num_prompts` distinct problems, each with one trace.
 
     They cycle through the numbers of events, so that each has the same number of problems, to within one.
     """
-    return GeneratedPrompts(source, purpose, seed, _problems)
+    return GeneratedPrompts(source, purpose, seed, lambda: _problems(source, purpose, seed))
 
 
 def _problems(source: WordProblemSource, purpose: str, seed: int) -> Iterator[Prompt]:

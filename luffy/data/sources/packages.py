@@ -61,7 +61,6 @@ class ReasoningGymPrompts:
                 raise DataError(f"data.{purpose}.tasks: {name}: {error}") from None
 
     def inputs(self) -> dict[str, str]:
-        """The settings and the package's version: prompts are a function of them."""
         from importlib.metadata import version
 
         settings = json.dumps(self._source.model_dump(mode="json", context=FOR_IDENTITY), sort_keys=True)
@@ -69,7 +68,6 @@ class ReasoningGymPrompts:
         return {"settings": hashlib.sha256(text.encode()).hexdigest()}
 
     def rows(self) -> Iterator[Row]:
-        """Take the next item from each task in turn."""
         for index in range(self._source.num_prompts):
             number, which = divmod(index, len(self._tasks))
             name = self._source.tasks[which]
@@ -78,34 +76,28 @@ class ReasoningGymPrompts:
             if answer is None or not str(answer).strip():
                 yield QuarantinedRow(f"reasoning_gym.{name}", index + 1, "answer", "is missing")
                 continue
-            info = self._entry(name, item) if self._source.grader is not None else {}
-            if info is None:
-                yield QuarantinedRow(f"reasoning_gym.{name}", index + 1, "metadata", "does not come back from JSON")
-                continue
+            info = {}
+            if self._source.grader is not None:  # the package scores answers by the entry later
+                score = self._tasks[which].score_answer
+                try:
+                    entry = parse_json(json.dumps(item))
+                    comes_back = score(answer, entry) == score(answer, item)
+                except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError):
+                    comes_back = False
+                if not comes_back:
+                    yield QuarantinedRow(f"reasoning_gym.{name}", index + 1, "metadata", "does not come back from JSON")
+                    continue
+                info = {GYM_ENTRY: {"task": name, "options": self._source.options.get(name, {}), "entry": entry}}
             messages = (Message("user", str(item["question"])),)
-            data_source = f"reasoning_gym/{name}"
-            uid = prompt_uid(data_source, messages)
             yield Prompt(
-                uid,
-                data_source,
-                messages,
-                str(answer),
+                uid=prompt_uid(f"reasoning_gym/{name}", messages),
+                data_source=f"reasoning_gym/{name}",
+                messages=messages,
+                ground_truth=str(answer),
                 ability="reasoning",
                 extra_info=info,
                 grader=self._source.grader,
             )
-
-    def _entry(self, name: str, item: Mapping[str, object]) -> dict[str, object] | None:
-        """The entry from which the package can score an answer later; None where a round trip through JSON changes the
-        score of its own answer."""
-        dataset = self._tasks[self._source.tasks.index(name)]
-        try:
-            entry = parse_json(json.dumps(item))
-            if dataset.score_answer(item["answer"], entry) != dataset.score_answer(item["answer"], item):
-                return None
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError):
-            return None
-        return {GYM_ENTRY: {"task": name, "options": self._source.options.get(name, {}), "entry": entry}}
 
 
 _AT_ONCE = 256
@@ -114,8 +106,6 @@ _SCORED = "(scored by the environment)"
 
 
 class VerifiersTasks:
-    """The first `num_prompts` tasks of a split."""
-
     kind = "verifiers"
     is_light = False
 
@@ -124,12 +114,10 @@ class VerifiersTasks:
         self._where = f"data.{purpose}"
 
     def inputs(self) -> dict[str, str]:
-        """The digests of all tasks."""
         digests = [task["digest"] for task in self._tasks()]
         return {"tasks": hashlib.sha256(json.dumps(digests).encode()).hexdigest()}
 
     def rows(self) -> Iterator[Row]:
-        """One prompt for each task; one without messages is quarantined."""
         name = f"verifiers/{self._source.environment}"
         for row, task in enumerate(self._tasks()):
             messages = tuple(Message(each["role"], each["content"]) for each in task["messages"])

@@ -46,21 +46,29 @@ class FilePrompts:
 
     def __init__(self, source: FileSource, purpose: str, seed: int) -> None:
         self._source, self._purpose = source, purpose
-        self._paths = _paths(source.path, purpose)
+        self._paths = expand_pattern(source.path)
+        if not self._paths:
+            raise DataError(f"data.{purpose}: {source.path}: no such file (working directory {Path.cwd()})")
+        allowed = ", ".join(_READERS)
+        for file in self._paths:
+            if file.is_dir():
+                raise DataError(f"data.{purpose}: {file} is a directory; give one file ({allowed}) or a pattern with *")
+            if not file.is_file():
+                raise DataError(f"data.{purpose}: {file}: no such file (working directory {Path.cwd()})")
+            if file.suffix not in _READERS:
+                raise DataError(f"data.{purpose}: {file}: extension {file.suffix!r}; use one of {allowed}")
 
     def inputs(self) -> dict[str, str]:
-        """The files."""
         return {str(path): sha256_of(path) for path in self._paths}
 
     def rows(self) -> Iterator[Row]:
-        """Read the rows one by one."""
-        yield from prompts_of(self._numbered(), self._source, f"data.{self._purpose}: {self._source.path}")
-
-    def _numbered(self) -> Iterator[NumberedRow]:
         wanted, required = columns_to_read(self._source)
-        for path in self._paths:
-            for number, row in _READERS[path.suffix](path, wanted, required):
-                yield str(path), number, row
+        numbered = (
+            (str(path), number, row)
+            for path in self._paths
+            for number, row in _READERS[path.suffix](path, wanted, required)
+        )
+        return prompts_of(numbered, self._source, f"data.{self._purpose}: {self._source.path}")
 
 
 def columns_to_read(source: FileSource | HubSource) -> tuple[list[str], list[str]]:
@@ -127,24 +135,8 @@ def _selected(rows: Iterable[NumberedRow], source: FileSource | HubSource, where
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _paths(path: str, purpose: str) -> list[Path]:
-    found = expand_pattern(path)
-    if not found:
-        raise DataError(f"data.{purpose}: {path}: no such file (working directory {Path.cwd()})")
-    allowed = ", ".join(_READERS)
-    for file in found:
-        if file.is_dir():
-            raise DataError(f"data.{purpose}: {file} is a directory; give one file ({allowed}) or a pattern with *")
-        if not file.is_file():
-            raise DataError(f"data.{purpose}: {file}: no such file (working directory {Path.cwd()})")
-        if file.suffix not in _READERS:
-            raise DataError(f"data.{purpose}: {file}: extension {file.suffix!r}; use one of {allowed}")
-    return found
 
 
 def _jsonl_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Iterator[_Numbered]:
@@ -220,24 +212,17 @@ class HubPrompts:
         self._columns = present_columns(wanted, found)
 
     def inputs(self) -> dict[str, str]:
-        """The cached files of the split."""
         files = [Path(str(file["filename"])) for file in self._dataset.cache_files]
         name = f"{self._source.path}@{self._source.revision}"
         digests = "".join(sha256_of(file) for file in files)
         return {name: digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest()}
 
     def rows(self) -> Iterator[Row]:
-        """Read the rows one by one."""
-        yield from prompts_of(self._numbered(), self._source, f"data.{self._purpose}: {self._source.path}")
-
-    def _numbered(self) -> Iterator[NumberedRow]:
         name = f"{self._source.path} ({self._source.split})"
-        columns = self._dataset.select_columns(self._columns)
-        number = 0
-        for table in columns.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-            for row in itertools.chain.from_iterable(map(decoded, table.to_batches())):
-                number += 1
-                yield name, number, row
+        tables = self._dataset.select_columns(self._columns).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+        rows = (row for table in tables for batch in table.to_batches() for row in decoded(batch))
+        numbered = ((name, number, row) for number, row in enumerate(rows, start=1))
+        return prompts_of(numbered, self._source, f"data.{self._purpose}: {self._source.path}")
 
 
 def _load(source: HubSource, purpose: str) -> "Dataset":

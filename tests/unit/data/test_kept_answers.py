@@ -3,12 +3,12 @@
 import dataclasses
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.answers import KeepAnswers
-from luffy.data.kept_answers import GradedAnswer, farthest_first, kept_answers, kept_traces, text_distance
+from luffy.data.kept_answers import GradedAnswer, farthest_first, kept_traces
+from luffy.data.overlap import words
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import with_verdict
 from luffy.types import Message, Outcome, Prompt
@@ -25,7 +25,7 @@ def answer(text: str, num_tokens: int = 5, outcome: Outcome = Outcome.CORRECT, c
 
 def kept(answers: list[GradedAnswer], choose: str, most: int) -> list[str]:
     rule = KeepAnswers.model_validate({"choose": choose, "max_per_prompt": most})
-    return [each.text for each in kept_answers(answers, rule)]
+    return [each.text for each in kept_traces(answers, rule)]
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,20 @@ def test_diverse_takes_the_first_and_then_what_is_farthest_from_it():
     assert kept(answers, "diverse", 9) == [answers[0].text, far, near]
 
 
-def test_the_distance_is_jaccards_over_word_triples():
-    # abc bcd cde against abc bcd cdf: two shared of four
-    assert text_distance("a b c d e", "A b, c d f") == pytest.approx(1 - 2 / 4)
-    assert text_distance("a b", "a  b") == 0
-    assert text_distance("a b c", "") == 1
-    assert text_distance("", "") == 0
+def distance(one: str, other: str) -> float:
+    """Jaccard's, over the sets of word triples."""
+    texts = words(one), words(other)
+    sizes = [min(3, len(found)) for found in texts]
+    runs = [
+        {tuple(found[at : at + size]) for at in range(len(found) - size + 1)} if found else set()
+        for found, size in zip(texts, sizes, strict=True)
+    ]
+    union = runs[0] | runs[1]
+    return 1 - len(runs[0] & runs[1]) / len(union) if union else 0.0
+
+
+def test_case_and_punctuation_make_no_distance():
+    assert farthest_first(["a b c d e", "A b, c d e", "a b c d f", ""], 4) == [0, 3, 2, 1]
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=8), count=st.integers(1, 8))
@@ -70,7 +78,7 @@ def test_each_choice_is_the_farthest_from_those_before(texts: list[str], count: 
     assert len(order) == len(set(order)) == min(count, len(texts))
 
     def nearest(index: int, chosen: list[int]) -> float:
-        return min(text_distance(texts[index], texts[other]) for other in chosen)
+        return min(distance(texts[index], texts[other]) for other in chosen)
 
     for place in range(1, len(order)):
         before = order[:place]
@@ -83,8 +91,8 @@ def test_each_choice_is_the_farthest_from_those_before(texts: list[str], count: 
 def test_fewer_are_a_prefix_of_more(texts: list[str], rule: KeepAnswers):
     answers = [answer(text, len(text)) for text in texts]
     more = rule.model_copy(update={"max_per_prompt": rule.max_per_prompt + 1})
-    found = kept_answers(answers, rule)
-    assert found == kept_answers(answers, more)[: rule.max_per_prompt]
+    found = kept_traces(answers, rule)
+    assert found == kept_traces(answers, more)[: rule.max_per_prompt]
     assert len({" ".join(each.text.split()) for each in found}) == len(found) <= rule.max_per_prompt
 
 

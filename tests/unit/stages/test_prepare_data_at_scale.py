@@ -19,7 +19,7 @@ import luffy.data.parquet as parquet
 from luffy.data import shards
 from luffy.data.parquet import read_prompts
 from luffy.data.schema import problem_key
-from luffy.data.shards import ShardWorker
+from luffy.data.shards import filter_shard
 from luffy.data.splits import LUFFY_SCHEMA
 from luffy.errors import DataError, LostError
 from luffy.stages.program import StageResult
@@ -84,7 +84,7 @@ def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
 def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypatch):
     source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)])
     undisturbed = contents(tmp_path / "a", prepare(tmp_path / "a", train=source))
-    work, begun = ShardWorker.work, []
+    work, begun = filter_shard, []
 
     def interrupted(self, index, rows, folder, grader):
         begun.append((folder.name, index))
@@ -92,7 +92,7 @@ def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypa
             raise KeyboardInterrupt
         work(self, index, rows, folder, grader)
 
-    monkeypatch.setattr(ShardWorker, "work", interrupted)
+    monkeypatch.setattr("luffy.data.shards.filter_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "b", train=source)
     result = prepare(tmp_path / "b", train=source)
@@ -301,7 +301,7 @@ def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(tmp_path,
     sizes["train"].write_text("0 45")
     sizes["benchmark"].write_text("1000 1")
     asked = {"train": sources["train"], "decontamination": {"benchmarks": {"other": sources["benchmark"]}}}
-    work, begun = ShardWorker.work, []
+    work, begun = filter_shard, []
 
     def interrupted(self, index, rows, folder, grader):
         begun.append((folder.name, index))
@@ -309,7 +309,7 @@ def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(tmp_path,
             raise KeyboardInterrupt
         work(self, index, rows, folder, grader)
 
-    monkeypatch.setattr(ShardWorker, "work", interrupted)
+    monkeypatch.setattr("luffy.data.shards.filter_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "out", **asked)
     sizes[which].write_text("100 12" if which == "train" else "3 4")

@@ -11,7 +11,7 @@ from synthetic.preparation import row, sources_of, written
 
 import luffy.data.parquet as parquet
 from luffy.data.parquet import read_prompts
-from luffy.data.shards import ShardWorker
+from luffy.data.shards import filter_shard
 from luffy.errors import DataError
 from luffy.types import Prompt
 
@@ -162,7 +162,7 @@ def test_difficulty_and_correctness_are_those_of_all_merged_traces(tmp_path):
 @pytest.mark.usefixtures("small_shards")
 def test_what_was_interrupted_while_merging_does_not_merge_twice(tmp_path, monkeypatch):
     source = written(tmp_path / "d.jsonl", repeated(7, 3))
-    work = ShardWorker.work
+    work = filter_shard
 
     def interrupted(self, index, rows, folder, grader):
         if folder.name == "suites.small":
@@ -171,12 +171,12 @@ def test_what_was_interrupted_while_merging_does_not_merge_twice(tmp_path, monke
 
     prepare(tmp_path / "undisturbed", train=source)
     out = tmp_path / "out"
-    monkeypatch.setattr(ShardWorker, "work", interrupted)
+    monkeypatch.setattr("luffy.data.shards.filter_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(out, train=source)
     assert list(out.rglob("*.merged.parquet"))
     (out / "shards" / "train" / "00000.spill.jsonl").write_text("half a let")
-    monkeypatch.setattr(ShardWorker, "work", work)
+    monkeypatch.setattr("luffy.data.shards.filter_shard", work)
     prepare(out, train=source)
     for name in ("train.parquet", "sft.parquet"):
         assert (out / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
