@@ -7,8 +7,6 @@ import base64
 import json
 import re
 import signal
-import subprocess
-import sys
 import threading
 
 import httpx
@@ -71,22 +69,7 @@ def served(tmp_path_factory):
     place_empty_database(checkout.workspace / "prefect")
     ours = {"PREFECT_API_AUTH_STRING": KEYS["PREFECT_SERVER_API_AUTH_STRING"], "PYTHONUNBUFFERED": "1"}
     checkout.environment |= {**KEYS, **ours, "LUFFY_WORKSPACE": str(checkout.workspace)}
-    command = [sys.executable, "flows/serve.py", "--port", str(checkout.port), "--workspace", str(checkout.workspace)]
-    process = subprocess.Popen(
-        [*command, "--host", "0.0.0.0", "--name", "proxy.example"],
-        cwd=checkout.root,
-        env=checkout.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    checkout.said = []
-    for line in process.stdout:
-        checkout.said.append(line)
-        if line.startswith("Ctrl-C ends"):
-            break
-    assert checkout.said[-1].startswith("Ctrl-C ends"), "".join(checkout.said)
+    process = checkout.start("--host", "0.0.0.0", "--name", "proxy.example")
     yield checkout
     process.send_signal(signal.SIGINT)
     checkout.said.append(process.communicate(timeout=PATIENCE_S)[0])

@@ -5,19 +5,16 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from toy_run import Recorder
+from real_run import execute, opened
 
-from luffy.config import load_experiment
 from luffy.data.parquet import read_prompts
 from luffy.data.pass_rates import read_sample_card
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
-from luffy.pipeline.workspace import Workspace
+from luffy.pipeline.experiment import Experiment
 from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows
 from luffy.types import Message, Source
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_stages")]
-CONFIGS = Path(__file__).parents[2] / "exp_configs"
 SMALL = [
     "model.architecture={hidden_size: 32, intermediate_size: 64, num_layers: 2, num_heads: 2, "
     "max_position_embeddings: 256}",
@@ -32,11 +29,9 @@ GAMES = "kind: guess_number, high: 7, max_turns: 3"
 
 def played(workspace: Path, config: str, changes: list[str]) -> Experiment:
     """The experiment after its stages; of the evaluations after that of the last policy, and without the report."""
-    experiment = open_experiment(load_experiment(CONFIGS / config, [*SMALL, *changes]), Workspace(workspace))
-    run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}))
-    for plan in experiment.plan():
-        if plan.node.name not in ("evaluate_base", "evaluate_sft", "report"):
-            run.execute(plan.node.name, Recorder())
+    experiment = opened(workspace, config, *SMALL, *changes)
+    nodes = (plan.node.name for plan in experiment.plan())
+    execute(experiment, *(node for node in nodes if node not in ("evaluate_base", "evaluate_sft", "report")))
     return experiment
 
 

@@ -9,18 +9,14 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from toy_run import Recorder
+from real_run import execute, opened
 
-from luffy.config import load_experiment
 from luffy.errors import StageFailed
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
-FAKES = ROOT / "tests" / "synthetic" / "fake_verifiers"
+FAKES = Path(__file__).parents[1] / "synthetic" / "fake_verifiers"
 PACKAGE = f"environment: fake-environments, arguments: {{which: countdowns, num_tasks: 24}}, python: {sys.executable}"
 COUNTDOWNS = [
     "chain=rl",
@@ -41,11 +37,7 @@ COUNTDOWNS = [
 
 def run(workspace: Path, *names: str) -> None:
     """Make these stages."""
-    config = load_experiment(ROOT / "exp_configs" / "guess_number.yaml", COUNTDOWNS)
-    experiment = open_experiment(config, Workspace(workspace))
-    started = ExperimentRun(experiment, experiment.workspace.new_run("test", {}))
-    for name in names:
-        started.execute(name, Recorder())
+    execute(opened(workspace, "guess_number.yaml", *COUNTDOWNS), *names)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import itertools
 import json
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,13 +127,12 @@ def largest_gap(
     requests: Sequence[RolloutRequest],
     completions: Sequence[Completion],
     temperature: float,
+    expected: Callable[..., list[float]] = expected_logprobs,
 ) -> float:
     return max(
-        abs(said - expected)
+        abs(said - wanted)
         for request, completion in zip(requests, completions, strict=True)
-        for said, expected in zip(
-            completion.logprobs, expected_logprobs(models, request, completion, temperature), strict=True
-        )
+        for said, wanted in zip(completion.logprobs, expected(models, request, completion, temperature), strict=True)
     )
 
 

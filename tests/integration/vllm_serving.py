@@ -23,8 +23,15 @@ _ANSWER_S = 10.0
 
 
 @contextmanager
-def served_by_vllm(folder: Path, log: Path, key: str) -> Iterator[str]:
+def served_by_vllm(folder: Path, log: Path, key: str, *options: str) -> Iterator[str]:
     """The URL of a server with the model in `folder`, in float32, that asks for `key`."""
+    with server_process(folder, log, key, *options) as (url, _):
+        yield url
+
+
+@contextmanager
+def server_process(folder: Path, log: Path, key: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The same, and its process; `options` are of its command line."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -33,8 +40,11 @@ def served_by_vllm(folder: Path, log: Path, key: str) -> Iterator[str]:
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", NAME,
         "--host", "127.0.0.1", "--port", port, "--api-key", key, "--dtype", "float32", "--generation-config", "vllm",
         "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager", "--no-enable-chunked-prefill",
+        *options,
     ]  # fmt: skip
-    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(argument) for argument in command],
@@ -51,6 +61,6 @@ def served_by_vllm(folder: Path, log: Path, key: str) -> Iterator[str]:
 
     try:
         wait_until(answers, "the server")
-        yield url
+        yield url, process
     finally:
         end_group(process, grace_s=GRACE_S)
