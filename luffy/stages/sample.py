@@ -20,7 +20,7 @@ from typing import Literal
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.settings import DifficultySettings, SampleSettings
-from luffy.data.kept_answers import GradedAnswer, kept_traces
+from luffy.data.kept_answers import kept_traces
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.pass_rates import (
     CARD_FILE,
@@ -41,11 +41,19 @@ from luffy.pipeline.manifest import read_manifest
 from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Keep, ResponseProgress, open_asker
-from luffy.stages.answers.clients import EvaluationRequest, SampleRequest, Suite, as_trace, render_as_ids, sample_key
+from luffy.stages.answers.clients import (
+    EvaluationRequest,
+    SampleRequest,
+    Suite,
+    as_trace,
+    graded_answer,
+    render_as_ids,
+    sample_key,
+)
 from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.training.model_folder import copy_tokenizer
-from luffy.types import TOKEN_LIMITS, FinishReason, Outcome, Prompt
+from luffy.types import TOKEN_LIMITS, Outcome, Prompt
 
 TRAIN_FILE = "train.parquet"
 _TRACES_FILE = "sampled.parquet"
@@ -224,22 +232,8 @@ def without_text(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
 def _kept(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
     """The answer with what a trace needs, where it may become one; raises as `as_trace` does."""
     kept = dataclasses.replace(as_trace(sample, answer), measures={})
-    return kept if _graded_answer(kept).may_be_kept else without_text(sample, answer)
-
-
-def _graded_answer(answer: ModelAnswer, model: str = "", decoding: str = "") -> GradedAnswer:
-    assert answer.text is not None
-    return GradedAnswer(
-        answer.text,
-        answer.num_tokens,
-        answer.outcome,
-        is_complete=answer.finish_reason is FinishReason.STOP,
-        author=_AUTHOR,
-        model=model,
-        decoding=decoding,
-        logprobs=answer.logprobs,
-        turns=answer.turns,
-    )
+    may_be_kept = graded_answer(kept, kept.outcome, _AUTHOR).may_be_kept
+    return kept if may_be_kept else without_text(sample, answer)
 
 
 def _with_traces(answered: AnsweredPrompts, config: SampleConfig, model: str) -> Iterator[Prompt]:
@@ -249,8 +243,8 @@ def _with_traces(answered: AnsweredPrompts, config: SampleConfig, model: str) ->
         prompt = answered.prompts[place]
         kept = [answer for answer in answered.answers(prompt) if answer.text is not None]
         if kept:
-            traces = kept_traces([_graded_answer(answer, model, decoding) for answer in kept], config.keep)
-            yield dataclasses.replace(prompt, traces=traces)
+            found = [graded_answer(answer, answer.outcome, _AUTHOR, model, decoding) for answer in kept]
+            yield dataclasses.replace(prompt, traces=kept_traces(found, config.keep))
 
 
 if __name__ == "__main__":

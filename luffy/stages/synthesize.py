@@ -38,7 +38,7 @@ from luffy.data.row_filters import RowFilter, Rules, with_instructions
 from luffy.data.sources import open_source
 from luffy.data.splits import TRAIN, WrittenData, add_traces, prompts_without_their_traces
 from luffy.data.synthesis_card import SynthesisCard, write_synthesis_card
-from luffy.data.templates import load_tokenizer, prompt_lengths, render_prompts
+from luffy.data.templates import load_tokenizer, prompt_lengths, render_prompts, with_opened_thinking
 from luffy.data.tokenizer import adapt_tokenizer
 from luffy.environments.registry import instructions_by_source
 from luffy.environments.trace_replay import EnvironmentReplayer
@@ -50,21 +50,20 @@ from luffy.pipeline.reuse import PAID_ANSWERS
 from luffy.rollout.text_endpoint import CHAT, TextEndpoint
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Asker
-from luffy.stages.answers.clients import SampleRequest, as_trace, open_client, open_generator
+from luffy.stages.answers.clients import SampleRequest, as_trace, graded_answer, open_client, open_generator
 from luffy.stages.answers.paid import earlier_paid
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.synthesis.ledger import Ledger, Usage
 from luffy.stages.synthesis.rounds import (
     TeacherTurn,
-    graded_answer,
     take_turn,
     teacher_card,
     with_trace,
 )
 from luffy.stages.synthesis.teachers import PaidTeacher, Teacher
 from luffy.training.model_folder import copy_tokenizer, model_folder
-from luffy.types import Message, Origin, Prompt, Trace
+from luffy.types import Message, Origin, Outcome, Prompt, Trace
 
 _FOLDER_ANSWERS = "folder_answers.jsonl"
 _PAID_BATCH = 32
@@ -297,12 +296,15 @@ def _kept_traces(
         found, seen = list[Trace](), set[str]()
         for turn in turns if uid in taught else ():
             teacher, store = config.teachers[turn.name], work.store_of(turn.name)
-            fresh = [verdict for verdict in turn.usable(uid) if verdict.text_hash not in seen]
-            seen.update(verdict.text_hash for verdict in fresh)
-            answers = [
-                graded_answer(store[verdict.key], turn.name, teacher.model, teacher.decoding, turn.origin)
-                for verdict in fresh
-            ]
+            answers = []
+            for verdict in turn.usable(uid):
+                if verdict.text_hash not in seen:
+                    seen.add(verdict.text_hash)
+                    answer = graded_answer(
+                        store[verdict.key], Outcome.CORRECT, turn.name, teacher.model, teacher.decoding, turn.origin
+                    )
+                    text = answer.text if answer.turns else with_opened_thinking(answer.text)
+                    answers.append(replace(answer, text=text))
             found += kept_traces(answers, config.keep)
         return found
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
 from luffy.config.model import DType
+from luffy.data.kept_answers import GradedAnswer
 from luffy.data.prompt_templates import OWN, ask, stops_of, template_opener
 from luffy.data.schema import joined_text
 from luffy.data.templates import decode, encode_traces, prompt_opener, stop_token_ids
@@ -37,7 +38,7 @@ from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.seeds import derive_seed
 from luffy.stages.answers.store import ModelAnswer
 from luffy.stages.program import StageContext
-from luffy.types import FinishReason, Message, Prompt, Source
+from luffy.types import FinishReason, Message, Origin, Outcome, Prompt, Source
 
 _Rendered = TypeVar("_Rendered")
 
@@ -323,6 +324,30 @@ def as_trace(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
     return replace(answer, text=joined_text(answer.turns), turns=turns, reply=None)
 
 
+def graded_answer(
+    answer: ModelAnswer,
+    outcome: Outcome,
+    author: str,
+    model: str = "",
+    decoding: str = "",
+    origin: Origin | None = None,
+) -> GradedAnswer:
+    """An answer of `as_trace` in the form that the rule for keeping answers takes."""
+    assert answer.text is not None
+    return GradedAnswer(
+        answer.text,
+        answer.num_tokens,
+        outcome,
+        is_complete=answer.finish_reason is FinishReason.STOP,
+        author=author,
+        model=model,
+        decoding=decoding,
+        logprobs=answer.logprobs,
+        turns=answer.turns,
+        origin=origin,
+    )
+
+
 def render_as_ids(tokenizer: PreTrainedTokenizerBase) -> Render:
     """Renders prompts as token ids."""
 
@@ -363,35 +388,21 @@ def open_generator(engine: str, model: Path, dtype: DType, longest: int, context
 
     `longest` is the largest number of tokens of a prompt with its response.
     """
-    return _GENERATORS[engine](model, dtype, longest, context)
-
-
-def _embedded(model: Path, dtype: DType, longest: int, context: StageContext) -> Generator:
-    batch_size = context.execution.rollout_batch_size
-    return Generator(TransformersEngine.from_folder(model, dtype, batch_size), batch_size)
-
-
-def _vllm(model: Path, dtype: DType, longest: int, context: StageContext) -> Generator:
-    config = context.execution.vllm
-    batch_size = FULL_BATCHES * config.max_num_seqs
+    execution = context.execution
+    if engine == "transformers":
+        batch_size = execution.rollout_batch_size
+        return Generator(TransformersEngine.from_folder(model, dtype, batch_size), batch_size)
     # The model's full context may need more KV cache than there is; only the longest request has to fit.
-    if config.engines == 1:
-        engine = VLLMEngine.from_folder(model, config, dtype, max_model_len=longest, reads_text=True)
-        return Generator(engine, batch_size, lanes=LANES)
+    if engine == "openai":
+        server = execution.server
+        served = ServerEngine.from_folder(model, server, dtype, max_model_len=longest)
+        return Generator(served, FULL_BATCHES * server.concurrency * len(server.urls), lanes=LANES)
+    assert engine == "vllm", engine
+    batch_size = FULL_BATCHES * execution.vllm.max_num_seqs
+    if execution.vllm.engines == 1:
+        single = VLLMEngine.from_folder(model, execution.vllm, dtype, max_model_len=longest, reads_text=True)
+        return Generator(single, batch_size, lanes=LANES)
     from luffy.cluster.engine_pool import EnginePool  # imported here so that one engine needs no Ray
 
-    pool = EnginePool(model, context.execution, dtype, max_model_len=longest, out=context.out)
-    return Generator(pool, batch_size, config.engines)
-
-
-def _servers(model: Path, dtype: DType, longest: int, context: StageContext) -> Generator:
-    config = context.execution.server
-    engine = ServerEngine.from_folder(model, config, dtype, max_model_len=longest)
-    return Generator(engine, FULL_BATCHES * config.concurrency * len(config.urls), lanes=LANES)
-
-
-_GENERATORS: dict[str, Callable[[Path, DType, int, StageContext], Generator]] = {
-    "transformers": _embedded,
-    "vllm": _vllm,
-    "openai": _servers,
-}
+    pool = EnginePool(model, execution, dtype, max_model_len=longest, out=context.out)
+    return Generator(pool, batch_size, execution.vllm.engines)

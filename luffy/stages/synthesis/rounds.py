@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from luffy.config.answers import RewriteConfig, SynthesizeConfig, TeacherConfig
 from luffy.config.group import fill_slots
-from luffy.data.kept_answers import UNDECODED, GradedAnswer
+from luffy.data.kept_answers import UNDECODED
 from luffy.data.row_filters import Rejection, RowFilter
 from luffy.data.splits import WrittenData
 from luffy.data.synthesis_card import TeacherCard
-from luffy.data.templates import with_opened_thinking
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.seeds import derive_seed
@@ -203,24 +202,6 @@ def _verdicts(
         text_hash = hashlib.blake2b(" ".join(_text(answer).split()).encode(), digest_size=16).hexdigest()
         verdicts.append(Verdict(sample.prompt.uid, sample.key, outcome, rejection, text_hash))
     return verdicts
-
-
-def graded_answer(
-    answer: ModelAnswer, author: str, model: str, decoding: str, origin: Origin | None = None
-) -> GradedAnswer:
-    """A usable answer in the form that the rule for keeping answers takes."""
-    return GradedAnswer(
-        text=_text(answer) if answer.turns else with_opened_thinking(_text(answer)),
-        num_tokens=answer.num_tokens,
-        outcome=Outcome.CORRECT,
-        is_complete=answer.finish_reason is FinishReason.STOP,
-        author=author,
-        model=model,
-        decoding=decoding,
-        logprobs=answer.logprobs,
-        turns=answer.turns,
-        origin=origin,
-    )
 
 
 def _text(answer: ModelAnswer) -> str:
