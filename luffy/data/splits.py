@@ -19,8 +19,8 @@ import dataclasses
 import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -132,23 +132,22 @@ def write_complement(
     with the numbers `near_duplicates` are left out.
     """
     seen, known = set(taken), set(problems)
+    complements = [file.with_suffix(".complement.parquet") for file in finished_shards(folder)]
 
-    def other_problems(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-        for number, prompt in enumerate(prompts):
-            problem = digest(problem_key(prompt.messages))
-            if problem not in known and number not in near_duplicates:
+    def fresh() -> Iterator[Prompt]:
+        lost = itertools.chain.from_iterable(iterate_prompts(file) for file in complements if file.is_file())
+        selected = ((None, prompt) for prompt in _prompts(folder, kept))
+        for number, prompt in itertools.chain(selected, enumerate(lost)):
+            if number is not None:
+                problem = digest(problem_key(prompt.messages))
+                if problem in known or number in near_duplicates:
+                    continue
                 known.add(problem)
-                yield prompt
-
-    def fresh(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-        for prompt in prompts:
             if prompt.uid not in seen:
                 seen.add(prompt.uid)
                 yield dataclasses.replace(prompt, traces=())
 
-    complements = [file.with_suffix(".complement.parquet") for file in finished_shards(folder)]
-    lost = itertools.chain.from_iterable(iterate_prompts(file) for file in complements if file.is_file())
-    return write_prompts(path, fresh(itertools.chain(_prompts(folder, kept), other_problems(lost))))
+    return write_prompts(path, fresh())
 
 
 def write_luffy(path: Path, prepared: Path) -> int:
@@ -220,19 +219,17 @@ TRAIN, SFT, COMPLEMENT, VALIDATION = "train.parquet", "sft.parquet", "rl_complem
 _LUFFY = "train.luffy.parquet"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WrittenData:
-    """What `add_traces` wrote."""
-
-    files: tuple[str, ...]
-    train_rows: int
-    sft_rows: int
-    traces: Mapping[str, int]
+    files: list[str] = field(default_factory=lambda: [TRAIN, SFT, COMPLEMENT])
+    train_rows: int = 0
+    sft_rows: int = 0
+    traces: Counter[str] = field(default_factory=Counter)
     """Number of added traces by author (`author:origin` where the data was rewritten); texts that the prompt already
     had are not added."""
-    with_logprobs: Mapping[str, int]
+    with_logprobs: Counter[str] = field(default_factory=Counter)
     """Number of added traces with log-probabilities, by author."""
-    origins: Mapping[str, int]
+    origins: Counter[str] = field(default_factory=Counter)
     """Traces of the training rows by origin; empty where the data was not rewritten."""
 
 
@@ -257,9 +254,9 @@ def add_traces(
     DataError if SFT requires more examples than there are, or RL learns from the complement and it is empty.
     """
 
-    traces, with_logprobs, origins = Counter[str](), Counter[str](), Counter[str]()
+    written = WrittenData()
 
-    def extended() -> Iterator[tuple[Prompt, tuple[Trace, ...]]]:
+    def rows(*, counted: bool = False) -> Iterator[Prompt]:
         late = (prompt for prompt in prompts_without_their_traces(folder) if added(prompt.uid))
         for prompt in itertools.chain(iterate_prompts(folder / TRAIN), late):
             known = {trace.text for trace in prompt.traces}
@@ -267,51 +264,40 @@ def add_traces(
             kept = (*prompt.traces, *fresh)
             if rewrites:  # the expert's own stay where there are no others
                 kept = fresh or tuple(dataclasses.replace(trace, origin=Origin.EXPERT) for trace in prompt.traces)
-            yield dataclasses.replace(prompt, traces=kept), fresh
+            if counted:
+                written.traces.update(_signed(trace) for trace in fresh)
+                written.with_logprobs.update(_signed(trace) for trace in fresh if trace.logprobs is not None)
+                written.origins.update(str(trace.origin) for trace in kept if trace.origin is not None)
+            yield dataclasses.replace(prompt, traces=kept)
 
-    def rows() -> Iterator[Prompt]:
-        return (prompt for prompt, _ in extended())
-
-    def counted() -> Iterator[Prompt]:
-        for prompt, fresh in extended():
-            traces.update(_signed(trace) for trace in fresh)
-            with_logprobs.update(_signed(trace) for trace in fresh if trace.logprobs is not None)
-            origins.update(str(trace.origin) for trace in prompt.traces if trace.origin is not None)
-            yield prompt
-
-    train_rows = write_prompts(out / TRAIN, counted())
-    chosen = _chosen_for_sft(rows, data, seed)
-    sft = (prompt for prompt in rows() if prompt.uid in chosen)
-    sft_rows = write_prompts(out / SFT, map(_correct_only, sft) if data.sft.correct_only else sft)
-    others = (prompt for prompt in rows() if prompt.uid not in chosen)
-    lost = (prompt for prompt in prompts_without_their_traces(folder) if not added(prompt.uid))
-    bare = (dataclasses.replace(prompt, traces=()) for prompt in itertools.chain(others, lost))
-    if not write_prompts(out / COMPLEMENT, bare) and data.rl == "complement":
-        raise DataError(EMPTY_COMPLEMENT)
-    files = [TRAIN, SFT, COMPLEMENT]
-    if (folder / VALIDATION).is_file():
-        link_or_copy(str(folder / VALIDATION), str(out / VALIDATION))
-        files.append(VALIDATION)
-    if data.luffy_parquet:
-        write_luffy(out / _LUFFY, out / TRAIN)
-        files.append(_LUFFY)
-    return WrittenData(tuple(files), train_rows, sft_rows, traces, with_logprobs, origins)
-
-
-def _signed(trace: Trace) -> str:
-    return trace.author if trace.origin is None else f"{trace.author}:{trace.origin}"
-
-
-def _chosen_for_sft(rows: Callable[[], Iterator[Prompt]], data: DataConfig, seed: int) -> set[str]:
-    """Uids of SFT's rows, as `luffy.data.selection.choose_for_sft` chooses them."""
+    written.train_rows = write_prompts(out / TRAIN, rows(counted=True))
+    # SFT's rows, as `luffy.data.selection.choose_for_sft` chooses them.
     usable = map(_correct_only, rows()) if data.sft.correct_only else rows()
     candidates = [prompt.uid for prompt in usable if prompt.traces]
     wanted = data.sft.unique_train_examples
     if wanted == "all":
-        return set(candidates)
+        wanted = len(candidates)
     if wanted > len(candidates):
         raise DataError(
             f"data.sft.unique_train_examples: {wanted} asked for, {len(candidates)} training prompts have a trace, "
             "those of teachers included"
         )
-    return set(sorted(candidates, key=lambda uid: derive_seed(seed, "sft-view", uid))[:wanted])
+    chosen = set(sorted(candidates, key=lambda uid: derive_seed(seed, "sft-view", uid))[:wanted])
+    sft = (prompt for prompt in rows() if prompt.uid in chosen)
+    written.sft_rows = write_prompts(out / SFT, map(_correct_only, sft) if data.sft.correct_only else sft)
+    others = (prompt for prompt in rows() if prompt.uid not in chosen)
+    lost = (prompt for prompt in prompts_without_their_traces(folder) if not added(prompt.uid))
+    bare = (dataclasses.replace(prompt, traces=()) for prompt in itertools.chain(others, lost))
+    if not write_prompts(out / COMPLEMENT, bare) and data.rl == "complement":
+        raise DataError(EMPTY_COMPLEMENT)
+    if (folder / VALIDATION).is_file():
+        link_or_copy(str(folder / VALIDATION), str(out / VALIDATION))
+        written.files.append(VALIDATION)
+    if data.luffy_parquet:
+        write_luffy(out / _LUFFY, out / TRAIN)
+        written.files.append(_LUFFY)
+    return written
+
+
+def _signed(trace: Trace) -> str:
+    return trace.author if trace.origin is None else f"{trace.author}:{trace.origin}"

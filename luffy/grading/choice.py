@@ -48,7 +48,17 @@ def grade_choice(request: GradeRequest) -> Grade:
     reply = own_reply(request.response, request.problem.question, False, request.problem.shown)
     if reply is None:
         return Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
-    phrases = [(sign, text) for sign, text in _signs(reply, labels, request.problem.options) if text]
+    lines = [line for line in reply[-4 * _WINDOW :].splitlines() if line.strip()]
+    last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
+    bare = last if _BARE.fullmatch(_bare(last)) or (len(lines) == 1 and _LABELLED.match(_bare(last))) else ""
+    # Texts that may hold the answer, each with the sign that says so, the strongest first.
+    signs = {
+        "the box": boxed_answer(reply),
+        "<answer>": answer_tag(reply),
+        "'the answer is'": _last_cue(reply, labels, request.problem.options),
+        "the last line": bare,
+    }
+    phrases = [(sign, text) for sign, text in signs.items() if text]
     for sign, text in phrases:
         label = _label_in(text, labels, request.problem.options)
         if label is not None:
@@ -60,29 +70,13 @@ def grade_choice(request: GradeRequest) -> Grade:
     return Grade(Outcome.NO_ANSWER, None, "no option is named as the answer")
 
 
-def _signs(reply: str, labels: str, options: Sequence[str]) -> list[tuple[str, str]]:
-    """Texts that may hold the answer, each with the sign that says so, the strongest first."""
-    lines = [line for line in reply[-4 * _WINDOW :].splitlines() if line.strip()]
-    last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
-    bare = last if _BARE.fullmatch(_bare(last)) or (len(lines) == 1 and _LABELLED.match(_bare(last))) else ""
-    return [
-        ("the box", boxed_answer(reply) or ""),
-        ("<answer>", answer_tag(reply) or ""),
-        ("'the answer is'", _last_cue(reply, labels, options)),
-        ("the last line", bare),
-    ]
-
-
 def _last_cue(reply: str, labels: str, options: Sequence[str]) -> str:
     """The text after the last cue. "this option is wrong" is not a cue, but "the right option is not C" is."""
     for cue in reversed(list(_CUE.finditer(reply))[-3:]):
         text = reply[cue.end() : cue.end() + _WINDOW].strip()
-        if not text:
-            continue
         sentence = _SENTENCE_END.split(text, maxsplit=1)[0]
-        if cue[0][:6].casefold() == "answer" or re.search(rf"(?<!\w)[{labels}](?!\w)", sentence):
-            return text
-        if _label_in(text, labels, options) is not None:
+        is_cue = cue[0][:6].casefold() == "answer" or re.search(rf"(?<!\w)[{labels}](?!\w)", sentence)
+        if text and (is_cue or _label_in(text, labels, options) is not None):
             return text
     return ""
 
@@ -107,8 +101,7 @@ def _label_in(text: str, labels: str, options: Sequence[str]) -> str | None:
         if len(read) == 1 and read in labels:
             return read
         return labels[fitting[0]] if fitting[0] < len(labels) else None
-    bare = _bare(text)
-    bare = _LEAD.sub("", bare, count=1)  # at the beginning: the pattern also matches the empty text
+    bare = _LEAD.sub("", _bare(text), count=1)  # at the beginning: the pattern also matches the empty text
     found = re.match(rf"[(\[]?\s*([{labels}{labels.lower()}])[^\S\n]*([)\].:,]|(?![\w\-'’]))", bare)
     if found is None or _is_a_word(found.group(), bare[found.end() :]) or _goes_on(bare[found.end(1) :], labels):
         return None

@@ -24,18 +24,13 @@ class UnusableFunction(Exception):
     """The import path does not lead to a function that can be called as a grader."""
 
 
-def preload(path: str) -> None:
-    """Import a function's module before its first use, so that the import does not count towards a time limit."""
-    _function(path)
-
-
 def call(path: str, response: str, gold: str, context: str) -> Verdict:
     """Return (outcome, reason, score); UnusableFunction where the path is wrong.
 
     `context`: JSON text with `data_source`, `question`, `extra_info`, `completion` (messages or text) and
     `correct_from`.
     """
-    function, style = _function(path)
+    function, style = loaded(path)
     known = json.loads(context)
     question, source, info = known["question"], known["data_source"], known["extra_info"]
     arguments = {"data_source": source, "solution_str": response, "ground_truth": gold, "extra_info": info}
@@ -51,26 +46,27 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
         result = function(**arguments)
     except Exception as error:  # noqa: BLE001 - an exception of the function fails this answer, not the pool
         return Outcome.CRASHED, f"{path} raised {type(error).__name__}: {str(error)[:200]}", 0.0
-    score = _score(result)
-    if score is None:
+    score = result.get("score") if isinstance(result, Mapping) else result
+    # Where a result is numpy's, numpy is loaded; its truth values are no numbers to `numbers`.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(score, numpy.generic):
+        score = score.item()
+    if not isinstance(score, Real) or not math.isfinite(score):
         return Outcome.CRASHED, f"{path} returned {repr(result)[:80]}, which is no finite number", 0.0
+    score = float(score)
     right = score >= known["correct_from"]
     return Outcome.CORRECT if right else Outcome.WRONG, f"{path} gave {score:g}", score
 
 
 @functools.cache
-def _function(path: str) -> tuple[Function, str]:
+def loaded(path: str) -> tuple[Function, str]:
+    """Return the function and its signature's style; a call in advance keeps the import out of a time limit."""
     try:
         function = imported(path)
     except NotImported as error:
         raise UnusableFunction(str(error)) from error.__cause__
     if not callable(function):
         raise UnusableFunction(f"{path} is not a function")
-    return function, _style(path, function)
-
-
-def _style(path: str, function: Function) -> str:
-    """The signature that a function has; UnusableFunction for one that could only fail."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - an object's own
         raise UnusableFunction(
             f"{path} is asynchronous, and graders are called without an event loop; give a plain function (asyncio.run "
@@ -96,7 +92,7 @@ def _style(path: str, function: Function) -> str:
         if name in _VERIFIERS_ONLY:
             why = f", {_VERIFIERS_ONLY[name]}; take what it needs from `completion`, or give `{name}` a default"
         raise UnusableFunction(f"{path} needs `{name}`{why}")
-    return style
+    return function, style
 
 
 _MARKS = {"verl": "solution_str", "verifiers": "completion"}
@@ -109,15 +105,3 @@ _VERIFIERS_ONLY = {
     "parser": "which belongs to a rubric of verifiers, and there is none here",
     "state": "which an environment of verifiers fills, and there is none here",
 }
-
-
-def _score(result: object) -> float | None:
-    if isinstance(result, Mapping):
-        result = result.get("score")
-    # Where a result is numpy's, numpy is loaded; its truth values are no numbers to `numbers`.
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(result, numpy.generic):
-        result = result.item()
-    if not isinstance(result, Real):
-        return None
-    return float(result) if math.isfinite(result) else None

@@ -36,16 +36,6 @@ class Extracted(NamedTuple):
     sign: str
 
 
-def extract_answer(response: str) -> str | None:
-    """Return the content of the last balanced box of the final reply, stripped; None where there is no answer.
-
-    Reasoning that was opened and never closed means that the response has no final reply. A response may also close
-    a `<think>` that its prompt opened.
-    """
-    reply = final_reply(response)
-    return None if reply is None else boxed_answer(reply)
-
-
 def own_reply(response: str, question: str, boxed_only: bool, shown: Sequence[str] = ()) -> str | None:
     """Return the final reply without repetitions of `question` and the other texts shown; None in unclosed reasoning.
 
@@ -109,7 +99,10 @@ def _last_formula(text: str) -> str | None:
 
 
 def final_reply(response: str) -> str | None:
-    """Return the text after the last `</think>` (all of it if there is none), or None if the reasoning is unclosed."""
+    """Return the text after the last `</think>` (all of it if there is none), or None if the reasoning is unclosed.
+
+    A response may also close a `<think>` that its prompt opened.
+    """
     opened, closed = response.rfind(THINK_OPEN), response.rfind(THINK_CLOSE)
     if opened > closed:
         return None

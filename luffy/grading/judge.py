@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -70,7 +69,6 @@ class Judges:
             return self._loop.submit(self._judges[kind].grade(request))
 
     def close(self) -> None:
-        """Cancel all requests."""
         with self._lock:
             already, self._closed = self._closed, True
         if self._loop is not None and not already:
@@ -81,7 +79,7 @@ class Judges:
                 for task in asked:
                     task.cancel()
                 await asyncio.gather(*asked, return_exceptions=True)
-                await asyncio.gather(*(judge.close() for judge in self._judges.values()))
+                await asyncio.gather(*(judge.client.close() for judge in self._judges.values()))
 
             self._loop.run(disconnect())
             self._loop.close()
@@ -98,11 +96,10 @@ class _Judge:
         limits = RequestLimits(kind.timeout_s, kind.timeout_s, deadline_s=kind.timeout_s, max_bytes=MAX_REPLY_BYTES)
         self._kind = kind
         self._cache = cache
-        self._client = HTTPClient(kind.url.rstrip("/"), key, limits)
+        self.client = HTTPClient(kind.url.rstrip("/"), key, limits)
         self._slots = asyncio.Semaphore(kind.parallel)
 
     async def grade(self, request: JudgeRequest) -> Grade:
-        """Return the verdict on one answer."""
         kind = self._kind
         answer = request.answer[-kind.max_answer_chars :]
         shown = {"question": request.question, "reference": request.gold, "answer": answer}
@@ -135,22 +132,20 @@ class _Judge:
                 write_atomic(file, json.dumps({"verdict": word}))
             return _grade(kind, word, request, time.monotonic() - started)
 
-    async def close(self) -> None:
-        await self._client.close()
-
     async def _verdict(self, body: Mapping[str, object]) -> str:
         for attempt in range(self._kind.retries):
             try:
-                return _verdict(await self._ask(body))
+                return await self._ask(body)
             except _Failed as error:
                 if isinstance(error.cause, Answer) and error.cause.asks_for_too_long:
                     raise
-                await self._client.pause(attempt, error.cause)
-        return _verdict(await self._ask(body))
+                await self.client.pause(attempt, error.cause)
+        return await self._ask(body)
 
-    async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
+    async def _ask(self, body: Mapping[str, object]) -> str:
+        """The judge's word."""
         try:
-            answer = await self._client.ask("/chat/completions", body)
+            answer = await self.client.ask("/chat/completions", body)
         except NoAnswer as error:
             is_late = isinstance(error.__cause__, httpx.TimeoutException | TimeoutError)
             raise _Failed(Outcome.TIMED_OUT if is_late else Outcome.CRASHED, str(error), error) from None
@@ -160,7 +155,17 @@ class _Judge:
             )
         if not answer.ok:
             raise _Failed(Outcome.CRASHED, f"the endpoint answers {_status(answer)}", answer)
-        return answer.body
+        try:
+            choice = answer.body["choices"][0]
+            text, finish = choice["message"]["content"], choice.get("finish_reason")
+        except (LookupError, TypeError, AttributeError):
+            raise _Failed(Outcome.CRASHED, "the reply is no chat completion") from None
+        if finish == "length":
+            raise _Failed(Outcome.UNPARSABLE, "the reply is cut at max_tokens")
+        words = _VERDICT.findall(final_reply(text) or "") if isinstance(text, str) else []
+        if not words:
+            raise _Failed(Outcome.UNPARSABLE, "the reply holds no verdict")
+        return words[-1].upper()
 
 
 def _status(answer: Answer) -> str:
@@ -176,17 +181,3 @@ def _grade(kind: JudgeGrader, word: str, request: JudgeRequest, seconds: float =
     # The reason does not mention the cache: after a kill, samples have to be the same bytes as in an undisturbed stage.
     outcome = Outcome.CORRECT if word == kind.correct.upper() else Outcome.WRONG
     return Grade(outcome, request.answer, f"the judge says {word}", seconds)
-
-
-def _verdict(reply: Mapping[str, Any]) -> str:
-    try:
-        choice = reply["choices"][0]
-        text, finish = choice["message"]["content"], choice.get("finish_reason")
-    except (LookupError, TypeError, AttributeError):
-        raise _Failed(Outcome.CRASHED, "the reply is no chat completion") from None
-    if finish == "length":
-        raise _Failed(Outcome.UNPARSABLE, "the reply is cut at max_tokens")
-    words = _VERDICT.findall(final_reply(text) or "") if isinstance(text, str) else []
-    if not words:
-        raise _Failed(Outcome.UNPARSABLE, "the reply holds no verdict")
-    return words[-1].upper()

@@ -61,12 +61,10 @@ _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
 
 
 def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
-    """The steps that grade `request` under `kind`."""
     return [_FAILED if request.has_failed else _LEAVES[leaf.kind](leaf, request) for leaf in leaves(kind)]
 
 
 def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
-    """The grade under `kind`, from those of its steps."""
     if not isinstance(kind, AnyGrader | BothGrader | WeightedGrader):
         return next(found)
     parts = _parts(kind)

@@ -34,37 +34,26 @@ from luffy.types import Outcome
 logger = logging.getLogger(__name__)
 JUDGE_CACHE = "judge"
 """Folder of a stage that keeps the judge's verdicts."""
-
 TIMEOUTS_FILE = "timed_out.txt"
 """Names the pairs of texts whose verification timed out in a stage: they stay timed out when it is resumed."""
-
 SLICE_S = 0.25
 """CPU time after which a verification can be overtaken; ordinary ones take milliseconds, on a loaded machine too."""
-
 OVERTAKING_S = 60.0
 """A verification that runs long is overtaken by what is submitted within this time of it, and by nothing later."""
-
 _PAUSED_PER_WORKER = 8
 """Verifications put aside at a time. Each holds what it has allocated so far, usually some tens of megabytes."""
-
 _MOST_LOSSES = 2
 """Workers that a verification may lose to something else: one that had been idle, or those of a server that died."""
-
 MEMO_SIZE = 65_536
 """Verdicts and time-outs remembered, the least recently used forgotten first."""
-
 _KEY_CHARS = 32
-
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
-
 _Open = Verification | Judging
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A verification and its progress."""
-
     work: Verification
     verdict: "Future[Grade]"
     submitted: float = field(default_factory=time.monotonic)
@@ -287,7 +276,6 @@ class GraderPool:
         ]
 
     def grade_one(self, response: str, gold: str, *, kind: GraderKind | None = None) -> Grade:
-        """Return the grade of one response; `kind` None: the default."""
         return self.grade([GradeRequest(response, gold, kind=kind)])[0]
 
     def close(self) -> None:
@@ -314,7 +302,6 @@ class GraderPool:
         self.close()
 
     def worker_pids(self) -> list[int]:
-        """Return the process ids of the workers that are alive now."""
         return self._workers.pids()
 
     def kind_of(self, request: GradeRequest) -> GraderKind:

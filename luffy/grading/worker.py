@@ -73,7 +73,7 @@ def _work(connection: Connection, functions: Sequence[str]) -> None:
 
     for function in functions:
         with contextlib.suppress(custom_functions.UnusableFunction):  # reported when it is needed
-            custom_functions.preload(function)
+            custom_functions.loaded(function)
     send(connection, (READY,))
     while True:
         try:
@@ -82,7 +82,7 @@ def _work(connection: Connection, functions: Sequence[str]) -> None:
             return
         try:
             if work.check == LOAD:
-                custom_functions.preload(work.answer)
+                custom_functions.loaded(work.answer)
                 reply = Reply(Outcome.CORRECT, "loaded")
             else:
                 reply = Reply(*checks.run_check(work.check, work.answer, work.gold, work.context))

@@ -201,7 +201,6 @@ class WorkerProcess:
         return float(times.user + times.system)
 
     def pause(self) -> None:
-        """Stop the worker where it is, until `resume`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -272,13 +271,11 @@ class Workers:
             self.discard(worker)
 
     def discard(self, worker: WorkerProcess) -> None:
-        """Kill a worker, whatever it is doing."""
         worker.kill()
         with self._lock:
             self._live.discard(worker)
 
     def pids(self) -> list[int]:
-        """Return the process ids of all workers, paused ones included."""
         with self._lock:
             return [worker.pid for worker in self._live]
 

@@ -32,6 +32,8 @@ _FILLER = re.compile(
     r"\b(?:the|an?|all|any|every|each|is|are|must be|be|it|they|that|this|answer|values?|numbers?|player|"
     r"will|wins?|winner|[b-z])\b"
 )
+_PROSE = re.compile(r"[a-z\- ]+")
+"""Words alone; one of them has to have three letters or more."""
 _NAME = re.compile(r"(?!\AA)\b[A-Z]\b")
 """A single capital; an A that begins the text may be an article."""
 _LETTER = re.compile(r"(?<!')\b(?:[b-z]|a$)\b")
@@ -51,7 +53,7 @@ def same_phrases(left: str, right: str) -> bool:
     one, other = _plain(left), _plain(right)
     if _NOTHING.fullmatch(one) and _NOTHING.fullmatch(other):
         return True
-    if not (_is_prose(one) and _is_prose(other)):
+    if not all(_PROSE.fullmatch(text) and re.search("[a-z]{3}", text) for text in (one, other)):
         return False
     # By single letters they have to name the same: point A, and the variable, which one may leave out.
     capitals, letters = ([pattern.findall(strict_text(text)) for text in (left, right)] for pattern in (_NAME, _LETTER))
@@ -86,13 +88,7 @@ def halves_of_day(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    plain = strict_text(text)
-    return " ".join(re.sub(r"[.,;:!'\"]", " ", plain).lower().split())
-
-
-def _is_prose(text: str) -> bool:
-    """Whether `text` is words alone, and one of them has three letters or more."""
-    return re.fullmatch(r"[a-z\- ]+", text) is not None and re.search("[a-z]{3}", text) is not None
+    return " ".join(re.sub(r"[.,;:!'\"]", " ", strict_text(text)).lower().split())
 
 
 def _content(text: str) -> list[str]:
@@ -172,13 +168,8 @@ def _currencies_differ(answer: str, gold: str) -> bool:
 
 def _ratios(answer: str, gold: str) -> bool | None:
     """Ratios of two expressions: `6:4` is `3:2`."""
-    found = [_RATIO.fullmatch(strict_text(text)) for text in (answer, gold)]
-    if found[0] is None or found[1] is None:
+    one, other = (_RATIO.fullmatch(strict_text(text)) for text in (answer, gold))
+    if one is None or other is None:
         return None
-    products = [
-        read_or_none(f"({one['above']})({other['below']})")
-        for one, other in ((found[0], found[1]), (found[1], found[0]))
-    ]
-    if products[0] is None or products[1] is None:
-        return None
-    return same(products[0], products[1])
+    left, right = (read_or_none(f"({a['above']})({b['below']})") for a, b in ((one, other), (other, one)))
+    return None if left is None or right is None else same(left, right)

@@ -91,7 +91,6 @@ def read_or_none(text: str) -> Expression | None:
 
 
 def variables(expression: Expression) -> frozenset[str]:
-    """The names of the variables in `expression`."""
     if isinstance(expression, Variable):
         return frozenset() if expression.name in CONSTANTS else frozenset((expression.name,))
     if isinstance(expression, Apply):
@@ -107,11 +106,6 @@ def substituted(expression: Expression, values: Mapping[str, Expression]) -> Exp
     if isinstance(expression, Apply):
         return Apply(expression.operation, tuple(substituted(argument, values) for argument in expression.arguments))
     return expression
-
-
-def difference(left: Expression, right: Expression) -> Expression:
-    """`left - right`."""
-    return Apply("+", (left, Apply("-", (right,))))
 
 
 def _tokens(text: str) -> list[str]:
@@ -141,7 +135,6 @@ class _Reader:
         self._tokens, self._at = tokens, 0
 
     def peek(self) -> str:
-        """The next token; empty at the end."""
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
     def take(self, wanted: str = "") -> str:

@@ -32,21 +32,22 @@ Domains = Mapping[str, str]
 
 
 def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, {})) -> bool:
-    """Whether two items are equal."""
     if units_differ(left.noun, right.noun):
         return False
-    functions = definition(left.label), definition(right.label)
-    if functions[0] and functions[1]:
-        (name, bound), (other_name, others) = functions
+    mine, yours = definition(left.label), definition(right.label)
+    if mine and yours:
+        (name, bound), (other_name, others) = mine, yours
         if name != other_name or len(bound) != len(others):
             return False
         one, two = read_or_none(left.body), read_or_none(right.body)
         if one is None or two is None:
             return bound == others and same_values(value(left.body), value(right.body))
         places = [Variable(f"#{index}") for index in range(len(bound))]  # names for the variables that no text has
-        mine = substituted(one, dict(zip(bound, places, strict=True)))
-        return _same_but_for_parameter(mine, substituted(two, dict(zip(others, places, strict=True))), domains)
-    for function, item, other in ((functions[0], left, right), (functions[1], right, left)):
+        one, two = (
+            substituted(body, dict(zip(names, places, strict=True))) for body, names in ((one, bound), (two, others))
+        )
+        return _same_but_for_parameter(one, two, domains)
+    for function, item, other in ((mine, left, right), (yours, right, left)):
         if function and not other.label:
             if _same_bodies(left, right, domains):
                 return True
@@ -146,7 +147,6 @@ _NOUNS, _LABELS = "noun", "label"
 
 
 def same_statements(left: Statement, right: Statement) -> bool:
-    """Whether two statements list the same items."""
     domains = left.domains, right.domains
     if not all(_one_range(domains[0][name], domains[1][name]) for name in domains[0].keys() & domains[1].keys()):
         return False

@@ -13,6 +13,7 @@ from sympy.core.relational import Relational
 
 from luffy.grading.equivalence.statement import bases, brackets, elements
 from luffy.grading.equivalence.text import compact, number, strict_text, without_unit, without_variable
+from luffy.grading.equivalence.values import matched
 from luffy.grading.extract import last_box
 from luffy.types import Outcome
 
@@ -67,13 +68,9 @@ def _equal(left: str, right: str) -> Verdict:
     if brackets(left) != brackets(right) or len(parts) != len(wanted):
         return Outcome.WRONG, "different brackets or numbers of elements"
     if brackets(left) in ("\\{\\}", ""):
-        left_over = list(wanted)
-        for part in parts:
-            found = next((other for other in left_over if _equal_element(part, other)[0] is Outcome.CORRECT), None)
-            if found is None:
-                return Outcome.WRONG, "an element without a match"
-            left_over.remove(found)
-        return Outcome.CORRECT, "equal elements in any order"
+        if matched(parts, wanted, lambda part, other: _equal_element(part, other)[0] is Outcome.CORRECT):
+            return Outcome.CORRECT, "equal elements in any order"
+        return Outcome.WRONG, "an element without a match"
     for part, other in zip(parts, wanted, strict=True):
         outcome, reason = _equal_element(part, other)
         if outcome is not Outcome.CORRECT:

@@ -154,29 +154,19 @@ def _closes_at_the_end(text: str, start: int) -> bool:
     return False
 
 
-_REPLACED = (
-    ("\\dfrac", "\\frac"),
-    ("\\tfrac", "\\frac"),
-    ("\\cfrac", "\\frac"),
-    ("\\left", ""),
-    ("\\right", ""),
-    ("\\displaystyle", ""),
-    ("\\$", ""),
-    ("$", ""),
-    ("\\!", ""),
-    ("\\,", " "),
-    ("\\;", " "),
-    ("\\:", " "),
-    ("\\quad", " "),
-    ("~", " "),
-    ("{,}", ","),
-    ("^{\\circ}", "^\\circ"),
-    ("\\lbrace", "\\{"),
-    ("\\rbrace", "\\}"),
-    ("\\neq", "\\ne"),
-    ("\\leq", "\\le"),
-    ("\\geq", "\\ge"),
-)
+_REPLACED = {
+    "\\frac": ("\\dfrac", "\\tfrac", "\\cfrac"),
+    "": ("\\left", "\\right", "\\displaystyle", "\\$", "$", "\\!"),
+    " ": ("\\,", "\\;", "\\:", "\\quad", "~"),
+    ",": ("{,}",),
+    "^\\circ": ("^{\\circ}",),
+    "\\{": ("\\lbrace",),
+    "\\}": ("\\rbrace",),
+    "\\ne": ("\\neq",),
+    "\\le": ("\\leq",),
+    "\\ge": ("\\geq",),
+}
+"""What `strict_text` writes for each of these, in this order."""
 _ESCAPED_SPACE = re.compile(r"(?<!\\)((?:\\\\)*)\\ ")
 """A backslash and a space; the second backslash of a matrix's row break is none."""
 _STRAY_EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*|\*\*$")
@@ -199,8 +189,9 @@ MAX_EXPONENT = 400
 def strict_text(text: str) -> str:
     """Return `text` without its layout."""
     text = readable(_DOUBLED.sub(r"\\", text))
-    for found, replacement in _REPLACED:
-        text = text.replace(found, replacement)
+    for replacement, layout in _REPLACED.items():
+        for found in layout:
+            text = text.replace(found, replacement)
     text = _STRAY_EMPHASIS.sub(" ", _TEXT.sub(r" \1 ", _ESCAPED_SPACE.sub(r"\1 ", text)))
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)

@@ -38,10 +38,7 @@ _SINGLE = frozenset("mgsLNJWVKhl")
 """Units of one letter."""
 _SHORT = frozenset(("sq", "cu", "th", "st", "nd", "rd"))
 """What two letters after a number may be besides units and products."""
-_IDLE_NAMES = """
-unit units of the a an total way ways
-"""
-_IDLE = frozenset(_IDLE_NAMES.split())
+_IDLE = frozenset(("unit", "units", "of", "the", "a", "an", "total", "way", "ways"))
 
 
 def words(text: str) -> list[str]:
@@ -54,10 +51,8 @@ def words(text: str) -> list[str]:
 def split_noun(text: str) -> tuple[str, str]:
     """Return a value and the unit or noun after it, which is empty where there is none."""
     match = _TRAILING.fullmatch(text)
-    if match is None:
-        return text, ""
-    is_spaced = bool(match["space"]) and not match["value"].endswith("\\pi")  # after a command a space says nothing
-    if not is_noun(match["noun"], is_spaced):
+    # After a command a space says nothing.
+    if match is None or not is_noun(match["noun"], bool(match["space"]) and not match["value"].endswith("\\pi")):
         return text, ""
     return match["value"].strip(), match["noun"].strip()
 
@@ -93,9 +88,5 @@ def canonical_unit(noun: str) -> tuple[tuple[int | str, int], ...]:
 def units_differ(left: str, right: str) -> bool:
     """Whether both nouns are there and differ, at least one of them being a known unit."""
     one, other = canonical_unit(left), canonical_unit(right)
-    return bool(one and other) and one != other and (is_measured(one) or is_measured(other))
-
-
-def is_measured(unit: tuple[tuple[int | str, int], ...]) -> bool:
-    """Whether all factors are known units."""
-    return bool(unit) and all(isinstance(name, int) for name, _ in unit)
+    is_known = any(all(isinstance(factor, int) for factor, _ in unit) for unit in (one, other))
+    return bool(one and other) and one != other and is_known

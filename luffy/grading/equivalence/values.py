@@ -62,7 +62,6 @@ Same = Callable[[Expression, Expression], bool]
 
 
 def value(text: str) -> Value:
-    """The value that `text` writes down."""
     text = text.strip()
     matrix = _MATRIX.fullmatch(text)
     if matrix is not None:
@@ -104,7 +103,6 @@ def expansions(text: str) -> list[list[str]]:
 
 
 def same_values(left: Value, right: Value, same_expressions: Same = same) -> bool:
-    """Whether two values are equal."""
     if isinstance(left, Scalar) and isinstance(right, Scalar):
         if units_differ(left.noun, right.noun):
             return False
@@ -194,9 +192,8 @@ def _rounds_to(reference: str, answer: Expression) -> bool:
     found = constant_value(answer) if rounded is not None else None
     if rounded is None or found is None:
         return False
-    value, decimals = rounded
-    half = Fraction(1, 2 * 10**decimals)
-    low, high = value - half, value + half
+    half = Fraction(1, 2 * 10 ** rounded[1])
+    low, high = rounded[0] - half, rounded[0] + half
     if isinstance(found, Fraction):
         return not is_decimal(found) and low <= found <= high
     return hasattr(found, "_mpf_") and isinstance(found, SupportsFloat) and float(low) <= float(found) <= float(high)

@@ -85,16 +85,13 @@ def _by_text(answer: str, ground_truth: str) -> Outcome | None:
     parts, wanted = [left], [right]
     if brackets(left) == brackets(right) and brackets(left) not in ("", "\\{\\}"):
         parts, wanted = elements(left), elements(right)
-    if len(parts) != len(wanted):
+    mine, yours = ([found for part in side if (found := number(part)) is not None] for side in (parts, wanted))
+    if not len(parts) == len(wanted) == len(mine) == len(yours):
         return None
-    numbers = [(number(part), number(reference)) for part, reference in zip(parts, wanted, strict=True)]
-    pairs = [(one, other) for one, other in numbers if one is not None and other is not None]
-    if len(pairs) < len(parts):
-        return None
-    if all(one == other for one, other in pairs):
+    if mine == yours:
         return Outcome.CORRECT
-    far = any(abs(one - other) > _FAR * max(abs(one), abs(other)) for one, other in pairs)
-    return Outcome.WRONG if far else None
+    pairs = zip(mine, yours, strict=True)
+    return Outcome.WRONG if any(abs(one - other) > _FAR * max(abs(one), abs(other)) for one, other in pairs) else None
 
 
 def _parse(text: str) -> Parsed:
@@ -112,7 +109,9 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
     if conflicting(answer, ground_truth):
         return True
     left, right = strict_text(answer), strict_text(last_box(ground_truth) or ground_truth)
-    if {_bracket(left), _bracket(right)} == {"\\{\\}", "()"}:
+    is_set = [text.startswith("\\{") and text.endswith("\\}") for text in (left, right)]
+    is_tuple = [text.startswith("(") and text.endswith(")") and "," in text for text in (left, right)]
+    if (is_set[0] and is_tuple[1]) or (is_set[1] and is_tuple[0]):
         return True
     if bases(left) and bases(right) and bases(left) != bases(right):
         return True
@@ -145,12 +144,6 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
     small = [N(each, 30) for each in constants]
     size = max(map(abs, small))
     return bool(size < _TINY and abs(small[0] - small[1]) > _RELATIVE * size)
-
-
-def _bracket(text: str) -> str:
-    if text.startswith("\\{") and text.endswith("\\}"):
-        return "\\{\\}"
-    return "()" if text.startswith("(") and text.endswith(")") and "," in text else ""
 
 
 def _symbols_differ(left: str, right: str) -> bool:

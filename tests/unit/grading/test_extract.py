@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.grading.extract import extract_answer
+from luffy.grading.extract import boxed_answer, final_reply
+
+
+def extract_answer(response: str) -> str | None:
+    reply = final_reply(response)
+    return None if reply is None else boxed_answer(reply)
+
 
 _balanced = st.recursive(
     st.text(alphabet="abc0189+-^_ =,.", max_size=6),
