@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.cluster.open import Cluster, open_cluster
+from luffy.cluster.local import Cluster, open_cluster
 from luffy.config.environment import History, history_of
 from luffy.config.grading import GraderKind
 from luffy.config.settings import RLSettings
@@ -29,7 +29,7 @@ from luffy.model_shape import num_embeddings
 from luffy.rl.groups import GroupCollector, sample_rollouts
 from luffy.rl.loop import RowTeacher, StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
-from luffy.rl.teaching import ServedTeaching, TeacherPrompts
+from luffy.rl.teaching import TeacherPrompts, connect_teacher
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
 from luffy.rollout.vllm_limits import read_shape
@@ -92,7 +92,7 @@ class _Opening:
             shown = TeacherPrompts(tokenizer, read_prompts(prompts_file(settings, self._data)), rl.teacher)
             teaching, longest_taught = shown, shown.longest + rl.max_response_tokens
         elif isinstance(rl.teacher, ServedTeacher):
-            served = ServedTeaching.connect(rl.teacher, context.execution.rl_teacher, tasks, tokenizer, longest)
+            served = connect_teacher(rl.teacher, context.execution.rl_teacher, tasks, tokenizer, longest)
             teaching = self._stack.enter_context(closing(served))
         teacher = self._teacher(longest_taught)
         spec = TrainerSpec(

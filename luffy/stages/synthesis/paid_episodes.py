@@ -19,8 +19,7 @@ from luffy.config.strict import FOR_IDENTITY
 from luffy.data.schema import joined_text
 from luffy.environments.environment import Environment, ScoringEnvironment, received_messages
 from luffy.environments.episodes import Context, Episode
-from luffy.environments.live_episode import EpisodeStart
-from luffy.environments.text_episodes import TextEpisode
+from luffy.environments.live_episode import EpisodeStart, TextEpisode
 from luffy.environments.transcript import trace_turns
 from luffy.grading.request import Problem
 from luffy.rollout.engine import Completion

@@ -17,8 +17,7 @@ from luffy.data.templates import prompt_opener, render_prompts, stop_token_ids
 from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.limits import FailedShare, refuse_failures
-from luffy.environments.live_episode import EpisodeStart
-from luffy.environments.text_episodes import CHARACTERS_PER_TOKEN, TextEpisodePlayer
+from luffy.environments.live_episode import CHARACTERS_PER_TOKEN, EpisodeStart, TextEpisodePlayer
 from luffy.errors import EnvironmentFault, LuffyError, UserError
 from luffy.grading.request import problem_of
 from luffy.rollout.engine import RolloutEngine, RolloutRequest, SamplingParams

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from luffy.config.terms import AuxiliaryLoss, PolicyGradientLoss
-from luffy.objectives import inspection, losses
+from luffy.objectives import losses, objective
 
 _UNDECIDED = object
 """The class of a dispatcher's first function, which knows no kind."""
@@ -23,7 +23,7 @@ def test_a_loss_has_its_function(kind: type) -> None:
 
 @pytest.mark.parametrize("kind", classes_of(PolicyGradientLoss), ids=lambda kind: kind.__name__)
 def test_a_policy_gradient_loss_says_which_tokens_it_clips(kind: type) -> None:
-    assert is_registered(inspection._limited, kind)
+    assert is_registered(objective._limited, kind)
 
 
 def is_registered(dispatcher: Callable[..., Any], kind: type) -> bool:

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from luffy.config.terms import IdentityShaping, RationalShaping, ShapedSurrogateLoss
-from luffy.objectives.losses import TokenBatch, token_loss
-from luffy.objectives.shaping import shape
+from luffy.objectives.losses import TokenBatch, shape, token_loss
 
 # p -> p * f'(p) for f(x) = x / (x + 0.1), rounded as published.
 PUBLISHED = {0.001: 0.0098, 0.01: 0.0826, 0.05: 0.2222, 0.1: 0.25, 0.5: 0.1389, 0.99: 0.0833}
