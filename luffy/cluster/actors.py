@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from luffy.config.execution import VLLMConfig
     from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
     from luffy.rollout.vllm_worker import WeightUpdate
-    from luffy.training.rank_calls import Rank, RankSpec
+    from luffy.training.ranks import Rank, RankSpec
 
 _Arguments = TypeVarTuple("_Arguments")
 _Result = TypeVar("_Result")
@@ -62,7 +62,6 @@ class RankActor:
         setup.apply()
 
     def pid(self) -> int:
-        """Process id of the actor."""
         return os.getpid()
 
     def meeting_point(self) -> tuple[str, int]:
@@ -83,7 +82,6 @@ class RankActor:
         self._rank: Any = spec.open_rank()
 
     def call(self, method: Callable[[Rank, *_Arguments], _Result], *arguments: *_Arguments) -> _Result:
-        """The result of a method of this actor's rank."""
         return method(self._rank, *arguments)
 
 
@@ -122,7 +120,6 @@ class EngineActor:
         self._timeout_s = 0.0
 
     def pid(self) -> int:
-        """Process id of the actor."""
         return os.getpid()
 
     def open(
@@ -154,7 +151,6 @@ class EngineActor:
         )
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion per request, in order."""
         return self._engine.generate(requests, params)
 
     def sleep(self) -> None:
@@ -172,7 +168,6 @@ class EngineActor:
                 part.load(update)
 
     def load_weights_from(self, folder: Path, version: int) -> None:
-        """Load all weights from a model folder."""
         self._engine.load_weights_from(folder, version)
 
     def receive(self, bucket: list[tuple[str, Tensor]] | None) -> None:

@@ -12,10 +12,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from luffy.cluster.placement import layout_apart, reserve
-from luffy.cluster.ray_engine import EngineActors, RayEngine
-from luffy.cluster.ray_ranks import has_gpus
-from luffy.cluster.ray_session import ray_session
+from luffy.cluster.ray_engine import EngineActors, RayEngine, has_gpus
+from luffy.cluster.ray_session import layout_apart, ray_session, reserve
 from luffy.cluster.supervision import Member, MemberDied, Supervisor
 from luffy.config.execution import ExecutionConfig
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams

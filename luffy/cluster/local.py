@@ -1,4 +1,4 @@
-"""`cluster: local`: one process, in which trainer and engine run in turn; engines without actors of their own.
+"""What training runs on: a cluster for RL, ranks for SFT; with `cluster: local`, one process for trainer and engine.
 
 The embedded engine generates with the very model in training. A vLLM engine (`rl.engine: vllm`) has a copy of its
 weights, which every `publish` replaces, and so have servers (`rl.engine: openai`).
@@ -6,7 +6,9 @@ weights, which every `publish` replaces, and so have servers (`rl.engine: openai
 
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 
@@ -18,7 +20,7 @@ from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.rollout.vllm_limits import check_installed
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
 from luffy.training.policy import Policy
-from luffy.training.rank_calls import LocalRanks, Ranks
+from luffy.training.ranks import LocalRanks, Rank, Ranks, RankSpec
 from luffy.training.supervised import SupervisedRank
 
 _PUBLISHED = "published"
@@ -34,7 +36,6 @@ class EmbeddedEngine:
         self.weight_version = 0
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion per request, in order."""
         with self._policy.inference_model() as model:
             engine = TransformersEngine(model, self._batch_size, self.weight_version, self._folder)
             return engine.generate(requests, params)
@@ -55,7 +56,6 @@ class RanksEngine:
         self._step = step
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion per request, in order."""
         number = self._ranks.num_ranks
         shares = [(list(requests[rank::number]), params, self._batch_size, self._step) for rank in range(number)]
         answered = [iter(share) for share in self._ranks.call(_generate_on_rank, shares)]
@@ -72,28 +72,19 @@ def _generate_on_rank(
         return TransformersEngine(model, batch_size, step).generate(requests, params)
 
 
-class Servers:
-    """The servers of `execution.server` as rollout engine, loaded with the trainer's initial model.
+def open_servers(spec: TrainerSpec) -> ServerEngine:
+    """The servers of `execution.server`, loaded with the trainer's initial model; ConfigError for unusable ones."""
+    return ServerEngine.from_folder(
+        spec.model, spec.execution.server, spec.settings.dtype, max_model_len=spec.longest, weight_version=0
+    )
 
-    They read the trainer's weights from a shared folder. Raises ConfigError for servers that cannot be used.
-    """
 
-    def __init__(self, spec: TrainerSpec) -> None:
-        config = spec.execution.server
-        self._folder = spec.out / _PUBLISHED
-        self.engine = ServerEngine.from_folder(
-            spec.model, config, spec.settings.dtype, max_model_len=spec.longest, weight_version=0
-        )
-
-    def update(self, trainer: Trainer, version: int) -> None:
-        """Send the trainer's current weights as `version`; running responses continue after the update."""
-        trainer.export(self._folder)
-        self.engine.load_weights_from(self._folder, version)
-        shutil.rmtree(self._folder)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.engine.close()
+def update_servers(servers: ServerEngine, trainer: Trainer, out: Path, version: int) -> None:
+    """Send the trainer's weights as `version`, by a shared folder; running responses continue after the update."""
+    folder = out / _PUBLISHED
+    trainer.export(folder)
+    servers.load_weights_from(folder, version)
+    shutil.rmtree(folder)
 
 
 class LocalCluster:
@@ -106,7 +97,8 @@ class LocalCluster:
 
     def __init__(self, spec: TrainerSpec) -> None:
         settings = spec.settings
-        self._servers = Servers(spec) if settings.rl.engine == "openai" else None
+        self._out = spec.out
+        self._servers = open_servers(spec) if settings.rl.engine == "openai" else None
         if settings.rl.engine == "vllm":
             check_installed()
             if torch.cuda.is_available():
@@ -130,21 +122,17 @@ class LocalCluster:
 
     @property
     def engine(self) -> RolloutEngine:
-        """Generates with the weights published last."""
-        if self._servers is not None:
-            return self._servers.engine
-        return self._embedded if self._vllm is None else self._vllm
+        return self._servers or self._vllm or self._embedded
 
     def publish(self, version: int) -> None:
         """Send the weights to vLLM or to the servers; the embedded engine shares them and only gets the version."""
-        if self._servers is not None and version != self._servers.engine.weight_version:
-            self._servers.update(self.trainer, version)
+        if self._servers is not None and version != self._servers.weight_version:
+            update_servers(self._servers, self.trainer, self._out, version)
         if self._vllm is not None and version != self._vllm.weight_version:
             self._vllm.load_weights(self._rank.policy.weights(), version)
         self._embedded.weight_version = version
 
     def metrics(self) -> dict[str, float]:
-        """Empty: a single process has no cluster metrics."""
         return {}
 
     def __enter__(self) -> "LocalCluster":
@@ -154,3 +142,48 @@ class LocalCluster:
         for started in (self._servers, self._vllm):
             if started is not None:
                 started.close()
+
+
+class Cluster(Protocol):
+    """A trainer, a rollout engine, and the transfer of weights between them.
+
+    A context manager: everything it started ends with the context.
+    """
+
+    @property
+    def trainer(self) -> Trainer: ...
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """Generates with the weights published last."""
+        ...
+
+    def publish(self, version: int) -> None:
+        """Send the trainer's current weights, after `version` RL steps, to the engine unless it has them."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the cluster for the step's log (`perf/`)."""
+        ...
+
+    def __enter__(self) -> "Cluster": ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def open_cluster(spec: TrainerSpec) -> Cluster:
+    """The cluster that `cluster` in the settings names; a context manager."""
+    if spec.settings.cluster == "ray":
+        from luffy.cluster.ray_cluster import RayCluster  # imported here so that local runs need no Ray
+
+        return RayCluster(spec)
+    return LocalCluster(spec)
+
+
+def open_ranks(cluster: Literal["local", "ray"], spec: RankSpec[Rank]) -> AbstractContextManager[Ranks[Rank]]:
+    """Ranks without engines: one in this process, or `execution.ray.trainer_ranks` on Ray."""
+    if cluster == "ray":
+        from luffy.cluster.ray_engine import ray_ranks  # imported here so that local runs need no Ray
+
+        return ray_ranks(spec)
+    return nullcontext(LocalRanks(spec.open_rank()))

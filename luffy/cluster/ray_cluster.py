@@ -5,16 +5,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVarTuple
 
-from luffy.cluster.local import Servers
-from luffy.cluster.placement import layout, reserve
-from luffy.cluster.ray_engine import EngineActors, RayEngine
-from luffy.cluster.ray_ranks import RayRanks, has_gpus
-from luffy.cluster.ray_session import ray_session
+from luffy.cluster.local import open_servers, update_servers
+from luffy.cluster.ray_engine import EngineActors, RayEngine, RayRanks, has_gpus
+from luffy.cluster.ray_session import layout, ray_session, reserve
 from luffy.cluster.supervision import Member, Supervisor
 from luffy.cluster.weights import send_weights
 from luffy.rollout.engine import RolloutEngine
+from luffy.rollout.server_engine import ServerEngine
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
-from luffy.training.rank_calls import Result, ShardRanks, call_everywhere
+from luffy.training.ranks import Result, ShardRanks, call_everywhere
 
 logger = logging.getLogger(__name__)
 _UPDATE_THREADS = 3
@@ -40,13 +39,13 @@ class RayCluster:
         self._supervisor = Supervisor()
         self._published = 0
         self._asleep = False
-        self._servers: Servers | None = None
+        self._servers: ServerEngine | None = None
 
     def __enter__(self) -> "RayCluster":
         spec, config = self._spec, self._config
         with self._stack:
             if spec.settings.rl.engine == "openai":
-                self._servers = Servers(spec)
+                self._servers = open_servers(spec)
                 self._stack.callback(self._servers.close)
             num_engines = 0 if self._servers else config.engines
             self._stack.enter_context(ray_session(config, config.trainer_ranks + num_engines))
@@ -93,8 +92,7 @@ class RayCluster:
 
     @property
     def engine(self) -> RolloutEngine:
-        """Generates with the weights published last."""
-        return self._engines if self._servers is None else self._servers.engine
+        return self._engines if self._servers is None else self._servers
 
     def publish(self, version: int) -> None:
         """Send the trainer's weights to every engine; running rollouts continue after the update."""
@@ -102,7 +100,7 @@ class RayCluster:
             return  # engines and trainer start with the same weights
         self._published = version
         if self._servers is not None:
-            self._servers.update(self.trainer, version)
+            update_servers(self._servers, self.trainer, self._spec.out, version)
             return
         if self._asleep:
             call_everywhere(self._ranks, TrainerRank.free_cache)
@@ -113,7 +111,6 @@ class RayCluster:
             self._asleep = False
 
     def metrics(self) -> dict[str, float]:
-        """Number of engines replaced since the start."""
         return {} if self._servers else {"perf/engine_restarts": float(self._engines.num_restarts)}
 
     @property

@@ -37,7 +37,6 @@ class Member:
     log: Path
 
     def tail(self) -> str:
-        """The last lines of the log."""
         if not self.log.exists():
             return f"(no log at {self.log})"
         with self.log.open(encoding="utf-8", errors="replace") as lines:
@@ -81,7 +80,6 @@ class Supervisor:
         return [found[reference] for reference in asked]
 
     def first_answer(self, asked: Mapping[Any, Member], timeout_s: float) -> tuple[Any, Any]:
-        """The first reference to finish, and its result."""
         with self._waiting():
             reference = self._first(asked, timeout_s)
             try:
@@ -102,7 +100,6 @@ class Supervisor:
                 raise ClusterError(f"{asked[reference].name}: {_last_line(error)}") from error
 
     def check_open(self) -> None:
-        """Raise ClusterError when closed."""
         if self._closed:
             raise ClusterError(_CLOSED)
 
@@ -153,21 +150,18 @@ def check_ray() -> None:
     context = ray.get_runtime_context()
     host, _, port = context.gcs_address.rpartition(":")
     deadline = time.monotonic() + _HEAD_GRACE_S
-    while not _listens(host, int(port)):
-        if time.monotonic() > deadline:
-            raise LostError(f"Ray's head at {context.gcs_address} is gone; the same command resumes the stage")
-        time.sleep(_LOOK_S)
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                lost = f"Ray's head at {context.gcs_address} is gone; the same command resumes the stage"
+                raise LostError(lost) from None
+            time.sleep(_LOOK_S)
     here = context.get_node_id()
     if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
         raise LostError("Ray's daemon on this machine (raylet) is gone; the same command resumes the stage")
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=_CONNECT_S):
-            return True
-    except OSError:
-        return False
 
 
 def _last_line(error: BaseException) -> str:

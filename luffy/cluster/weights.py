@@ -54,25 +54,20 @@ def send_weights(
 def _group(
     rank: TrainerRank, engines: Sequence[ActorHandle], num_receivers: int, timeout_s: float
 ) -> BroadcastGroup | None:
-    """The group of rank 0 and these engines, formed now if there is none; None when one of them does not answer."""
+    """The group of rank 0 and these engines, formed now if there is none.
+
+    None when it did not form, or an engine does not answer: this update then goes through the object store. Raises
+    ClusterError when a group of living engines fails at two updates in a row: once may be a busy machine.
+    """
     members = tuple(engine._actor_id.hex() for engine in engines)
     group = rank.broadcast_group
     if group is not None and (not group.is_open or group.members != members):
         group.close()
         group = None
-    if group is None:
-        group = _formed(rank, engines, members, num_receivers, timeout_s / 4)
     rank.broadcast_group = group
-    return group
-
-
-def _formed(
-    rank: TrainerRank, engines: Sequence[ActorHandle], members: Sequence[str], num_receivers: int, timeout_s: float
-) -> BroadcastGroup | None:
-    """A new group; None when it did not form: this update then goes through the object store.
-
-    Raises ClusterError when a group of living engines fails at two updates in a row: once may be a busy machine.
-    """
+    if group is not None:
+        return group
+    timeout_s /= 4
     if not _all_answer(engines, timeout_s):
         logger.warning(
             "an engine has not answered for %g s: no group for broadcasts, the object store is used", timeout_s
@@ -98,7 +93,7 @@ def _formed(
             ) from failure
         logger.warning("no group for broadcasts formed (%s); the object store is used", failure)
         return None
-    rank.broadcast_failures = 0
+    rank.broadcast_failures, rank.broadcast_group = 0, group
     logger.info("weights are broadcast from %s to %d workers", device().type, len(engines) * num_receivers)
     return group
 
@@ -135,7 +130,6 @@ class WeightSender:
         return sorted(self._failed)
 
     def _hand_out(self, bucket: list[tuple[str, Tensor]] | None, places: Sequence[int]) -> None:
-        """Send a bucket through the object store to the engines at `places`."""
         if not places:
             return
         shared = ray.put(bucket)

@@ -30,19 +30,16 @@ def calculator(expression: str) -> str:
         expression: Numbers, + - * / // % ** and parentheses, for example (3 + 4.5) * 2.
     """
     text = expression.translate(_SIGNS).strip()
-    return _written(_value(_parsed(text), text, 0))
-
-
-def _parsed(text: str) -> ast.expr:
     if len(text) > _MAX_LENGTH:
         raise ValueError(f"an expression has at most {_MAX_LENGTH} characters")
     if not _ALLOWED.fullmatch(text):
         found = next((ascii(sign) for sign in text if not _ALLOWED.fullmatch(sign)), "an empty expression")
         raise ValueError(f"{found} is not allowed: use {_USE}")
     try:
-        return ast.parse(text, mode="eval").body
+        parsed = ast.parse(text, mode="eval").body
     except (SyntaxError, MemoryError, RecursionError):  # the parser's own answers to deep nesting
         raise ValueError(f"this is not an arithmetic expression: use {_USE}") from None
+    return _written(_value(parsed, text, 0))
 
 
 def _value(node: ast.expr, text: str, depth: int) -> Fraction:
@@ -50,21 +47,20 @@ def _value(node: ast.expr, text: str, depth: int) -> Fraction:
         raise ValueError(f"operations are nested more than {_MAX_DEPTH} deep")
     match node:
         case ast.Constant():
-            return _number(text[node.col_offset : node.end_col_offset])
+            written = text[node.col_offset : node.end_col_offset]
+            if not _NUMBER.fullmatch(written):
+                raise ValueError(f"{written} is not a decimal number")
+            return _bounded(Fraction(written))
         case ast.UnaryOp(op=ast.USub()):
             return -_value(node.operand, text, depth + 1)
         case ast.UnaryOp(op=ast.UAdd()):
             return _value(node.operand, text, depth + 1)
         case ast.BinOp():
             left, right = _value(node.left, text, depth + 1), _value(node.right, text, depth + 1)
-            return _bounded(_OPERATIONS[type(node.op)](left, right))
+            if not right and isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod):
+                raise ValueError("division by zero")
+            return _bounded(Fraction(_OPERATIONS[type(node.op)](left, right)))
     raise ValueError(f"this is not an arithmetic expression: use {_USE}")
-
-
-def _number(written: str) -> Fraction:
-    if not _NUMBER.fullmatch(written):
-        raise ValueError(f"{written} is not a decimal number")
-    return _bounded(Fraction(written))
 
 
 def _bounded(value: Fraction) -> Fraction:
@@ -84,22 +80,13 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return Fraction(base**exponent.numerator)
 
 
-def _divisor(operation: Callable[[Fraction, Fraction], Fraction | int]) -> Callable[[Fraction, Fraction], Fraction]:
-    def divided(left: Fraction, right: Fraction) -> Fraction:
-        if not right:
-            raise ValueError("division by zero")
-        return Fraction(operation(left, right))
-
-    return divided
-
-
-_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: _divisor(operator.truediv),
-    ast.FloorDiv: _divisor(operator.floordiv),
-    ast.Mod: _divisor(operator.mod),
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
     ast.Pow: _power,
 }
 

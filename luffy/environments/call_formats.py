@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 from luffy.config.environment import CallFormat
 from luffy.environments.tool_functions import Schema, json_types, parameters_of
@@ -57,26 +56,6 @@ _Reading = tuple[FoundCall, int]
 """A call, and the position in the turn where parsing continues."""
 
 
-class CallSyntax(Protocol):
-    """A way to write calls."""
-
-    def instructions(self, tools: Tools) -> str:
-        """Return the text that describes the tools to the policy; ConfigError if a tool cannot be called this way."""
-        ...
-
-    def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
-        """Return the calls of a turn in order; none where the turn is an answer."""
-        ...
-
-    def render(self, calls: Sequence[ToolCall]) -> str:
-        """Return the text that `parse` reads as `calls`."""
-        ...
-
-    def results(self, results: Sequence[str]) -> list[Message]:
-        """Return the messages that answer a turn, given one result for each call."""
-        ...
-
-
 class HermesCalls:
     """The format of Hermes 2 Pro and later, and of Qwen 2.5 and 3, byte for byte as Qwen2.5's chat template writes it
     for `tools`.
@@ -88,6 +67,7 @@ class HermesCalls:
     _CLOSING = re.compile(r"\s*</tool_call>")
 
     def instructions(self, tools: Tools) -> str:
+        """Return the text that describes the tools to the policy; ConfigError if a tool cannot be called this way."""
         signatures = "".join(f"{_json(tool)}\n" for tool in tools.values())
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -98,12 +78,15 @@ class HermesCalls:
         )
 
     def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
+        """Return the calls of a turn in order; none where the turn is an answer."""
         return _found(turn, self._OPENING, self._read)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
+        """Return the text that `parse` reads as `calls`."""
         return "\n".join(f"<tool_call>\n{_json_call(call, 'arguments')}\n</tool_call>" for call in calls)
 
     def results(self, results: Sequence[str]) -> list[Message]:
+        """Return the messages that answer a turn, given one result for each call."""
         parts = [f"<tool_response>\n{_without(result, '</tool_response>')}\n</tool_response>" for result in results]
         return [Message("user", "\n".join(parts))]
 
@@ -160,9 +143,25 @@ class XmlCalls:
     _NEXT = re.compile(rf"\s*<(/?)({_XML_NAME.pattern})>")
 
     def instructions(self, tools: Tools) -> str:
-        for name, tool in tools.items():
-            _check_readable_as_xml(name, parameters_of(tool))
-        signatures = "".join(f"{_json(tool['function'])}\n" for tool in tools.values())
+        for tool, schema in tools.items():
+            parameters = parameters_of(schema)
+            for name in (tool, *parameters):
+                if not _XML_NAME.fullmatch(name):
+                    raise ConfigError(
+                        f"environment.calls: xml cannot write the name {name!r} of the tool {tool}; choose hermes"
+                    )
+            if tool in ("result", "think"):
+                raise ConfigError(
+                    f"environment.tools: with calls: xml no tool can be called {tool}; rename the function"
+                )
+            for name, parameter in parameters.items():
+                others = json_types(parameter) - {"string", "null"}
+                if "string" in json_types(parameter) and others:
+                    raise ConfigError(
+                        f"environment.tools: {tool}: `{name}` may be text or {' or '.join(sorted(others))}, which "
+                        "calls: xml cannot tell apart; give it one type, or choose hermes"
+                    )
+        signatures = "".join(f"{_json(schema['function'])}\n" for schema in tools.values())
         return (
             "# Tools\n\nYou may call these tools. Their signatures:\n"
             f"<tools>\n{signatures}</tools>\n\n"
@@ -176,51 +175,49 @@ class XmlCalls:
         return _found(turn, _openings(tuple(tools)), lambda text, opening: self._read(text, opening, tools))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        return "\n".join(
-            f"<{call.name}>\n"
-            + "".join(
-                f"<{key}>{_xml_text(value)}</{key}>\n" for key, value in call.arguments.items() if value is not None
-            )
-            + f"</{call.name}>"
-            for call in calls
-        )
+        written = []
+        for call in calls:
+            written.append(f"<{call.name}>")
+            for key, value in call.arguments.items():
+                if value is None:
+                    continue
+                text = value if isinstance(value, str) else _json(value)
+                if isinstance(value, str):
+                    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
+                    text = "\n" * text.startswith("\n") + escaped + "\n" * text.endswith("\n")
+                written.append(f"<{key}>{text}</{key}>")
+            written.append(f"</{call.name}>")
+        return "\n".join(written)
 
     def results(self, results: Sequence[str]) -> list[Message]:
         parts = [f"<result>\n{_without(result, '</result>')}\n</result>" for result in results]
         return [Message("user", "\n".join(parts))]
 
     def _read(self, turn: str, opening: re.Match[str], tools: Tools) -> _Reading:
-        name = opening.group()[1:-1]
-        try:
-            arguments, end = self._arguments(turn, opening.end(), name, parameters_of(tools[name]))
-        except _NotACall as fault:
-            return BrokenCall(str(fault)), _end_of_broken(turn, opening.end(), f"</{name}>")
-        return ToolCall(name, arguments), end
-
-    def _arguments(
-        self, turn: str, position: int, name: str, parameters: Mapping[str, Schema]
-    ) -> tuple[dict[str, object], int]:
-        """The arguments that begin at `position`, and where the call ends; _NotACall where they cannot be read."""
-        arguments: dict[str, object] = {}
+        name, position = opening.group()[1:-1], opening.end()
+        parameters, arguments = parameters_of(tools[name]), dict[str, object]()
+        fault = f"<{name}> may hold nothing but closed elements, one for each argument, and ends with </{name}>"
         while element := self._NEXT.match(turn, position):
             closes, key = element.groups()
             if closes and key == name:
-                return arguments, element.end()
+                return ToolCall(name, arguments), element.end()
             end = turn.find(f"</{key}>", element.end())
             if closes or end < 0:
                 break
             if key in arguments:
-                raise _NotACall(f"<{name}> has the argument <{key}> twice")
+                fault = f"<{name}> has the argument <{key}> twice"
+                break
             try:
                 arguments[key] = _xml_value(turn[element.end() : end], parameters.get(key))
-            except _NotJson as fault:
-                raise _NotACall(f"<{key}> is not JSON: {fault}") from None
+            except _NotJson as found:
+                fault = f"<{key}> is not JSON: {found}"
+                break
             position = end + len(f"</{key}>")
-        raise _NotACall(
-            f"<{name}> may hold nothing but closed elements, one for each argument, and ends with </{name}>"
-        )
+        return BrokenCall(fault), _end_of_broken(turn, opening.end(), f"</{name}>")
 
 
+CallSyntax = HermesCalls | Llama3Calls | XmlCalls
+"""A way to write calls."""
 CALL_FORMATS: Mapping[CallFormat, CallSyntax] = {"hermes": HermesCalls(), "llama3": Llama3Calls(), "xml": XmlCalls()}
 
 
@@ -253,10 +250,6 @@ def _end_of_broken(turn: str, start: int, closing: str) -> int:
     if end is None:
         return len(turn)
     return end.start() if end.group() == THINK_CLOSE else end.end()
-
-
-class _NotACall(Exception):
-    """A call cannot be read; the message says why, in words for the policy."""
 
 
 class _NotJson(Exception):
@@ -347,28 +340,3 @@ def _xml_value(text: str, parameter: Schema | None) -> object:
     if _end_of_space(text, end) < len(text):
         raise _NotJson("something follows it")
     return value
-
-
-def _xml_text(value: object) -> str:
-    if not isinstance(value, str):
-        return _json(value)
-    text = value.replace("&", "&amp;").replace("<", "&lt;")
-    return "\n" * text.startswith("\n") + text + "\n" * text.endswith("\n")
-
-
-def _check_readable_as_xml(tool: str, parameters: Mapping[str, Schema]) -> None:
-    """Raise ConfigError for a name that is no tag, and for values that may be text or another type."""
-    for name in (tool, *parameters):
-        if not _XML_NAME.fullmatch(name):
-            raise ConfigError(
-                f"environment.calls: xml cannot write the name {name!r} of the tool {tool}; choose hermes"
-            )
-    if tool in ("result", "think"):
-        raise ConfigError(f"environment.tools: with calls: xml no tool can be called {tool}; rename the function")
-    for name, schema in parameters.items():
-        others = json_types(schema) - {"string", "null"}
-        if "string" in json_types(schema) and others:
-            raise ConfigError(
-                f"environment.tools: {tool}: `{name}` may be text or {' or '.join(sorted(others))}, which "
-                "calls: xml cannot tell apart; give it one type, or choose hermes"
-            )

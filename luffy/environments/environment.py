@@ -131,11 +131,21 @@ def received_messages(method: str, found: object) -> list[Message]:
     """The messages that a method of an environment returned; mappings become messages, as verifiers writes them."""
     if isinstance(found, str) or not isinstance(found, Sequence):
         raise TypeError(f"{method} returned {found!r:.80}, and has to return {_MESSAGES}")
-    return [_message(method, each) for each in found]
+    messages = []
+    for each in found:
+        fields = {"role": each.role, "content": each.content} if isinstance(each, Message) else each
+        if not isinstance(fields, Mapping):
+            raise TypeError(f"{method} returned {each!r:.80} among its messages, and has to return {_MESSAGES}")
+        role, content = fields.get("role"), fields.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TypeError(f"{method} returned the message {each!r:.80}, whose role and content have to be text")
+        if role == _POLICY:
+            raise TypeError(f"{method} returned a message of the role {_POLICY}, which is the policy's own")
+        messages.append(Message(role, writable(content)))
+    return messages
 
 
 def received_counts(found: object) -> dict[str, float]:
-    """The numbers that `counts` returned, by name."""
     if not isinstance(found, Mapping):
         raise TypeError(f"counts returned {found!r:.80}, and has to return numbers by name")
     return {str(name): finite_number(f"count {name}", value) for name, value in found.items()}
@@ -147,15 +157,3 @@ def finite_number(name: str, found: object) -> float:
     if not isinstance(value, Real) or not math.isfinite(value):
         raise TypeError(f"{name} is {found!r:.80}, which is no finite number")
     return float(value)
-
-
-def _message(method: str, found: object) -> Message:
-    fields = {"role": found.role, "content": found.content} if isinstance(found, Message) else found
-    if not isinstance(fields, Mapping):
-        raise TypeError(f"{method} returned {found!r:.80} among its messages, and has to return {_MESSAGES}")
-    role, content = fields.get("role"), fields.get("content")
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise TypeError(f"{method} returned the message {found!r:.80}, whose role and content have to be text")
-    if role == _POLICY:
-        raise TypeError(f"{method} returned a message of the role {_POLICY}, which is the policy's own")
-    return Message(role, writable(content))

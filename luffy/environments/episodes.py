@@ -12,7 +12,7 @@ import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from luffy.config.environment import EpisodeLimits
 from luffy.data.conversations import ConversationEncoder
@@ -116,10 +116,8 @@ class TurnSampler:
         self._num_playing -= 1
         asyncio.get_running_loop().call_soon(self._start)
 
-    def __enter__(self) -> "TurnSampler":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the lanes' threads; a call that runs goes on, unseen."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -192,58 +190,49 @@ class EpisodePlayer:
         return run_in_loop(self._play_all(starts, sampler))
 
     async def _play_all(self, starts: Sequence[EpisodeStart], sampler: TurnSampler) -> list[Episode]:
-        with sampler:
-            tasks = [asyncio.create_task(self._play(start, index, sampler)) for index, start in enumerate(starts)]
-            try:
-                return await asyncio.gather(*tasks)
-            finally:
-                # After a failure of one, the others end and close their environments.
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = [asyncio.create_task(self._play(start, index, sampler)) for index, start in enumerate(starts)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            # After a failure of one, the others end and close their environments.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            sampler.close()
 
     async def _play(self, start: EpisodeStart, index: int, sampler: TurnSampler) -> Episode:
-        play = _Play(
-            LiveEpisode(start, self._make, self.scorer),
-            self._encoder,
-            self.limits,
-            sampler,
-            index,
-            start.prompt_ids,
-            list(start.given_ids),
-        )
+        live = LiveEpisode(start, self._make, self.scorer)
+        play = _Play(live, self._encoder, self.limits, sampler, index)
         try:
-            end = await play.live.play(play.turns())
+            end = await live.play(play.turns())
         finally:
             sampler.leave()
-            await play.live.close()
-        segments, completion = tuple(play.segments), play.live.completion
-        return Episode(play.prompt_ids, segments, end.finish_reason, end.measures, completion, end.fault)
+            await live.close()
+        segments = tuple(play.segments)
+        return Episode(play.prompt_ids, segments, end.finish_reason, end.measures, live.completion, end.fault)
 
 
-@dataclass(slots=True)
 class _Play:
     """An episode in progress, token by token."""
 
-    live: LiveEpisode
-    encoder: ConversationEncoder
-    limits: EpisodeLimits
-    sampler: TurnSampler
-    index: int
-    """Place of the episode among those that are played together."""
-    prompt_ids: tuple[int, ...]
-    ids: list[int]
-    """The response so far, in the present context."""
-    segments: list[Segment] = field(default_factory=list)
-    context_ids: tuple[int, ...] | None = None
-    """What takes the place of the prompt in the present context; None: the prompt itself."""
-    num_opening: int = 0
-    """Messages of the conversation that the prompt consists of."""
-
-    @property
-    def begins_with(self) -> tuple[int, ...]:
+    def __init__(
+        self, live: LiveEpisode, encoder: ConversationEncoder, limits: EpisodeLimits, sampler: TurnSampler, index: int
+    ) -> None:
+        """`index`: place of the episode among those that are played together."""
+        self.live = live
+        self.encoder = encoder
+        self.limits = limits
+        self.sampler = sampler
+        self.index = index
+        self.prompt_ids = live.start.prompt_ids
+        self.begins_with = live.start.prompt_ids
         """Tokens that the present context begins with: those of the prompt, or of the re-rendered conversation."""
-        return self.prompt_ids if self.context_ids is None else self.context_ids
+        self.ids = list(live.start.given_ids)
+        """The response so far, in the present context."""
+        self.segments: list[Segment] = []
+        self.num_opening = 0
+        """Messages of the conversation that the prompt consists of."""
+        self.limit = sampler.params.max_response_tokens
 
     @property
     def num_in_context(self) -> int:
@@ -256,13 +245,7 @@ class _Play:
         """Tokens of the present context that the limit of the response applies to."""
         return self.num_in_context + len(self.ids)
 
-    @property
-    def limit(self) -> int:
-        """Most tokens of the response."""
-        return self.sampler.params.max_response_tokens
-
     async def turns(self) -> FinishReason:
-        """Play the episode; returns why it ended."""
         finish = await self._open()
         return await self.live.take_turns(self, self.limits.max_turns) if finish is None else finish
 
@@ -275,9 +258,17 @@ class _Play:
             if num_added + len(self.ids) >= self.limit and not start.is_whole:
                 return FinishReason.LENGTH
             live.observe(opening)
-            self.prompt_ids = prompt_ids
+            self.prompt_ids = self.begins_with = prompt_ids
         self.num_opening = len(live.conversation)
-        for turn, is_followed in _complete_turns(start, self.encoder):
+        end = 0
+        for source, run in itertools.groupby(start.given_source):
+            begin, end = end, end + len(list(run))
+            turn = start.given_ids[begin:end]
+            is_followed = end < len(start.given_ids)
+            # A given turn is complete when it ends with the stop token, or with a whole recorded episode.
+            is_complete = self.encoder.is_stopped(turn) or (start.is_whole and not is_followed)
+            if source is Source.ENVIRONMENT or not is_complete:
+                continue
             messages = await live.respond(self.encoder.reply(turn))
             if is_followed:  # the recorded answer is kept; the replay only brings the environment into this state
                 live.observe(self._seen(messages or ()))
@@ -325,7 +316,7 @@ class _Play:
         live.observe(messages)
         if is_new:
             self.segments.append(Context(ids))
-            self.context_ids, self.ids = ids, []
+            self.begins_with, self.ids = ids, []
         else:
             self.segments.append(Observation(ids))
             self.ids += ids
@@ -334,19 +325,3 @@ class _Play:
     def _seen(self, messages: Sequence[Message]) -> list[Message]:
         """The environment's messages as the policy sees them, long ones cut."""
         return [self.encoder.within(message, self.limits.max_observation_tokens) for message in messages]
-
-
-def _complete_turns(start: EpisodeStart, encoder: ConversationEncoder) -> list[tuple[tuple[int, ...], bool]]:
-    """The given turns that end with the stop token, or with a whole recorded episode, and whether given tokens follow
-    them."""
-    turns = []
-    place = 0
-    for source, run in itertools.groupby(start.given_source):
-        end = place + len(list(run))
-        ids = start.given_ids[place:end]
-        is_followed = end < len(start.given_ids)
-        is_complete = encoder.is_stopped(ids) or (start.is_whole and not is_followed)
-        if source is not Source.ENVIRONMENT and is_complete:
-            turns.append((ids, is_followed))
-        place = end
-    return turns

@@ -44,12 +44,10 @@ class GuessingGame:
         return [Message("user", "higher" if self._number > guess else "lower")]
 
     def counts(self) -> Mapping[str, float]:
-        """Guesses, turns without one, and whether the number was found."""
         return {
             "guesses": float(self._num_guesses),
             "turns_without_guess": float(self._num_unreadable),
             "found": float(self._is_found),
         }
 
-    async def close(self) -> None:
-        """Nothing is held."""
+    async def close(self) -> None: ...

@@ -42,7 +42,6 @@ class Ended(Generic[_Result]):
     error: BaseException | None = None
 
     def result(self) -> _Result:
-        """The result; raises what the call raised."""
         if self.error is not None:
             raise self.error
         return cast(_Result, self.value)

@@ -1,16 +1,21 @@
 """Opens environments, and players of their episodes, from the configuration of an environment.
 
-A new kind needs a config class in `luffy/config/environment.py`, added to its union, and an entry in `_FACTORIES`.
+A new kind needs a config class in `luffy/config/environment.py`, added to its union, and a case in `open_environment`
+and in `instructions_of`.
 """
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+import itertools
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import (
+    CallFormat,
     CustomEnvironment,
     EnvironmentConfig,
     GuessNumberEnvironment,
@@ -21,31 +26,55 @@ from luffy.config.environment import (
 )
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.row_filters import unplayed_source
-from luffy.environments.call_formats import CALL_FORMATS
-from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment
+from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, CallSyntax, Tools
+from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment, writable
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.limits import with_time_limit
+from luffy.environments.live_episode import TextEpisodePlayer
 from luffy.environments.rubric import EpisodeScorer
-from luffy.environments.text_episodes import TextEpisodePlayer
-from luffy.environments.tool_functions import Tool, load_tools
+from luffy.environments.tool_functions import Tool, json_types, load_tools, parameters_of
 from luffy.environments.tools import SandboxOfLoop, ToolEpisode, ToolRunner, python_tool
-from luffy.environments.verifiers_episode import VerifiersEpisode, hosted_tools
-from luffy.errors import ConfigError, DataError
+from luffy.errors import ConfigError, DataError, LuffyError
 from luffy.grading.judge import Judges
 from luffy.grading.request import Problem
-from luffy.hosted.verifiers_process import shared_process
+from luffy.hosted.verifiers_process import HostedDescription, VerifiersProcess, shared_process
 from luffy.import_paths import imported_setting
 from luffy.sandbox import open_sandbox
 from luffy.types import PART_MEASURE, Message
 
+logger = logging.getLogger(__name__)
+
+TASK = "verifiers_task"
+"""Key of `extra_info` that says which task of the environment a prompt is."""
+_REWARD = "reward"
+_ANSWERED = "tool"
+_WRITTEN_BY_POLICY = "assistant"
 _FACTORY = "environment.factory"
 _AWAITED = ("reset", "respond", "close")
 
 
 def open_environment(config: EnvironmentConfig) -> EnvironmentFactory:
     """Return the factory that makes an environment per episode; ConfigError when the user's code cannot be used."""
-    return _FACTORIES[type(config)](config)
+    match config:
+        case ToolsEnvironment():
+            tools = _loaded(config)
+            if "python" in config.tools:
+                asyncio.run(open_sandbox(config.sandbox))  # refused now, not in the first episode
+            _described(config, tools)  # refuses tools that cannot be called in this format
+            runner = ToolRunner()
+            return lambda: ToolEpisode(config, tools, runner)
+        case GuessNumberEnvironment():
+            return GuessingGame
+        case CustomEnvironment():
+            return _custom(config)
+        case VerifiersEnvironment():
+            hosted = hosted_tools(shared_process(config).description, config.calls)
+            CALL_FORMATS[config.calls].instructions(hosted)  # refuses tools that cannot be called in this format
+            return lambda: VerifiersEpisode(shared_process(config), CALL_FORMATS[config.calls], hosted)
+        case MixtureEnvironment():
+            parts = {name: open_environment(part.environment) for name, part in config.parts.items()}
+            return lambda: MixedEpisode(parts, config.sources)
 
 
 def instructions_of(config: EnvironmentConfig) -> str:
@@ -69,15 +98,6 @@ def instructions_by_source(config: EnvironmentConfig) -> dict[str | None, str]:
         return {None: instructions_of(config)}
     found = {name: instructions_of(part.environment) for name, part in config.parts.items()}
     return {source: found[name] for source, name in config.sources.items()}
-
-
-def _tools(config: ToolsEnvironment) -> EnvironmentFactory:
-    tools = _loaded(config)
-    if "python" in config.tools:
-        asyncio.run(open_sandbox(config.sandbox))  # refused now, not in the first episode
-    _described(config, tools)  # refuses tools that cannot be called in this format
-    runner = ToolRunner()
-    return lambda: ToolEpisode(config, tools, runner)
 
 
 def _loaded(config: ToolsEnvironment) -> Mapping[str, Tool]:
@@ -113,27 +133,6 @@ def _custom(config: CustomEnvironment) -> EnvironmentFactory:
     return lambda: with_time_limit(cast(Environment, made(**config.options)), config.timeout_s)
 
 
-def _verifiers(config: VerifiersEnvironment) -> EnvironmentFactory:
-    tools = hosted_tools(shared_process(config).description, config.calls)
-    CALL_FORMATS[config.calls].instructions(tools)  # refuses tools that cannot be called in this format
-    return lambda: VerifiersEpisode(shared_process(config), CALL_FORMATS[config.calls], tools)
-
-
-def _mixture(config: MixtureEnvironment) -> EnvironmentFactory:
-    parts = {name: open_environment(part.environment) for name, part in config.parts.items()}
-    sources = config.sources
-    return lambda: MixedEpisode(parts, sources)
-
-
-_FACTORIES: Mapping[type, Callable[[Any], EnvironmentFactory]] = {
-    ToolsEnvironment: _tools,
-    GuessNumberEnvironment: lambda config: GuessingGame,
-    CustomEnvironment: _custom,
-    VerifiersEnvironment: _verifiers,
-    MixtureEnvironment: _mixture,
-}
-
-
 class MixedEpisode:
     """An episode of one of several parts: that which plays the prompt's data source, as `sources` has it.
 
@@ -156,7 +155,6 @@ class MixedEpisode:
         return await self._played.reset(problem)
 
     async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
-        """The part's answer."""
         assert self._played is not None, "reset comes first"
         return await self._played.respond(conversation)
 
@@ -170,12 +168,10 @@ class MixedEpisode:
         return which | {f"{name}/{count}": value for name, items in counted.items() for count, value in items}
 
     async def score(self, conversation: Sequence[Message]) -> None:
-        """Score by the part, where it does so itself."""
         if isinstance(self._played, ScoringEnvironment):
             await self._played.score(conversation)
 
     async def close(self) -> None:
-        """Free what the part holds; nothing where the episode never began."""
         if self._played is not None:
             await self._played.close()
 
@@ -183,6 +179,91 @@ class MixedEpisode:
     def scores_itself(self) -> bool:
         """Whether a part scores its own episodes."""
         return any(isinstance(make(), ScoringEnvironment) for make in self._parts.values())
+
+
+def hosted_tools(description: HostedDescription, calls: CallFormat) -> Tools:
+    """The environment's tools by name; ConfigError where they cannot be called in this format."""
+    tools = {str(schema["function"]["name"]): dict(schema) for schema in description.tools}
+    for tool, schema in tools.items() if calls == "xml" else ():
+        for name, parameter in parameters_of(schema).items():
+            try:
+                json_types(parameter)
+            except (KeyError, TypeError):
+                raise ConfigError(
+                    f"environment.calls: xml cannot write `{name}` of the environment's tool {tool}, whose type is not "
+                    "plain; choose hermes"
+                ) from None
+    return tools
+
+
+class VerifiersEpisode:
+    """One episode: the environment answers the turns, and scores the episode at the end."""
+
+    def __init__(self, process: VerifiersProcess, syntax: CallSyntax, tools: Tools) -> None:
+        self._process = process
+        self._syntax = syntax
+        self._tools = tools
+        self._number: int | None = None
+        self._num_seen = 0
+        """Messages of the conversation that the environment knows."""
+        self._scores = dict.fromkeys((_REWARD, *process.description.functions), 0.0)
+
+    async def reset(self, problem: Problem) -> Sequence[Message]:
+        """Begin the task that the problem names; DataError where it names none, or one that has changed."""
+        task = problem.extra_info.get(TASK)
+        if not isinstance(task, dict) or task.keys() != {"split", "row", "digest"}:
+            raise DataError(
+                f"{problem.data_source}: environment.kind: verifiers plays the prompts of a source of kind: verifiers; "
+                f"this one has no extra_info.{TASK}"
+            )
+        self._number = self._process.new_episode()
+        return self._messages(await self._process.awaited("reset", episode=self._number, **task))
+
+    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+        """Pass the newest turn on; HostedFault where the environment fails."""
+        return await self._respond(conversation, is_cut=False)
+
+    async def score(self, conversation: Sequence[Message]) -> None:
+        """Have the environment score the episode; a last turn that was cut is part of it."""
+        if len(conversation) > self._num_seen and conversation[-1].role == _WRITTEN_BY_POLICY:
+            await self._respond(conversation, is_cut=True)
+        found = cast(Mapping[str, object], await self._process.awaited("score", episode=self._number))
+        self._scores |= cast(Mapping[str, float], found["metrics"])
+        self._scores[_REWARD] = cast(float, found[_REWARD])
+
+    def counts(self) -> Mapping[str, float]:
+        """The reward, and the value of each reward function by its name; 0 until the episode is scored."""
+        return dict(self._scores)
+
+    async def close(self) -> None:
+        if self._number is None:
+            return
+        try:
+            await self._process.awaited("close", episode=self._number)
+        except LuffyError as fault:  # the episode has its outcome already
+            logger.debug("closing an episode: %s", fault)
+
+    async def _respond(self, conversation: Sequence[Message], *, is_cut: bool) -> Sequence[Message] | None:
+        self._num_seen = len(conversation)
+        text = conversation[-1].content
+        calls = [
+            # The environment answers a broken call as it answers arguments that are not JSON.
+            {"name": "", "arguments": call.reason}
+            if isinstance(call, BrokenCall)
+            else {"name": call.name, "arguments": json.dumps(call.arguments)}
+            for call in (self._syntax.parse(text, self._tools) if self._tools else ())
+        ]
+        found = await self._process.awaited("respond", episode=self._number, text=text, calls=calls, is_cut=is_cut)
+        return None if found is None else self._messages(found)
+
+    def _messages(self, found: object) -> list[Message]:
+        """The environment's messages, with results of tools as the policy's format has them."""
+        messages: list[Message] = []
+        sent = [Message(each["role"], writable(each["content"])) for each in cast(list[dict[str, str]], found)]
+        for is_result, group in itertools.groupby(sent, key=lambda message: message.role == _ANSWERED):
+            run = list(group)
+            messages += self._syntax.results([message.content for message in run]) if is_result else run
+        return messages
 
 
 def open_player(

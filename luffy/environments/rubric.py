@@ -152,21 +152,16 @@ class EpisodeScorer:
     async def _judgement(self, name: str, kind: JudgeMeasure, view: EpisodeView) -> float:
         assert self._judges is not None, "judges are opened with the player"
         question = next((turn.content for turn in reversed(view.prompt) if turn.role == "user"), "")
-        request = JudgeRequest(_shown(kind, view), view.answer, question)
-        grade = await asyncio.wrap_future(self._judges.submit(kind.grader, request))
+        shown = "\n\n".join(f"{turn.role}: {turn.content}" for turn in view.completion)
+        if kind.shows == "reply":
+            turns = [turn.content for turn in view.completion if turn.role == "assistant"]
+            shown = (final_reply(turns[-1]) or "").strip() if turns else ""
+        grade = await asyncio.wrap_future(self._judges.submit(kind.grader, JudgeRequest(shown, view.answer, question)))
         if grade.is_unjudged:
             raise LostError(f"measure {name}: {grade.reason}; the same command continues")
         if grade.outcome not in (Outcome.CORRECT, Outcome.WRONG):
             raise NoVerdict(f"measure {name}: {grade.reason}")
         return float(grade.outcome is Outcome.CORRECT)
-
-
-def _shown(kind: JudgeMeasure, view: EpisodeView) -> str:
-    """The text of an episode that the judge reads."""
-    if kind.shows == "reply":
-        turns = [turn.content for turn in view.completion if turn.role == "assistant"]
-        return (final_reply(turns[-1]) or "").strip() if turns else ""
-    return "\n\n".join(f"{turn.role}: {turn.content}" for turn in view.completion)
 
 
 def _loaded(name: str, path: str, allowed: Sequence[str]) -> _Function:

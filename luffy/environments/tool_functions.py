@@ -26,7 +26,6 @@ from types import FunctionType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from luffy.environments.calculator import calculator
 from luffy.environments.environment import EpisodeState
@@ -73,8 +72,12 @@ class ToolParameter:
             # Validated as JSON, where a member of an Enum is its value.
             return self.adapter.validate_json(json.dumps(value))
         except ValidationError as error:
-            faults = error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_FAULTS]
-            raise WrongArguments("; ".join(map(_fault, faults))) from None
+            faults = []
+            for found in error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_FAULTS]:
+                path = "".join(f"[{str(step)[:_MAX_NAME]}]" for step in found["loc"])
+                fault = f"{path}: {found['msg']}" if path else found["msg"]
+                faults.append(_UNREADABLE if found["type"] == "json_invalid" else fault)
+            raise WrongArguments("; ".join(faults)) from None
         except RecursionError:
             raise WrongArguments(_UNREADABLE) from None
 
@@ -167,44 +170,31 @@ def tool_of(function: object, name: str | None = None, where: str = "tool") -> T
                     f"{where}: `{parameter.name}: EpisodeState` has to be keyword-only; put it after a `*`"
                 )
             state_parameter = parameter.name
-        else:
-            parameters[parameter.name] = _parameter(parameter, hints, texts.get(parameter.name), where)
+            continue
+        place = f"{where}: parameter `{parameter.name}`"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ConfigError(f"{place} is {parameter.kind.description}; a tool's parameters can be given by name")
+        if parameter.name not in hints:
+            raise ConfigError(f"{place} has no type; annotate it")
+        annotation = hints[parameter.name]
+        try:
+            schema = schema_of(annotation)
+        except UnsupportedType as error:
+            raise ConfigError(f"{place}: {error}") from None
+        if (text := texts.get(parameter.name)) and "description" not in schema:
+            schema["description"] = text
+        adapter: TypeAdapter[object] = TypeAdapter(cast(type[object], annotation), config=_STRICT)
+        is_required = parameter.default is parameter.empty
+        if not is_required:
+            try:
+                adapter.validate_python(parameter.default)
+            except ValidationError:
+                raise ConfigError(f"{place}: the default {parameter.default!r} is not of the annotated type") from None
+        parameters[parameter.name] = ToolParameter(schema, is_required, adapter)
     if strangers := [text for text in texts if text not in parameters and text != state_parameter]:
         raise ConfigError(f"{where}: the docstring describes `{strangers[0]}`, which is no parameter")
     is_async = any(map(inspect.iscoroutinefunction, (function, original)))  # a decorator may change this
     return Tool(name or original.__name__, description, parameters, function, is_async, state_parameter)
-
-
-def _parameter(
-    parameter: inspect.Parameter, hints: Mapping[str, object], description: str | None, where: str
-) -> ToolParameter:
-    place = f"{where}: parameter `{parameter.name}`"
-    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise ConfigError(f"{place} is {parameter.kind.description}; a tool's parameters can be given by name")
-    if parameter.name not in hints:
-        raise ConfigError(f"{place} has no type; annotate it")
-    annotation = hints[parameter.name]
-    try:
-        schema = schema_of(annotation)
-    except UnsupportedType as error:
-        raise ConfigError(f"{place}: {error}") from None
-    if description and "description" not in schema:
-        schema["description"] = description
-    adapter: TypeAdapter[object] = TypeAdapter(cast(type[object], annotation), config=_STRICT)
-    is_required = parameter.default is parameter.empty
-    if not is_required:
-        try:
-            adapter.validate_python(parameter.default)
-        except ValidationError:
-            raise ConfigError(f"{place}: the default {parameter.default!r} is not of the annotated type") from None
-    return ToolParameter(schema, is_required, adapter)
-
-
-def _fault(found: ErrorDetails) -> str:
-    if found["type"] == "json_invalid":
-        return _UNREADABLE
-    path = "".join(f"[{str(step)[:_MAX_NAME]}]" for step in found["loc"])
-    return f"{path}: {found['msg']}" if path else found["msg"]
 
 
 def described(docstring: str) -> tuple[str, Mapping[str, str]]:

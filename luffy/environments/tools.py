@@ -86,12 +86,23 @@ class ToolRunner:
                 ended = await self._calls.in_thread(name, in_thread, timeout_s)
         except LateCall as late:
             raise FailedCall(ToolFault.TIMED_OUT, str(late)) from None
-        if ended.error is not None:
-            raise _failure(ended.error)
-        return ended.result()
+        error = ended.error
+        if error is None:
+            return ended.result()
+        if isinstance(error, LuffyError):
+            raise error
+        if isinstance(error, asyncio.CancelledError):  # of a task of the tool's own
+            raise FailedCall(ToolFault.RAISED, "CancelledError")
+        if isinstance(error, ToolError):
+            raise FailedCall(ToolFault.RAISED, str(error), prefix="")
+        kind = type(error).__name__
+        try:
+            message = str(error)[:_MAX_MESSAGE]
+        except Exception:  # noqa: BLE001 - an exception of the tool's own may not even have a text
+            message = ""
+        raise FailedCall(ToolFault.RAISED, f"{kind}: {message}" if message else kind)
 
     def refuse_when_full(self) -> None:
-        """Raise LuffyError when too many calls still run past their limit."""
         self._calls.refuse_when_full()
 
 
@@ -108,23 +119,8 @@ def _as_text(name: str, value: object) -> str:
         return str(value)
 
 
-def _failure(error: BaseException) -> FailedCall | LuffyError:
-    if isinstance(error, LuffyError):
-        return error
-    if isinstance(error, asyncio.CancelledError):  # of a task of the tool's own
-        return FailedCall(ToolFault.RAISED, "CancelledError")
-    if isinstance(error, ToolError):
-        return FailedCall(ToolFault.RAISED, str(error), prefix="")
-    kind = type(error).__name__
-    try:
-        message = str(error)[:_MAX_MESSAGE]
-    except Exception:  # noqa: BLE001 - an exception of the tool's own may not even have a text
-        message = ""
-    return FailedCall(ToolFault.RAISED, f"{kind}: {message}" if message else kind)
-
-
 class ToolEpisode:
-    """An episode with tools."""
+    """An episode with tools; an `Environment`."""
 
     def __init__(self, config: ToolsEnvironment, tools: Mapping[str, Tool], runner: ToolRunner) -> None:
         self._config = config
@@ -138,7 +134,6 @@ class ToolEpisode:
         self._num_cut = 0
 
     async def reset(self, problem: Problem) -> Sequence[Message]:
-        """Begin the episode."""
         self._state = EpisodeState(problem)
         return ()
 
@@ -179,11 +174,18 @@ class ToolEpisode:
                 logger.warning("closing an episode: %s: %s", name, fault)
 
     async def _answer(self, call: FoundCall) -> str:
+        """The result of a call, or its error, without what cannot be written, and cut in the middle if it is long."""
         try:
-            return self._shown(await self._result(call))
+            text = await self._result(call)
         except FailedCall as failed:
             self._faults[failed.fault] += 1
-            return self._shown(str(failed))
+            text = str(failed)
+        limit = self._config.max_result_characters
+        if len(text) > limit:
+            self._num_cut += 1
+            half = limit // 2
+            text = f"{text[:half]}\n... [{len(text) - 2 * half} characters left out] ...\n{text[len(text) - half :]}"
+        return writable(text)
 
     async def _result(self, call: FoundCall) -> str:
         if isinstance(call, BrokenCall):
@@ -202,15 +204,6 @@ class ToolEpisode:
         self._runner.refuse_when_full()
         timeout_s = None if tool.limits_itself else self._config.timeout_s
         return await self._runner.run(tool.name, tool.function, arguments, is_async=tool.is_async, timeout_s=timeout_s)
-
-    def _shown(self, text: str) -> str:
-        """The text with nothing that cannot be written, cut in the middle where it is too long."""
-        limit = self._config.max_result_characters
-        if len(text) > limit:
-            self._num_cut += 1
-            half = limit // 2
-            text = f"{text[:half]}\n... [{len(text) - 2 * half} characters left out] ...\n{text[len(text) - half :]}"
-        return writable(text)
 
 
 class SandboxOfLoop:

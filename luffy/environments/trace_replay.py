@@ -37,51 +37,42 @@ class EnvironmentReplayer:
         return type(self), (self._config,)
 
     def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
-        """The result for each trace of each prompt."""
         self._make = self._make or open_environment(self._config)
-        return run_in_loop(_all(self._make, prompts))
+        return run_in_loop(_replay_all(self._make, prompts))
 
 
-async def _all(make: EnvironmentFactory, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
+async def _replay_all(make: EnvironmentFactory, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
     places = asyncio.Semaphore(_AT_ONCE)
-
-    async def replayed(prompt: Prompt, trace: Trace) -> Replayed | None:
-        if not trace.turns:
-            return None
-        async with places:
-            return await _replayed(make, prompt, trace)
-
-    found = iter(await asyncio.gather(*(replayed(prompt, trace) for prompt in prompts for trace in prompt.traces)))
+    played = [_replay(make, prompt, trace, places) for prompt in prompts for trace in prompt.traces]
+    found = iter(await asyncio.gather(*played))
     return [[next(found) for _ in prompt.traces] for prompt in prompts]
 
 
-async def _replayed(make: EnvironmentFactory, prompt: Prompt, trace: Trace) -> Replayed:
-    start = EpisodeStart(problem_of(prompt), prompt.ground_truth, prompt.messages, (), seed=0)
-    live = LiveEpisode(start, make, _NO_MEASURES)
-    try:
-        live.observe(await live.reset())
-        for turn, recorded in _answered(trace.turns):
-            answers = await live.respond(turn)
-            if recorded and not _are_equal(answers or (), recorded):
-                return Replayed.DIFFERS
-            live.observe(recorded)
-        return Replayed.SAME
-    except FailedEpisode as failure:
-        logger.warning("%s: a trace cannot be played again", prompt.data_source, exc_info=failure.__cause__)
-        return Replayed.CRASHED
-    finally:
-        await live.close()
-
-
-def _answered(turns: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
-    """Each turn of the author with the messages that answered it; the last has none."""
-    answered: list[tuple[Message, list[Message]]] = []
-    for turn in turns:
+async def _replay(make: EnvironmentFactory, prompt: Prompt, trace: Trace, places: asyncio.Semaphore) -> Replayed | None:
+    if not trace.turns:
+        return None
+    answered: list[tuple[Message, list[Message]]] = []  # each turn of the author, with the messages that answered it
+    for turn in trace.turns:
         if turn.role == _POLICY:
             answered.append((turn, []))
         else:
             answered[-1][1].append(turn)
-    return answered
+    start = EpisodeStart(problem_of(prompt), prompt.ground_truth, prompt.messages, (), seed=0)
+    async with places:
+        live = LiveEpisode(start, make, _NO_MEASURES)
+        try:
+            live.observe(await live.reset())
+            for turn, recorded in answered:
+                answers = await live.respond(turn)
+                if recorded and not _are_equal(answers or (), recorded):
+                    return Replayed.DIFFERS
+                live.observe(recorded)
+            return Replayed.SAME
+        except FailedEpisode as failure:
+            logger.warning("%s: a trace cannot be played again", prompt.data_source, exc_info=failure.__cause__)
+            return Replayed.CRASHED
+        finally:
+            await live.close()
 
 
 def _are_equal(answers: Sequence[Message], recorded: Sequence[Message]) -> bool:

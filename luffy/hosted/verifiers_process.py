@@ -79,7 +79,15 @@ class VerifiersProcess:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._waiting: dict[int, Future[object]] = {}
         self._lost: LuffyError | None = None
-        self._start()
+        # The kernel's signal follows the forking thread: the reader lasts as long as the process does.
+        started: queue.Queue[subprocess.Popen[bytes] | OSError] = queue.Queue()
+        self._reader = threading.Thread(target=self._run, args=(started,), name="verifiers", daemon=True)
+        self._reader.start()
+        process = started.get()
+        if isinstance(process, OSError):
+            raise ConfigError(f"environment.python: {package.python} cannot be started ({process.strerror})")
+        self._process = process
+        threading.Thread(target=self._write, name="verifiers requests", daemon=True).start()
         request: dict[str, object] = {"environment": package.environment, "arguments": package.arguments}
         limit_s = _START_FACTOR * package.call_timeout_s
         still = threading.Timer(_QUIET_S, logger.warning, ("%s still loads, for %g s at most", self._where, limit_s))
@@ -105,7 +113,6 @@ class VerifiersProcess:
         return self._lost is not None
 
     def new_episode(self) -> int:
-        """A number for an episode."""
         return next(self._episodes)
 
     def call(self, op: str, **request: object) -> object:
@@ -130,17 +137,6 @@ class VerifiersProcess:
         self._reader.join(_CLOSE_S)
         self._kill()
         self._reader.join()
-
-    def _start(self) -> None:
-        # The kernel's signal follows the forking thread: the reader lasts as long as the process does.
-        started: queue.Queue[subprocess.Popen[bytes] | OSError] = queue.Queue()
-        self._reader = threading.Thread(target=self._run, args=(started,), name="verifiers", daemon=True)
-        self._reader.start()
-        found = started.get()
-        if isinstance(found, OSError):
-            raise ConfigError(f"environment.python: {self._package.python} cannot be started ({found.strerror})")
-        self._process = found
-        threading.Thread(target=self._write, name="verifiers requests", daemon=True).start()
 
     def _write(self) -> None:
         """Pass requests on until None ends the input; in a thread, since a process that hangs does not read them."""
@@ -173,7 +169,18 @@ class VerifiersProcess:
                 end = f"wrote a line that is no reply ({error}); its process was ended"
                 self._lose(EnvironmentFault(f"{self._where} {end}"))
                 break
-            self._deliver(reply)
+            with self._lock:
+                waiting = self._waiting.pop(reply["id"], None)
+            if waiting is None or not waiting.set_running_or_notify_cancel():
+                continue  # it came too late
+            if "ok" in reply:
+                waiting.set_result(reply["ok"])
+            elif "fault" in reply:
+                waiting.set_exception(HostedFault(f"{self._where}: {reply['fault']}"))
+            elif "task" in reply:
+                waiting.set_exception(DataError(f"{self._where}: {reply['task']}; prepare the data again"))
+            else:
+                waiting.set_exception(ConfigError(f"environment: {self._where} cannot be used: {reply['refused']}"))
         with self._ending:
             end_group(process)
         if process.returncode == -signal.SIGKILL:  # from outside, unless it hung, which `_late` has said by then
@@ -181,20 +188,6 @@ class VerifiersProcess:
             self._lose(LostError(f"{self._where} {why}"))
         else:
             self._lose(EnvironmentFault(f"{self._where} {end}"))
-
-    def _deliver(self, reply: Mapping[str, Any]) -> None:
-        with self._lock:
-            waiting = self._waiting.pop(reply["id"], None)
-        if waiting is None or not waiting.set_running_or_notify_cancel():
-            return  # it came too late
-        if "ok" in reply:
-            waiting.set_result(reply["ok"])
-        elif "fault" in reply:
-            waiting.set_exception(HostedFault(f"{self._where}: {reply['fault']}"))
-        elif "task" in reply:
-            waiting.set_exception(DataError(f"{self._where}: {reply['task']}; prepare the data again"))
-        else:
-            waiting.set_exception(ConfigError(f"environment: {self._where} cannot be used: {reply['refused']}"))
 
     def _lose(self, error: LuffyError) -> None:
         """Fail all pending calls and all later ones with `error`."""

@@ -1,6 +1,6 @@
-"""Advantages of whole rows, from the rewards of their groups.
+"""Advantages of whole rows, from the rewards of their groups; of single tokens, from a critic's values.
 
-Shape legend: `B` rows, each in one group; `P` groups.
+Shape legend: `B` rows, each in one group; `T` tokens; `P` groups.
 """
 
 import math
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from luffy.config.group import (
     AdvantageConfig,
+    GeneralizedAdvantage,
     GlobalBatchAdvantage,
     GroupAdvantage,
     GroupMeanAdvantage,
@@ -21,9 +22,11 @@ from luffy.config.group import (
     PassAtKAdvantage,
     RawAdvantage,
 )
+from luffy.objectives.objective import SumOverRanks
 
 _EPS = 1e-6
 """Added to standard deviations, as in GRPO's published code."""
+_WHITENING_EPS = 1e-8
 _ROUNDING = 1e-12
 """Differences of rewards below this share of the reward are rounding of the mean, not signal."""
 
@@ -71,7 +74,7 @@ def group_advantages(rows: RowRewards, config: AdvantageConfig) -> Tensor:
 
     A row alone in its population has advantage 0, except under `global_batch` without a group baseline, which compares
     with the whole batch. Rewards that are all equal give exactly 0 everywhere. Neither holds for `raw`, which has no
-    baseline. GAE computes advantages per token (`luffy.objectives.gae`).
+    baseline. GAE computes advantages per token (`generalized_advantages`).
     """
     assert isinstance(config, GroupAdvantage), f"{config.kind} gives no advantages to whole rows"
     joint = config.population == "joint"
@@ -171,3 +174,44 @@ def _pairs(wrong_B: Tensor, size_B: Tensor) -> list[tuple[int, int]]:
 
 def _choose(n: int, k: int) -> int:
     return math.comb(n, k) if n >= 0 else 0
+
+
+def generalized_advantages(
+    reward_B: Tensor, value_BT: Tensor, mask_BT: Tensor, config: GeneralizedAdvantage
+) -> tuple[Tensor, Tensor]:
+    """GAE (arXiv 1506.02438, eq. 16): `(B, T)` float64 advantages and returns (the critic's targets), else 0.
+
+    Args:
+        reward_B: reward of the whole response; it falls on the last token.
+        value_BT: value of the state before each token.
+        mask_BT: response tokens. Tokens of an environment between them are not states of their own: the state after
+            the last token of a turn is the one before the first token of the next.
+
+    A row without a response token has 0 everywhere.
+    """
+    mask = mask_BT.double()
+    value = value_BT.double() * mask
+    num_left_BT = mask.flip(1).cumsum(dim=1).flip(1)
+    last_BT = mask * (num_left_BT == 1)
+    reward_BT = last_BT * reward_B.double().unsqueeze(-1)
+    advantage_BT = torch.zeros_like(value)
+    next_value_B = next_advantage_B = torch.zeros_like(reward_B, dtype=torch.float64)
+    for t in reversed(range(value.shape[1])):
+        delta_B = reward_BT[:, t] + config.gamma * next_value_B - value[:, t]
+        step_B = mask_BT[:, t]
+        next_advantage_B = torch.where(step_B, delta_B + config.gamma * config.lam * next_advantage_B, next_advantage_B)
+        next_value_B = torch.where(step_B, value[:, t], next_value_B)
+        advantage_BT[:, t] = next_advantage_B * step_B
+    return advantage_BT, (advantage_BT + value) * mask
+
+
+def whiten(advantage_BT: Tensor, mask_BT: Tensor, sum_over_ranks: SumOverRanks) -> Tensor:
+    """Mean 0 and (unbiased) standard deviation 1 over the masked tokens of all ranks; 0 elsewhere.
+
+    Advantages that are all equal become 0.
+    """
+    mask = mask_BT.double()
+    count, total = sum_over_ranks(torch.stack([mask.sum(), (advantage_BT * mask).sum()]))
+    centred_BT = (advantage_BT - total / count.clamp(min=1)) * mask
+    (squares,) = sum_over_ranks(centred_BT.square().sum().unsqueeze(0))
+    return centred_BT / ((squares / (count - 1).clamp(min=1)).sqrt() + _WHITENING_EPS)

@@ -1,15 +1,13 @@
 """An objective in words and symbols: what `luffy config --explain` prints. Text only; training does not use it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from textwrap import wrap
 
 from luffy.config.group import (
-    AnchorConfig,
     BinomialLength,
     DynamicSampling,
     EvenlySpacedLength,
     GroupAdvantage,
-    HintConfig,
     NoAdvantage,
     PrefixConfig,
     UniformLength,
@@ -49,27 +47,18 @@ def explain_terms(terms: Sequence[TermConfig], max_response_tokens: int) -> list
     """One paragraph a term."""
     lines = ["", *_entry("Loss", "L = " + " + ".join(term.name for term in terms))]
     for term in terms:
-        lines += [
-            "",
-            *(
-                line
-                for number, text in enumerate(_term(term, terms, max_response_tokens))
-                for line in _entry("" if number else term.name, text)
-            ),
-        ]
+        texts = [f"{term.coefficient.formula()} x the sum over {_SELECTED[term.select]} of", term.loss.formula()]
+        if term.correction is not None:
+            texts.append(f"times {term.correction.formula()}")
+        if term.gate is not None:
+            texts.append(f"where {term.gate.formula()}")
+        if term.top_entropy_share is not None:
+            texts.append(f"at the {term.top_entropy_share:.0%} of each row's selected tokens with the highest entropy")
+        texts.append(f"divided by {_denominator(term, terms, max_response_tokens)}")
+        lines.append("")
+        for number, text in enumerate(texts):
+            lines += _entry("" if number else term.name, text)
     return lines
-
-
-def _term(term: TermConfig, terms: Sequence[TermConfig], max_response_tokens: int) -> Iterator[str]:
-    yield f"{term.coefficient.formula()} x the sum over {_SELECTED[term.select]} of"
-    yield term.loss.formula()
-    if term.correction is not None:
-        yield f"times {term.correction.formula()}"
-    if term.gate is not None:
-        yield f"where {term.gate.formula()}"
-    if term.top_entropy_share is not None:
-        yield f"at the {term.top_entropy_share:.0%} of each row's selected tokens with the highest entropy"
-    yield f"divided by {_denominator(term, terms, max_response_tokens)}"
 
 
 def _denominator(term: TermConfig, terms: Sequence[TermConfig], max_response_tokens: int) -> str:
@@ -105,10 +94,24 @@ def _group(objective: ObjectiveConfig) -> str:
         )
     if group.guidance is not None:
         parts.append(f"traces only for prompts whose running pass rate is at most {group.guidance.pass_rate_at_most:g}")
-    if group.hint is not None:
-        parts.append(_hint(group.hint))
-    if group.anchor is not None:
-        parts.append(_anchor(group.anchor))
+    if (hint := group.hint) is not None:
+        shares = " or ".join(f"{share:.0%}" for share in hint.levels)
+        replacing = {
+            "all": "all replace wrong rollouts",
+            "first_correct": "the first correct one replaces a wrong rollout",
+        }[hint.keep]
+        learned = {"bare": "without it", "hinted": "with it"}[hint.learn]
+        after = f", after {hint.after:.0%} of the steps" if hint.after else ""
+        parts.append(
+            f"where the share of correct ones is at most {hint.accuracy_at_most:g}{after}: {hint.num_rows} more "
+            f"sampled with a hint ({shares} of a trace's steps) and learned {learned}, of which {replacing}"
+        )
+    if (anchor := group.anchor) is not None:
+        parts.append(
+            f"where the share of correct ones is at most {anchor.accuracy_at_most:g}: as many others that continue the "
+            f"start of a trace, with as many of its {anchor.pieces} pieces as make a share between "
+            f"{anchor.success_at_least:g} and {anchor.success_at_most:g} of them correct (binary search)"
+        )
     if objective.replay is not None:
         parts.append(
             f"{objective.replay.share:.0%} of the prompts are replayed (one earlier success in place of a rollout) "
@@ -119,28 +122,6 @@ def _group(objective: ObjectiveConfig) -> str:
     if isinstance(group.filter, DynamicSampling):
         parts.append(f"and replaced by others, in at most {group.filter.max_rounds} rounds")
     return ", ".join(parts)
-
-
-def _hint(config: HintConfig) -> str:
-    shares = " or ".join(f"{share:.0%}" for share in config.levels)
-    replacing = {
-        "all": "all replace wrong rollouts",
-        "first_correct": "the first correct one replaces a wrong rollout",
-    }[config.keep]
-    learned = {"bare": "without it", "hinted": "with it"}[config.learn]
-    after = f", after {config.after:.0%} of the steps" if config.after else ""
-    return (
-        f"where the share of correct ones is at most {config.accuracy_at_most:g}{after}: {config.num_rows} more "
-        f"sampled with a hint ({shares} of a trace's steps) and learned {learned}, of which {replacing}"
-    )
-
-
-def _anchor(config: AnchorConfig) -> str:
-    return (
-        f"where the share of correct ones is at most {config.accuracy_at_most:g}: as many others that continue the "
-        f"start of a trace, with as many of its {config.pieces} pieces as make a share between "
-        f"{config.success_at_least:g} and {config.success_at_most:g} of them correct (binary search)"
-    )
 
 
 def _prefix(config: PrefixConfig) -> str:

@@ -1,9 +1,12 @@
 """Per-token losses, the innermost formula of every method.
 
 Each takes the tokens of a micro-batch and returns a loss of shape `(B, T)`; which tokens count, and by how much, is
-decided outside (`luffy.objectives.normalisation`). Values at unselected tokens are arbitrary but finite.
+decided outside (`luffy.objectives.objective`). Values at unselected tokens are arbitrary but finite.
+
+Shape legend: `B` rows, `T` tokens; a packed row holds several sequences, `S` in all.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import singledispatch
@@ -17,19 +20,23 @@ from luffy.config.terms import (
     ClippedSurrogateLoss,
     DistillationLoss,
     EntropyLoss,
+    IdentityShaping,
     KLLoss,
+    LinearLogShaping,
+    LogShaping,
     LossConfig,
     MultipleImportanceLoss,
     NegativeLogLikelihoodLoss,
+    PowerShaping,
+    RationalShaping,
     SequenceSurrogateLoss,
     ShapedSurrogateLoss,
+    ShapingConfig,
     SurrogateLoss,
     TokenWeight,
     TotalVariationMaskedLoss,
     is_untempered,
 )
-from luffy.objectives.ratios import bounded_exp, sequence_mean
-from luffy.objectives.shaping import shape
 
 _MAX_ABS_LOG_RATIO = 20.0
 """Bound on the log-ratio of a divergence, both ways, as in the common frameworks."""
@@ -219,3 +226,72 @@ _ANCHORS: dict[str, Callable[[TokenBatch], Tensor]] = {
     "old": lambda tokens: tokens.logp_old_BT,
     "behavior": logp_sampler,
 }
+
+
+_MAX_LOG_RATIO = 20.0
+"""A ratio above e^20 means that two models disagree beyond use; its gradient is 0 instead of an overflow."""
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio), constant above e^20."""
+    return log_ratio.clamp(max=_MAX_LOG_RATIO).exp()
+
+
+def sequence_sum(value_BT: Tensor, sequence_BT: Tensor) -> Tensor:
+    """`(B, T)`: at each token, the sum of `value_BT` over the tokens of its sequence.
+
+    Micro-batches never cut a sequence, so the sum is whole whatever they are.
+    """
+    _, index_BT = sequence_BT.unique(return_inverse=True)
+    size = int(index_BT.max()) + 1 if index_BT.numel() else 0
+    total_S = value_BT.new_zeros(size).index_add(0, index_BT.flatten(), value_BT.flatten())
+    return total_S[index_BT]
+
+
+def sequence_mean(value_BT: Tensor, selected_BT: Tensor, sequence_BT: Tensor) -> Tensor:
+    """`(B, T)`: at each token, the mean of `value_BT` over the selected tokens of its sequence; 0 without any."""
+    count_BT = sequence_sum(selected_BT.to(value_BT.dtype), sequence_BT)
+    return sequence_sum(torch.where(selected_BT, value_BT, 0.0), sequence_BT) / count_BT.clamp(min=1)
+
+
+@singledispatch
+def shape(config: ShapingConfig, log_rho: Tensor) -> Tensor:
+    """f(rho) of policy shaping, a transform of the off-policy importance ratio (LUFFY, arXiv 2504.14945, eq. 6 and 7).
+
+    `log_rho = log(pi_theta / pi_phi)` has any shape, and f(rho) the same. With surrogate -A f(rho), the coefficient on
+    grad log pi_theta is `A rho f'(rho)`.
+    """
+    raise NotImplementedError(f"no shaping for {type(config).__name__}")
+
+
+@shape.register
+def rational(config: RationalShaping, log_rho: Tensor) -> Tensor:
+    """f(x) = x / (x + gamma); the gradient coefficient x gamma / (x + gamma)^2 peaks with 1/4 at x = gamma.
+
+    Written as sigmoid(log x - log gamma), which neither overflows for large ratios nor underflows for small ones.
+    """
+    return torch.sigmoid(log_rho - math.log(config.gamma))
+
+
+@shape.register
+def identity(config: IdentityShaping, log_rho: Tensor) -> Tensor:
+    """f(x) = x."""
+    return bounded_exp(log_rho)
+
+
+@shape.register
+def log(config: LogShaping, log_rho: Tensor) -> Tensor:
+    """f(x) = log x."""
+    return log_rho
+
+
+@shape.register
+def power(config: PowerShaping, log_rho: Tensor) -> Tensor:
+    """f(x) = x^exponent."""
+    return bounded_exp(config.exponent * log_rho)
+
+
+@shape.register
+def linear_log(config: LinearLogShaping, log_rho: Tensor) -> Tensor:
+    """f(x) = x + weight log x."""
+    return bounded_exp(log_rho) + config.weight * log_rho

@@ -1,19 +1,121 @@
 """The objective: a list of terms, evaluated on one micro-batch with weights fixed for the whole optimizer step.
 
-A term's correction and masks (`token_factor`) are constant factors that are known only in the forward pass.
+A term is a sum over its tokens divided by a denominator that is counted once over the *whole optimizer step*: all
+micro-batches, all ranks. So every token has one weight (`token_weights`), fixed before the first forward pass, and the
+split of the step into micro-batches cannot change the gradient. A term's correction and masks (`token_factor`) are
+constant factors that are known only in the forward pass. What the objective does to single tokens (`logp_gradients`,
+`limited`) is for metrics only, never a part of the loss.
 
 Shape legend: `K` terms, `B` rows, `T` tokens.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce, singledispatch
 
 import torch
 from torch import Tensor
 
-from luffy.config.terms import EntropyLoss, ImportanceCorrection, TermConfig, is_untempered
-from luffy.objectives.losses import TokenBatch, token_loss
-from luffy.objectives.ratios import bounded_exp, sequence_sum
+from luffy.config.terms import (
+    AipoLoss,
+    CispoLoss,
+    ClippedSurrogateLoss,
+    EntropyLoss,
+    GateConfig,
+    ImportanceCorrection,
+    LossConfig,
+    MultipleImportanceLoss,
+    Selector,
+    SequenceSurrogateLoss,
+    ShapedSurrogateLoss,
+    SurrogateLoss,
+    TermConfig,
+    is_untempered,
+)
+from luffy.objectives.losses import (
+    TokenBatch,
+    bounded_exp,
+    log_rho,
+    logp_sampler,
+    moved_too_far,
+    sequence_mean,
+    sequence_sum,
+    shape,
+    token_loss,
+)
+from luffy.objectives.schedules import StepObjective
+from luffy.types import TrainBatch
+
+SumOverRanks = Callable[[Tensor], Tensor]
+"""Gives the sum of a tensor over all data-parallel ranks, the same on each."""
+
+
+def select(batch: TrainBatch, selector: Selector) -> Tensor:
+    """`(B, T)` bool: the response tokens that a term looks at."""
+    if selector == "response":
+        return batch.response_mask_BT
+    wanted_BT = batch.is_off_policy_BT if selector == "off_policy" else ~batch.is_off_policy_BT
+    return batch.response_mask_BT & wanted_BT
+
+
+def passes(batch: TrainBatch, gate: GateConfig | None) -> Tensor:
+    """`(B, T)` bool: the rows that pass a gate."""
+    open_BT = torch.ones_like(batch.response_mask_BT)
+    if gate is None:
+        return open_BT
+    if gate.group_accuracy_above is not None:
+        open_BT = open_BT & (batch.group_accuracy_BT > gate.group_accuracy_above)
+    if gate.group_accuracy_at_most is not None:
+        open_BT = open_BT & (batch.group_accuracy_BT <= gate.group_accuracy_at_most)
+    if gate.outcome is not None:
+        open_BT = open_BT & (batch.is_correct_BT == (gate.outcome == "correct"))
+    return open_BT
+
+
+def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: SumOverRanks) -> Tensor:
+    """`(K, B, T)` float64: coefficient / denominator on each term's tokens, 0 elsewhere.
+
+    `batch` is this rank's share of the optimizer step. The loss of the step is the sum over ranks, terms and tokens of
+    weight x token loss. A term without a token anywhere gets weight 0, never NaN.
+    """
+    terms = objective.terms
+    if not terms:
+        return torch.zeros(0, *batch.input_ids_BT.shape, dtype=torch.float64)
+    share_KBT = torch.zeros(len(terms), *batch.input_ids_BT.shape, dtype=torch.float64)
+    denominator_K = torch.zeros(len(terms), dtype=torch.float64)
+    for k, term in enumerate(terms):
+        counted_BT = _counted(term, terms, batch)
+        denominator_K[k] = _denominator(counted_BT, batch.episode_BT, term, objective.max_response_tokens)
+        share_KBT[k] = (select(batch, term.select) & passes(batch, term.gate)).double()
+        if term.normaliser.mode == "sequence":
+            share_KBT[k] /= sequence_sum(counted_BT.double(), batch.episode_BT).clamp(min=1)
+    denominator_K = sum_over_ranks(denominator_K)
+    coefficient_K = torch.tensor(objective.coefficients, dtype=torch.float64)
+    scale_K = torch.where(denominator_K > 0, coefficient_K / denominator_K.clamp(min=1), 0.0)
+    return share_KBT * scale_K[:, None, None]
+
+
+def _counted(term: TermConfig, terms: Sequence[TermConfig], batch: TrainBatch) -> Tensor:
+    """`(B, T)` bool: the tokens that a term's denominator counts."""
+    if term.normaliser.population == "all":
+        return batch.response_mask_BT
+    joint = term.normaliser.population == "joint"
+    members = [other for other in terms if other.is_policy_gradient] if joint else [term]
+    gated = not term.normaliser.before_gate
+    masks = [
+        select(batch, member.select) & passes(batch, member.gate) if gated else select(batch, member.select)
+        for member in members
+    ]
+    return reduce(torch.logical_or, masks)
+
+
+def _denominator(counted_BT: Tensor, episode_BT: Tensor, term: TermConfig, max_response_tokens: int) -> Tensor:
+    if term.normaliser.mode == "token":
+        return counted_BT.sum().double()
+    # An episode with several contexts is several rows, and one response.
+    num_responses = episode_BT[counted_BT].unique().numel()
+    per_response = max_response_tokens if term.normaliser.mode == "constant" else 1
+    return torch.tensor(num_responses * per_response, dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +169,7 @@ def only(tokens: TokenBatch, selected_BT: Tensor) -> TokenBatch:
 def token_factor(tokens: TokenBatch, term: TermConfig) -> Tensor | None:
     """`(B, T)` factor of the term's correction and masks; None where it has neither.
 
-    The denominators of `luffy.objectives.normalisation` count tokens before these factors.
+    The denominators of `token_weights` count tokens before these factors.
     """
     factors = []
     if term.correction is not None:
@@ -101,3 +203,97 @@ def top_entropy_mask(tokens: TokenBatch, share: float) -> Tensor:
         top_N = entropy_N.sort(descending=True, stable=True).indices[:count]
         mask_BT[own_BT] = torch.zeros_like(entropy_N).index_fill(0, top_N, 1.0)
     return mask_BT
+
+
+@torch.enable_grad()
+def logp_gradients(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: Tensor) -> Tensor:
+    """`(K, B, T)` derivative of each term's loss by logp: the factor on grad log pi_theta of every token.
+
+    Each term is differentiated by the log-probability that it uses: at the rollouts' temperature or at temperature 1.
+    """
+    leaves = [logp_BT.detach().requires_grad_() for logp_BT in (tokens.logp_BT, tokens.untempered_logp_BT)]
+    alone = replace(
+        tokens,
+        logp_BT=leaves[0],
+        untempered_logp_BT=leaves[1],
+        entropy_BT=tokens.entropy_BT.detach(),
+        untempered_entropy_BT=tokens.untempered_entropy_BT.detach(),
+    )
+    shares = objective_loss(terms, alone, weight_KBT).term_K.unbind()
+    return torch.stack([_gradient_sum(share, leaves) for share in shares])
+
+
+def _gradient_sum(share: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+    gradients = torch.autograd.grad(share, leaves, retain_graph=True, allow_unused=True)
+    return sum((gradient for gradient in gradients if gradient is not None), torch.zeros_like(leaves[0]))
+
+
+@torch.no_grad()
+def limited(tokens: TokenBatch, term: TermConfig, selected_BT: Tensor) -> Tensor:
+    """`(B, T)` bool: selected tokens that a policy-gradient term clips, truncates or masks."""
+    own = only(tokens, selected_BT)
+    limited_BT = _limited(term.loss, own)
+    bare = term.model_copy(update={"correction": _without_limits(term)})
+    found, unlimited = token_factor(own, term), token_factor(own, bare.model_copy(update={"top_entropy_share": None}))
+    if found is not None:
+        limited_BT = limited_BT | (found != (1.0 if unlimited is None else unlimited))
+    return limited_BT & selected_BT
+
+
+def _without_limits(term: TermConfig) -> object:
+    if term.correction is None:
+        return None
+    return term.correction.model_copy(update={"kind": "truncate", "low": 0.0, "high": float("inf")})
+
+
+@singledispatch
+def _limited(config: LossConfig, tokens: TokenBatch) -> Tensor:
+    """`(B, T)` bool of one kind of loss; without a default, so that a new loss cannot report 0 % clipped by mistake."""
+    raise NotImplementedError(f"no limits for {type(config).__name__}")
+
+
+@_limited.register
+def _nowhere(config: SurrogateLoss | MultipleImportanceLoss, tokens: TokenBatch) -> Tensor:
+    return torch.zeros_like(tokens.selected_BT)
+
+
+@_limited.register
+def _clipped(config: ClippedSurrogateLoss, tokens: TokenBatch) -> Tensor:
+    ratio_BT = (tokens.logp_BT - tokens.logp_old_BT).exp()
+    outside_BT = _outside(ratio_BT, tokens.advantage_BT, config.clip_low, config.clip_high)
+    if config.dual_clip is not None:
+        outside_BT = outside_BT | ((ratio_BT > config.dual_clip) & (tokens.advantage_BT < 0))
+    return outside_BT
+
+
+@_limited.register
+def _clipped_sequence(config: SequenceSurrogateLoss, tokens: TokenBatch) -> Tensor:
+    log_ratio_BT = sequence_mean(tokens.logp_BT - tokens.logp_old_BT, tokens.selected_BT, tokens.sequence_BT)
+    return _outside(log_ratio_BT.exp(), tokens.advantage_BT, config.clip_low, config.clip_high)
+
+
+def _outside(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) -> Tensor:
+    """Where the minimum takes the clipped branch: r moved in the direction of A, and too far."""
+    return ((ratio_BT > 1 + high) & (advantage_BT > 0)) | ((ratio_BT < 1 - low) & (advantage_BT < 0))
+
+
+@_limited.register
+def _truncated_cispo(config: CispoLoss, tokens: TokenBatch) -> Tensor:
+    ratio_BT = (tokens.logp_BT - tokens.logp_old_BT).exp()
+    return (ratio_BT > 1 + config.clip_high) | (ratio_BT < (0.0 if config.clip_low is None else 1 - config.clip_low))
+
+
+@_limited.register
+def _truncated_aipo(config: AipoLoss, tokens: TokenBatch) -> Tensor:
+    return (tokens.logp_BT - logp_sampler(tokens)).exp() > config.max_ratio
+
+
+@_limited.register
+def _clamped(config: ShapedSurrogateLoss, tokens: TokenBatch) -> Tensor:
+    weight_BT = shape(config.shaping, log_rho(config, tokens))
+    low = float("-inf") if config.min_weight is None else config.min_weight
+    high = float("inf") if config.max_weight is None else config.max_weight
+    return (weight_BT < low) | (weight_BT > high)
+
+
+_limited.register(moved_too_far)

@@ -12,7 +12,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from luffy.config.group import AdvantageConfig, DynamicSampling, GroupAdvantage, GroupConfig, GroupFilter
 from luffy.environments.episodes import EpisodePlayer
@@ -26,122 +25,6 @@ from luffy.seeds import derive_seed
 from luffy.tracking.tracker import SampleRollout
 from luffy.training.batching import row_advantages
 from luffy.types import FinishReason, Group, Source, Trajectory
-
-SampleRows = Callable[[Sequence[Sequence[Row]]], list[list[Trajectory]]]
-"""Samples and grades the rows planned for each task of the step; a plan may be empty."""
-
-
-class Fallback(Protocol):
-    """Changes the groups of prompts whose rollouts fail."""
-
-    def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
-        """The groups of the visits, in order; those that do not fail are returned as they are."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TraceFallback:
-    """Whole traces in place of the last wrong rollouts (`group.off_policy_when_accuracy_at_most`)."""
-
-    accuracy_at_most: float
-    traces: Callable[[RolloutTask, int], Sequence[Demonstration]]
-    """The traces of a task in a step."""
-
-    def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
-        plans = [
-            [
-                Row(visit.task.prompt_ids, trace=trace, num_given=len(trace.token_ids))
-                for trace in self.traces(visit.task, visit.step)
-            ]
-            if _fails(group, self.accuracy_at_most)
-            else []
-            for visit, group in zip(visits, groups, strict=True)
-        ]
-        changed = []
-        for group, traces in zip(groups, sample(plans), strict=True):  # surplus traces are left out
-            wrong = [row for row in group.rollouts if not row.is_correct]
-            count = min(len(traces), len(wrong))
-            leaving = wrong[len(wrong) - count :]
-            staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
-            changed.append(Group(group.uid, (*staying, *traces[:count]), replaced=tuple(leaving)))
-        return changed
-
-
-@dataclass(frozen=True, slots=True)
-class HintFallback:
-    """Rollouts under a prompt that shows the first steps of a trace (`group.hint`), in place of wrong ones."""
-
-    prompts: HintedPrompts
-    seed: int
-
-    def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
-        config = self.prompts.config
-        plans = [
-            self._rows(visit) if self.prompts.are_due(visit.step) and _fails(group, config.accuracy_at_most) else []
-            for visit, group in zip(visits, groups, strict=True)
-        ]
-        if not any(plans):
-            return list(groups)
-        return [
-            with_hinted_rows(group, rows, config) if rows else group
-            for group, rows in zip(groups, sample(plans), strict=True)
-        ]
-
-    def _rows(self, visit: Visit) -> list[Row]:
-        task, step = visit.task, visit.step
-        prompts = self.prompts.of(task, step)
-        return [
-            Row(
-                task.prompt_ids,
-                derive_seed(self.seed, "hinted rollout", step, task.uid, visit.repeat * len(prompts) + index),
-                hinted=prompt,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class AnchorFallback:
-    """Groups that continue the start of a trace (`group.anchor`), as much of it as the policy needs to succeed
-    sometimes."""
-
-    anchors: Anchors
-    group_size: int
-    seed: int
-    stops: StopTexts | None
-
-    def apply(self, visits: Sequence[Visit], groups: Sequence[Group], sample: SampleRows) -> list[Group]:
-        bound = self.anchors.config.accuracy_at_most
-        searches = [
-            self.anchors.search(visit.task, visit.step) if _fails(group, bound) else None
-            for visit, group in zip(visits, groups, strict=True)
-        ]
-        while any(search is not None and search.num_pieces is not None for search in searches):
-            plans = [self._branches(search, visit) for search, visit in zip(searches, visits, strict=True)]
-            for search, rows in zip(searches, sample(plans), strict=True):
-                if search is not None and rows:
-                    search.observe(rows)
-        return [
-            group if search is None else search.group(group) for search, group in zip(searches, groups, strict=True)
-        ]
-
-    def _branches(self, search: AnchorSearch | None, visit: Visit) -> list[Row]:
-        """The rows of a group for the next try of a search; empty where the search is over."""
-        if search is None or search.num_pieces is None:
-            return []
-        given, size = search.num_given, self.group_size
-        if self.stops is not None:  # no stop text in the prefix, so that the policy has something left to write
-            given = self.stops.before_first(search.trace.token_ids[:given])
-        seeds = (
-            derive_seed(self.seed, "branch", visit.step, visit.task.uid, search.num_pieces, visit.repeat * size + index)
-            for index in range(size)
-        )
-        return [Row(visit.task.prompt_ids, seed, search.trace, given) for seed in seeds]
-
-
-def _fails(group: Group, accuracy_at_most: float) -> bool:
-    """Whether the rollouts call for the fallback. Where the environment failed in all of them, nothing is known."""
-    return bool(group.rollouts) and group.accuracy <= accuracy_at_most
 
 
 class GroupCollector:
@@ -176,13 +59,8 @@ class GroupCollector:
         self._seed = seed
         self._total_steps = total_steps
         self._stops = stops
-        self._fallback: Fallback | None = None
-        if group.off_policy_when_accuracy_at_most is not None:
-            self._fallback = TraceFallback(group.off_policy_when_accuracy_at_most, self._traces)
-        elif hints is not None:
-            self._fallback = HintFallback(hints, seed)
-        elif anchors is not None:
-            self._fallback = AnchorFallback(anchors, group.size, seed, stops)
+        self._hints = hints
+        self._anchors = anchors
 
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
@@ -200,8 +78,12 @@ class GroupCollector:
         sample = _SoundRows(self._sampler, engine, tasks)
         rows = sample([self._plan(visit) for visit in visits])
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
-        if self._fallback is not None:
-            groups = self._fallback.apply(visits, groups, sample)
+        if self._group.off_policy_when_accuracy_at_most is not None:
+            groups = self._with_traces(visits, groups, sample, self._group.off_policy_when_accuracy_at_most)
+        elif self._hints is not None:
+            groups = self._with_hints(visits, groups, sample, self._hints)
+        elif self._anchors is not None:
+            groups = self._anchored(visits, groups, sample, self._anchors)
         if self._limits is not None:
             refuse_failures(sample.episodes, self._limits)
         return [replace(group, failed=tuple(failed)) for group, failed in zip(groups, sample.failed, strict=True)]
@@ -246,6 +128,80 @@ class GroupCollector:
             wanted -= 1  # the prefix ends with a turn of the assistant, which the live environment answers itself
         return wanted
 
+    def _with_traces(
+        self, visits: Sequence[Visit], groups: Sequence[Group], sample: "_SoundRows", bound: float
+    ) -> list[Group]:
+        """Whole traces in place of the last wrong rollouts (`group.off_policy_when_accuracy_at_most`)."""
+        plans = [
+            [
+                Row(visit.task.prompt_ids, trace=trace, num_given=len(trace.token_ids))
+                for trace in (self._traces(visit.task, visit.step) if _fails(group, bound) else ())
+            ]
+            for visit, group in zip(visits, groups, strict=True)
+        ]
+        changed = []
+        for group, traces in zip(groups, sample(plans), strict=True):  # surplus traces are left out
+            wrong = [row for row in group.rollouts if not row.is_correct]
+            count = min(len(traces), len(wrong))
+            leaving = wrong[len(wrong) - count :]
+            staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
+            changed.append(Group(group.uid, (*staying, *traces[:count]), replaced=tuple(leaving)))
+        return changed
+
+    def _with_hints(
+        self, visits: Sequence[Visit], groups: Sequence[Group], sample: "_SoundRows", hints: HintedPrompts
+    ) -> list[Group]:
+        """Rollouts under a prompt that shows the first steps of a trace (`group.hint`), in place of wrong ones."""
+        plans: list[list[Row]] = []
+        for visit, group in zip(visits, groups, strict=True):
+            task, step = visit.task, visit.step
+            is_due = hints.are_due(step) and _fails(group, hints.config.accuracy_at_most)
+            prompts = hints.of(task, step) if is_due else []
+            plans.append([])
+            for place, prompt in enumerate(prompts, start=visit.repeat * len(prompts)):
+                seed = derive_seed(self._seed, "hinted rollout", step, task.uid, place)
+                plans[-1].append(Row(task.prompt_ids, seed, hinted=prompt))
+        if not any(plans):
+            return list(groups)
+        return [
+            with_hinted_rows(group, rows, hints.config) if rows else group
+            for group, rows in zip(groups, sample(plans), strict=True)
+        ]
+
+    def _anchored(
+        self, visits: Sequence[Visit], groups: Sequence[Group], sample: "_SoundRows", anchors: Anchors
+    ) -> list[Group]:
+        """Groups that continue the start of a trace (`group.anchor`), as much of it as the policy needs to succeed
+        sometimes."""
+        searches = [
+            anchors.search(visit.task, visit.step) if _fails(group, anchors.config.accuracy_at_most) else None
+            for visit, group in zip(visits, groups, strict=True)
+        ]
+        while any(search is not None and search.num_pieces is not None for search in searches):
+            plans = [self._branches(search, visit) for search, visit in zip(searches, visits, strict=True)]
+            for search, rows in zip(searches, sample(plans), strict=True):
+                if search is not None and rows:
+                    search.observe(rows)
+        return [
+            group if search is None else search.group(group) for search, group in zip(searches, groups, strict=True)
+        ]
+
+    def _branches(self, search: AnchorSearch | None, visit: Visit) -> list[Row]:
+        """The rows of a group for the next try of a search; empty where the search is over."""
+        if search is None or search.num_pieces is None:
+            return []
+        given, size = search.num_given, self._group.size
+        if self._stops is not None:  # no stop text in the prefix, so that the policy has something left to write
+            given = self._stops.before_first(search.trace.token_ids[:given])
+        uid, places = visit.task.uid, range(visit.repeat * size, (visit.repeat + 1) * size)
+        seeds = [derive_seed(self._seed, "branch", visit.step, uid, search.num_pieces, place) for place in places]
+        return [Row(visit.task.prompt_ids, seed, search.trace, given) for seed in seeds]
+
+
+def _fails(group: Group, accuracy_at_most: float) -> bool:
+    """Whether the rollouts call for the fallback. Where the environment failed in all of them, nothing is known."""
+    return bool(group.rollouts) and group.accuracy <= accuracy_at_most
+
 
 @dataclass(slots=True)
 class _SoundRows:
@@ -276,7 +232,6 @@ def _replayed(task: RolloutTask) -> tuple[Trajectory, ...]:
 
 
 def has_zero_variance(group: Group) -> bool:
-    """Whether all rewards of the group are equal."""
     return len(set(group.rewards)) <= 1
 
 

@@ -11,11 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Protocol
 
-from luffy.cluster.open import Cluster
-from luffy.config.group import GroupFilter
+from luffy.cluster.local import Cluster
 from luffy.config.model import DType
 from luffy.config.settings import RLSettings
 from luffy.errors import NumericalError
@@ -103,8 +101,18 @@ class StepRunner:
             metrics["batch/optimizer_steps"] += 1
         self._trainer.finish_step(step)
         metrics |= learned_metrics(kept, demonstrations, passes)
-        speed = _speed(groups, kept, metrics, time.perf_counter() - began, passes)
-        return StepOutcome(kept or groups, metrics | speed)
+        # Throughput of the step, and of its training part, which counts the groups trained on once for each pass.
+        seconds, idle_s = time.perf_counter() - began, metrics["perf/trainer_idle_s"]
+        num_tokens, num_kept = (
+            sum(row.num_tokens for group in part for row in group.trajectories) for part in (groups, kept)
+        )
+        metrics |= {
+            "perf/step_s": seconds,
+            "perf/tokens_per_s": num_tokens / seconds,
+            "perf/trainer_idle_share": idle_s / seconds,
+            "perf/train_tokens_per_s": passes * num_kept / (seconds - idle_s),
+        }
+        return StepOutcome(kept or groups, metrics)
 
     def save(self, step: int, *, is_extra: bool = False) -> None:
         """Write the checkpoint of a finished step; `is_extra`: it is not on the schedule."""
@@ -115,31 +123,10 @@ class StepRunner:
         self._experience.restore(self._trainer.restore(step))
 
     def __enter__(self) -> "StepRunner":
-        self._generation.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._generation.__exit__(kind, error, trace)
-
-
-def _speed(
-    groups: Sequence[Group], kept: Sequence[Group], metrics: Mapping[str, float], seconds: float, passes: int
-) -> dict[str, float]:
-    """Throughput of the step and of its training part, which counts the groups trained on, once for each pass; and the
-    share of time that the trainer waited."""
-    idle_s = metrics["perf/trainer_idle_s"]
-    return {
-        "perf/step_s": seconds,
-        "perf/tokens_per_s": _num_tokens(groups) / seconds,
-        "perf/trainer_idle_share": idle_s / seconds,
-        "perf/train_tokens_per_s": passes * _num_tokens(kept) / (seconds - idle_s),
-    }
-
-
-def _num_tokens(groups: Sequence[Group]) -> int:
-    return sum(row.num_tokens for group in groups for row in group.trajectories)
+    def __exit__(self, *raised: object) -> None:
+        self._generation.__exit__(*raised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +172,9 @@ class Experience:
         guidance = objective.group.guidance
         self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, ahead)
         self._failed = None if objective.interleaved_sft is None else FailedPrompts(objective.interleaved_sft.take)
+        memories = {"replay": self._replay, "failed": self._failed, "pass_rates": self._pass_rates}
+        self._memories = {name: memory for name, memory in memories.items() if memory is not None}
+        self._filter, self._wanted = objective.group.filter, settings.rl.prompts_per_step
 
     def plan(self, step: int) -> StepPlan:
         """The plan of `step`, given the steps observed so far; called once per step, in order."""
@@ -223,7 +213,6 @@ class Experience:
         return groups
 
     def grading_s(self) -> float:
-        """Seconds of grading since the last call."""
         return self._collector.grading_s()
 
     def commit(self, plan: StepPlan, groups: Sequence[Group]) -> None:
@@ -252,7 +241,6 @@ class Experience:
             self._failed.observe(groups, lambda uid: bool(self._by_uid[uid].demonstrations))
 
     def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Where the prompts of a step came from; called before its groups are observed."""
         metrics = self._sampler.metrics(step, groups)
         if self._pass_rates is not None:
             guided = [any(Source.OFF_POLICY in row.source for row in group.trajectories) for group in groups]
@@ -275,28 +263,13 @@ class Experience:
         return rows
 
     def state(self) -> dict[str, object]:
-        """The state for a checkpoint."""
-        memories = {"replay": self._replay, "failed": self._failed, "pass_rates": self._pass_rates}
-        state: dict[str, object] = {"sampler": self._sampler.state()}
-        return state | {name: memory.state() for name, memory in memories.items() if memory is not None}
+        memories = {name: memory.state() for name, memory in self._memories.items()}
+        return {"sampler": self._sampler.state(), **memories}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint."""
         self._sampler.restore(state["sampler"])
-        if self._replay is not None:
-            self._replay.restore(state["replay"])
-        if self._failed is not None:
-            self._failed.restore(state["failed"])
-        if self._pass_rates is not None:
-            self._pass_rates.restore(state["pass_rates"])
-
-    @property
-    def _filter(self) -> GroupFilter | None:
-        return self._settings.objective.group.filter
-
-    @property
-    def _wanted(self) -> int:
-        return self._settings.rl.prompts_per_step
+        for name, memory in self._memories.items():
+            memory.restore(state[name])
 
     def _guided(self, step: int, tasks: Sequence[RolloutTask]) -> list[RolloutTask]:
         """The tasks, without traces where earlier steps solved the prompt too often (`group.guidance`)."""
@@ -354,8 +327,17 @@ class Generation:
         groups = future.result()
         self._experience.commit(plan, groups)
         waited = time.perf_counter() - began
-        queue = {"perf/queue_depth": float(depth)} if self._ahead else {}
-        metrics = {"perf/trainer_idle_s": waited, "perf/weights_s": weights_s} | queue | self._speed()
+        metrics = {"perf/trainer_idle_s": waited, "perf/weights_s": weights_s}
+        if self._ahead:
+            metrics["perf/queue_depth"] = float(depth)
+        # Since the last step: seconds of generation (grading included) and of grading alone.
+        elapsed, busy = self._busy.since_last()
+        with self._counting:
+            num_tokens, self._num_tokens = self._num_tokens, 0
+        metrics |= {"perf/generation_s": busy, "perf/grading_s": self._experience.grading_s()}
+        metrics["perf/engine_idle_share"] = 1 - busy / elapsed if elapsed > 0 else 0.0
+        if num_tokens and busy:
+            metrics["perf/rollout_tokens_per_s"] = num_tokens / busy
         return groups, metrics | self._cluster.metrics()
 
     def __enter__(self) -> "Generation":
@@ -373,16 +355,6 @@ class Generation:
             rows = (row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed))
             self._num_tokens += sum(source in SAMPLED for row in rows for source in row.source)
         return groups
-
-    def _speed(self) -> dict[str, float]:
-        """Since the last call: seconds of generation (grading included), of grading alone, the share of time without
-        generation, and tokens per second of the finished responses."""
-        elapsed, busy = self._busy.since_last()
-        with self._counting:
-            num_tokens, self._num_tokens = self._num_tokens, 0
-        times = {"perf/generation_s": busy, "perf/grading_s": self._experience.grading_s()}
-        idle = {"perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
-        return times | idle | ({"perf/rollout_tokens_per_s": num_tokens / busy} if num_tokens and busy else {})
 
 
 _SUSPICIOUS_GAP: Mapping[DType, float] = {"float32": 0.01, "bfloat16": 0.1}

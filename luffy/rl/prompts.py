@@ -137,7 +137,6 @@ class StreamSampler:
         """Prompts of each stream for each step that is planned and not yet observed."""
 
     def draw(self, step: int, count: int, drawn: Sequence[str] = ()) -> list[RolloutTask]:
-        """The next prompts of each stream."""
         before = self._taken + self._count(drawn)
         for earlier, planned in self._planned.items():
             before += planned if earlier < step else Counter()
@@ -150,11 +149,9 @@ class StreamSampler:
         ]
 
     def plan(self, step: int, uids: Sequence[str]) -> None:
-        """Record how many prompts of each stream the step takes."""
         self._planned[step] = self._count(uids)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Advance each stream by the prompts that the step has taken."""
         self._planned.pop(step, None)
         self._taken.update(self._count(fresh_uids(groups)))
 
@@ -172,11 +169,9 @@ class StreamSampler:
         return metrics
 
     def state(self) -> dict[str, object]:
-        """Number of prompts taken from each stream."""
         return {"taken": dict(self._taken)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint."""
         self._taken = Counter(state["taken"])
         self._planned = {}
 
@@ -216,7 +211,6 @@ class PromptHistory:
         """Prompts drawn by planned steps that are not observed yet."""
 
     def plan(self, step: int, uids: Sequence[str]) -> None:
-        """Record the prompts that `step` has drawn."""
         self._planned[step] = tuple(uids)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
@@ -242,14 +236,12 @@ class PromptHistory:
         return known
 
     def state(self) -> dict[str, object]:
-        """The records as plain JSON values."""
         return {
             "settled": {uid: list(astuple(record)) for uid, record in self._settled.items()},
             "recent": {str(step): [list(each) for each in observed] for step, observed in self._recent.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the records with those of a checkpoint."""
         self._settled = {uid: PromptRecord(*record) for uid, record in state["settled"].items()}
         self._recent = {
             int(step): [(uid, rate, drawn) for uid, rate, drawn in seen] for step, seen in state["recent"].items()
@@ -313,11 +305,9 @@ class PoolSampler:
         return chosen
 
     def plan(self, step: int, uids: Sequence[str]) -> None:
-        """Record the prompts that the step has drawn."""
         self._history.plan(step, uids)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Record the pass rates of a step."""
         self._history.observe(step, groups)
 
     def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
@@ -329,15 +319,12 @@ class PoolSampler:
         return drawn_shares("pool", POOLS, drawn) | sizes
 
     def state(self) -> dict[str, object]:
-        """The history of every prompt."""
         return self._history.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore it from a checkpoint."""
         self._history.restore(state)
 
     def _pools(self, step: int) -> Callable[[PromptRecord], str]:
-        """The pool of a prompt at `step`."""
         hard, easy = (
             value_at(bound, step, self._total_steps) for bound in (self._config.hard_at_most, self._config.easy_above)
         )

@@ -66,7 +66,6 @@ class _Memory:
         return _Memory(self.started, set(self.retired), dict(self.prompts))
 
     def enter(self, step: _StepRecord, config: ReplayConfig) -> None:
-        """Add what the next step showed."""
         if not self.started:
             self.started = step.share_correct > config.start_accuracy
             return
@@ -78,8 +77,11 @@ class _Memory:
                 self.prompts.pop(uid, None)
             elif uid in self.prompts or seen.successes:
                 earlier = self.prompts[uid].successes if uid in self.prompts else ()
-                successes = _newest_different([*earlier, *seen.successes])
-                self.prompts[uid] = _PromptRecord(seen.share_correct, successes)
+                latest: dict[str, _Success] = {}
+                for success in (*earlier, *seen.successes):  # of equal responses the last, with its log-probabilities
+                    latest.pop(success.digest, None)
+                    latest[success.digest] = success
+                self.prompts[uid] = _PromptRecord(seen.share_correct, tuple(latest.values())[-MAX_SUCCESSES:])
 
 
 class ReplayBuffer:
@@ -110,7 +112,18 @@ class ReplayBuffer:
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Record all groups of a step, before filtering, in order; groups without rollouts are ignored."""
-        self._recent[step] = _record(step, groups)
+        rollouts = [row for group in groups for row in group.rollouts]
+        share = sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
+        prompts = []
+        for index, group in enumerate(groups):
+            if group.rollouts:
+                successes = tuple(
+                    _Success(step, index, place, blake2b(repr(row.response_ids).encode(), digest_size=16).hexdigest())
+                    for place, row in enumerate(group.trajectories)
+                    if row.is_correct and not row.is_off_policy
+                )
+                prompts.append((group.uid, _PromptRecord(group.accuracy, successes)))
+        self._recent[step] = _StepRecord(share, tuple(prompts))
         for earlier in [s for s in self._recent if s <= step - self._ahead]:
             self._settled.enter(self._recent.pop(earlier), self._config)
 
@@ -138,7 +151,6 @@ class ReplayBuffer:
         return {uid: [self._row(success) for success in known[uid].successes] for uid in chosen}
 
     def state(self) -> dict[str, object]:
-        """The buffer as plain JSON values."""
         return {
             "started": self._settled.started,
             "retired": sorted(self._settled.retired),
@@ -150,7 +162,6 @@ class ReplayBuffer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the buffer with that of a checkpoint."""
         prompts = {uid: _read_record(record) for uid, record in state["prompts"].items()}
         self._settled = _Memory(state["started"], set(state["retired"]), prompts)
         self._recent = {
@@ -191,28 +202,6 @@ class ReplayBuffer:
             if target < 0:
                 return share
         return shares[-1]
-
-
-def _record(step: int, groups: Sequence[Group]) -> _StepRecord:
-    rollouts = [row for group in groups for row in group.rollouts]
-    share = sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
-    prompts = []
-    for index, group in enumerate(groups):
-        if group.rollouts:
-            successes = tuple(
-                _Success(step, index, place, blake2b(repr(row.response_ids).encode(), digest_size=16).hexdigest())
-                for place, row in enumerate(group.trajectories)
-                if row.is_correct and not row.is_off_policy
-            )
-            prompts.append((group.uid, _PromptRecord(group.accuracy, successes)))
-    return _StepRecord(share, tuple(prompts))
-
-
-def _newest_different(successes: Sequence[_Success]) -> tuple[_Success, ...]:
-    """The newest distinct responses, oldest first; of equal ones the last, with its log-probabilities."""
-    latest = {success.digest: success for success in successes}
-    order = list(dict.fromkeys(success.digest for success in reversed(successes)))[:MAX_SUCCESSES]
-    return tuple(latest[digest] for digest in reversed(order))
 
 
 def _written(record: _PromptRecord) -> list[object]:
@@ -258,11 +247,9 @@ class FailedPrompts:
         return taken
 
     def state(self) -> dict[str, object]:
-        """The queue as plain JSON values."""
         return {"waiting": list(self._waiting)}
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Replace the queue with that of a checkpoint."""
         waiting = state["waiting"]
         assert isinstance(waiting, Sequence)
         self._waiting = dict.fromkeys(waiting)

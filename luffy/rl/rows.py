@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from luffy.environments.episodes import Episode, EpisodePlayer, Segment, context_starts
 from luffy.environments.limits import run_in_loop
@@ -70,7 +69,6 @@ class Visit:
 
 DEMONSTRATION_VERSION = -1
 """Weight version of tokens that were not sampled in this run."""
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,6 @@ class Row:
         return self.trace.context_starts if self.trace is not None and self.num_given else ()
 
     def request(self) -> RolloutRequest:
-        """The engine's request for the continuation."""
         prompt_ids = self.prompt_ids if self.hinted is None else self.hinted.prompt_ids
         return RolloutRequest(prompt_ids, self.seed, self.given_ids)
 
@@ -195,21 +192,15 @@ class Row:
 
     @property
     def _token_ids(self) -> tuple[int, ...]:
-        return self.given_ids + _joined(self.segments, lambda segment: segment.token_ids)
+        return self.given_ids + tuple(token_id for segment in self.segments for token_id in segment.token_ids)
 
     @property
     def _source(self) -> tuple[Source, ...]:
-        return self.given_source + _joined(self.segments, self._source_of)
-
-    def _source_of(self, segment: Segment) -> tuple[Source, ...]:
-        if not isinstance(segment, Completion):
-            return (Source.ENVIRONMENT,) * len(segment.token_ids)
         is_bare = self.hinted is not None and not self.hinted.is_learned_from
-        return (Source.HINTED if is_bare else Source.ON_POLICY,) * len(segment.token_ids)
-
-
-def _joined(segments: Sequence[Segment], part: Callable[[Segment], tuple[_Item, ...]]) -> tuple[_Item, ...]:
-    return tuple(item for segment in segments for item in part(segment))
+        policy, source = Source.HINTED if is_bare else Source.ON_POLICY, self.given_source
+        for segment in self.segments:
+            source += (policy if isinstance(segment, Completion) else Source.ENVIRONMENT,) * len(segment.token_ids)
+        return source
 
 
 def replayed_row(stored: Trajectory) -> Trajectory:
@@ -266,38 +257,36 @@ def with_group_measures(
     Rows whose environment failed are not measured. Where a measure fails, all rows of the group are graded `crashed`.
     """
 
-    async def measured() -> list[GradedRows]:
-        pairs = zip(tasks, groups, strict=True)
-        return list(await asyncio.gather(*(_measured(scorer, task, rows) for task, rows in pairs)))
+    async def measured(task: RolloutTask, rows: GradedRows) -> GradedRows:
+        played = [(row, grade) for row, grade in rows if not row.has_failed]
+        if not played:
+            return rows
+        view = GroupView(
+            prompt=task.messages,
+            completions=[row.completion for row, _ in played],
+            answer=task.ground_truth,
+            info=task.problem.extra_info,
+            task=task.problem.data_source,
+            counts=[row.measures for row, _ in played],
+            rewards=[grade.reward for _, grade in played],
+            correct=[grade.outcome is Outcome.CORRECT for _, grade in played],
+        )
+        try:
+            measures = iter(await called(scorer.measure_group(view)))
+        except FailedEpisode as failure:
+            logger.warning("%s: a measure of a group failed", task.problem.data_source, exc_info=failure.__cause__)
+            reason = f"{type(failure.__cause__).__name__}: {failure.__cause__}"
+            grade = Grade(Outcome.CRASHED, None, f"a measure of the group failed: {reason:.200}")
+            return [(replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR), grade) for row, _ in rows]
+        return [
+            (row if row.has_failed else replace(row, measures={**row.measures, **next(measures)}), grade)
+            for row, grade in rows
+        ]
 
-    return run_in_loop(measured())
+    async def all_measured() -> list[GradedRows]:
+        return list(await asyncio.gather(*map(measured, tasks, groups)))
 
-
-async def _measured(scorer: EpisodeScorer, task: RolloutTask, rows: GradedRows) -> GradedRows:
-    played = [(row, grade) for row, grade in rows if not row.has_failed]
-    if not played:
-        return rows
-    view = GroupView(
-        prompt=task.messages,
-        completions=[row.completion for row, _ in played],
-        answer=task.ground_truth,
-        info=task.problem.extra_info,
-        task=task.problem.data_source,
-        counts=[row.measures for row, _ in played],
-        rewards=[grade.reward for _, grade in played],
-        correct=[grade.outcome is Outcome.CORRECT for _, grade in played],
-    )
-    try:
-        measures = iter(await called(scorer.measure_group(view)))
-    except FailedEpisode as failure:
-        logger.warning("%s: a measure of a group failed", task.problem.data_source, exc_info=failure.__cause__)
-        reason = f"{type(failure.__cause__).__name__}: {failure.__cause__}"
-        grade = Grade(Outcome.CRASHED, None, f"a measure of the group failed: {reason:.200}")
-        return [(replace(row, finish_reason=FinishReason.ENVIRONMENT_ERROR), grade) for row, _ in rows]
-    return [
-        (row if row.has_failed else replace(row, measures={**row.measures, **next(measures)}), grade)
-        for row, grade in rows
-    ]
+    return run_in_loop(all_measured())
 
 
 class RowSampler:
@@ -337,7 +326,6 @@ class RowSampler:
         return self._graded(tasks, [[next(finished) if self.is_played(row) else row for row in plan] for plan in plans])
 
     def grading_s(self) -> float:
-        """Seconds spent on grading since the last call."""
         return self._grading.since_last()[1]
 
     def is_played(self, row: Row) -> bool:

@@ -2,14 +2,17 @@
 
 `kind: served`: scores from vLLM servers. The stage's process queries the servers right before the trainer learns from
 the rows, so API keys stay in that process and the ranks find the scores in the rows. Scores are not journalled: a step
-repeated after a kill is scored again.
+repeated after a kill is scored again. Any `vllm serve` will do: it returns the log-probabilities of the prompt
+(`prompt_logprobs`), which vLLM computes from the unscaled logits (temperature 1). Nothing is sampled.
 
 `kind: self`: the prompts that a policy is shown as its own teacher, the problem with its trace.
 """
 
+import asyncio
+import math
 from array import array
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,43 +20,80 @@ from luffy.config.execution import ServerConfig
 from luffy.config.group import fill_slots
 from luffy.config.training import SelfTeacher, ServedTeacher
 from luffy.data.templates import decode, render_prompts
-from luffy.errors import DataError
+from luffy.errors import ClusterError, ConfigError, DataError
+from luffy.http_client import HTTPClient, LoopThread
 from luffy.rl.rows import RolloutTask
-from luffy.rollout.served_scores import ScoreRequest, ServedScorer
+from luffy.rollout.server_engine import MODELS, served_models
 from luffy.types import Group, Message, Prompt, Source
 
 _NUM_TEXTS = 16
 """Number of prompts on which the two tokenizers are compared."""
+_COMPLETIONS, _TOKENIZE = "/v1/completions", "/tokenize"
+_MIN_SAMPLED = 1
+"""vLLM samples at least one token after the prompt that it scores."""
 
 
-class ServedTeaching:
-    """Gives rows the teacher's log-probabilities of their learnable tokens."""
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A sequence whose end is to be scored."""
 
-    def __init__(self, scorer: ServedScorer) -> None:
-        self._scorer = scorer
+    token_ids: tuple[int, ...]
+    first: int
+    """Number of tokens at the start that are not scored, at least one."""
+
+
+@dataclass(slots=True)
+class _ScoringServer:
+    client: HTTPClient
+    places: asyncio.Semaphore
+    """Limits the concurrent requests."""
+
+
+class ServedScorer:
+    """Scores sequences on all servers of `config`, which serve the same model; errors name the section `setting`."""
+
+    def __init__(self, config: ServerConfig, model: str, setting: str) -> None:
+        self._loop = LoopThread()
+        self._servers = [
+            _ScoringServer(HTTPClient.to_server(url, config, setting), asyncio.Semaphore(config.concurrency))
+            for url in config.roots
+        ]
+        self._model = model
+        self._setting = setting
+        self._config = config
 
     @classmethod
     def connect(
-        cls,
-        teacher: ServedTeacher,
-        config: ServerConfig,
-        tasks: Sequence[RolloutTask],
-        tokenizer: PreTrainedTokenizerBase,
-        longest: int,
-    ) -> "ServedTeaching":
-        """Connect to the servers, which have to take rows of `longest` tokens; raises ConfigError for unusable ones."""
-        texts = [decode(tokenizer, task.prompt_ids) for task in tasks[:_NUM_TEXTS]]
-        known = {text: tokenizer.encode(text, add_special_tokens=False) for text in texts}
-        return cls(
-            ServedScorer.connect(config, teacher.name, longest=longest, known=known, setting="execution.rl_teacher")
-        )
+        cls, config: ServerConfig, model: str, *, longest: int, known: Mapping[str, Sequence[int]], setting: str
+    ) -> "ServedScorer":
+        """A scorer of sequences up to `longest` tokens; `known` are texts with their token ids.
+
+        Raises ConfigError for a server that cannot be reached, refuses the API key, does not serve `model`, has too
+        short a context, or tokenizes one of the texts differently.
+        """
+        scorer = cls(config, model, setting)
+        try:
+            for server in scorer._servers:
+                scorer._loop.run(scorer._check(server, longest, known))
+        except BaseException:
+            scorer.close()
+            raise
+        return scorer
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        """For each request the log-probabilities of its tokens from `first` on, in nats, in order.
+
+        Raises LostError where a server is gone after all retries, and ClusterError for an answer without
+        log-probabilities.
+        """
+        return self._loop.run(self._score_all(requests))
 
     def taught(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups, each row with its scores from the teacher."""
+        """The groups, each row with the log-probabilities of its learnable tokens."""
         rows = [row for group in groups for row in group.trajectories]
         requests = [ScoreRequest(row.prompt_ids + row.response_ids, first=len(row.prompt_ids)) for row in rows]
         scored = []
-        for row, logprobs in zip(rows, self._scorer.score(requests), strict=True):
+        for row, logprobs in zip(rows, self.score(requests), strict=True):
             pairs = zip(logprobs, row.source, strict=True)
             learnable = tuple(logp for logp, source in pairs if source is not Source.ENVIRONMENT)
             scored.append(replace(row, teacher_logprobs=learnable))
@@ -61,8 +101,93 @@ class ServedTeaching:
         return [replace(group, trajectories=tuple(next(each) for _ in group.trajectories)) for group in groups]
 
     def close(self) -> None:
-        """Close the connections."""
-        self._scorer.close()
+        """Close the connections; may be called twice."""
+        if not self._loop.is_closed:
+            for server in self._servers:
+                self._loop.run(server.client.close())
+            self._loop.close()
+
+    async def _score_all(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        load, tasks = [0] * len(self._servers), dict[int, asyncio.Task[tuple[float, ...]]]()
+        # Longest first, each to the server with the fewest tokens so far.
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].token_ids))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for i in order:
+                    place = min(range(len(load)), key=load.__getitem__)
+                    load[place] += len(requests[i].token_ids)
+                    tasks[i] = group.create_task(self._score(self._servers[place], requests[i]))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [tasks[i].result() for i in range(len(requests))]
+
+    async def _score(self, server: _ScoringServer, request: ScoreRequest) -> tuple[float, ...]:
+        body = {
+            "model": self._model,
+            "prompt": list(request.token_ids),
+            "max_tokens": _MIN_SAMPLED,
+            # The token itself alone, without the most probable ones.
+            "prompt_logprobs": 0,
+        }
+        async with server.places:
+            # Scoring changes nothing, so that a request may be repeated.
+            answer = await server.client.post_with_retries(_COMPLETIONS, body, retry_timeouts=True)
+        try:
+            given = answer["choices"][0]["prompt_logprobs"]
+            pairs = zip(request.token_ids[request.first :], given[request.first :], strict=True)
+            found = tuple(float(entry[str(token)]["logprob"]) for token, entry in pairs)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ClusterError(
+                f"{server.client.url}{_COMPLETIONS}: the answer has no log-probability for every token of the prompt "
+                f"({type(error).__name__}); {self._setting} needs vLLM servers"
+            ) from None
+        for value in found:
+            if not math.isfinite(value):
+                raise ClusterError(
+                    f"{server.client.url}: the log-probability of a token is {value}; the model is broken there"
+                )
+        return found
+
+    async def _check(self, server: _ScoringServer, longest: int, known: Mapping[str, Sequence[int]]) -> None:
+        url = server.client.url
+        models = await served_models(server.client, self._config, self._setting)
+        if not models.ok:
+            raise ConfigError(f"{self._setting}.urls: {url}{MODELS}: {models.complaint}; is this a vLLM server?")
+        served = models.body.get("data")
+        found = [each for each in served if isinstance(each, dict)] if isinstance(served, list) else []
+        contexts = {str(each.get("id")): each.get("max_model_len") for each in found}
+        if self._model not in contexts:
+            raise ConfigError(f"{url}: serves {', '.join(contexts) or 'no model'}, and not {self._model}")
+        context = contexts[self._model]
+        if not isinstance(context, int):
+            raise ConfigError(
+                f"{url}: is not a vLLM server ({MODELS} names no max_model_len); other servers cannot score prompts"
+            )
+        if context < longest + _MIN_SAMPLED:
+            raise ConfigError(
+                f"{url}: the longest prompt with its response has {longest} tokens, so this server needs "
+                f"--max-model-len {longest + _MIN_SAMPLED} (it has {context})"
+            )
+        for text, ids in known.items():
+            body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+            if (await server.client.post(_TOKENIZE, body)).get("tokens") != list(ids):
+                raise ConfigError(
+                    f"{url}: the tokenizer of {self._model} is not the policy's, so it cannot score the policy's "
+                    "tokens; take a teacher of the same family, or let it write traces instead (section synthesize)"
+                )
+
+
+def connect_teacher(
+    teacher: ServedTeacher,
+    config: ServerConfig,
+    tasks: Sequence[RolloutTask],
+    tokenizer: PreTrainedTokenizerBase,
+    longest: int,
+) -> ServedScorer:
+    """Connect to the servers, which have to take rows of `longest` tokens; raises ConfigError for unusable ones."""
+    texts = [decode(tokenizer, task.prompt_ids) for task in tasks[:_NUM_TEXTS]]
+    known = {text: tokenizer.encode(text, add_special_tokens=False) for text in texts}
+    return ServedScorer.connect(config, teacher.name, longest=longest, known=known, setting="execution.rl_teacher")
 
 
 class TeacherPrompts:
@@ -89,7 +214,6 @@ class TeacherPrompts:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
         return max(map(len, self._ids.values()))
 
     def taught(self, groups: Sequence[Group]) -> list[Group]:

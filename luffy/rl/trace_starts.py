@@ -8,7 +8,7 @@ question with the first steps of a trace.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, singledispatch
+from functools import partial
 
 from luffy.config.group import (
     AnchorConfig,
@@ -16,18 +16,13 @@ from luffy.config.group import (
     EvenlySpacedLength,
     HintConfig,
     PrefixConfig,
-    PrefixLength,
     UniformLength,
     fill_slots,
 )
-from luffy.config.terms import ScheduledValue
 from luffy.objectives.schedules import value_at
 from luffy.rl.rows import Demonstration, HintedPrompt, RolloutTask
 from luffy.seeds import derive_seed, uniform
 from luffy.types import Group, Hint, Message, Trajectory
-
-_At = Callable[[ScheduledValue], float]
-_Uniform = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +51,20 @@ def prefix_length(
     `config.shared`. A share of the trace is rounded down to whole tokens. Schedules are evaluated at `step` (from 1)
     of `total_steps`.
     """
-    random_row = 0 if config.shared else row.index
-    sample = partial(uniform, seed, "prefix", step, row.uid, row.visit, random_row)
+    sample = partial(uniform, seed, "prefix", step, row.uid, row.visit, 0 if config.shared else row.index)
     at = partial(value_at, step=step, total_steps=total_steps)
-    return min(_length(config.length, trace_tokens, row, at, sample), trace_tokens - 1)
-
-
-@singledispatch
-def _length(length: PrefixLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
-    raise NotImplementedError(f"no prefixes for {type(length).__name__}")
-
-
-@_length.register
-def _uniform(length: UniformLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
-    low, high = at(length.low), at(length.high)
-    return _whole_tokens(low + (high - low) * sample(0), trace_tokens)
-
-
-@_length.register
-def _binomial(length: BinomialLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
-    # A trace with fewer tokens than chunks is split into single tokens.
-    chunks = min(length.chunks, trace_tokens)
-    probability = at(length.probability)
-    given = sum(sample(chunk) < probability for chunk in range(chunks))
-    return given * trace_tokens // chunks
-
-
-@_length.register
-def _evenly_spaced(length: EvenlySpacedLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
-    # A single row takes the middle of the range; LUFFY's code divides by zero here.
-    place = row.index / (row.count - 1) if row.count > 1 else 0.5
-    return _whole_tokens(length.low + (length.high - length.low) * place, trace_tokens)
+    match config.length:
+        case BinomialLength(chunks=most, probability=probability):
+            # A trace with fewer tokens than chunks is split into single tokens.
+            chunks, wanted = min(most, trace_tokens), at(probability)
+            length = sum(sample(chunk) < wanted for chunk in range(chunks)) * trace_tokens // chunks
+        case UniformLength(low=low, high=high):
+            length = _whole_tokens(at(low) + (at(high) - at(low)) * sample(0), trace_tokens)
+        case EvenlySpacedLength(low=least, high=largest):
+            # A single row takes the middle of the range; LUFFY's code divides by zero here.
+            place = row.index / (row.count - 1) if row.count > 1 else 0.5
+            length = _whole_tokens(least + (largest - least) * place, trace_tokens)
+    return min(length, trace_tokens - 1)
 
 
 def _whole_tokens(share: float, trace_tokens: int) -> int:

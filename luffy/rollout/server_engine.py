@@ -122,9 +122,23 @@ class ServerEngine:
         another model, and ClusterError when an update fails; tokens are rejected then until a later update succeeds.
         """
         path = str(folder.resolve())
-        self._on_all(lambda server: check_folder(server.client, path))
+
+        async def check(server: _VLLMServer) -> None:
+            for difference in await _ask_workers(server.client, "luffy_difference", path):
+                if difference is not None:
+                    raise ConfigError(f"{server.client.url}: {difference}")
+
+        async def load(server: _VLLMServer) -> None:
+            missing = sorted(
+                {name for names in await _ask_workers(server.client, "luffy_load", path) for name in names}
+            )
+            if missing:
+                names = f"{', '.join(missing[:3])} ({len(missing)} weights in all)"
+                raise ClusterError(f"{server.client.url}: {path} has no {names}")
+
+        self._on_all(check)
         with self.weight_update(version):
-            self._on_all(lambda server: load_folder(server.client, path))
+            self._on_all(load)
 
     @contextmanager
     def weight_update(self, version: int) -> Iterator[None]:
@@ -150,15 +164,19 @@ class ServerEngine:
     async def _generate(
         self, requests: Sequence[RolloutRequest], params: SamplingParams, call: int
     ) -> list[Completion]:
-        places = _share(requests, len(self._servers))
+        # Requests with the same prompt stay together, balanced over the servers.
+        load, home = [0] * len(self._servers), dict[tuple[int, ...], int]()
+        for prompt_ids, num_rows in Counter(request.prompt_ids for request in requests).most_common():
+            home[prompt_ids] = min(range(len(load)), key=load.__getitem__)
+            load[home[prompt_ids]] += num_rows
         # Longest expected first, so that no long response runs alone at the end.
         order = sorted(range(len(requests)), key=lambda i: -room(requests[i], params))
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = {
-                    i: group.create_task(self._complete(self._servers[places[i]], requests[i], params, call))
-                    for i in order
-                }
+                tasks = {}
+                for i in order:
+                    server = self._servers[home[requests[i].prompt_ids]]
+                    tasks[i] = group.create_task(self._complete(server, requests[i], params, call))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [tasks[i].result() for i in range(len(requests))]
@@ -190,17 +208,16 @@ class ServerEngine:
         if not len(token_ids) == len(logprobs) == len(names):
             found = f"{len(token_ids)} tokens, {len(logprobs)} log-probabilities, {len(names)} weight versions"
             raise LostError(f"{url}{_GENERATE}: the answer is incomplete ({found})")
-        versions = tuple(self._version(url, name) for name in names)
-        return Completion(token_ids, logprobs, _FINISH_REASONS[reason], versions)
-
-    def _version(self, url: str, name: str) -> int:
-        run, _, version = name.partition(".")
-        if run != self._run or not version.isdecimal():
-            raise ClusterError(
-                f"{url}: sampled tokens with weights that this run did not send (version {name!r}): another run uses "
-                "this server, it was restarted, or an update failed"
-            )
-        return int(version)
+        versions = []
+        for name in names:
+            run, _, version = name.partition(".")
+            if run != self._run or not version.isdecimal():
+                raise ClusterError(
+                    f"{url}: sampled tokens with weights that this run did not send (version {name!r}): another run "
+                    "uses this server, it was restarted, or an update failed"
+                )
+            versions.append(int(version))
+        return Completion(token_ids, logprobs, _FINISH_REASONS[reason], tuple(versions))
 
     async def _pause(self, server: _VLLMServer) -> None:
         await server.steady.acquire()
@@ -227,15 +244,6 @@ class ServerEngine:
                     raise outcome
 
         self._loop.run(on_all())
-
-
-def _share(requests: Sequence[RolloutRequest], num_servers: int) -> list[int]:
-    """Index of the server for each request; requests with the same prompt stay together, balanced over the servers."""
-    load, home = [0] * num_servers, {}
-    for prompt_ids, num_rows in Counter(request.prompt_ids for request in requests).most_common():
-        home[prompt_ids] = min(range(num_servers), key=load.__getitem__)
-        load[home[prompt_ids]] += num_rows
-    return [home[request.prompt_ids] for request in requests]
 
 
 def _body(request: RolloutRequest, params: SamplingParams, salt: str) -> dict[str, object]:
@@ -327,22 +335,7 @@ async def served_models(client: HTTPClient, config: ServerConfig, setting: str) 
     return answer
 
 
-async def check_folder(client: HTTPClient, folder: str) -> None:
-    """Raise ConfigError for a folder that the server does not see, or that holds a different model."""
-    for difference in await _ask_workers(client, "luffy_difference", folder):
-        if difference is not None:
-            raise ConfigError(f"{client.url}: {difference}")
-
-
-async def load_folder(client: HTTPClient, folder: str) -> None:
-    """Replace the weights of a paused server; ClusterError when the folder does not have all of them."""
-    missing = sorted({name for names in await _ask_workers(client, "luffy_load", folder) for name in names})
-    if missing:
-        raise ClusterError(f"{client.url}: {folder} has no {', '.join(missing[:3])} ({len(missing)} weights in all)")
-
-
 async def _ask_workers(client: HTTPClient, method: str, argument: str) -> list[Any]:
-    """The return values of the server's workers."""
     answer = await client.post(_WORKERS, {"method": method, "args": [argument]})
     results = answer["results"]
     assert isinstance(results, list)

@@ -23,7 +23,7 @@ from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
 from luffy.errors import ConfigError, LostError
 from luffy.files import write_atomic
-from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, Refused
+from luffy.http_client import HTTPClient, LoopThread, NoAnswer, Refused
 from luffy.rollout.engine import SamplingParams
 from luffy.types import FinishReason, Message
 
@@ -91,7 +91,6 @@ class TextRequest:
 
     @property
     def path(self) -> str:
-        """Path of the endpoint for this kind of prompt."""
         return TEXT if isinstance(self.prompt, str) else CHAT
 
 
@@ -157,7 +156,8 @@ class TextEndpoint:
 
     def key_of(self, request: TextRequest, params: SamplingParams) -> str:
         """Hash of everything that is sent with the request, and of its full seed."""
-        return _key(request, self._body(request, params, _MAX_TOKENS))
+        body = self._body(request, params, _MAX_TOKENS)  # which holds the seed only in part
+        return hashlib.sha256(json.dumps([request.path, request.seed, body]).encode()).hexdigest()
 
     async def complete(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
         """One completion from the least busy server; for `run` and `submit`.
@@ -179,12 +179,9 @@ class TextEndpoint:
             return
         if self._num_filtered:
             logger.warning("%d responses were ended by the endpoint's content filter", self._num_filtered)
-        self._loop.run(self._disconnect())
-        self._loop.close()
-
-    async def _disconnect(self) -> None:
         for server in self._servers:
-            await server.client.close()
+            self._loop.run(server.client.close())
+        self._loop.close()
 
     async def _check(self, paths: Sequence[str]) -> None:
         for server in self._servers:
@@ -204,7 +201,8 @@ class TextEndpoint:
             return await client.post_with_retries(request.path, body, retry_timeouts=True)
         except Refused as error:
             # OpenAI's reasoning models require the limit under another name, and say so in the error.
-            if limit_name == _MAX_TOKENS and _wants_other_name(error.answer):
+            asks_for_it = error.answer.status == _BAD_REQUEST and _MAX_COMPLETION_TOKENS in error.answer.complaint
+            if limit_name == _MAX_TOKENS and asks_for_it:
                 self._limit_name = _MAX_COMPLETION_TOKENS
                 return await self._ask(client, request, params)
             complaint = _unquoted(error.answer.complaint, request)
@@ -254,10 +252,11 @@ class TextEndpoint:
             text += _cut_off(text, choice, params.stop)
         # A lone surrogate cannot be encoded as UTF-8.
         written = text.encode(errors="replace").decode()
-        return TextCompletion(written, num_tokens, reason, prompt_tokens, _is_refusal(choice))
+        message = choice.get("message")
+        is_refusal = finish_reason == _FILTERED or (isinstance(message, Mapping) and bool(message.get("refusal")))
+        return TextCompletion(written, num_tokens, reason, prompt_tokens, is_refusal)
 
     def _refusal(self, client: HTTPClient, path: str, status: int, complaint: str) -> ConfigError:
-        """The error for a request that the endpoint rejects."""
         url, model = f"{client.url}{path}", self._model.name
         if status in _UNAUTHORISED:
             holds = "holds a rejected key" if client.has_key else "is not set"
@@ -282,10 +281,6 @@ _OTHERWISE = {
 }
 
 
-def _wants_other_name(answer: Answer) -> bool:
-    return answer.status == _BAD_REQUEST and _MAX_COMPLETION_TOKENS in answer.complaint
-
-
 def _unquoted(complaint: str, request: TextRequest) -> str:
     """The error message, shortened, without quotes from the prompt: some problems must not be published."""
     asked = request.prompt if isinstance(request.prompt, str) else "\n".join(turn.content for turn in request.prompt)
@@ -295,11 +290,6 @@ def _unquoted(complaint: str, request: TextRequest) -> str:
         if quote.size < _SHORTEST_QUOTE:
             return rest
         rest = f"{rest[: quote.a]}…{rest[quote.a + quote.size :]}"
-
-
-def _key(request: TextRequest, body: Mapping[str, object]) -> str:
-    """Hash of the request with its full seed, which the body holds only in part."""
-    return hashlib.sha256(json.dumps([request.path, request.seed, body]).encode()).hexdigest()
 
 
 def _text(choice: Mapping[str, Any]) -> str:
@@ -316,12 +306,6 @@ def _text(choice: Mapping[str, Any]) -> str:
     return f"<think>\n{reasoning}" + (f"\n</think>\n\n{content}" if is_closed else "")
 
 
-def _is_refusal(choice: Mapping[str, Any]) -> bool:
-    message = choice.get("message")
-    declined = isinstance(message, Mapping) and bool(message.get("refusal"))
-    return declined or choice["finish_reason"] == _FILTERED
-
-
 def _cut_off(text: str, choice: Mapping[str, Any], stops: Sequence[str]) -> str:
     """The stop string that the server removed from the end of the response; empty when there is none.
 
@@ -329,11 +313,7 @@ def _cut_off(text: str, choice: Mapping[str, Any], stops: Sequence[str]) -> str:
     """
     said = [choice[name] for name in _STOPPED_AT if name in choice]
     if not said:
-        return next((stop for stop in stops if _closes(stop, text)), "")
+        tags = (stop for stop in stops if stop.startswith("</") and stop.endswith(">"))
+        return next((tag for tag in tags if text.rfind(f"<{tag[2:]}") > text.rfind(tag)), "")
     matched = next((stop for stop in stops if stop in said), "")
     return "" if text.endswith(matched) else matched
-
-
-def _closes(stop: str, text: str) -> bool:
-    is_tag = stop.startswith("</") and stop.endswith(">")
-    return is_tag and text.rfind(f"<{stop[2:]}") > text.rfind(stop)

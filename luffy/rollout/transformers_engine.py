@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -71,7 +72,6 @@ class TransformersEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion per request, in order."""
         by_length = sorted(range(len(requests)), key=lambda i: (len(_context(requests[i])), i))
         completions: dict[int, Completion] = {}
         for start in range(0, len(by_length), self._batch_size):
@@ -97,7 +97,11 @@ class TransformersEngine:
             _DecodingRow(torch.rand(limit(request, params), generator=generator, dtype=torch.float64))
             for request, generator in zip(requests, seeded, strict=True)
         ]
-        input_ids_BT, mask_BT = _left_pad([_context(request) for request in requests], self.model.device)
+        contexts = [torch.tensor(_context(request)) for request in requests]
+        input_ids_BT, mask_BT = (
+            pad_sequence(tensors, batch_first=True, padding_side="left").to(self.model.device)
+            for tensors in (contexts, [torch.ones_like(context) for context in contexts])
+        )
         cache = roomy_cache(self.model.config)
         running = rows
         while running:
@@ -158,16 +162,6 @@ def _context(request: RolloutRequest) -> tuple[int, ...]:
     return request.prompt_ids + request.prefix_ids
 
 
-def _left_pad(contexts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
-    width = max(map(len, contexts))
-    input_ids_BT = torch.zeros(len(contexts), width, dtype=torch.long)
-    mask_BT = torch.zeros(len(contexts), width, dtype=torch.long)
-    for b, context in enumerate(contexts):
-        input_ids_BT[b, width - len(context) :] = torch.tensor(context)
-        mask_BT[b, width - len(context) :] = 1
-    return input_ids_BT.to(device), mask_BT.to(device)
-
-
 def _sample(running: Sequence[_DecodingRow], logits_BV: Tensor, params: SamplingParams) -> Tensor:
     """Sample the next token of every row and record it in the rows that are still running."""
     logp_BV = torch.log_softmax(logits_BV / (params.temperature or 1.0), dim=-1)
@@ -224,15 +218,18 @@ class RoomyLayer(DynamicLayer):
         self._rooms: tuple[Tensor, ...] = ()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Add new tokens; returns all keys and all values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start = self.get_seq_length()
         end = start + key_states.shape[2]
         if not self._rooms or end > self._rooms[0].shape[2]:
-            self._rooms = tuple(
-                _enlarged(old, new, end) for old, new in ((self.keys, key_states), (self.values, value_states))
-            )
+            rooms = []
+            for old, new in ((self.keys, key_states), (self.values, value_states)):
+                larger = (*new.shape[:2], end + _SPARE_TOKENS, new.shape[3])
+                rooms.append(torch.empty(larger, dtype=new.dtype, device=new.device))
+                if old is not None and old.numel():
+                    rooms[-1][:, :, : old.shape[2]] = old
+            self._rooms = tuple(rooms)
         for room, new in zip(self._rooms, (key_states, value_states), strict=True):
             room[:, :, start:end] = new
         return self._show(end)
@@ -252,12 +249,3 @@ def roomy_cache(config: PreTrainedConfig) -> DynamicCache:
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
-
-
-def _enlarged(old_BATD: Tensor | None, new_BATD: Tensor, length: int) -> Tensor:
-    """A tensor for `length` tokens and some more that begins with the old ones."""
-    rows, heads, _, size = new_BATD.shape
-    room_BATD = torch.empty(rows, heads, length + _SPARE_TOKENS, size, dtype=new_BATD.dtype, device=new_BATD.device)
-    if old_BATD is not None and old_BATD.numel():
-        room_BATD[:, :, : old_BATD.shape[2]] = old_BATD
-    return room_BATD

@@ -91,7 +91,6 @@ class FairLock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock for the length of the block."""
         self.acquire()
         try:
             yield
@@ -99,7 +98,6 @@ class FairLock:
             self.release()
 
     def acquire(self) -> None:
-        """Wait for the lock."""
         ticket, acquired = object(), False
         with self._changed:
             self._queue.append(ticket)
@@ -182,7 +180,15 @@ class VLLMEngine:
         """
         shape = read_shape(folder)
         check_layout(folder, shape, config, max_model_len)
-        _prepare_process()
+        check_installed()
+        # vLLM reads these variables on import.
+        os.environ.update(_ENVIRONMENT)
+        if not torch.cuda.is_available():
+            # vLLM would set its own number of threads in the thread that starts the engine, and then fail in the
+            # threads that step it.
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        # vLLM logs two dozen irrelevant warnings at every start.
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         with _without_compiler():
             with without_collections(freeze=False):
                 _check_head_dim(folder, shape)
@@ -286,11 +292,18 @@ class VLLMEngine:
         """Shut vLLM down; no other thread may be using the engine. May be called twice."""
         if self._broken != _CLOSED:
             self._broken = _CLOSED
-            with _default_group_kept(self._found_default_group):
+            destroy = dist.destroy_process_group
+            if self._found_default_group:  # vLLM would destroy it, too
+                dist.destroy_process_group = lambda group=None: None if group is None else destroy(group)
+            try:
                 self._llm.engine_core.shutdown()
+            finally:
+                dist.destroy_process_group = destroy
 
     def _step(self) -> None:
         """Sample one token for every running row and hand finished rows to their calls. The caller holds the lock."""
+        from vllm.inputs.engine import tokens_input
+
         assert not self._asleep, "wake the engine before it generates"
         with self._breaks_on_failure("a step"):
             if abandoned := [name for name, row in self._running.items() if row.call.abandoned]:
@@ -299,23 +312,18 @@ class VLLMEngine:
                 self._llm.abort_request(abandoned)
             if any(row.call.abandoned for row in self._waiting):
                 self._waiting = deque(row for row in self._waiting if not row.call.abandoned)
-            self._admit()
+            # Rows wait here and not in vLLM's queue, so that their cache salt names the weights that they start with.
+            while self._waiting and len(self._running) < self._max_num_seqs:
+                row = self._waiting.popleft()
+                name = str(next(self._numbers))
+                self._running[name] = row
+                salt = f"{row.request.shares_cache_with or row.call.number}/{self._num_updates}"
+                prompt = tokens_input([*row.request.prompt_ids, *row.request.prefix_ids], cache_salt=salt)
+                self._llm.add_request(name, prompt, _sampling(row.request, row.params, self._reads_text))
             for output in cast("list[RequestOutput]", self._llm.step()):
                 if output.finished:
                     row = self._running.pop(output.request_id)
                     row.call.completions[row.index] = _completion(output)
-
-    def _admit(self) -> None:
-        from vllm.inputs.engine import tokens_input
-
-        # Rows wait here and not in vLLM's queue, so that their cache salt names the weights that they start with.
-        while self._waiting and len(self._running) < self._max_num_seqs:
-            row = self._waiting.popleft()
-            name = str(next(self._numbers))
-            self._running[name] = row
-            salt = f"{row.request.shares_cache_with or row.call.number}/{self._num_updates}"
-            prompt = tokens_input([*row.request.prompt_ids, *row.request.prefix_ids], cache_salt=salt)
-            self._llm.add_request(name, prompt, _sampling(row.request, row.params, self._reads_text))
 
     def _set_version(self, version: int) -> None:
         # vLLM labels the tokens of each step with this version.
@@ -349,18 +357,6 @@ def _check_head_dim(folder: Path, shape: Mapping[str, object]) -> None:
             f"{folder}: vLLM has no attention of {size} dimensions a head on CPU, only of "
             f"{', '.join(map(str, allowed))}; use the engine transformers or another model.architecture"
         )
-
-
-def _prepare_process() -> None:
-    """Set the environment variables that vLLM reads on import; ConfigError when it is not installed."""
-    check_installed()
-    os.environ.update(_ENVIRONMENT)
-    if not torch.cuda.is_available():
-        # vLLM would set its own number of threads in the thread that starts the engine, and then fail in the threads
-        # that step it.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    # vLLM logs two dozen irrelevant warnings at every start.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 @contextmanager
@@ -457,18 +453,6 @@ def _completion(output: "RequestOutput") -> Completion:
     )
     assert len(completion.token_ids) == len(completion.logprobs) == len(completion.weight_versions)
     return completion
-
-
-@contextmanager
-def _default_group_kept(keep: bool) -> Iterator[None]:
-    """With `keep`, stop vLLM from destroying the default process group, which existed before the engine."""
-    destroy = dist.destroy_process_group
-    if keep:
-        dist.destroy_process_group = lambda group=None: None if group is None else destroy(group)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group = destroy
 
 
 def _first_line(error: BaseException) -> str:

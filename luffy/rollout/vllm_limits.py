@@ -20,7 +20,6 @@ _CPU_BLOCK_TOKENS = 128
 
 
 def check_installed() -> None:
-    """Raise ConfigError when vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
             "the engine vllm is not installed; run pip install 'luffy-rl[vllm]' (docs/gpus.md: vLLM without a GPU)"

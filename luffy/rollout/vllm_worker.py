@@ -86,7 +86,6 @@ class WeightUpdate:
         return first_failure(self._llm.collective_rpc("luffy_receive", args=(specs,)))
 
     def load_received(self) -> None:
-        """Load what `receive` has received."""
         self._missing -= self._llm.collective_rpc("luffy_load_received")[0]
 
     def finish(self) -> None:

@@ -119,11 +119,8 @@ def _shown(places: dict[Path, Path]) -> list[str]:
 async def _told_pid(info_fd: int) -> int | None:
     """The process id of the sandbox's first process, from bubblewrap; None when it fails before there is one."""
     told = b""
-    while chunk := await _read(info_fd):
+    while True:
+        await wait_readable(os.dup(info_fd))
+        if not (chunk := os.read(info_fd, 1 << 12)):
+            return int(json.loads(told)["child-pid"]) if told else None
         told += chunk
-    return int(json.loads(told)["child-pid"]) if told else None
-
-
-async def _read(fd: int) -> bytes:
-    await wait_readable(os.dup(fd))
-    return os.read(fd, 1 << 12)

@@ -24,7 +24,10 @@ def needed_places() -> dict[Path, Path]:
     """Files and folders of this machine to show read-only, and where a sandbox shows them."""
     prefix = Path(sys.base_prefix).resolve()
     system = {path: path for path in (*map(Path, _SYSTEM), *_libraries(Path("/lib")), *_libraries(Path("/usr/lib")))}
-    own = {path: PREFIX / path.relative_to(prefix) for path in _own_libraries(prefix)}
+    libraries = [prefix / name for name in dict.fromkeys(("lib", sys.platlibdir))]
+    if prefix == Path("/usr"):  # its shared libraries are the system's
+        libraries = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+    own = {path: PREFIX / path.relative_to(prefix) for path in libraries}
     places = system | own | {program(): PREFIX / "bin" / program().name}
     return {path: place for path, place in places.items() if path.exists()}
 
@@ -45,12 +48,6 @@ def _libraries(folder: Path) -> list[Path]:
     """Where a system folder holds shared libraries: on Debian in a folder of their own, beside much else."""
     own = folder / str(sysconfig.get_config_var("MULTIARCH"))
     return [folder] if folder.is_symlink() or not own.exists() else [own, *folder.glob("ld-*")]
-
-
-def _own_libraries(prefix: Path) -> list[Path]:
-    if prefix == Path("/usr"):  # its shared libraries are the system's
-        return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
-    return [prefix / name for name in dict.fromkeys(("lib", sys.platlibdir))]
 
 
 def package_paths(names: tuple[str, ...]) -> dict[str, Path]:

@@ -50,7 +50,6 @@ def request_line(call: str, code: str) -> bytes:
 
 
 def reply_line(call: str, status: str) -> bytes:
-    """The reply to the request `call`."""
     return f"{call} {status}\n".encode()
 
 
@@ -63,9 +62,7 @@ class Interpreter:
         self._is_running = False
         self._num_calls = 0
         self._streams = {name: _stream(fd) for name, fd in (("stdout", 1), ("stderr", 2))}
-
-    def enter(self) -> None:
-        """Make the namespace that of the main module, as `pickle`, `dataclasses` and `inspect` expect."""
+        # The namespace is that of the main module, as `pickle`, `dataclasses` and `inspect` expect.
         sys.modules["__main__"] = self._module
         sys.argv = [""]
         builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # as the module `site` does
@@ -75,7 +72,14 @@ class Interpreter:
     def run(self, code: str) -> str:
         """Run `code`, print what it raises, and return one of `REPLIES`."""
         self._num_calls += 1
-        self._restore()
+        # An earlier call may have closed the streams or changed the handling of interrupts.
+        for name, fd in (("stdout", 1), ("stderr", 2)):
+            if self._streams[name].closed:
+                self._streams[name] = _stream(fd)
+            setattr(sys, name, self._streams[name])
+        sys.displayhook = sys.__displayhook__
+        signal.signal(signal.SIGINT, self._interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         _limit_memory(self._settings["memory_bytes"])
         try:
             try:
@@ -102,16 +106,6 @@ class Interpreter:
         if last is not None:
             shown = compile(ast.Interactive([last]), name, "single")
             exec(shown, self._module.__dict__)  # noqa: S102 - prints the value's repr by sys.displayhook
-
-    def _restore(self) -> None:
-        """Undo what an earlier call may have done to the streams and to the handling of interrupts."""
-        for name, fd in (("stdout", 1), ("stderr", 2)):
-            if self._streams[name].closed:
-                self._streams[name] = _stream(fd)
-            setattr(sys, name, self._streams[name])
-        sys.displayhook = sys.__displayhook__
-        signal.signal(signal.SIGINT, self._interrupt)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def _interrupt(self, number: int, frame: types.FrameType | None) -> None:
         if self._is_running:  # one that comes too late must not break the conversation
@@ -166,21 +160,6 @@ def _apply(settings: Settings) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def _die_with(parent_pid: int) -> None:
-    import ctypes  # not in bubblewrap, where it would only delay the start
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
-
-
-def _moved_down(fd: int) -> int:
-    """The lowest free number for what `fd` names: its parent's may be above the limit of open files that comes next."""
-    lowest = os.dup(fd)
-    os.close(fd)
-    return lowest
-
-
 def _read_requests(control_fd: int) -> "Iterator[tuple[str, str]]":
     """Each request as its call and its code, until the other side has closed the socket."""
     rest = b""
@@ -192,16 +171,20 @@ def _read_requests(control_fd: int) -> "Iterator[tuple[str, str]]":
 
 
 def main(control_fd: int, settings: Settings) -> None:
-    """Run requests until the other side is gone."""
     if settings["parent_pid"] is not None:
-        _die_with(settings["parent_pid"])
-    control_fd = _moved_down(control_fd)
+        import ctypes  # not in bubblewrap, where it would only delay the start
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != settings["parent_pid"]:
+            os._exit(1)
+    # The lowest free number: its parent's may be above the limit of open files that comes next.
+    lowest_fd = os.dup(control_fd)
+    os.close(control_fd)
     interpreter = Interpreter(settings)
-    interpreter.enter()
     _apply(settings)
-    os.write(control_fd, READY)
-    for call, code in _read_requests(control_fd):
-        os.write(control_fd, reply_line(call, interpreter.run(code)))
+    os.write(lowest_fd, READY)
+    for call, code in _read_requests(lowest_fd):
+        os.write(lowest_fd, reply_line(call, interpreter.run(code)))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,6 @@ class InterpreterProcess:
         self._folder_fd = os.open(f"/proc/{self._pid}/root{folder}", os.O_PATH | os.O_DIRECTORY)
 
     def when_released(self, callback: Callable[[], object]) -> None:
-        """Call `callback` after the process has been killed."""
         self._held.callback(callback)
 
     async def wait_until_ready(self) -> None:
@@ -153,7 +152,6 @@ class InterpreterProcess:
             return None
 
     def cpu_s(self) -> float:
-        """CPU time that the interpreter has used."""
         assert self._pid is not None
         with contextlib.suppress(OSError):  # it has died
             self._cpu_s = time.clock_gettime((~self._pid << 3) | _CLOCK_OF_PROCESS)
@@ -178,8 +176,11 @@ class InterpreterProcess:
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        else:
-            _kill_children(self._popen.pid)
+        else:  # killed while it is still setting up, bubblewrap would leave a child that waits for it
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(self._popen.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
         signal_group(self._popen.pid, signal.SIGKILL)
 
     async def exit_code(self) -> int:
@@ -241,24 +242,16 @@ def start_errors() -> Iterator[None]:
         raise LuffyError(f"a sandboxed interpreter did not start: {error.strerror}{remedy}") from None
 
 
-def _kill_children(pid: int) -> None:
-    # Killed while it is still setting up, bubblewrap would leave a child that waits for it.
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-
-
-def _settle(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
-
-
 async def wait_readable(fd: int) -> None:
     """Wait until `fd` can be read, and close it."""
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _settle, readable)
+
+    def settle() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(fd, settle)
     try:
         await readable
     finally:

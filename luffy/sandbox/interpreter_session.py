@@ -1,4 +1,7 @@
-"""A session: runs calls in an interpreter's process, watches their limits, and says in words how they ended."""
+"""A session: runs calls in an interpreter's process, watches their limits, and says in words how they ended.
+
+Of what a call prints the start and the end are kept; the rest is counted.
+"""
 
 import asyncio
 import secrets
@@ -10,7 +13,6 @@ from dataclasses import dataclass
 from luffy.config.environment import SandboxLimits
 from luffy.sandbox.interpreter import REPLIES, reply_line, request_line
 from luffy.sandbox.interpreter_process import InterpreterProcess
-from luffy.sandbox.printed_output import PrintedOutput
 from luffy.sandbox.python_session import ExecutionResult, ExecutionStatus
 
 _LOOK_S = 0.25
@@ -32,6 +34,45 @@ class _Stop:
     why: str
     is_final: bool = False
     """Whether the interpreter is killed at once."""
+
+
+class PrintedOutput:
+    """Collects bytes in bounded memory."""
+
+    def __init__(self, shown_bytes: int) -> None:
+        self._shown = shown_bytes
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._tail_size = shown_bytes - shown_bytes // 2
+        self.size = 0
+        """Bytes printed so far, those left out included."""
+
+    def add(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        room = self._shown - self._tail_size - len(self._head)
+        self._head += chunk[:room]
+        self._tail += chunk[room:]
+        if len(self._tail) > 2 * self._tail_size:  # not at each chunk, which would copy the tail for every line
+            del self._tail[: -self._tail_size]
+
+    def text(self) -> str:
+        """Everything, or the start, how much was left out, and the end."""
+        if self.size <= self._shown:
+            return (self._head + self._tail).decode(errors="replace")
+        tail, start = self._tail[-self._tail_size :], 0
+        while start < min(3, len(tail)) and tail[start] & 0xC0 == 0x80:  # the rest of a character that was cut
+            start += 1
+        end = tail[start:].decode(errors="replace")
+        return f"{self.start()}\n[... {self.size - self._shown} bytes of output left out ...]\n{end}"
+
+    def start(self) -> str:
+        """The start alone: all that does not depend on when an endless output was stopped."""
+        for cut in range(min(4, len(self._head))):  # a character has at most four bytes
+            try:
+                return self._head[: len(self._head) - cut].decode()
+            except UnicodeDecodeError:
+                continue
+        return self._head.decode(errors="replace")
 
 
 class InterpreterSession:
@@ -88,21 +129,22 @@ class InterpreterSession:
             if stop is None:
                 assert status is not None
                 return reading.printed.text(), status
-            return self._told(reading.printed, stop), stop.status
+            # Of endless output only the start is reproducible.
+            text = reading.printed.start() if stop.status is ExecutionStatus.OUTPUT_LIMIT else reading.printed.text()
+            outcome = "the session is over and its names are lost" if self._over else "names defined before are kept"
+            line_end = "" if text.endswith("\n") or not text else "\n"
+            return f"{text}{line_end}[stopped: {stop.why}; {outcome}]", stop.status
         except BaseException:  # cancelled: the code is still running
             self._over = self._over or _Stop(ExecutionStatus.KILLED, "an earlier call was cancelled")
             raise
         finally:
             reading.stop()
             if self._over is not None:
-                self._retire(answer)
-
-    def _retire(self, answer: "asyncio.Future[bytes]") -> None:
-        self._timer.cancel()
-        self._process.kill()
-        # Closed only once the event loop has let go of the control socket.
-        answer.add_done_callback(lambda _: self._release())
-        answer.cancel()
+                self._timer.cancel()
+                self._process.kill()
+                # Closed only once the event loop has let go of the control socket.
+                answer.add_done_callback(lambda _: self._release())
+                answer.cancel()
 
     async def _watch(self, answer: "asyncio.Future[bytes]", reading: "_Reading") -> _Stop | None:
         """Wait for the reply, or for the first limit that the call reaches."""
@@ -153,13 +195,9 @@ class InterpreterSession:
                 code = await self._process.exit_code()
         except TimeoutError:
             return _Stop(ExecutionStatus.KILLED, "the code closed the sandbox's control socket")
-        return _Stop(ExecutionStatus.KILLED, f"the interpreter ended {_how(code)}")
-
-    def _told(self, printed: PrintedOutput, stop: _Stop) -> str:
-        """The output that the model is shown of a stopped call; of endless output only the start is reproducible."""
-        text = printed.start() if stop.status is ExecutionStatus.OUTPUT_LIMIT else printed.text()
-        outcome = "the session is over and its names are lost" if self._over else "names defined before are kept"
-        return f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}[stopped: {stop.why}; {outcome}]"
+        number = -code if code < 0 else code - 128
+        named = f"by signal {number} ({signal.Signals(number).name})" if number in set(signal.Signals) else ""
+        return _Stop(ExecutionStatus.KILLED, f"the interpreter ended {named or f'with exit code {code}'}")
 
 
 class _Reading:
@@ -182,7 +220,6 @@ class _Reading:
                 self.printed.add(chunk)
 
     def stop(self) -> None:
-        """Read no more."""
         if self._pause is not None:
             self._pause.cancel()
         if self._process.output_fd >= 0:
@@ -199,10 +236,3 @@ class _Reading:
                 self.too_much.set_result(None)
             self._loop.remove_reader(self._process.output_fd)
             self._pause = self._loop.call_later(_DRAIN_S, self._read)
-
-
-def _how(exit_code: int) -> str:
-    number = -exit_code if exit_code < 0 else exit_code - 128
-    if number not in set(signal.Signals):
-        return f"with exit code {exit_code}"
-    return f"by signal {number} ({signal.Signals(number).name})"

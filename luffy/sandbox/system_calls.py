@@ -157,9 +157,16 @@ def filter_program(max_threads: int, machine_name: str | None = None) -> bytes:
             _refusal(_CLONE3[machine.column], errno.ENOSYS),  # its flags are in memory; libraries fall back to clone
             *(_refusal(numbers[machine.column], errno.EPERM) for numbers in (_NEW_PROCESS | REFUSED).values()),
             *(_refusal(numbers[machine.column], 0) for numbers in _MODES.values()),
-            *(_only_unix(numbers[machine.column]) for numbers in _SOCKET.values()),
-            _no_escape_from_the_parent(_PRCTL[machine.column]),
-            _only_threads(_CLONE[machine.column]) if max_threads > 1 else _refusal(_CLONE[machine.column], errno.EPERM),
+            # Sockets of the family that stays in the sandbox; any other network is unreachable.
+            *(
+                _check_argument(numbers[machine.column], _EQUAL, socket.AF_UNIX, allows=True, error=errno.ENETUNREACH)
+                for numbers in _SOCKET.values()
+            ),
+            # Any `prctl` but the one that lets a process outlive its parent: a killed stage would leave it behind.
+            _check_argument(_PRCTL[machine.column], _EQUAL, _PR_SET_PDEATHSIG, allows=False, error=errno.EPERM),
+            _check_argument(_CLONE[machine.column], _ANY_BIT, _CLONE_THREAD, allows=True, error=errno.EPERM)
+            if max_threads > 1
+            else _refusal(_CLONE[machine.column], errno.EPERM),
             _return(ALLOW),
         )
     )
@@ -188,33 +195,12 @@ def _refusal(number: int | None, error: int) -> bytes:
     return _jump(_EQUAL, number, if_true=0, if_false=1) + _return(_ERROR | error)
 
 
-def _only_unix(number: int) -> bytes:
-    """Sockets of the family that stays in the sandbox; any other network is unreachable."""
+def _check_argument(number: int, test: int, value: int, *, allows: bool, error: int) -> bytes:
+    """Allow the call where its first argument passes the test (where it does not, without `allows`); else `error`."""
     return (
         _jump(_EQUAL, number, if_true=0, if_false=4)
         + _load(_FIRST_ARGUMENT)
-        + _jump(_EQUAL, socket.AF_UNIX, if_true=1, if_false=0)
-        + _return(_ERROR | errno.ENETUNREACH)
-        + _return(ALLOW)
-    )
-
-
-def _no_escape_from_the_parent(number: int) -> bytes:
-    """Any `prctl` but the one that lets a process outlive its parent: a killed stage would leave it behind."""
-    return (
-        _jump(_EQUAL, number, if_true=0, if_false=4)
-        + _load(_FIRST_ARGUMENT)
-        + _jump(_EQUAL, _PR_SET_PDEATHSIG, if_true=0, if_false=1)
-        + _return(_ERROR | errno.EPERM)
-        + _return(ALLOW)
-    )
-
-
-def _only_threads(number: int) -> bytes:
-    return (
-        _jump(_EQUAL, number, if_true=0, if_false=4)
-        + _load(_FIRST_ARGUMENT)
-        + _jump(_ANY_BIT, _CLONE_THREAD, if_true=1, if_false=0)
-        + _return(_ERROR | errno.EPERM)
+        + _jump(test, value, if_true=int(allows), if_false=int(not allows))
+        + _return(_ERROR | error)
         + _return(ALLOW)
     )

@@ -17,7 +17,7 @@ from luffy.tracking.metrics import GpuHours
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.model_folder import adapt_model_folder, copy_tokenizer, new_tiny_model
 from luffy.training.policy import Policy
-from luffy.training.rank_calls import LocalRanks
+from luffy.training.ranks import LocalRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank
 
 LANGUAGE_MODELLING = TermConfig(

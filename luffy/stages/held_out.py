@@ -34,7 +34,7 @@ from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext
 from luffy.stages.training_span import Exporter
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, metrics_until
-from luffy.training.rank_calls import Ranks, call_everywhere
+from luffy.training.ranks import Ranks, call_everywhere
 from luffy.training.supervised import SupervisedRank
 
 FOLDER = "validation"

@@ -65,7 +65,7 @@ from luffy.processes import (
 from luffy.stop_request import StoppedOnRequest, deferring_stop_requests, receive_stop_requests
 
 logger = logging.getLogger(__name__)
-_WAITING = ("luffy.http_client", "luffy.cluster.placement", "luffy.hosted.verifiers_process")
+_WAITING = ("luffy.http_client", "luffy.cluster.ray_session", "luffy.hosted.verifiers_process")
 """Modules whose warnings say that the stage waits long for something: the terminal shows them, too."""
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables that limit torch, MKL and oneDNN to AVX2."""

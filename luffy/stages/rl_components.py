@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.cluster.open import open_cluster
+from luffy.cluster.local import open_cluster
 from luffy.config.environment import History, history_of
 from luffy.config.settings import RLSettings
 from luffy.config.training import SelfTeacher, ServedTeacher
@@ -28,7 +28,7 @@ from luffy.model_shape import num_embeddings
 from luffy.rl.groups import GroupCollector, sample_rollouts
 from luffy.rl.loop import RowTeacher, StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
-from luffy.rl.teaching import ServedTeaching, TeacherPrompts
+from luffy.rl.teaching import TeacherPrompts, connect_teacher
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
 from luffy.rollout.vllm_limits import read_shape
@@ -80,7 +80,7 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     teaching: RowTeacher | None = None
     teacher = None
     if isinstance(rl.teacher, ServedTeacher):
-        served = ServedTeaching.connect(rl.teacher, context.execution.rl_teacher, tasks, tokenizer, longest)
+        served = connect_teacher(rl.teacher, context.execution.rl_teacher, tasks, tokenizer, longest)
         teaching = stack.enter_context(closing(served))
     elif isinstance(rl.teacher, SelfTeacher):
         shown = TeacherPrompts(tokenizer, read_prompts(prompts_file(settings, data)), rl.teacher)

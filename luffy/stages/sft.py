@@ -5,7 +5,7 @@ Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 
 from contextlib import ExitStack
 
-from luffy.cluster.open import open_ranks
+from luffy.cluster.local import open_ranks
 from luffy.config.environment import history_of
 from luffy.config.settings import SFTSettings
 from luffy.data.splits import read_demonstrations
@@ -16,7 +16,7 @@ from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.stages.training_span import adopt_shorter_run
 from luffy.tracking.metrics import GpuHours
-from luffy.training.rank_calls import ShardRanks
+from luffy.training.ranks import ShardRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedSpec
 
 

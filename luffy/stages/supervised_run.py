@@ -15,7 +15,7 @@ from luffy.stages.training_span import Unmeasured, end_of_training
 from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics
 from luffy.tracking.tracker import Tracker
 from luffy.training.model_folder import copy_tokenizer
-from luffy.training.rank_calls import Ranks
+from luffy.training.ranks import Ranks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedTrainer, demonstration
 from luffy.types import Prompt, Trajectory
 

@@ -303,25 +303,11 @@ def compile_layers(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> No
     if attention not in _LEFT_OUT:
         AttentionInterface.register(attention, torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[attention]))
         _LEFT_OUT.add(attention)
-    # A batch size of 1 is compiled as a constant, which only packing, with its single row, may use.
-    _try(causal_lm, rows=1 if execution.packing else 2)
-
-
-@contextmanager
-def without_compiled_layers(execution: ExecutionConfig) -> Iterator[None]:
-    """Run compiled layers as plain Python for the length of the context."""
-    if not execution.compile:  # torch would load its compiler
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
-def _try(causal_lm: PreTrainedModel, rows: int) -> None:
-    """Run a forward pass, so that a missing compiler is reported in one line at the start."""
+    # A forward pass, so that a missing compiler is reported in one line at the start.
     from torch._dynamo.exc import TorchDynamoException  # takes seconds
 
-    place_BT = torch.arange(8, device=causal_lm.device).expand(rows, 8)
+    # A batch size of 1 is compiled as a constant, which only packing, with its single row, may use.
+    place_BT = torch.arange(8, device=causal_lm.device).expand(1 if execution.packing else 2, 8)
     try:
         with torch.random.fork_rng():  # dropout draws from the generators that training continues with
             causal_lm.get_decoder()(
@@ -333,3 +319,13 @@ def _try(causal_lm: PreTrainedModel, rows: int) -> None:
             f"execution.compile: torch cannot compile {type(causal_lm).__name__} here ({reason}); if there is no C++ "
             "compiler, install one (Debian: apt-get install g++), or use compile: false"
         ) from error
+
+
+@contextmanager
+def without_compiled_layers(execution: ExecutionConfig) -> Iterator[None]:
+    """Run compiled layers as plain Python for the length of the context."""
+    if not execution.compile:  # torch would load its compiler
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

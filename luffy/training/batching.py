@@ -173,12 +173,10 @@ def order_of_passes(num_updates: int, passes: int, seed: int) -> list[int]:
 
 
 def has_prefix_row(group: Group) -> bool:
-    """Whether the group has a prefix-conditioned row."""
     return any(_is_prefix_conditioned(row) for row in group.trajectories)
 
 
 def has_demonstration(group: Group) -> bool:
-    """Whether the group has a whole trace as a row."""
     return any(Source.OFF_POLICY in row.source and not _is_prefix_conditioned(row) for row in group.trajectories)
 
 
@@ -187,7 +185,6 @@ def _is_prefix_conditioned(row: Trajectory) -> bool:
 
 
 def has_hinted_row(group: Group) -> bool:
-    """Whether the group has a row that was sampled under a hinted prompt."""
     return any(row.hint is not None for row in group.trajectories)
 
 
@@ -268,7 +265,7 @@ def split_into_micro_batches(
 ) -> list[tuple[TrainBatch, Tensor]]:
     """Micro-batches of at most `max_tokens` tokens with their weights, longest rows first; a longer row gets its own.
 
-    `weight_KBT` are the token weights of the whole step (`luffy.objectives.normalisation`), split alike. With `packing`
+    `weight_KBT` are the token weights of the whole step (`luffy.objectives.objective`), split alike. With `packing`
     the sequences of a micro-batch follow one another in a single row, without padding. `multiple` divides the width of
     every micro-batch, by padding at its end.
     """

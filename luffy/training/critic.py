@@ -10,12 +10,14 @@ from transformers import PreTrainedModel
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig
-from luffy.objectives.normalisation import SumOverRanks
 from luffy.training.attention import AttentionInputs, compile_layers, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.policy_model import micro_batches, model_inputs, response_scores, score
 from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, rank_mesh
 from luffy.types import TrainBatch
+
+_NO_VARIANCE = 1e-12
+"""Smallest variance above rounding error, which is about the square of 1e-16 when all returns are equal."""
 
 
 class ValueHead(nn.Module):
@@ -27,7 +29,6 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden_NH: Tensor) -> Tensor:
-        """`(N,)` values, float32."""
         return hidden_NH.float() @ self.weight.float() + self.bias.float()
 
 
@@ -101,7 +102,7 @@ class Critic:
         return_sum = (mask_BT * batch.return_BT.double()).sum()
         num_tokens, return_sum = self._mesh.sum_over_shards(torch.stack([mask_BT.sum(), return_sum]))
         weight_BT = mask_BT / num_tokens.clamp(min=1)
-        metrics = _ValueMetrics(float(return_sum / num_tokens.clamp(min=1)))
+        return_mean, sums = float(return_sum / num_tokens.clamp(min=1)), torch.zeros(7, dtype=torch.float64)
         for micro, (micro_weight_BT,) in micro_batches(batch, weight_BT.unsqueeze(0), self._execution):
             value_BT, return_BT = self._forward(micro), micro.return_BT.double()
             token_loss_BT, is_clipped_BT = value_loss(
@@ -109,9 +110,25 @@ class Critic:
             )
             # DeepSpeed averages gradients over ranks; the weights already divide by the total over all of them.
             self.engine.backward((micro_weight_BT * token_loss_BT).sum() * self.engine.world_size)
-            metrics.add(micro.response_mask_BT, token_loss_BT, value_BT, return_BT, is_clipped_BT)
-        summary = metrics.summary(self._mesh.sum_over_shards)
-        check_finite("critic's loss", summary["critic/loss"])
+            error_BT = return_BT - value_BT.detach()
+            # Centred on the mean: sums of squares would lose precision for large returns.
+            centred_BT = return_BT - return_mean
+            columns = (
+                torch.ones_like(return_BT), token_loss_BT.detach(), value_BT.detach(), error_BT, error_BT.square(),
+                centred_BT.square(), is_clipped_BT,
+            )  # fmt: skip
+            sums += torch.stack([column_BT[micro.response_mask_BT].double().sum() for column_BT in columns]).cpu()
+        total, *others = self._mesh.sum_over_shards(sums).tolist()
+        loss, value, error, error_square, return_variance, clipped = (each / max(total, 1) for each in others)
+        check_finite("critic's loss", loss)
+        summary = {
+            "critic/loss": loss,
+            "critic/value_mean": value,
+            "critic/return_mean": return_mean,
+            "critic/clip_fraction": clipped,
+        }
+        if return_variance > _NO_VARIANCE:  # 1 - Var(R - V) / Var(R)
+            summary["critic/explained_variance"] = 1 - (error_square - error**2) / return_variance
         return summary
 
     def _forward(self, micro: TrainBatch) -> Tensor:
@@ -133,46 +150,3 @@ def value_loss(
     near_BT = value_BT.clamp(value_old_BT - value_clip, value_old_BT + value_clip)
     clipped_BT = (near_BT - return_BT).square()
     return 0.5 * torch.maximum(plain_BT, clipped_BT), clipped_BT > plain_BT
-
-
-class _ValueMetrics:
-    """Sums over the tokens of a step, from which means are computed at the end."""
-
-    def __init__(self, return_mean: float) -> None:
-        self._return_mean = return_mean
-        self._sums = torch.zeros(7, dtype=torch.float64)
-
-    @torch.no_grad()
-    def add(
-        self, mask_BT: Tensor, token_loss_BT: Tensor, value_BT: Tensor, return_BT: Tensor, is_clipped_BT: Tensor
-    ) -> None:
-        """Add the tokens of one micro-batch that are in `mask_BT`."""
-        error_BT = return_BT - value_BT
-        # Centred on the mean: sums of squares would lose precision for large returns.
-        centred_BT = return_BT - self._return_mean
-        columns = (
-            torch.ones_like(return_BT), token_loss_BT, value_BT, error_BT, error_BT.square(), centred_BT.square(),
-            is_clipped_BT,
-        )  # fmt: skip
-        self._sums += torch.stack([column_BT[mask_BT].double().sum() for column_BT in columns]).cpu()
-
-    def summary(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
-        """Means over the whole optimizer step and all ranks.
-
-        `explained_variance` is 1 - Var(R - V) / Var(R), left out when all returns are equal.
-        """
-        num_tokens, *sums = sum_over_ranks(self._sums).tolist()
-        loss, value, error, error_square, return_variance, clipped = (total / max(num_tokens, 1) for total in sums)
-        summary = {
-            "critic/loss": loss,
-            "critic/value_mean": value,
-            "critic/return_mean": self._return_mean,
-            "critic/clip_fraction": clipped,
-        }
-        if return_variance > _NO_VARIANCE:
-            summary["critic/explained_variance"] = 1 - (error_square - error**2) / return_variance
-        return summary
-
-
-_NO_VARIANCE = 1e-12
-"""Smallest variance above rounding error, which is about the square of 1e-16 when all returns are equal."""

@@ -26,16 +26,16 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import OptimizerConfig
 from luffy.errors import NumericalError
-from luffy.training.model_folder import load_causal_lm
+from luffy.training.model_folder import StoredWeights, empty_model, load_causal_lm
 from luffy.training.policy_model import LogProbHead
 from luffy.training.ranks import init_deepspeed_comm, init_process_group
-from luffy.training.stored_weights import StoredWeights, empty_model
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 # Its optimizer for bfloat16 prints ten lines of memory use into the log of every stage.
 bf16_optimizer.see_memory_usage = lambda message, force=False: None
 _REDUCE_BUCKET = 500_000_000
 """Elements per gradient all-reduce: DeepSpeed's default."""
+_NOTHING: Mapping[str, object] = {}
 
 
 def deepspeed_config(
@@ -46,15 +46,12 @@ def deepspeed_config(
     DeepSpeed's managed accumulation divides by a fixed number of micro-batches. Here that number varies with the
     sequence lengths, and the loss is already normalised over the whole step.
     """
-    zero: dict[str, object] = {
-        **_zero_config(execution),
-        # The engine allocates a buffer of this size, however little is trained.
-        "reduce_bucket_size": min(_REDUCE_BUCKET, num_trained),
-    }
+    # The engine allocates a buffer of this size, however little is trained.
+    further: dict[str, object] = {"reduce_bucket_size": min(_REDUCE_BUCKET, num_trained)}
     if execution.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
+        further["offload_optimizer"] = {"device": "cpu"}
     return {
-        **_basic_config(dtype, zero),
+        **_basic_config(dtype, execution, further),
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
         # At stage 0 `ClippedStep` clips, since it also reports the norm.
@@ -67,17 +64,15 @@ def deepspeed_config(
     }
 
 
-def _zero_config(execution: ExecutionConfig) -> dict[str, object]:
-    config: dict[str, object] = {"stage": execution.zero_stage, "overlap_comm": False}
+def _basic_config(
+    dtype: DType, execution: ExecutionConfig, further: Mapping[str, object] = _NOTHING
+) -> dict[str, object]:
+    zero: dict[str, object] = {"stage": execution.zero_stage, "overlap_comm": False}
     if execution.offload_parameters:
-        config["offload_param"] = {"device": "cpu"}
-    return config
-
-
-def _basic_config(dtype: DType, zero: Mapping[str, object]) -> dict[str, object]:
+        zero["offload_param"] = {"device": "cpu"}
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": zero,
+        "zero_optimization": {**zero, **further},
         "bf16": {"enabled": dtype == "bfloat16"},
         "steps_per_print": 10**9,
     }
@@ -88,8 +83,7 @@ def building_in_shares(dtype: DType, execution: ExecutionConfig) -> deepspeed.ze
     assert execution.zero_stage == 3
     _join()
     # Tensors get the type and the device that they would get without the context.
-    config = _basic_config(dtype, _zero_config(execution))
-    return deepspeed.zero.Init(config_dict_or_path=config, tensor_overrides=[])
+    return deepspeed.zero.Init(config_dict_or_path=_basic_config(dtype, execution), tensor_overrides=[])
 
 
 def start_engine(
@@ -130,7 +124,7 @@ def start_frozen_engine(model: nn.Module, execution: ExecutionConfig, dtype: DTy
     """An engine without an optimizer, which gathers the weights of a sharded `model` module by module."""
     _join()
     _gather_heads_once(model)
-    config = _basic_config(dtype, _zero_config(execution))
+    config = _basic_config(dtype, execution)
     engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
     return engine
 
@@ -208,7 +202,6 @@ class ClippedStep:
 
 
 def check_finite(name: str, value: float) -> None:
-    """Raise NumericalError when a value is NaN or infinite."""
     if not math.isfinite(value):
         raise NumericalError(f"the {name} is {value}; lower the learning rate or check the data")
 

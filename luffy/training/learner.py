@@ -25,16 +25,14 @@ from luffy.config.objective import ObjectiveConfig
 from luffy.config.settings import RLSettings
 from luffy.config.terms import ConstantValue, TermConfig
 from luffy.config.training import ModelTeacher, OptimizerConfig, RLConfig, ServedTeacher
-from luffy.objectives.gae import generalized_advantages, whiten
-from luffy.objectives.normalisation import SumOverRanks
+from luffy.objectives.advantages import generalized_advantages, whiten
+from luffy.objectives.objective import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier
 from luffy.seeds import derive_seed
-from luffy.training.adapter import Adapter
 from luffy.training.batching import Shard, collate, shard_groups, shard_rows, take_rows
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
 from luffy.training.deepspeed_engine import load_to_train
-from luffy.training.flops import ModelFlops
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import (
     DistillationTeacher,
@@ -47,9 +45,9 @@ from luffy.training.policy import (
     UnadaptedPolicy,
     check_fits,
 )
-from luffy.training.policy_model import refuse_processed_logits
-from luffy.training.rank_calls import Ranks, call_everywhere
-from luffy.training.update_metrics import PartTimes, peak_memory
+from luffy.training.policy_model import Adapter, refuse_processed_logits
+from luffy.training.ranks import Ranks, call_everywhere
+from luffy.training.update_metrics import ModelFlops, PartTimes, peak_memory
 from luffy.types import Group, TrainBatch, Trajectory
 
 Metrics = dict[str, float]
@@ -145,15 +143,12 @@ class Learner:
         return {f"actor/interleaved_{name}": metrics[f"actor/{name}"] for name in kept}
 
     def state(self) -> Mapping[str, float]:
-        """State for a checkpoint, besides the engines."""
         return self._adaptive.values
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Restore the state from a checkpoint."""
         self._adaptive.restore(state)
 
     def _update(self, batch: TrainBatch, step: int, update: int) -> Metrics:
-        """Take one optimizer step of each model on this rank's rows."""
         metrics: Metrics = {}
         if self.critic is not None and self._rl.critic is not None:
             metrics |= self.critic.update(batch, self._lr(self._rl.critic.optimizer, step, update))
@@ -247,14 +242,12 @@ class TrainerRank:
         return self._learner.policy
 
     def learn(self, shard: Shard, step: int) -> Metrics:
-        """Take the optimizer steps of RL step `step` (from 1)."""
         self._seed_dropout("train", step)
         metrics = self._learner.learn(shard, step)
         self.version = step
         return metrics
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
-        """One SFT step after RL step `step`."""
         self._seed_dropout("train sft", step)  # there may have been nothing to learn in the RL step
         return self._learner.sft_step(shard, step)
 
@@ -271,12 +264,10 @@ class TrainerRank:
         return entropy_B.tolist()
 
     def save(self, step: int, state: Mapping[str, object], is_extra: bool) -> None:
-        """Write the checkpoint of `step`; `state` is the stage's own state."""
         own = {"learner": dict(self._learner.state()), "stage": dict(state)}
         self._checkpoints.save(self._engines, step, own, self._frozen, is_extra=is_extra)
 
     def restore(self, step: int) -> dict[str, Any]:
-        """Restore the checkpoint of `step`; returns the stage's own state."""
         state = self._checkpoints.load(self._engines, step, self._frozen)
         if self._moving is not None:
             self._moving.publish()
@@ -285,7 +276,6 @@ class TrainerRank:
         return state["stage"]
 
     def export(self, folder: Path) -> None:
-        """Write a plain Hugging Face model folder."""
         self.policy.export(folder)
 
     def free_cache(self) -> None:
@@ -361,7 +351,6 @@ class Trainer:
         call_everywhere(self._ranks, TrainerRank.save, step, state, is_extra)
 
     def restore(self, step: int) -> dict[str, Any]:
-        """Restore the checkpoint of `step`; returns the stage's own state."""
         return call_everywhere(self._ranks, TrainerRank.restore, step)
 
     def export(self, folder: Path) -> None:

@@ -23,18 +23,23 @@ from luffy.config.model import DType
 from luffy.config.training import MovingReferenceConfig, OptimizerConfig
 from luffy.errors import ConfigError, DataError
 from luffy.objectives.losses import TokenBatch
-from luffy.objectives.normalisation import token_weights
-from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss
+from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss, token_weights
 from luffy.objectives.schedules import StepObjective
-from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.attention import attention_for_generation, compile_layers, set_attention, without_compiled_layers
 from luffy.training.batching import collate
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, is_sharded, start_engine, start_frozen_engine
-from luffy.training.flops import ModelFlops
 from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
-from luffy.training.policy_model import PolicyModel, micro_batches, model_inputs, refuse_processed_logits, score
+from luffy.training.policy_model import (
+    ADAPTER_FOLDER,
+    Adapter,
+    PolicyModel,
+    micro_batches,
+    model_inputs,
+    refuse_processed_logits,
+    score,
+)
 from luffy.training.ranks import device, rank_mesh
-from luffy.training.update_metrics import UpdateMetrics
+from luffy.training.update_metrics import ModelFlops, UpdateMetrics
 from luffy.types import TrainBatch, Trajectory
 
 _CPU = torch.device("cpu")
@@ -204,7 +209,6 @@ class UnadaptedPolicy:
         self._policy, self._adapter = policy, policy.adapter
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
-        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
         with self._adapter.disabled():
             return self._policy.logprobs(batch)
 
@@ -234,7 +238,6 @@ class FrozenPolicy:
         return self._model.causal_lm
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
-        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
         return score(self._model, self._forward, batch, self._execution)
 
     def _forward(self, micro: TrainBatch) -> Tensor:
@@ -255,7 +258,6 @@ class MovingReference:
         self._averages = {} if config.mixup == 1 else {n: p.float().cpu().clone() for n, p in self._parameters.items()}
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
-        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
         return self._reference.logprobs(batch)
 
     def follow(self, step: int) -> None:
@@ -299,7 +301,6 @@ class ServedScores:
     """The scores that the rows carry, computed by a model on other machines."""
 
     def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
-        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
         logp_BT = torch.zeros(batch.input_ids_BT.shape)
         # The mask selects the learnable tokens row by row, as the scores are.
         logp_BT[batch.response_mask_BT] = torch.tensor([logp for row in rows for logp in row.teacher_logprobs])
@@ -320,7 +321,6 @@ class DistillationTeacher:
     pad_id: int
 
     def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
-        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere; `rows` are those of the batch, in order."""
         if not any(row.teacher_prompt_ids for row in rows):
             return self.model.logprobs(batch)
         shown = collate([_shown(row) for row in rows], torch.zeros(len(rows)), self.pad_id)
@@ -330,7 +330,6 @@ class DistillationTeacher:
         return logp_BT
 
     def forward_flops(self, rows: Sequence[Trajectory]) -> float:
-        """Operations of scoring the rows; 0 where they are not counted."""
         if self.flops is None:
             return 0.0
         return self.flops.forward([_shown(row).num_tokens for row in rows], sum(row.num_learnable for row in rows))

@@ -1,4 +1,4 @@
-"""The ranks of a training stage: their process group, and their mesh of shards and slices.
+"""The ranks of a training stage: their process group, their mesh of shards and slices, and calls on all of them.
 
 The process group comes from `torchrun`'s environment, or is a group of one. The mesh says which ranks hold the same
 rows, and which tokens each computes. With `execution.sequence_parallel: N`, N consecutive ranks hold the same shard of
@@ -10,19 +10,26 @@ So every rank of a shard computes the same losses, denominators and metrics from
 shards, not over ranks. Its gradient is that of the shard's loss through the scores of its own slice. The gradient of
 the step is therefore the sum over all ranks, as it is without slices.
 
+For their driver, `Ranks` is one method that is called on all of them at once. Ranks hold collectives, so every rank has
+to receive the same calls in the same order. They live in this process (`LocalRanks`) or in Ray actors
+(`luffy.cluster.ray_engine`).
+
 Shape legend: `B` rows, `T` tokens.
 """
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar, TypeVarTuple
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from luffy.config.execution import ExecutionConfig
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits in a collective call for one that hangs."""
@@ -56,6 +63,8 @@ def _backend() -> str:
 
 def init_deepspeed_comm() -> None:
     """Let DeepSpeed communicate through torch's process group, which has to exist."""
+    import deepspeed  # not above: slow, and a driver of ranks in other processes needs none
+
     if not torch.cuda.is_available():
         # Its shared-memory all-reduce would be compiled: C++, a minute, and a stale lock when killed.
         deepspeed.ops.__dict__["__compatible_ops__"] = {"deepspeed_shm_comm": False}
@@ -63,7 +72,6 @@ def init_deepspeed_comm() -> None:
 
 
 def device() -> torch.device:
-    """This rank's device."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
@@ -79,7 +87,6 @@ def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Te
 
 
 def max_over_ranks(value: int) -> int:
-    """The largest `value` of any rank."""
     if dist.get_world_size() == 1:
         return value
     largest = torch.tensor(value, device=device())
@@ -155,3 +162,91 @@ class _Join(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         # No sum over ranks: each of them has computed the same loss, which counts once.
         return ctx.mesh.own_slice(gradients[0]), None  # type: ignore[attr-defined]
+
+
+Rank = TypeVar("Rank")
+_Rank_co = TypeVar("_Rank_co", covariant=True)
+_Arguments = TypeVarTuple("_Arguments")
+Result = TypeVar("Result")
+
+
+class RankSpec(Protocol[_Rank_co]):
+    """Everything a rank is built from; it is sent to other processes and machines."""
+
+    @property
+    def execution(self) -> ExecutionConfig: ...
+
+    @property
+    def out(self) -> Path:
+        """The stage's directory, on a file system shared by all ranks."""
+        ...
+
+    def open_rank(self) -> _Rank_co:
+        """Build the rank in this process, which has joined the process group; a collective call."""
+        ...
+
+
+class Ranks(Protocol[_Rank_co]):
+    """All ranks of a process group."""
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs that the ranks hold, including those of their engines."""
+        ...
+
+    def call(
+        self, method: Callable[[_Rank_co, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[Result]:
+        """Call `method` on every rank at once; `arguments` and the results are in order of rank."""
+        ...
+
+
+def call_everywhere(
+    ranks: Ranks[Rank], method: Callable[[Rank, *_Arguments], Result], *arguments: *_Arguments
+) -> Result:
+    """Call `method` with the same arguments on every rank; returns the result of rank 0."""
+    return ranks.call(method, [arguments] * ranks.num_ranks)[0]
+
+
+class ShardRanks(Generic[Rank]):
+    """Presents each `slices` consecutive ranks, which share their sequences (`luffy.training.ranks`), as one."""
+
+    def __init__(self, ranks: Ranks[Rank], slices: int) -> None:
+        self._ranks = ranks
+        self._slices = slices
+
+    @property
+    def num_ranks(self) -> int:
+        return self._ranks.num_ranks // self._slices
+
+    @property
+    def num_gpus(self) -> int:
+        return self._ranks.num_gpus
+
+    def call(
+        self, method: Callable[[Rank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[Result]:
+        """Call `method` on every rank with the arguments of its shard; one result for each shard."""
+        repeated = [of_shard for of_shard in arguments for _ in range(self._slices)]
+        return self._ranks.call(method, repeated)[:: self._slices]
+
+
+class LocalRanks(Generic[Rank]):
+    """A single rank in this process."""
+
+    num_ranks = 1
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    @property
+    def num_gpus(self) -> int:
+        return int(torch.cuda.is_available())
+
+    def call(
+        self, method: Callable[[Rank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[Result]:
+        return [method(self._rank, *arguments[0])]

@@ -19,12 +19,12 @@ from luffy.config.training import OptimizerConfig
 from luffy.objectives.schedules import objective_at, schedule_multiplier
 from luffy.seeds import derive_seed
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
-from luffy.training.adapter import Adapter
 from luffy.training.batching import Shard, batch_indices, branches_of, collate, shard_rows
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.policy import Policy, check_fits
-from luffy.training.rank_calls import Ranks, call_everywhere
+from luffy.training.policy_model import Adapter
+from luffy.training.ranks import Ranks, call_everywhere
 from luffy.training.update_metrics import PartTimes, peak_memory
 from luffy.types import FinishReason, Outcome, Source, Trajectory
 
@@ -73,21 +73,15 @@ class SupervisedRank:
     """One rank, in an existing process group (`luffy.training.ranks`)."""
 
     def __init__(self, policy: Policy, plan: SupervisedPlan, checkpoints: CheckpointStore, pad_id: int) -> None:
-        self._policy = policy
+        self.policy = policy
         self._plan = plan
         self._checkpoints = checkpoints
         self._pad_id = pad_id
 
-    @property
-    def policy(self) -> Policy:
-        return self._policy
-
     def check_fits(self, longest: int) -> None:
-        """Raise DataError when an example of `longest` tokens is longer than the model's context."""
-        check_fits(self._policy.causal_lm, longest, "the longest example")
+        check_fits(self.policy.causal_lm, longest, "the longest example")
 
     def take_step(self, shard: Shard, step: int) -> dict[str, float]:
-        """Optimizer step `step` (from 1) on this rank's rows."""
         plan = self._plan
         # For models with dropout: a different mask on each rank.
         torch.manual_seed(derive_seed(plan.seed, "train", step, dist.get_rank()))
@@ -97,23 +91,21 @@ class SupervisedRank:
         batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id, episodes=shard.episodes)
         times = PartTimes()
         with times.part("update"):
-            metrics = self._policy.update(batch, objective, lr)
-        if self._policy.flops is not None:
-            flops = self._policy.flops.training(batch.row_lengths, batch.num_scored)
-            times.count(flops / self._policy.mesh.slices)
+            metrics = self.policy.update(batch, objective, lr)
+        if self.policy.flops is not None:
+            flops = self.policy.flops.training(batch.row_lengths, batch.num_scored)
+            times.count(flops / self.policy.mesh.slices)
         return metrics | times.metrics() | peak_memory()
 
     def save(self, step: int, is_extra: bool) -> None:
         """Write the checkpoint of `step`; `is_extra`: it is not on the schedule."""
-        self._checkpoints.save({"policy": self._policy.engine}, step, is_extra=is_extra)
+        self._checkpoints.save({"policy": self.policy.engine}, step, is_extra=is_extra)
 
     def restore(self, step: int) -> None:
-        """Restore the checkpoint of `step`."""
-        self._checkpoints.load({"policy": self._policy.engine}, step)
+        self._checkpoints.load({"policy": self.policy.engine}, step)
 
     def export(self, folder: Path) -> None:
-        """Write a plain Hugging Face model folder."""
-        self._policy.export(folder)
+        self.policy.export(folder)
 
 
 def demonstration(
@@ -146,7 +138,6 @@ class SupervisedTrainer:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that training holds."""
         return self._ranks.num_gpus
 
     def train(self, examples: Sequence[Trajectory], start: int, on_step: OnStep) -> None:
@@ -172,7 +163,6 @@ class SupervisedTrainer:
                 raise StoppedOnRequest(f"step {step} of {self._plan.steps} is saved")
 
     def restore(self, step: int) -> None:
-        """Restore the checkpoint of `step`."""
         call_everywhere(self._ranks, SupervisedRank.restore, step)
 
     def export(self, folder: Path) -> None:

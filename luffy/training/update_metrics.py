@@ -1,22 +1,31 @@
-"""What a rank measures in training: metrics of an update, times of its parts, and memory.
+"""What a rank measures in training: metrics of an update, times of its parts, memory, floating-point operations.
+
+Operations are counted from the model's shape, after PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): a token
+costs 6 N + 12 L H Q T, for N weights of matrix products, L layers of H heads with Q dimensions, and a sequence of T
+tokens. A third of that is the forward pass (2 N + 4 L H Q T), and two thirds are the backward pass. As there, causal
+attention is counted like full attention, and what is computed twice (gradient checkpointing, the head's logits) counts
+once. Two departures: the output embeddings count at the tokens that are scored, since `LogProbHead` computes no others;
+the input embeddings are looked up and never count. Biases, norms and softmax, together below one per cent, are left
+out. With a LoRA adapter the weights are frozen: the backward pass passes gradients through them and computes none of
+them, so they cost 4 N operations a token instead of 6 N, and the adapter's A weights another 6 A.
 
 Shape legend: `K` objective terms, `B` rows, `T` tokens, `N` selected tokens.
 """
 
+import re
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from luffy.config.terms import DistillationLoss, TermConfig
-from luffy.objectives.inspection import limited, logp_gradients
+from luffy.model_shape import ModelArchitecture, from_model_config
 from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
-from luffy.objectives.normalisation import SumOverRanks, passes, select
-from luffy.objectives.objective import LossOutput
-from luffy.training.flops import peak_flops
+from luffy.objectives.objective import LossOutput, SumOverRanks, limited, logp_gradients, passes, select
 from luffy.training.ranks import device, sum_over_ranks
 from luffy.types import TrainBatch
 
@@ -46,16 +55,44 @@ class UpdateMetrics:
 
     @torch.no_grad()
     def add(self, micro: TrainBatch, tokens: TokenBatch, weight_KBT: Tensor, output: LossOutput) -> None:
-        """Add one micro-batch."""
         self._term_K += output.term_K.detach().double().cpu()
-        self._add_policy(micro, tokens)
+        off_BT, on_BT = select(micro, "off_policy"), select(micro, "on_policy")
+        prob_BT = tokens.logp_BT.exp()
+        self._mean("actor/entropy_on_policy", tokens.entropy_BT, on_BT)
+        self._mean("actor/entropy_off_policy", tokens.entropy_BT, off_BT)
+        self._mean("actor/on_policy_prob", prob_BT, on_BT)
+        self._mean("actor/off_policy_prob", prob_BT, off_BT)
+        self._mean("actor/approx_kl", tokens.logp_old_BT - tokens.logp_BT, on_BT)
+        known_BT = on_BT & ~tokens.logp_behavior_BT.isnan()
+        gap_BT = (tokens.logp_old_BT - tokens.logp_behavior_BT).abs()
+        prob_gap_BT = (tokens.logp_old_BT.exp() - tokens.logp_behavior_BT.exp()).abs()
+        self._mean("rollout/logp_gap_mean", gap_BT, known_BT)
+        self._mean("rollout/prob_gap_mean", prob_gap_BT, known_BT)
+        self._logp_gap.add(gap_BT[known_BT].double())
         gradient_KBT = logp_gradients(self._terms, tokens, weight_KBT)
         # Share of the gradient with respect to log-probabilities that falls on off-policy tokens.
         size_BT = gradient_KBT.sum(dim=0).abs().double()
         pair = torch.stack([size_BT[micro.is_off_policy_BT].sum(), size_BT.sum()])
         self._means["actor/off_policy_gradient_share"] += pair.cpu()
         for term, weight_BT, gradient_BT in zip(self._terms, weight_KBT, gradient_KBT, strict=True):
-            self._add_term(term, micro, tokens, weight_BT, gradient_BT)
+            selected_BT = weight_BT != 0
+            if term.gate is not None:
+                shut_BT, own_BT = ~passes(micro, term.gate), select(micro, term.select)
+                self._mean(f"actor/{term.name}_gated_fraction", shut_BT, own_BT)
+            self._mean(f"actor/{term.name}_entropy", at_temperature(tokens, term.loss).entropy_BT, selected_BT)
+            if isinstance(term.loss, DistillationLoss):
+                self._mean(f"actor/{term.name}_reverse_kl", log_sampler_over_teacher(tokens), selected_BT)
+            if not term.is_policy_gradient:
+                continue
+            limited_BT = limited(tokens, term, selected_BT)
+            self._mean(f"actor/{term.name}_clip_fraction", limited_BT, selected_BT)
+            self._mean("actor/clip_fraction", limited_BT, selected_BT)
+            # Weight of grad log pi_theta at advantage 1: rho f'(rho) with policy shaping, r with the plain surrogate.
+            signal_BT = weight_BT * tokens.advantage_BT.double()
+            has_signal_BT = signal_BT != 0
+            effective_BT = gradient_BT.double().abs() / torch.where(has_signal_BT, signal_BT.abs(), 1.0)
+            self._weights[term.name].add(effective_BT[has_signal_BT])
+            self._mean("actor/off_policy_weight_mean", effective_BT, has_signal_BT & micro.is_off_policy_BT)
 
     def summary(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
         """The metrics of the whole optimizer step over all ranks."""
@@ -71,43 +108,6 @@ class UpdateMetrics:
             summary |= {f"actor/{name}_weight_{label}": value for label, value in quantiles.items()}
         gaps = self._logp_gap.quantiles(sum_over_ranks, {"p99": 0.99, "max": 1.0})
         return summary | {f"rollout/logp_gap_{label}": value for label, value in gaps.items()}
-
-    def _add_policy(self, micro: TrainBatch, tokens: TokenBatch) -> None:
-        off_BT, on_BT = select(micro, "off_policy"), select(micro, "on_policy")
-        prob_BT = tokens.logp_BT.exp()
-        self._mean("actor/entropy_on_policy", tokens.entropy_BT, on_BT)
-        self._mean("actor/entropy_off_policy", tokens.entropy_BT, off_BT)
-        self._mean("actor/on_policy_prob", prob_BT, on_BT)
-        self._mean("actor/off_policy_prob", prob_BT, off_BT)
-        self._mean("actor/approx_kl", tokens.logp_old_BT - tokens.logp_BT, on_BT)
-        known_BT = on_BT & ~tokens.logp_behavior_BT.isnan()
-        gap_BT = (tokens.logp_old_BT - tokens.logp_behavior_BT).abs()
-        prob_gap_BT = (tokens.logp_old_BT.exp() - tokens.logp_behavior_BT.exp()).abs()
-        self._mean("rollout/logp_gap_mean", gap_BT, known_BT)
-        self._mean("rollout/prob_gap_mean", prob_gap_BT, known_BT)
-        self._logp_gap.add(gap_BT[known_BT].double())
-
-    def _add_term(
-        self, term: TermConfig, micro: TrainBatch, tokens: TokenBatch, weight_BT: Tensor, gradient_BT: Tensor
-    ) -> None:
-        selected_BT = weight_BT != 0
-        if term.gate is not None:
-            shut_BT, own_BT = ~passes(micro, term.gate), select(micro, term.select)
-            self._mean(f"actor/{term.name}_gated_fraction", shut_BT, own_BT)
-        self._mean(f"actor/{term.name}_entropy", at_temperature(tokens, term.loss).entropy_BT, selected_BT)
-        if isinstance(term.loss, DistillationLoss):
-            self._mean(f"actor/{term.name}_reverse_kl", log_sampler_over_teacher(tokens), selected_BT)
-        if not term.is_policy_gradient:
-            return
-        limited_BT = limited(tokens, term, selected_BT)
-        self._mean(f"actor/{term.name}_clip_fraction", limited_BT, selected_BT)
-        self._mean("actor/clip_fraction", limited_BT, selected_BT)
-        # Weight of grad log pi_theta at advantage 1: rho f'(rho) with policy shaping, r with the plain surrogate.
-        signal_BT = weight_BT * tokens.advantage_BT.double()
-        has_signal_BT = signal_BT != 0
-        effective_BT = gradient_BT.double().abs() / torch.where(has_signal_BT, signal_BT.abs(), 1.0)
-        self._weights[term.name].add(effective_BT[has_signal_BT])
-        self._mean("actor/off_policy_weight_mean", effective_BT, has_signal_BT & micro.is_off_policy_BT)
 
     def _mean(self, name: str, value_BT: Tensor, mask_BT: Tensor) -> None:
         selected_N = value_BT[mask_BT].double().cpu()
@@ -174,7 +174,6 @@ class PartTimes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add the time in this context to the part `name`."""
         began = time.perf_counter()
         yield
         if torch.cuda.is_available():
@@ -182,14 +181,14 @@ class PartTimes:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def count(self, flops: float) -> None:
-        """Add operations of this rank (`luffy.training.flops`)."""
+        """Add operations of this rank (`luffy.training.update_metrics`)."""
         self._flops += flops
 
     def metrics(self) -> dict[str, float]:
         """`perf/<part>_s`, `perf/model_tflops` and `perf/mfu`; a collective call.
 
         `model_tflops` is the mean over ranks of the counted operations, in 1e12 per second of all parts together.
-        `mfu` is its share of the GPU's peak (`luffy.training.flops`), left out without a known peak, so on
+        `mfu` is its share of the GPU's peak (`luffy.training.update_metrics`), left out without a known peak, so on
         every CPU.
         """
         total, num_ranks = sum_over_ranks(torch.tensor([self._flops, 1.0], dtype=torch.float64)).tolist()
@@ -221,3 +220,78 @@ def peak_memory() -> dict[str, float]:
     if torch.cuda.is_available():
         peak["perf/peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / _BYTES_A_GIB
     return peak
+
+
+_FORWARD = 2
+_ATTENTION_FORWARD = 4
+TRAINING = 3
+"""A forward and a backward pass take three times the operations of the forward pass."""
+_PEAKS_TFLOPS = (
+    (r"\b(GB200|B200)\b", 2250.0),
+    (r"\b(GH200|H200)\b", 989.4),
+    (r"\bH100 PCIe\b", 756.0),
+    (r"\bH100 NVL\b", 835.0),
+    (r"\b(H100|H800)\b", 989.4),
+    (r"\bH20\b", 148.0),
+    (r"\b(A100|A800)\b", 312.0),
+    (r"\bL40S\b", 362.0),
+    (r"\bL4\b", 121.0),
+    (r"\bA30\b", 165.0),
+    (r"\bA40\b", 149.7),
+    (r"\bA10\b", 125.0),
+)
+"""Dense bfloat16 with float32 accumulation, as in NVIDIA's data sheets; the first pattern that matches counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlops:
+    """Counts the operations of one model."""
+
+    shape: ModelArchitecture
+    adapter_weights: int | None = None
+    """Number of weights of the adapter, if only that is trained; None: the whole model is trained."""
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, object], adapter_weights: int | None = None) -> "ModelFlops | None":
+        """The counter for a model with this `config.json`; None for a model type that is not supported here."""
+        shape = from_model_config(config)
+        return None if shape is None else cls(shape, adapter_weights)
+
+    def without_adapter(self) -> "ModelFlops":
+        """The same model, trained as a whole."""
+        return replace(self, adapter_weights=None)
+
+    @property
+    def decoder_weights(self) -> int:
+        """Weights of the matrix products in all layers."""
+        shape = self.shape
+        attention = shape.hidden_size * (2 * shape.attention_size + 2 * shape.kv_size)
+        return shape.num_layers * (attention + 3 * shape.hidden_size * shape.intermediate_size)
+
+    def forward(self, lengths: Sequence[int], num_scored: int) -> float:
+        """Operations of a forward pass over sequences of `lengths` tokens, whose head scores `num_scored` of them.
+
+        `num_scored` is 0 for a critic, which has no output embeddings.
+        """
+        adapter = _FORWARD * (self.adapter_weights or 0) * sum(lengths)
+        per_pair = _ATTENTION_FORWARD * self.shape.num_layers * self.shape.attention_size
+        attention = per_pair * sum(length**2 for length in lengths)
+        return float(self._products(lengths, num_scored) + attention + adapter)
+
+    def training(self, lengths: Sequence[int], num_scored: int) -> float:
+        if self.adapter_weights is None:
+            return TRAINING * self.forward(lengths, num_scored)
+        return TRAINING * self.forward(lengths, num_scored) - self._products(lengths, num_scored)
+
+    def _products(self, lengths: Sequence[int], num_scored: int) -> int:
+        """Operations of the matrix products in a forward pass, without an adapter's; weight gradients take as many."""
+        return _FORWARD * (self.decoder_weights * sum(lengths) + self.shape.embedding_parameters * num_scored)
+
+
+def peak_flops(gpu_name: str) -> float | None:
+    """Operations per second of the GPU that torch calls `gpu_name`; None for one that is not in the table.
+
+    Model FLOPs utilisation divides by this peak whatever the compute type is.
+    """
+    found = (tflops * _TERA for pattern, tflops in _PEAKS_TFLOPS if re.search(pattern, gpu_name))
+    return next(found, None)

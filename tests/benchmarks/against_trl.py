@@ -40,7 +40,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
-from luffy.cluster.open import open_cluster
+from luffy.cluster.local import open_cluster
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
 from luffy.config.settings import CONFIGURE

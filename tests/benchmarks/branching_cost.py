@@ -27,7 +27,7 @@ from luffy.stages.base import LANGUAGE_MODELLING
 from luffy.stages.supervised_run import trace_examples
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
-from luffy.training.rank_calls import LocalRanks
+from luffy.training.ranks import LocalRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedTrainer
 from luffy.types import Message, Prompt, Trace, Trajectory
 

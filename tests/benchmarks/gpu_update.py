@@ -5,7 +5,7 @@ Run: python tests/benchmarks/gpu_update.py [SHAPE or SHAPE/LAYOUT ...]     (0.5B
 
 Random weights of a real shape. All layouts of a shape update on the same rows: prompts of 256 tokens, responses of
 uneven lengths up to 1,792, in two micro-batches or more. Tokens are those of the rows, without padding. MFU counts what
-the model has to compute (`luffy.training.flops`), so padding and recomputation lower it. The time is that of
+the model has to compute (`luffy.training.update_metrics`), so padding and recomputation lower it. The time is that of
 the fastest of three updates, after two that are not timed. The estimate is that of the trainer's GPU, without its
 allowance for the CUDA context, which torch's peak does not include. One more update runs under torch's profiler, which
 counts what was launched; on a CPU, torch's operations take the place of kernels.
@@ -29,11 +29,11 @@ from luffy.config.model import LoRAConfig
 from luffy.model_shape import from_model_config
 from luffy.objectives.schedules import objective_at
 from luffy.pipeline.memory import GIB, estimate_memory
-from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
-from luffy.training.flops import peak_flops
 from luffy.training.policy import Policy
+from luffy.training.policy_model import Adapter
 from luffy.training.ranks import device, init_process_group
+from luffy.training.update_metrics import peak_flops
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "exp_configs" / "luffy_qwen2.5_math_1.5b.yaml"

@@ -23,10 +23,10 @@ from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movem
 from synthetic.gated_actors import GatedEngineActor, GatedRankActor
 from synthetic.placed_kill import kill_at
 
-from luffy.cluster import ray_engine, ray_ranks
+from luffy.cluster import ray_engine
 from luffy.cluster.local import LocalCluster
-from luffy.cluster.placement import Layout, Place, reserve
 from luffy.cluster.ray_cluster import RayCluster
+from luffy.cluster.ray_session import Layout, Place, reserve
 from luffy.errors import CheckpointError, ClusterError, ConfigError
 from luffy.rollout.engine import Completion, RolloutRequest
 from luffy.tracking.metrics import without_times
@@ -82,7 +82,7 @@ def pair(tmp_path_factory) -> Iterator[Pair]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)  # Ray's workers import the gated actors
         patch.setattr(ray_engine, "EngineActor", GatedEngineActor)
-        patch.setattr(ray_ranks, "RankActor", GatedRankActor)
+        patch.setattr(ray_engine, "RankActor", GatedRankActor)
         patch.setattr(ray, "init", start_both)
         cluster = stack.enter_context(RayCluster(spec))
         (other,) = others

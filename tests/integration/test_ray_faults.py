@@ -23,7 +23,7 @@ from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, param
 from synthetic.gated_actors import GatedEngineActor, GatedRankActor
 from synthetic.placed_kill import kill_at, pid_of
 
-from luffy.cluster import ray_engine, ray_ranks
+from luffy.cluster import ray_engine
 from luffy.cluster.ray_cluster import RayCluster
 from luffy.cluster.supervision import Member, MemberDied
 from luffy.errors import ConfigError
@@ -185,7 +185,7 @@ class SharedCluster:
 def shared(address, tmp_path_factory) -> Iterator[SharedCluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_engine, "EngineActor", GatedEngineActor)
-        patch.setattr(ray_ranks, "RankActor", GatedRankActor)
+        patch.setattr(ray_engine, "RankActor", GatedRankActor)
         shared = SharedCluster(address, tmp_path_factory)
         yield shared
         shared.close()

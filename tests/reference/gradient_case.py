@@ -20,7 +20,7 @@ from luffy.config.model import DType
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.terms import TermConfig
 from luffy.config.training import OptimizerConfig
-from luffy.objectives.normalisation import SumOverRanks
+from luffy.objectives.objective import SumOverRanks
 from luffy.objectives.schedules import StepObjective, objective_at
 from luffy.training.batching import branches_of, collate, one_shard, take_rows
 from luffy.training.deepspeed_engine import load_to_train

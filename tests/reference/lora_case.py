@@ -15,11 +15,11 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from luffy.config.model import DType, LoRAConfig
-from luffy.training.adapter import Adapter
 from luffy.training.batching import take_rows
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import FrozenPolicy, Policy, UnadaptedPolicy
+from luffy.training.policy_model import Adapter
 from reference.elastic_case import assert_same_contents, contents
 from reference.gradient_case import (
     OPTIMIZER,

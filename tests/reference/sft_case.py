@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 from luffy.config.model import LoRAConfig
 from luffy.config.training import ScheduleConfig
-from luffy.training.rank_calls import ShardRanks
-from luffy.training.ranks import init_process_group
+from luffy.training.ranks import ShardRanks, init_process_group
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec, SupervisedTrainer
 from reference.gradient_case import OPTIMIZER, execution, terms_of, trajectories
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from luffy.objectives.normalisation import token_weights
+from luffy.objectives.objective import token_weights
 from luffy.objectives.schedules import objective_at
 from reference.gradient_case import objective_of
 from reference.row_batches import Row, alone, demonstration, row_batch

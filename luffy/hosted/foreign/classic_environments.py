@@ -4,6 +4,7 @@ If a rollout asks for a response of the model, the request waits until the polic
 conditions, trajectories and clean-up are the environment's own, whatever it overrides. Episodes share one event loop.
 """
 
+import contextlib
 import contextvars
 import functools
 import hashlib
@@ -47,9 +48,14 @@ def load_classic(vf: Any, environment: str, arguments: dict[str, Any]) -> "Class
     try:
         env = vf.load_environment(environment, **arguments)
         for leaf in leaves(env):
-            _check(leaf, vf)
+            kind = type(leaf).__name__
+            if getattr(leaf, "message_type", "chat") != "chat":
+                raise Unusable(f"{kind} completes text; only environments of messages can be used")
+            if type(leaf).get_model_response is not vf.Environment.get_model_response:
+                raise Unusable(f"{kind} calls its model itself (get_model_response), so no policy can take its place")
+        columns = {name for dataset in _datasets(env).values() for name in dataset.column_names}
         for rubric in rubrics(env.rubric):
-            _wrap(rubric, columns(env))
+            _wrap(rubric, columns)
         return ClassicEnvironment(env)
     except Unusable:
         raise
@@ -64,15 +70,9 @@ def leaves(env: Any) -> list[Any]:
 
 
 def rubrics(rubric: Any) -> list[Any]:
-    """The elementary rubrics of a rubric."""
     members = list(getattr(rubric, "rubrics", ()))
     members += [member.rubric for member in getattr(rubric, "env_map", {}).values()]
     return [rubric, *(leaf for member in members for leaf in rubrics(member))]
-
-
-def columns(env: Any) -> set[str]:
-    """Names of the columns of its data sets."""
-    return {name for dataset in _datasets(env).values() for name in dataset.column_names}
 
 
 def _datasets(env: Any) -> dict[str, Any]:
@@ -85,14 +85,6 @@ def _datasets(env: Any) -> dict[str, Any]:
         if split == "train" or env.eval_dataset is not None:  # without one, verifiers gives the training tasks
             found[split] = rows
     return found
-
-
-def _check(env: Any, vf: Any) -> None:
-    name = type(env).__name__
-    if getattr(env, "message_type", "chat") != "chat":
-        raise Unusable(f"{name} completes text; only environments of messages can be used")
-    if type(env).get_model_response is not vf.Environment.get_model_response:
-        raise Unusable(f"{name} calls its model itself (get_model_response), so no policy can take its place")
 
 
 def _wrap(rubric: Any, known_columns: set[str]) -> None:
@@ -149,30 +141,24 @@ def tools_of(env: Any) -> list[dict[str, Any]]:
 
 
 class ClassicEpisode:
-    """One rollout of an environment."""
+    """One rollout of an environment; a `HostedEpisode`."""
 
     def __init__(self, env: Any, row: dict[str, Any]) -> None:
         self._env = env
         self._state: Any = None
-        self._exchange = TurnExchange([plain(message) for message in row["prompt"]])
-        self._exchange.start(self._play(row))
+        self.exchange = TurnExchange([plain(message) for message in row["prompt"]])
+        self.exchange.start(self._play(row))
 
     async def begin(self) -> list[PlainMessage]:
-        """The messages that follow the prompt's own."""
-        return await self._exchange.begin()
-
-    async def respond(self, turn: Turn) -> list[PlainMessage] | None:
-        """The answer to a turn; None when the episode is over."""
-        return await self._exchange.respond(turn)
+        return await self.exchange.begin()
 
     async def score(self) -> dict[str, Any]:
-        """The reward and the value of every reward function by its name."""
-        await self._exchange.finish()
+        await self.exchange.finish()
         state, faults = self._state, list[str]()
         _faults.set(faults)
         rubric = self._env.rubric
         takes_semaphore = "score_sem" in inspect.signature(rubric.score_group).parameters
-        await rubric.score_group([state], **({"score_sem": _NoLimit()} if takes_semaphore else {}))
+        await rubric.score_group([state], **({"score_sem": contextlib.nullcontext()} if takes_semaphore else {}))
         if hasattr(rubric, "cleanup"):
             await rubric.cleanup(state)
         if faults:
@@ -180,17 +166,13 @@ class ClassicEpisode:
         metrics = {str(name): float(value) for name, value in (state["metrics"] or {}).items()}
         return {"reward": float(state["reward"]), "metrics": metrics}
 
-    async def close(self) -> None:
-        """End the rollout if it has not ended."""
-        await self._exchange.close()
-
     async def ask(self, state: Any, prompt: Any, *_: Any, **__: Any) -> Any:
         """The policy's next turn, as a response of the model (takes the place of `get_model_response`)."""
         defined = state.get("tool_defs") or state.get("oai_tools") or []
         tools = {plain_tool(tool)["function"]["name"] for tool in defined}
         if tools != {tool["function"]["name"] for tool in tools_of(self._env)}:
             raise EpisodeFault("the tools of this task are not those of the environment")
-        turn = await self._exchange.ask([plain(message) for message in prompt])
+        turn = await self.exchange.ask([plain(message) for message in prompt])
         if turn is None:
             # As verifiers has it where the context has no room for another turn: the rollout ends and is scored.
             raise importlib.import_module("verifiers").OverlongPromptError()
@@ -203,14 +185,6 @@ class ClassicEpisode:
         # Calls of tools that end the rollout by `stop_errors` are the policy's doing.
         if fault is not None and not isinstance(fault, importlib.import_module("verifiers").ToolError):
             raise fault
-
-
-class _NoLimit:
-    """A semaphore that lets everyone pass."""
-
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 _asking: contextvars.ContextVar[ClassicEpisode] = contextvars.ContextVar("asking")
@@ -248,7 +222,7 @@ def response(turn: Turn) -> Any:
 
 
 class ClassicEnvironment:
-    """A loaded environment, whose model is the policy."""
+    """A loaded environment, whose model is the policy; a `HostedEnvironment`."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -257,7 +231,6 @@ class ClassicEnvironment:
             leaf.get_model_response = _ask
 
     async def open(self) -> dict[str, Any]:
-        """Description of the environment for the other side, before the first episode."""
         names = [
             getattr(each, "__name__", "")
             for rubric in rubrics(self._env.rubric)
@@ -272,11 +245,9 @@ class ClassicEnvironment:
         }
 
     async def tasks(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:
-        """Tasks of a split."""
         return [self._task(split, row) for row in range(start, stop)]
 
     def episode(self, split: str, row: int, digest: str) -> ClassicEpisode:
-        """An episode of a task; TaskFault if there is no such task, or it has changed."""
         if split not in self._rows or not 0 <= row < len(self._rows[split]):
             raise TaskFault(f"the environment has no task {row} in its split {split}")
         if self._task(split, row)["digest"] != digest:
@@ -284,7 +255,6 @@ class ClassicEnvironment:
         return ClassicEpisode(self._env, self._rows[split][row])
 
     async def teardown(self) -> None:
-        """The environment's own teardown."""
         for leaf in leaves(self._env):
             await leaf._teardown()
 

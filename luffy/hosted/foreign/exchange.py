@@ -62,11 +62,7 @@ def plain_tool(tool: Any) -> dict[str, Any]:
 def chat_completion(turn: Turn) -> dict[str, Any]:
     """A turn as the body of a response of OpenAI's protocol; the text keeps the calls."""
     functions = [
-        {
-            "id": f"call_{place}",
-            "type": "function",
-            "function": {"name": call["name"], "arguments": call["arguments"]},
-        }
+        {"id": f"call_{place}", "type": "function", "function": {name: call[name] for name in ("name", "arguments")}}
         for place, call in enumerate(turn["calls"])
     ]
     message = {"role": "assistant", "content": turn["text"], "tool_calls": functions or None}
@@ -82,20 +78,17 @@ def finish_reason(turn: Turn) -> str:
 class HostedEpisode(Protocol):
     """One episode. Every method may raise EpisodeFault."""
 
+    @property
+    def exchange(self) -> "TurnExchange":
+        """Takes the turns after `begin`."""
+        ...
+
     async def begin(self) -> list[PlainMessage]:
         """The messages that follow the prompt's own; TaskFault if the task has changed."""
         ...
 
-    async def respond(self, turn: Turn) -> list[PlainMessage] | None:
-        """The answer to a turn; None when the episode is over."""
-        ...
-
     async def score(self) -> dict[str, Any]:
         """`reward`, and `metrics`: the value of every reward function and metric by its name."""
-        ...
-
-    async def close(self) -> None:
-        """End the episode."""
         ...
 
 
@@ -134,42 +127,42 @@ class Channel:
         return json.loads(line) if line else None
 
     def send(self, number: int, **reply: Any) -> None:
-        """Send a reply."""
         self._replies.write(json.dumps({"id": number, **reply}, default=str) + "\n")
         self._replies.flush()
 
 
-class _Host:
-    """The episodes of an environment by their numbers."""
-
-    def __init__(self, environment: HostedEnvironment) -> None:
-        self._environment = environment
-        self._episodes: dict[int, HostedEpisode] = {}
-
-    async def answer(self, op: str, request: dict[str, Any]) -> Any:
-        """The reply to a request; EpisodeFault, TaskFault and whatever an environment raises are passed on."""
-        match op:
-            case "tasks":
-                return await self._environment.tasks(request["split"], request["start"], request["stop"])
-            case "reset":
-                episode = self._environment.episode(request["split"], request["row"], request["digest"])
-                self._episodes[request["episode"]] = episode
-                return await episode.begin()
-            case "respond":
-                return await self._episodes[request["episode"]].respond(request)
-            case "score":
-                return await self._episodes[request["episode"]].score()
-            case "close":
-                found = self._episodes.pop(request["episode"], None)
-                return await found.close() if found else None
-        raise AssertionError(f"unknown request {op}")
-
-
 async def serve(environment: HostedEnvironment, channel: Channel) -> None:
     """Answer requests until the other side goes."""
-    host = _Host(environment)
     loop, over = asyncio.get_running_loop(), asyncio.Event()
+    episodes: dict[int, HostedEpisode] = {}
     tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def answer(request: dict[str, Any]) -> Any:
+        match request["op"]:
+            case "tasks":
+                return await environment.tasks(request["split"], request["start"], request["stop"])
+            case "reset":
+                episode = environment.episode(request["split"], request["row"], request["digest"])
+                episodes[request["episode"]] = episode
+                return await episode.begin()
+            case "respond":
+                return await episodes[request["episode"]].exchange.respond(request)
+            case "score":
+                return await episodes[request["episode"]].score()
+            case "close":
+                found = episodes.pop(request["episode"], None)
+                return await found.exchange.close() if found else None
+        raise AssertionError(f"unknown request {request['op']}")
+
+    async def reply(request: dict[str, Any]) -> None:
+        try:
+            channel.send(request["id"], ok=await answer(request))
+        except TaskFault as error:
+            channel.send(request["id"], task=str(error))
+        except Exception as error:  # noqa: BLE001 - an environment may raise anything, which ends its own episode alone
+            if not isinstance(error, EpisodeFault) or error.__cause__ is not None:
+                traceback.print_exc()
+            channel.send(request["id"], fault=str(error) if isinstance(error, EpisodeFault) else line_of(error))
 
     def take(request: dict[str, Any] | None) -> None:
         if request is None:
@@ -179,7 +172,7 @@ async def serve(environment: HostedEnvironment, channel: Channel) -> None:
                 tasks[request["target"]].cancel()
             channel.send(request["id"], ok=None)
         else:
-            task = tasks[request["id"]] = loop.create_task(_answered(host, channel, request))
+            task = tasks[request["id"]] = loop.create_task(reply(request))
             task.add_done_callback(lambda _: tasks.pop(request["id"], None))
 
     def read() -> None:
@@ -191,17 +184,6 @@ async def serve(environment: HostedEnvironment, channel: Channel) -> None:
     threading.Thread(target=read, daemon=True).start()
     await over.wait()
     await environment.teardown()
-
-
-async def _answered(host: _Host, channel: Channel, request: dict[str, Any]) -> None:
-    try:
-        channel.send(request["id"], ok=await host.answer(request["op"], request))
-    except TaskFault as error:
-        channel.send(request["id"], task=str(error))
-    except Exception as error:  # noqa: BLE001 - an environment may raise anything, which ends its own episode alone
-        if not isinstance(error, EpisodeFault) or error.__cause__ is not None:
-            traceback.print_exc()
-        channel.send(request["id"], fault=str(error) if isinstance(error, EpisodeFault) else line_of(error))
 
 
 class TurnExchange:
@@ -226,7 +208,6 @@ class TurnExchange:
         return await self._requested() or []
 
     async def respond(self, turn: Turn) -> list[PlainMessage] | None:
-        """The answer to a turn; None when the episode is over."""
         if self._rollout.done():
             raise EpisodeFault("the episode is over and takes no further turn")
         self._turns.put_nowait(turn)
@@ -245,13 +226,11 @@ class TurnExchange:
         await self.cancel()
 
     async def cancel(self) -> None:
-        """End the rollout at once."""
         self._rollout.cancel()
         await asyncio.gather(self._rollout, return_exceptions=True)
 
     @property
     def seen(self) -> list[PlainMessage]:
-        """The conversation so far."""
         return self._seen or []
 
     async def ask(self, messages: list[PlainMessage]) -> Turn | None:

@@ -55,13 +55,18 @@ def load_task_set(environment: str, arguments: dict[str, Any]) -> "TaskSetEnviro
     episodes: dict[str, TaskEpisode] = {}
     install_policy(episodes)
     try:
-        role = _role(loaders.env_config_type(environment, own.get("id") or ""))
+        agent = importlib.import_module("verifiers.v1").AgentConfig
+        fields = loaders.env_config_type(environment, own.get("id") or "").model_fields
+        roles = [name for name, field in fields.items() if isinstance(field.default, agent)]
+        if len(roles) != 1:
+            raise Unusable(f"it is played by {len(roles)} agents ({', '.join(roles)}), and the policy can be only one")
+        (role,) = roles
         seat = {"runtime": _LOCAL, **_mapping(own.get(role), role), "harness": {"id": HARNESS}}
         env = loaders.load_environment(loaders.resolve_env_config({**own, role: seat}))
         splits = {"train": _tasks(env.taskset, select)}
         if evaluation:
-            fields = own[_TASKSET] | _mapping(evaluation.get(_TASKSET), f"{_EVAL}.{_TASKSET}")
-            config = loaders.taskset_config_type(environment).model_validate(fields)
+            values = own[_TASKSET] | _mapping(evaluation.get(_TASKSET), f"{_EVAL}.{_TASKSET}")
+            config = loaders.taskset_config_type(environment).model_validate(values)
             chosen = _mapping(evaluation.get(_SELECT), f"{_EVAL}.{_SELECT}")
             splits["eval"] = _tasks(loaders.load_taskset(config), chosen)
     except Unusable:
@@ -77,15 +82,6 @@ def _mapping(found: Any, key: str) -> dict[str, Any]:
     return found or {}
 
 
-def _role(config: Any) -> str:
-    """The name of the only agent."""
-    agent = importlib.import_module("verifiers.v1").AgentConfig
-    roles = [name for name, field in config.model_fields.items() if isinstance(field.default, agent)]
-    if len(roles) != 1:
-        raise Unusable(f"it is played by {len(roles)} agents ({', '.join(roles)}), and the policy can be only one")
-    return roles[0]
-
-
 def _tasks(taskset: Any, select: Mapping[str, Any]) -> list[Any]:
     view = taskset.select(importlib.import_module("verifiers.v1.configs.select").SelectConfig(**select))
     if not view.bounded:
@@ -97,7 +93,7 @@ def _tasks(taskset: Any, select: Mapping[str, Any]) -> list[Any]:
 
 
 class TaskEpisode:
-    """One episode, with the policy in the seat of its agent."""
+    """One episode, with the policy in the seat of its agent; a `HostedEpisode`."""
 
     def __init__(self, env: Any, task: Any, name: str, tools: list[dict[str, Any]] | None) -> None:
         """`name`: name of the episode's model. `tools`: tools that every task has; None: not known yet."""
@@ -115,24 +111,14 @@ class TaskEpisode:
         """The digest that the task should have."""
 
     async def begin(self) -> list[PlainMessage]:
-        """The messages that follow the prompt's own; TaskFault if the task is not the one that was expected."""
         messages = await self.exchange.begin()
         if self.expected not in (None, _digest(self._task, self.exchange.seen)):
             raise TaskFault("the task is another one than when the data was prepared")
         return messages
 
-    async def respond(self, turn: Turn) -> list[PlainMessage] | None:
-        """The answer to a turn; None when the episode is over."""
-        return await self.exchange.respond(turn)
-
     async def score(self) -> dict[str, Any]:
-        """The reward, and the score of every reward, judge and metric by its name."""
         await self.exchange.finish()
         return self._result
-
-    async def close(self) -> None:
-        """End the episode if it has not ended."""
-        await self.exchange.close()
 
     async def next_turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Turn | None:
         """The policy's turn in the conversation `messages`; None if there is no other."""
@@ -165,20 +151,15 @@ class TaskEpisode:
             raise EpisodeFault(f"its agent ran {len(episode.traces)} times, and a response is one conversation")
         if episode.traces[0].response_rewrites:
             raise EpisodeFault("the environment rewrites turns of the policy")
-        self._result = _scores(episode.traces[0])
-
-
-def _scores(trace: Any) -> dict[str, Any]:
-    """Reward and scores of a finished trace; EpisodeFault for one that is missing or no finite number."""
-    metrics: dict[str, float] = {}
-    for name, found in [*trace.metrics.items(), *trace.rewards.items()]:
-        value = getattr(found, "score", found)
-        if value is None:
-            raise EpisodeFault(f"{name} was not computed" + (" in time" if trace.is_timeout else ""))
-        if not math.isfinite(value):
-            raise EpisodeFault(f"{name} returned {value!r}")
-        metrics[str(name)] = float(value)
-    return {"reward": float(trace.reward), "metrics": metrics}
+        trace, metrics = episode.traces[0], dict[str, float]()
+        for name, found in [*trace.metrics.items(), *trace.rewards.items()]:
+            value = getattr(found, "score", found)
+            if value is None:
+                raise EpisodeFault(f"{name} was not computed" + (" in time" if trace.is_timeout else ""))
+            if not math.isfinite(value):
+                raise EpisodeFault(f"{name} returned {value!r}")
+            metrics[str(name)] = float(value)
+        self._result = {"reward": float(trace.reward), "metrics": metrics}
 
 
 def _prompt(task: Any) -> list[PlainMessage] | None:
@@ -192,7 +173,7 @@ def _prompt(task: Any) -> list[PlainMessage] | None:
 
 
 class TaskSetEnvironment:
-    """A task set with the policy as its agent."""
+    """A task set with the policy as its agent; a `HostedEnvironment`."""
 
     def __init__(self, env: Any, splits: Mapping[str, list[Any]], episodes: dict[str, TaskEpisode]) -> None:
         self._env = env
@@ -204,7 +185,7 @@ class TaskSetEnvironment:
         self._stack = contextlib.AsyncExitStack()
 
     async def open(self) -> dict[str, Any]:
-        """Start the services that episodes share, and begin the first task to see its tools; Unusable if that fails."""
+        """Also starts the services that episodes share, and begins the first task to see its tools."""
         tasks = next((tasks for tasks in self._splits.values() if tasks), [])
         try:
             await self._stack.enter_async_context(self._env.serving())
@@ -228,7 +209,6 @@ class TaskSetEnvironment:
         return [await self._described(task) for task in self._splits[split][start:stop]]
 
     def episode(self, split: str, row: int, digest: str) -> TaskEpisode:
-        """An episode of a task; TaskFault if there is no such task."""
         tasks = self._splits.get(split, [])
         if not 0 <= row < len(tasks):
             raise TaskFault(f"the environment has no task {row} in its split {split}")
@@ -237,7 +217,6 @@ class TaskSetEnvironment:
         return episode
 
     async def teardown(self) -> None:
-        """Stop the services that episodes share."""
         await self._stack.aclose()
 
     def _new(self, task: Any) -> TaskEpisode:
@@ -369,5 +348,4 @@ class _Asker:
         return await self._model.chat.completions.create(messages=messages, **self._options), messages
 
     def reached(self, *_: Any) -> bool:
-        """Never: nothing is shortened."""
         return False

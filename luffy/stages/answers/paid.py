@@ -15,8 +15,8 @@ from pathlib import Path
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import SuiteProtocol
 from luffy.data.prompt_templates import OWN, prompt_text, template_opener
+from luffy.environments.live_episode import TextEpisode
 from luffy.environments.registry import open_text_player
-from luffy.environments.text_episodes import TextEpisode
 from luffy.environments.transcript import headed
 from luffy.errors import LuffyError
 from luffy.grading.judge import Judges

@@ -20,8 +20,8 @@ from luffy.config.strict import FOR_IDENTITY
 from luffy.data.prompt_templates import OWN
 from luffy.data.schema import joined_text
 from luffy.environments.environment import Environment, ScoringEnvironment, received_messages
+from luffy.environments.live_episode import CHARACTERS_PER_TOKEN
 from luffy.environments.registry import open_text_player
-from luffy.environments.text_episodes import CHARACTERS_PER_TOKEN
 from luffy.environments.transcript import trace_turns
 from luffy.errors import EnvironmentFault, LuffyError, UserError
 from luffy.grading.judge import Judges

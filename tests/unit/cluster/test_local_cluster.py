@@ -17,7 +17,7 @@ from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.learner import TrainerSpec
 from luffy.training.policy import Policy
-from luffy.training.rank_calls import LocalRanks
+from luffy.training.ranks import LocalRanks
 from luffy.training.supervised import SupervisedRank
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from luffy.cluster.placement import Place, by_machine, layout, layout_apart
+from luffy.cluster.ray_session import Place, by_machine, layout, layout_apart
 from luffy.config.execution import RayConfig
 from luffy.errors import ClusterError
 

@@ -10,9 +10,8 @@ from luffy import http_client
 from luffy.config.environment import EnvironmentConfig, EpisodeLimits, GuessNumberEnvironment, ToolsEnvironment
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
-from luffy.environments.live_episode import EpisodeStart
+from luffy.environments.live_episode import EpisodeStart, TextEpisode
 from luffy.environments.registry import open_text_player
-from luffy.environments.text_episodes import TextEpisode
 from luffy.errors import ClusterError
 from luffy.grading.judge import Judges
 from luffy.grading.request import Problem

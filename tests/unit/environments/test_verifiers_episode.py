@@ -18,8 +18,7 @@ from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.call_formats import ToolCall, XmlCalls
 from luffy.environments.episodes import Episode, EpisodePlayer
 from luffy.environments.live_episode import EpisodeStart
-from luffy.environments.registry import instructions_of, open_environment, open_scored
-from luffy.environments.verifiers_episode import hosted_tools
+from luffy.environments.registry import hosted_tools, instructions_of, open_environment, open_scored
 from luffy.errors import ConfigError, DataError, EnvironmentFault
 from luffy.grading.kinds import steps
 from luffy.grading.request import GradeRequest, Problem, problem_of

@@ -20,10 +20,8 @@ from luffy.config import available_presets, load_experiment
 from luffy.config.group import GeneralizedAdvantage, GroupConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.terms import TermConfig
-from luffy.objectives.advantages import RowRewards, group_advantages
-from luffy.objectives.gae import generalized_advantages, whiten
-from luffy.objectives.normalisation import token_weights
-from luffy.objectives.objective import objective_loss
+from luffy.objectives.advantages import RowRewards, generalized_advantages, group_advantages, whiten
+from luffy.objectives.objective import objective_loss, token_weights
 from luffy.objectives.schedules import objective_at
 from luffy.rl.trace_starts import PrefixedRow, prefix_length
 from luffy.training.batching import collate

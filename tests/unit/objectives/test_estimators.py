@@ -21,8 +21,7 @@ from luffy.config.group import (
     PassAtKAdvantage,
     RawAdvantage,
 )
-from luffy.objectives.advantages import RowRewards, group_advantages
-from luffy.objectives.gae import generalized_advantages, whiten
+from luffy.objectives.advantages import RowRewards, generalized_advantages, group_advantages, whiten
 
 
 @dataclass(frozen=True)

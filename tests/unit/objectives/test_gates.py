@@ -18,8 +18,7 @@ from luffy.config.terms import (
     SurrogateLoss,
     TermConfig,
 )
-from luffy.objectives.normalisation import token_weights
-from luffy.objectives.objective import objective_loss
+from luffy.objectives.objective import objective_loss, token_weights
 
 MAX_RESPONSE_TOKENS = 10
 SURROGATE = SurrogateLoss(kind="surrogate")

@@ -13,8 +13,7 @@ from luffy.config.terms import (
     SurrogateLoss,
     TermConfig,
 )
-from luffy.objectives.normalisation import token_weights
-from luffy.objectives.objective import objective_loss
+from luffy.objectives.objective import objective_loss, token_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 # A rollout of 3 tokens, one of 1, a demonstration of 4; prompts of one token each.

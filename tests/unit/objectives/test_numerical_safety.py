@@ -13,12 +13,9 @@ from torch import Tensor
 
 from luffy.config.group import AdvantageConfig, GeneralizedAdvantage
 from luffy.config.terms import ImportanceCorrection, LossConfig, NormaliserConfig, PolicyGradientLoss, TermConfig
-from luffy.objectives.advantages import RowRewards, group_advantages
-from luffy.objectives.gae import generalized_advantages, whiten
-from luffy.objectives.inspection import limited
+from luffy.objectives.advantages import RowRewards, generalized_advantages, group_advantages, whiten
 from luffy.objectives.losses import TokenBatch, token_loss
-from luffy.objectives.normalisation import token_weights
-from luffy.objectives.objective import objective_loss
+from luffy.objectives.objective import limited, objective_loss, token_weights
 
 NAN = float("nan")
 

@@ -46,10 +46,9 @@ from luffy.pipeline.memory import (
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import deepspeed_engine
-from luffy.training.adapter import Adapter
 from luffy.training.attention import AttentionInputs, attention_inputs, set_attention
 from luffy.training.deepspeed_engine import start_engine
-from luffy.training.policy_model import PolicyModel
+from luffy.training.policy_model import Adapter, PolicyModel
 
 ROOT = Path(__file__).parents[3]
 SEVEN_B = ROOT / "exp_configs" / "luffy_qwen2.5_math_7b.yaml"

@@ -1,7 +1,6 @@
 """What the rows of a step get from a teacher on servers, and what a policy is shown as its own teacher."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 from synthetic.trajectories import row_of
@@ -10,22 +9,20 @@ from luffy.config.training import SelfTeacher
 from luffy.data.templates import render_prompts
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
-from luffy.rl.teaching import ServedTeaching, TeacherPrompts
-from luffy.rollout.served_scores import ScoreRequest
+from luffy.rl.teaching import ScoreRequest, ServedScorer, TeacherPrompts
 from luffy.types import Group, Message, Prompt, Source, Trace
 
 OWN, TOOL = Source.ON_POLICY, Source.ENVIRONMENT
 
 
-@dataclass
-class Scorer:
-    """Gives every token its own number as its score."""
+class NumberScorer(ServedScorer):
+    """Gives every token its own number as its score, without a server."""
+
+    def __init__(self) -> None:
+        pass
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
         return [tuple(map(float, request.token_ids[request.first :])) for request in requests]
-
-    def close(self) -> None:
-        pass
 
 
 def test_rows_get_the_scores_of_what_is_learned_and_none_of_what_an_environment_wrote() -> None:
@@ -33,7 +30,7 @@ def test_rows_get_the_scores_of_what_is_learned_and_none_of_what_an_environment_
         Group("a", (row_of(0.0, (3, 4, 5), (OWN, TOOL, OWN)), row_of(0.0, (6,)))),
         Group("b", (row_of(0.0, (8, 9)),)),
     ]
-    taught = ServedTeaching(Scorer()).taught(groups)  # type: ignore[arg-type]
+    taught = NumberScorer().taught(groups)
     found = [[each.teacher_logprobs for each in group.trajectories] for group in taught]
     assert found == [[(3.0, 5.0), (6.0,)], [(8.0, 9.0)]]
     assert [group.uid for group in taught] == ["a", "b"]

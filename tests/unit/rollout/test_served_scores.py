@@ -7,7 +7,7 @@ from synthetic.endpoint import Endpoint, Reply, refusal
 
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError, LostError
-from luffy.rollout.served_scores import ScoreRequest, ServedScorer
+from luffy.rl.teaching import ScoreRequest, ServedScorer
 
 PATHS = ("/v1/models", "/v1/completions", "/tokenize")
 REQUESTS = [ScoreRequest((5, 6, 7), 1), ScoreRequest((5, 9), 1), ScoreRequest((8, 1, 2, 3), 3)]

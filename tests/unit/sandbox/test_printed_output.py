@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.sandbox.printed_output import PrintedOutput
+from luffy.sandbox.interpreter_session import PrintedOutput
 
 
 def printed(chunks: list[bytes], shown_bytes: int) -> PrintedOutput:

@@ -19,7 +19,7 @@ from luffy.stages.supervised_run import run_supervised
 from luffy.tracking.metrics import GpuHours, read_metrics, without_times
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
-from luffy.training.rank_calls import LocalRanks
+from luffy.training.ranks import LocalRanks
 from luffy.training.supervised import SupervisedRank
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"

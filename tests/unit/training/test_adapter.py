@@ -30,10 +30,10 @@ from luffy.config.model import DType, LoRAConfig
 from luffy.errors import CheckpointError, ConfigError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import FrozenPolicy, Policy, UnadaptedPolicy
+from luffy.training.policy_model import ADAPTER_FOLDER, Adapter
 
 TOLERANCE = 1e-5
 SPLITS = {

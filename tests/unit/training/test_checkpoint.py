@@ -31,9 +31,8 @@ from luffy.errors import CheckpointError, ConfigError
 from luffy.files import link_or_copy
 from luffy.pipeline.graph import build_graph
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
-from luffy.training import engine_state
-from luffy.training.checkpoint import CheckpointStore, export_checkpoint
-from luffy.training.engine_state import PieceKey, PieceReader, write_pieces
+from luffy.training import checkpoint
+from luffy.training.checkpoint import CheckpointStore, PieceKey, PieceReader, export_checkpoint, write_pieces
 from luffy.training.model_folder import load_causal_lm
 
 
@@ -109,7 +108,7 @@ def test_the_step_count_of_adam_comes_back_to_where_its_kernel_reads_it(fused, d
     write_pieces(tmp_path, 0, {"w": (4,)}, [(PieceKey(kind, 0, "w"), tensor) for kind, tensor in kinds.items()])
     flat = torch.zeros(4, device="meta", requires_grad=True)
     adamw = torch.optim.AdamW([flat], fused=fused)
-    engine_state._read(PieceReader(tmp_path), flat, [engine_state._Piece("w", 0, 4, flat, 0)], adamw)
+    checkpoint._read(PieceReader(tmp_path), flat, [checkpoint._Piece("w", 0, 4, flat, 0)], adamw)
     assert {name: tensor.device.type for name, tensor in adamw.state[flat].items()} == {
         "exp_avg": "meta", "exp_avg_sq": "meta", "step": device,
     }  # fmt: skip

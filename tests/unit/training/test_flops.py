@@ -6,9 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from luffy.config.model import LoRAConfig
-from luffy.training.adapter import Adapter
-from luffy.training.flops import ModelFlops, peak_flops
-from luffy.training.policy_model import PolicyModel
+from luffy.training.policy_model import Adapter, PolicyModel
+from luffy.training.update_metrics import ModelFlops, peak_flops
 
 SHAPE = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,

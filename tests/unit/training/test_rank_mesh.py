@@ -10,8 +10,7 @@ from reference.gradient_case import execution
 
 from luffy.errors import DataError
 from luffy.training.attention import set_attention
-from luffy.training.rank_calls import ShardRanks, call_everywhere
-from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, ShardRanks, call_everywhere
 
 
 class SixRanks:

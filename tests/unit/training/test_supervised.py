@@ -21,7 +21,7 @@ from reference.sft_case import PLAN
 from luffy.training.batching import batch_indices
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
-from luffy.training.rank_calls import LocalRanks
+from luffy.training.ranks import LocalRanks
 from luffy.training.supervised import SupervisedRank, SupervisedTrainer
 
 RATES = tuple(OPTIMIZER.lr * share for share in (1.0, 0.75, 0.5, 0.25))
