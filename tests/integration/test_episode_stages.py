@@ -15,14 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S, wait_until
 from prefect_api import shared_api
-from toy_run import Recorder
+from real_run import execute, opened
 
-from luffy.config import load_experiment
 from luffy.errors import StageFailed
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows, without_times
 from luffy.tracking.tracker import SAMPLES_FILE, read_samples
 from luffy.types import Source
@@ -89,8 +86,7 @@ def unlearned(finished, tmp_path_factory, request) -> Iterator[Path]:
 
 def learn(workspace: Path) -> None:
     """Make the RL stage."""
-    experiment = open_experiment(load_experiment(ROOT / CONFIG, GAME), Workspace(workspace))
-    ExperimentRun(experiment, experiment.workspace.new_run("test", {})).execute("rl", Recorder())
+    execute(opened(workspace, "guess_number.yaml", *GAME), "rl")
 
 
 def only(stages: Path, kind: str) -> Path:

@@ -6,16 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from installed import needs_no_gpu, needs_vllm
 from patience import PATIENCE_S
-from safetensors.torch import load_file
-from test_methods import TWO_UPDATES, experiment, run_rl, run_stage
+from test_methods import TWO_UPDATES, assert_same_result, experiment, run_rl, upstream_of
 
 from luffy.data.templates import decode, load_tokenizer
-from luffy.pipeline.graph import build_graph
 from luffy.tracking.journal import RolloutJournal
-from luffy.tracking.metrics import read_metrics, training_rows, without_times
+from luffy.tracking.metrics import read_metrics, training_rows
 from luffy.types import FinishReason, Source
 
 pytestmark = [pytest.mark.slow, needs_vllm, needs_no_gpu]
@@ -37,11 +34,7 @@ MAX_GAP = 1e-5
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory) -> dict[str, Path]:
     """Data and a base policy that is right now and then."""
-    folder = tmp_path_factory.mktemp("upstream")
-    data, model = build_graph(CONFIG)[:2]
-    run_stage(data, CONFIG, folder / "data", {})
-    run_stage(model, CONFIG, folder / "model", {"data": folder / "data"})
-    return {"data": folder / "data", "model": folder / "model", "held_out": folder / "data"}
+    return upstream_of(CONFIG, tmp_path_factory.mktemp("upstream"))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +92,4 @@ def test_a_killed_run_resumes_to_the_same_bits(upstream, undisturbed, tmp_path):
     command = [sys.executable, Path(__file__).with_name("killed_run.py"), *arguments]
     assert subprocess.run(command, timeout=PATIENCE_S).returncode == -signal.SIGKILL
     assert run_rl(CONFIG, tmp_path, upstream).resumed_from == 2
-    expected, found = (load_file(folder / "model/model.safetensors") for folder in (undisturbed, tmp_path))
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-    expected_rows, rows = (read_metrics(folder / "metrics.jsonl") for folder in (undisturbed, tmp_path))
-    assert [without_times(row) for row in rows] == [without_times(row) for row in expected_rows]
+    assert_same_result(undisturbed, tmp_path)
