@@ -78,9 +78,13 @@ class Served:
 def served(tmp_path_factory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("models")
     options = (
-        "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--skip-tokenizer-init",
-        "--worker-extension-cls", "luffy.rollout.vllm_worker.ServerWorker",
-    )  # fmt: skip
+        "--enable-scale-out",
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--skip-tokenizer-init",
+        "--worker-extension-cls",
+        "luffy.rollout.vllm_worker.ServerWorker",
+    )
     with (
         server_process(save(model_of(0), folder / "0"), folder / "log.txt", KEY, *options) as (url, process),
         pytest.MonkeyPatch.context() as patch,

