@@ -269,8 +269,8 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
         for trace, reason in row.rejected_traces:
             end = trace.text[-_SHOWN_CHARACTERS:] if problem else ""
             found.append((reason, {"author": trace.author, "trace_end": end}))
-        for reason, more in found:
-            shown[reason] += 1
-            if shown[reason] <= samples:
-                statistics.samples.append({"reason": reason, **common, **more})
+        for why, more in found:
+            shown[why] += 1
+            if shown[why] <= samples:
+                statistics.samples.append({"reason": why, **common, **more})
     return statistics

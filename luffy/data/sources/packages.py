@@ -76,7 +76,7 @@ class ReasoningGymPrompts:
             if answer is None or not str(answer).strip():
                 yield QuarantinedRow(f"reasoning_gym.{name}", index + 1, "answer", "is missing")
                 continue
-            info = {}
+            info: dict[str, object] = {}
             if self._source.grader is not None:  # the package scores answers by the entry later
                 score = self._tasks[which].score_answer
                 try:

@@ -71,8 +71,8 @@ def _equal(left: str, right: str) -> Verdict:
         if matched(parts, wanted, lambda part, other: _equal_element(part, other)[0] is Outcome.CORRECT):
             return Outcome.CORRECT, "equal elements in any order"
         return Outcome.WRONG, "an element without a match"
-    for part, other in zip(parts, wanted, strict=True):
-        outcome, reason = _equal_element(part, other)
+    for part, asked in zip(parts, wanted, strict=True):
+        outcome, reason = _equal_element(part, asked)
         if outcome is not Outcome.CORRECT:
             return outcome, f"an element: {reason}"
     return Outcome.CORRECT, "equal elements"
