@@ -5,33 +5,32 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
+from synthetic.answered_stage import stage_context, use
+from synthetic.arithmetic import problems, tiny_tokenizer
 from synthetic.interrupted import answers_stay, killed_before
 from synthetic.stage_jobs import write_stage_job, write_wide_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_sample_records, read_samples_of
-from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.events import EventReader
 from luffy.pipeline.manifest import read_manifest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.evaluate import OUTPUTS, ModelEvaluation, run
-from luffy.stages.program import StageContext
 
 SETTINGS = EvaluateSettings(
     seed=7,
@@ -61,18 +60,8 @@ def inputs(tmp_path) -> dict[str, Path]:
     return {"data": tmp_path / "data", "model": tmp_path / "sft"}
 
 
-def context_in(out: Path, inputs: dict[str, Path]) -> StageContext:
-    out.mkdir(exist_ok=True)
-    execution = ExecutionConfig(rollout_batch_size=3)
-    return StageContext(
-        out, inputs, "key", "evaluate_sft", execution, TrackingConfig(), EventWriter(out / "events.jsonl")
-    )
-
-
-def use(monkeypatch: pytest.MonkeyPatch, script: Callable[[str, int], str]) -> ScriptedEngine:
-    engine = ScriptedEngine(tiny_tokenizer(), script)
-    monkeypatch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
-    return engine
+def context_in(out, inputs):
+    return stage_context("evaluate_sft", out, inputs, 3)
 
 
 def solve(prompt: str, seed: int) -> str:
@@ -91,6 +80,8 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(tmp_path, inp
     assert not (tmp_path / "out" / "answers.jsonl").exists()
     assert list(dict.fromkeys((record.suite, record.decoding) for record in records)) == cells
     assert (len(records), result.metrics["accuracy/greedy/base"], engine.closed) == (24, 0.25, True)
+    last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
+    assert (last.step, last.total, last.metrics["reward"]) == (24, 24, 0.25)
 
 
 def only(*suites: str) -> EvaluateSettings:
@@ -112,6 +103,10 @@ def test_suites_can_be_evaluated_alone_and_the_held_out_prompts_are_one(tmp_path
 def test_a_suite_that_was_not_prepared_is_one_line(tmp_path, inputs):
     with pytest.raises(DataError, match=r"no suite validation; there are base, longer$"):
         run(only("validation"), context_in(tmp_path / "out", inputs))
+    for path in (inputs["data"] / "suites").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match="no suite to evaluate"):
+        run(SETTINGS, context_in(tmp_path / "none", inputs))
 
 
 @pytest.mark.parametrize(
@@ -146,18 +141,12 @@ def test_an_evaluation_that_ended_early_goes_on_within_the_suite(tmp_path, input
     assert (result.resumed_from, len(second.requests)) == (kept, 24 - kept)
     assert EventReader(tmp_path / "out" / "events.jsonl").read()[-1].step == 24
     assert not (tmp_path / "out" / "answers.jsonl").exists()
-    use(monkeypatch, solve)
+    third = use(monkeypatch, solve)
+    assert run(SETTINGS, context_in(tmp_path / "out", inputs)).resumed_from == 24  # it is not opened again
+    assert third.requests == []
     run(SETTINGS, context_in(tmp_path / "undisturbed", inputs))
     for name in OUTPUTS:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
-
-
-def test_a_finished_evaluation_is_not_opened_again(tmp_path, inputs, monkeypatch):
-    use(monkeypatch, solve)
-    run(SETTINGS, context_in(tmp_path / "out", inputs))
-    second = use(monkeypatch, solve)
-    assert run(SETTINGS, context_in(tmp_path / "out", inputs)).resumed_from == 24
-    assert second.requests == []
 
 
 def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_answers(tmp_path, inputs, monkeypatch):
@@ -206,20 +195,17 @@ sys.exit(program.run_program("evaluate", evaluate.run, sys.argv[1:]))
 """
 
 
-def write_evaluation_job(out: Path, inputs: dict[str, Path], rollout_batch_size: int) -> list[str]:
-    execution = ExecutionConfig(rollout_batch_size=rollout_batch_size, num_threads=1)
-    return write_stage_job(out, "evaluate", SETTINGS, inputs, execution)
-
-
 @pytest.mark.slow
 def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(tmp_path, inputs):
-    killed = write_evaluation_job(tmp_path / "killed", inputs, rollout_batch_size=3)
+    execution = ExecutionConfig(rollout_batch_size=3, num_threads=1)
+    killed, undisturbed = (
+        write_stage_job(tmp_path / name, "evaluate", SETTINGS, inputs, execution) for name in ("killed", "undisturbed")
+    )
     program = [sys.executable, "-c", KILLED_AT_ITS_FOURTH_BATCH, *killed]
     assert subprocess.run(program, check=False, capture_output=True).returncode == -9
     kept = len(AnswerStore(tmp_path / "killed" / "answers.jsonl"))
     # Two batches of the first suite, one of the second; the one before the kill may still have been in grading.
     assert kept in (4, 7)
-    undisturbed = write_evaluation_job(tmp_path / "undisturbed", inputs, rollout_batch_size=3)
     for arguments in (killed, undisturbed):
         subprocess.run([sys.executable, "-m", "luffy.stages.evaluate", *arguments], check=True, capture_output=True)
     for name in OUTPUTS:
@@ -227,12 +213,13 @@ def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(tmp_p
     assert read_manifest(tmp_path / "killed").resumed_from == kept
 
 
-def test_a_real_model_draws_the_same_whatever_the_batch_size(tmp_path, inputs):
+def test_a_real_model_draws_the_same_again_and_whatever_the_batch_size(tmp_path, inputs):
     for size in (1, 3, 256):
         context = context_in(tmp_path / str(size), inputs)
         run(SETTINGS, dataclasses.replace(context, execution=ExecutionConfig(rollout_batch_size=size)))
     files = {(tmp_path / str(size) / "samples.jsonl.zst").read_bytes() for size in (1, 3, 256)}
     assert len(files) == 1
+    assert all(1 <= record.num_tokens <= 16 for record in read_samples_of(tmp_path / "1"))
 
 
 def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they_were_asked(
@@ -253,24 +240,6 @@ def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they
     assert (last.step, last.total) == (28, 28)
 
 
-def test_progress_counts_responses(tmp_path, inputs, monkeypatch):
-    use(monkeypatch, solve)
-    run(SETTINGS, context_in(tmp_path / "out", inputs))
-    last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
-    assert (last.step, last.total) == (24, 24)
-    assert last.metrics["reward"] == 0.25
-
-
-def test_a_real_model_gives_the_same_results_twice(tmp_path, inputs):
-    for name in ("one", "two"):
-        run(SETTINGS, context_in(tmp_path / name, inputs))
-    assert (tmp_path / "one" / "samples.jsonl.zst").read_bytes() == (
-        tmp_path / "two" / "samples.jsonl.zst"
-    ).read_bytes()
-    records = list(read_sample_records(tmp_path / "one" / "samples.jsonl.zst"))
-    assert all(1 <= record.num_tokens <= 16 for record in records)
-
-
 def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(tmp_path, inputs, monkeypatch):
     engine = use(monkeypatch, solve)
     longer = SETTINGS.evaluation.model_copy(update={"max_response_tokens": 45})
@@ -279,40 +248,11 @@ def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(
     assert engine.requests == []
 
 
-def test_no_suite_at_all_is_an_error(tmp_path, inputs):
-    for path in (inputs["data"] / "suites").iterdir():
-        path.unlink()
-    with pytest.raises(DataError, match="no suite to evaluate"):
-        run(SETTINGS, context_in(tmp_path / "out", inputs))
-
-
 @pytest.fixture
 def wide_inputs(inputs) -> dict[str, Path]:
     """The same with heads as wide as vLLM's attention on CPU asks for."""
     write_wide_model(inputs["model"] / "model", seed=0)
     return inputs
-
-
-def with_engine(name: str) -> EvaluateSettings:
-    evaluation = EvaluationConfig.model_validate(SETTINGS.evaluation.model_dump() | {"engine": name})
-    return SETTINGS.model_copy(update={"evaluation": evaluation})
-
-
-@pytest.mark.slow
-def test_vllm_says_what_the_embedded_engine_says_and_resumes_to_the_same_results(tmp_path, wide_inputs):
-    with answers_stay():
-        for name in ("transformers", "vllm"):
-            run(with_engine(name), context_in(tmp_path / name, wide_inputs))
-    embedded, vllm = (list(read_samples_of(tmp_path / name)) for name in ("transformers", "vllm"))
-    assert [record for record in vllm if record.decoding == "greedy"] == embedded[:8]
-    assert len({record.response for record in embedded}) > 4
-    # As after a kill: both suites are done with one decoding, and none with the other.
-    (tmp_path / "resumed").mkdir()
-    commits = (tmp_path / "vllm" / "answers.jsonl").read_bytes().split(b"\n\n")
-    kept = [commit for commit in commits if b"greedy" in commit]
-    (tmp_path / "resumed" / "answers.jsonl").write_bytes(b"".join(commit + b"\n\n" for commit in kept))
-    assert run(with_engine("vllm"), context_in(tmp_path / "resumed", wide_inputs)).resumed_from == 8
-    assert (tmp_path / "resumed/samples.jsonl.zst").read_bytes() == (tmp_path / "vllm/samples.jsonl.zst").read_bytes()
 
 
 @pytest.mark.slow
@@ -360,5 +300,6 @@ def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, wide_input
 def test_a_model_that_vllm_cannot_run_stops_the_stage(tmp_path, inputs):
     execution = ExecutionConfig.model_validate({"vllm": {"tensor_parallel_size": 3}})
     context = dataclasses.replace(context_in(tmp_path / "out", inputs), execution=execution)
+    evaluation = SETTINGS.evaluation.model_copy(update={"engine": "vllm"})
     with pytest.raises(ConfigError, match="3 does not divide the 2 attention heads"):
-        run(with_engine("vllm"), context)
+        run(SETTINGS.model_copy(update={"evaluation": evaluation}), context)

@@ -80,10 +80,8 @@ def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
     assert contents(tmp_path / "one", one) == contents(tmp_path / "three", three)
 
 
-@pytest.mark.usefixtures("small_shards")
-def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypatch):
-    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)])
-    undisturbed = contents(tmp_path / "a", prepare(tmp_path / "a", train=source))
+def interrupt_at_the_fourth_shard(monkeypatch, out: Path, **asked) -> list[tuple[str, int]]:
+    """Returns the shards that this attempt and later ones begin."""
     work, begun = filter_shard, []
 
     def interrupted(self, index, rows, folder, grader):
@@ -94,7 +92,15 @@ def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypa
 
     monkeypatch.setattr("luffy.data.shards.filter_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path / "b", train=source)
+        prepare(out, **asked)
+    return begun
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path, monkeypatch):
+    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)])
+    undisturbed = contents(tmp_path / "a", prepare(tmp_path / "a", train=source))
+    begun = interrupt_at_the_fourth_shard(monkeypatch, tmp_path / "b", train=source)
     result = prepare(tmp_path / "b", train=source)
     assert begun == [("train", n) for n in (0, 1, 2, 3, 3, 4)] + [("suites.small", 0)]
     assert contents(tmp_path / "b", result) == undisturbed
@@ -301,17 +307,7 @@ def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(tmp_path,
     sizes["train"].write_text("0 45")
     sizes["benchmark"].write_text("1000 1")
     asked = {"train": sources["train"], "decontamination": {"benchmarks": {"other": sources["benchmark"]}}}
-    work, begun = filter_shard, []
-
-    def interrupted(self, index, rows, folder, grader):
-        begun.append((folder.name, index))
-        if len(begun) == 4:
-            raise KeyboardInterrupt
-        work(self, index, rows, folder, grader)
-
-    monkeypatch.setattr("luffy.data.shards.filter_shard", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path / "out", **asked)
+    interrupt_at_the_fourth_shard(monkeypatch, tmp_path / "out", **asked)
     sizes[which].write_text("100 12" if which == "train" else "3 4")
     prepare(tmp_path / "out", **asked)
     found = {prompt.ground_truth for prompt in read_prompts(tmp_path / "out" / "train.parquet")}
