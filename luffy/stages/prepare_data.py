@@ -143,8 +143,8 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
         }
         for file in files
     }
-    benchmarks = sorted(file.stem for file in (DATA / "benchmarks").glob("*.yaml"))
-    not_checked = [name for name in benchmarks if name not in checked]
+    shipped = sorted(file.stem for file in (DATA / "benchmarks").glob("*.yaml"))
+    not_checked = [name for name in shipped if name not in checked]
     card = DataCard(len(tokenizer), [each.card for each in prepared], checked, not_checked, written)
     write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(card))
