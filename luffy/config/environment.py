@@ -29,8 +29,8 @@ class EpisodeLimits(StrictModel):
     trained. `branching` renders the conversation again before each turn, as a chat server does; RL then learns a
     sequence for every context, and an episode still counts as one response."""
     max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    """The stage ends when more than this share of episodes failed by a fault of the environment: of an RL step's, or,
-    in an evaluation, of a suite's so far, the first of which count as 32."""
+    """The stage ends when more than this share of episodes failed by a fault of the environment: of an RL step's, or
+    of those so far of an evaluation's suite or of a teacher, the first of which count as 32."""
 
 
 LANES = 16

@@ -66,8 +66,9 @@ from luffy.training.model_folder import copy_tokenizer, model_folder
 from luffy.types import Message, Origin, Outcome, Prompt, Trace
 
 _FOLDER_ANSWERS = "folder_answers.jsonl"
-_PAID_BATCH = 32
-"""Questions per batch, as a multiple of those under way at once: a batch ends with fewer and fewer."""
+_PAID_BATCH, _PAID_BATCH_IN_BUDGET = 32, 4
+"""Questions per batch, as a multiple of those under way at once: a batch ends with fewer and fewer. A teacher that
+exceeds `max_response_tokens` can overspend a budget by what one batch exceeds it."""
 
 
 def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
@@ -209,7 +210,14 @@ def _opened_teacher(name: str, asked: Sequence[Prompt], work: _Work) -> Iterator
         server = context.execution.teachers[name]
         with closing(TextEndpoint.connect(config.endpoint, server, (CHAT,), f"execution.teachers.{name}")) as endpoint:
             paid = PaidTeacher(name, config, endpoint, store, environment, work.judges, work.progress)
-            asker = Asker(paid, None, _PAID_BATCH * endpoint.concurrency, limits=limits)
+            batches = _PAID_BATCH if work.settings.synthesize.budget is None else _PAID_BATCH_IN_BUDGET
+            asker = Asker(
+                paid,
+                None,
+                batches * endpoint.concurrency,
+                limits=limits,
+                keep=lambda _, answer: answer if answer.has_failed else None,
+            )
             # It tells of each new answer itself.
             yield Teacher(
                 name,
@@ -222,6 +230,7 @@ def _opened_teacher(name: str, asked: Sequence[Prompt], work: _Work) -> Iterator
                 paid.most,
                 work.progress,
                 lambda new: None,
+                paid.finish,
             )
     else:
         with _opened_folder(name, config, messages, asked, work) as teacher:

@@ -42,8 +42,8 @@ from luffy.stages.program import StageContext
 from luffy.stop_request import check_stop_request
 from luffy.types import Outcome, Prompt
 
-Keep: TypeAlias = Callable[[SampleRequest, ModelAnswer], ModelAnswer]
-"""What of a graded answer is stored."""
+Keep: TypeAlias = Callable[[SampleRequest, ModelAnswer], ModelAnswer | None]
+"""What of an answer is stored; None: nothing, the client does it."""
 Progress: TypeAlias = Callable[[Sequence[ModelAnswer]], None]
 """Called with each graded batch."""
 _Settings: TypeAlias = EvaluateSettings | SampleSettings | DifficultySettings
@@ -128,8 +128,7 @@ class Asker:
         ):
             for ((_, samples), _), answers in results:
                 kept = zip(samples, map(self._keep, samples, answers), strict=True)
-                # A client that is paid has saved answers itself.
-                store.add({sample.key: answer for sample, answer in kept if sample.key not in store})
+                store.add({sample.key: answer for sample, answer in kept if answer is not None})
                 if budget is not None:
                     for sample, answer in zip(samples, answers, strict=True):
                         budget.settle(sample, answer)

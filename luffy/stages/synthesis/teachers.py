@@ -81,6 +81,8 @@ class Teacher:
     """Called with the number of answers that were there already."""
     progress: Progress
     """Called with batches of new answers."""
+    finish: Callable[[], None] = lambda: None
+    """Called when all questions of a round have been asked."""
     num_admitted: int = 0
 
     def ask(self, questions: Sequence[SampleRequest]) -> list[SampleRequest]:
@@ -94,6 +96,7 @@ class Teacher:
         protocol = SuiteProtocol(config.temperature, config.top_p, 1, OWN, (), None)
         asked = _Round(self.name, protocol, config.max_response_tokens, samples)
         self.asker.ask([asked], self.store, self.progress, self)
+        self.finish()
         return samples[: self.num_admitted]
 
     @property
@@ -141,8 +144,8 @@ class PaidTeacher:
         self._player = None if environment is None else open_text_player(environment, judges)
         self._answered = answered
         self._has_answered = store.has_answered(name)
-        self._unanswered: list[tuple[FinishReason, LuffyError]] = []
-        """Since the last answer."""
+        self._unanswered: list[tuple[str, ModelAnswer, LuffyError]] = []
+        """Since the last answer; not in the store yet."""
         self._fault: LuffyError | None = None
 
     def keyed(self, samples: Sequence[SampleRequest]) -> list[SampleRequest]:
@@ -173,11 +176,19 @@ class PaidTeacher:
             answers = self._endpoint.run(self._ask_all(samples))
         except ExceptionGroup as group:
             raise group.exceptions[0] from None  # such as a full disk, from one of the tasks
-        if self._unanswered and not self._has_answered:
-            self._fault = self._fault or self._unanswered[0][1]
         if self._fault is not None:
             raise self._fault
         return answers
+
+    def finish(self) -> None:
+        """At the end of a round: what was not answered is the outcome of its question, unless nothing ever was."""
+        if self._unanswered and not self._has_answered:
+            raise self._unanswered[0][2]
+        self._save_unanswered()
+
+    def _save_unanswered(self) -> None:
+        self.store.add({key: answer for key, answer, _ in self._unanswered}, self.name)
+        self._unanswered.clear()
 
     async def _ask_all(self, samples: Sequence[SampleRequest]) -> list[ModelAnswer]:
         """One answer per sample; fewer where there is a fault."""
@@ -221,15 +232,17 @@ class PaidTeacher:
                 self.store.add({sample.key: answer}, self.name)
         except _RefusedTurn:
             answer = _without_text(FinishReason.REFUSED, chat.used)
+            self.store.add({sample.key: answer}, self.name)
         except RequestRejected as error:
-            answer = self._missed(FinishReason.REFUSED, chat.used, error)
+            answer = self._missed(sample.key, _without_text(FinishReason.REFUSED, chat.used), error)
         except (UserError, EnvironmentFault) as error:
             self._fault = error
             return None
         except LuffyError as error:
-            answer = self._missed(FinishReason.FAILED, chat.used, error)
+            answer = self._missed(sample.key, _without_text(FinishReason.FAILED, chat.used), error)
         self._answered(1)
-        return answer
+        # The asker needs its numbers alone: the texts of a batch may be gigabytes.
+        return answer if answer.has_failed else replace(answer, text="", turns=(), measures={})
 
     async def ask(self, request: TextRequest, max_tokens: int) -> tuple[TextCompletion, Usage]:
         """A turn and what it used; where the endpoint does not count the prompt's tokens, their bound counts."""
@@ -242,16 +255,16 @@ class PaidTeacher:
                 if attempt == _HALF_ANSWERS:
                     raise
         self._has_answered = True
-        self._unanswered.clear()
+        self._save_unanswered()
         counted = completion.prompt_tokens
         return completion, Usage(_most_tokens(request.prompt) if counted is None else counted, completion.num_tokens)
 
-    def _missed(self, reason: FinishReason, used: Usage, error: LuffyError) -> ModelAnswer:
-        self._unanswered.append((reason, error))
-        failed = sum(reason is FinishReason.FAILED for reason, _ in self._unanswered)
+    def _missed(self, key: str, answer: ModelAnswer, error: LuffyError) -> ModelAnswer:
+        self._unanswered.append((key, answer, error))
+        failed = sum(each.finish_reason is FinishReason.FAILED for _, each, _ in self._unanswered)
         if failed >= _FAILED_IN_A_ROW or len(self._unanswered) >= _UNANSWERED_IN_A_ROW:
             self._fault = self._fault or error
-        return _without_text(reason, used)
+        return answer
 
 
 class _RefusedTurn(Exception):
