@@ -482,6 +482,30 @@ def test_an_account_that_is_empty_ends_the_stage_and_counts_nothing(tmp_path, in
     assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 6}
 
 
+def test_an_endpoint_that_rejects_everything_from_some_moment_on_counts_nothing_whatever_its_batches(
+    tmp_path, inputs, monkeypatch
+):
+    monkeypatch.setattr("luffy.stages.synthesize._PAID_BATCH", 1)
+    monkeypatch.setattr("luffy.stages.synthesis.teachers._UNANSWERED_IN_A_ROW", 3)
+    config = settings({"r1": teacher()})
+    with served(mortal(2, right, refusal(400, "no credit"))) as endpoint, pytest.raises(ConfigError, match="no credit"):
+        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}, concurrency=1))
+    with served(right) as endpoint:
+        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 6}
+
+
+def test_a_rejected_prompt_is_an_outcome_although_it_fills_the_first_batch_of_a_tight_budget(tmp_path, inputs):
+    def rejects(path: str, body: dict) -> Reply:
+        return refusal(400, "the prompt is filtered")
+
+    config = settings({"r1": teacher()}, budget={"max_tokens": 80})
+    with served(by_prompt({1: rejects})) as endpoint:
+        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}, concurrency=1))
+    assert number_in(endpoint.asked[0][1]) == 1
+    assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 5, "refused": 2}
+
+
 def test_a_synthesis_without_prompts_to_ask_is_refused(tmp_path, inputs):
     rows = read_prompts(inputs["data"] / "train.parquet")[:1]
     write_prompts(inputs["data"] / "train.parquet", rows)
