@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -119,6 +120,10 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        for deployment in client.read_deployments():
+            module = (deployment.entrypoint or "").rpartition(".")[0]
+            if module.startswith("luffy.flows.") and find_spec(module) is None:
+                client.delete_deployment(deployment.id)  # of a flow that an earlier version had
         _close(client, dead & _open_runs(client))
         if PREFECT_SERVER_API_AUTH_STRING.value() is None:  # neither in the environment nor in a file of Prefect's
             write_atomic(home / SERVER_FILE, address.url)

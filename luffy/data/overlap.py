@@ -24,8 +24,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from luffy.data.schema import problem_key, problem_text, text_key
 from luffy.data.sources.column_mapping import without_options
@@ -92,6 +90,9 @@ def near_duplicate_clusters(signatures: Signatures, threshold: float) -> npt.NDA
     Clusters are the connected components of pairs with a similarity of at least `threshold`. Within a band, a row is
     compared only with the first and the previous row that have the same minima, so time is linear except for sorting.
     """
+    from scipy.sparse import coo_array  # slow, and the processes that prepare shards need none
+    from scipy.sparse.csgraph import connected_components
+
     # The longest bands for which a pair `_MARGIN` below the threshold is compared with probability 1/2 or more: the
     # S-curve of banding rises at (1/b)^(1/r).
     fitting = (rows for rows in _BAND_ROWS if (rows / NUM_HASHES) ** (1 / rows) <= threshold - _MARGIN)

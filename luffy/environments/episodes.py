@@ -12,6 +12,7 @@ import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from luffy.config.environment import EpisodeLimits
@@ -186,8 +187,9 @@ class EpisodePlayer:
         An episode whose environment failed says so (`Episode.fault`); how many may fail is for the caller to decide
         (`FailedShare`). Whatever the engine raises ends all episodes.
         """
-        sampler = TurnSampler(engine, params, self._lanes, len(starts), f"play {next(self._plays)}")
-        return run_in_loop(self._play_all(starts, sampler))
+        name = f"play {next(self._plays)}"
+        with closing(TurnSampler(engine, params, self._lanes, len(starts), name)) as sampler:
+            return run_in_loop(self._play_all(starts, sampler))
 
     async def _play_all(self, starts: Sequence[EpisodeStart], sampler: TurnSampler) -> list[Episode]:
         tasks = [asyncio.create_task(self._play(start, index, sampler)) for index, start in enumerate(starts)]
@@ -198,7 +200,6 @@ class EpisodePlayer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            sampler.close()
 
     async def _play(self, start: EpisodeStart, index: int, sampler: TurnSampler) -> Episode:
         live = LiveEpisode(start, self._make, self.scorer)

@@ -91,14 +91,17 @@ class Retention:
         comparing = tuple(f"{record.experiment}." for record in records if record.is_live and record.experiment)
         num_newer, going = Counter[str](), set(named)
         for record in sorted(records, key=lambda record: record.started, reverse=True):
+            newer = num_newer[record.experiment]
+            num_newer[record.experiment] += 1
+            # Nothing else of a record that cannot be read is used, since it may be anything.
+            if record.condition in ("running", "unreadable") or record.experiment.startswith(comparing):
+                continue
             beyond = []
             if self.keep_runs is not None:
-                beyond.append(num_newer[record.experiment] >= self.keep_runs)
+                beyond.append(newer >= self.keep_runs)
             if self.older_than_s is not None:
                 beyond.append(bool(record.started) and time.time() - record.started_s > self.older_than_s)
-            num_newer[record.experiment] += 1
-            is_open = record.condition in ("running", "unreadable") or record.experiment.startswith(comparing)
-            if beyond and all(beyond) and not is_open:
+            if beyond and all(beyond):
                 going.add(record.directory)
         kept = [record for record in records if record.directory not in going]
         going -= {arm for record in kept for arm in record.arms.values()} - named

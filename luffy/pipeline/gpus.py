@@ -152,9 +152,9 @@ def _present_gpus(waiting: Waiting, stopped: Stopped) -> tuple[Gpu, ...]:
 def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, stopped: Stopped) -> list[Gpu]:
     """Lock `wanted` GPUs or none, so that two waiting stages cannot deadlock."""
     folder = Path(tempfile.gettempdir()) / f"luffy-gpus-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
     announced = False
     while True:
+        folder.mkdir(mode=0o700, exist_ok=True)  # somebody may clean the temporary folder while stages wait
         with ExitStack() as attempt:
             locked: list[Gpu] = []
             for gpu in gpus:

@@ -60,7 +60,9 @@ def accuracy_table(findings: Findings, decoding: str) -> Table:
     names = {"": TableCell("base"), **{arm.name: _name(findings, arm) for arm in findings.arms}}
     scores = {name: [findings.score(name, (suite, decoding)) for suite in suites] for name in names}
     shown = {name: found for name, found in scores.items() if name or any(found)}
-    rows = ((names[name], *(_score(each, missing) for each in found)) for name, found in shown.items())
+    rows = (
+        (names[name], *(_score(each, missing if name else None) for each in found)) for name, found in shown.items()
+    )
     return table((kind, *suites), rows, style="numbers")
 
 

@@ -97,7 +97,7 @@ class TransformersEngine:
             _DecodingRow(torch.rand(limit(request, params), generator=generator, dtype=torch.float64))
             for request, generator in zip(requests, seeded, strict=True)
         ]
-        contexts = [torch.tensor(_context(request)) for request in requests]
+        contexts = [torch.tensor(_context(request), dtype=torch.long) for request in requests]
         input_ids_BT, mask_BT = (
             pad_sequence(tensors, batch_first=True, padding_side="left").to(self.model.device)
             for tensors in (contexts, [torch.ones_like(context) for context in contexts])

@@ -444,11 +444,14 @@ def test_kill_9_leaves_no_process_and_the_next_server_closes_what_ran(served):
     run = served.begin(LONG)
     served.wait_for_steps(run)
     elsewhere = served.running_on("another-host")
+    flow = served.ask("flows/filter", limit=1)[0]["id"]
+    served.ask("deployments/", name="of an earlier version", flow_id=flow, entrypoint="luffy.flows.gone.gone")
     served.process.kill()
     served.process.wait()
     wait_until(lambda: served.processes() == [])
     served.process = served.start()
     assert (served.state(run), served.state(elsewhere)) == ("CRASHED", "RUNNING")
+    assert "of an earlier version" not in {found["name"] for found in served.ask("deployments/filter", limit=200)}
     assert served.end_of(served.begin(SHORT)) == "COMPLETED"
     assert not [*served.workspace.glob("stages/" + "[0-9a-f]" * 32)]
 

@@ -120,6 +120,8 @@ def test_an_unreadable_record_keeps_the_results_linked_beside_it(workspace, open
     directory = run_of(opened())
     (directory / "run.json").write_text("{")
     assert found(workspace, Retention(keep_runs=0)) == {}
+    (directory / "run.json").write_text('{"state": "paused", "started": "yesterday"}')
+    assert directory not in found(workspace, Retention(older_than_s=0.0))
 
 
 def test_a_live_run_whose_record_cannot_be_read_keeps_all_results(workspace, opened, finish_all):
