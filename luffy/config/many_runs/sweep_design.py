@@ -115,6 +115,8 @@ class BudgetConfig(StrictModel):
             yield "give exactly one of optimizer_steps, rollouts and tokens"
         if self.tokens is not None and self.max_optimizer_steps is None:
             yield "max_optimizer_steps: missing; tokens needs it, for an arm that spends too few"
+        if self.tokens is None and self.max_optimizer_steps is not None:
+            yield "max_optimizer_steps has no effect without tokens; remove it"
 
     @property
     def text(self) -> str:
@@ -313,6 +315,8 @@ class SweepDesign(StrictModel):
         select, grids = self.select, [self.grid, *(arm.grid for arm in self.arms.values())]
         if self.arms and select is None and any(grid is not None for grid in grids):
             yield "select: missing; a grid needs it to choose its values"
+        if select is not None and all(grid is None for grid in grids):
+            yield "select: has no effect without a grid; give one, or remove it"
         if select is not None:
             if self.axes and select.on != VALIDATION:
                 yield "select.on: a study chooses values on the validation split; remove it"

@@ -373,6 +373,7 @@ def test_an_arm_cannot_be_unequal(load, override, says):
         (COMPARED, "sft_steps: 4", "sft_steps: 12", "leaves 0 to RL"),
         (COMPARED, "method: sft}", "method: sft, sft_steps: 2}", "sft_steps has no effect"),
         (COMPARED, "seeds: ", 'overrides: ["rl.steps=9"]\nseeds: ', "many.yaml:3: overrides: rl.steps cannot be"),
+        (COMPARED, "12}", "12, max_optimizer_steps: 9}", "max_optimizer_steps has no effect without tokens"),
         (COMPARED, "sft_steps: 4", "sft_tokens: 4", "sft_tokens has no effect without budget.tokens"),
         (COMPARED, STEPS, ROLLOUTS, "samples no rollouts"),
         (
@@ -439,6 +440,7 @@ def test_an_arm_cannot_be_unequal(load, override, says):
          "every arm needs the same number of points"),
         (TUNED, "grid: {rl.optimizer.lr: [1e-4, 1e-3]}\n", "", "arms.luffy: grid: has 1 points, and that of arm sft 2"),
         (TUNED, "select: {on: validation, seeds: [100, 101]}\n", "", "select: missing; a grid needs it"),
+        (COMPARED, STEPS, STEPS + "select: {seeds: [100]}\n", "select: has no effect without a grid"),
         (TUNED, "[100, 101]", "[100, 2]", "select.seeds: 2 is also reported"),
         (TUNED, "[100, 101]", "[100, 100]", "select.seeds: give each seed once"),
         (TUNED, "[100, 101]", "[100, 101], halving: {min_resource: 6}", "select.halving: unknown key"),
