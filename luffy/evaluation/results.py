@@ -18,6 +18,7 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, find_sampl
 from luffy.files import write_atomic
 from luffy.grading.kinds import fault_of_form
 from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
+from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 from luffy.tracking.advice import MOST, UNREAD, advice_on_responses
 from luffy.types import TOKEN_LIMITS, Outcome
 
@@ -370,6 +371,20 @@ class CheckpointScores:
     def row(self, cell: Cell) -> ResultRow | None:
         """The result on a suite under a decoding, if it was evaluated."""
         return next((row for row in self.results.rows if (row.suite, row.decoding) == cell), None)
+
+    def against(self, first: "CheckpointScores", suites: Iterable[str], decoding: str) -> BenchmarkComparisons:
+        """How it compares with `first` on the same problems of every suite; LuffyError where they are not the same."""
+        pairs = {}
+        for cell in ((suite, decoding) for suite in suites):
+            before, after, row = first.correct[cell], self.correct[cell], self.row(cell)
+            if before.keys() != after.keys():
+                names = f"{first.checkpoint} and {self.checkpoint}"
+                raise LuffyError(f"{names} were evaluated on different problems of {cell}")
+            assert row is not None
+            k = row.num_samples
+            shares, others = ([solved[uid] / k for uid in before] for solved in (before, after))
+            pairs[cell[0]] = PairedAccuracies(shares, others, k)
+        return compare(pairs, self.results.confidence)
 
 
 def read_scores(directory: Path) -> CheckpointScores:

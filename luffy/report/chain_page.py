@@ -44,7 +44,6 @@ from luffy.report.curves import OUTCOME_COLORS, draw_held_out, draw_outcomes, dr
 from luffy.report.evaluation_page import DOT_NOTE, Scored, breakdowns, measures, shares_at_k, votes
 from luffy.report.figures import bars, dots
 from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn
-from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 from luffy.tracking.tracker import SAMPLES_FILE, SampleRollout, read_samples
@@ -104,20 +103,6 @@ class FinishedChain:
         """The checkpoints that were evaluated on a suite under a decoding."""
         found = ((each.checkpoint, each.row(cell)) for each in self.evaluations)
         return [Scored(checkpoint_name(name), self.colors[name], row) for name, row in found if row is not None]
-
-    def comparison(self, first: CheckpointScores, second: CheckpointScores, decoding: str) -> BenchmarkComparisons:
-        """How `second` compares with `first` on the same problems of every suite."""
-        pairs = {}
-        for cell in ((suite, decoding) for suite in self.suites):
-            before, after, row = first.correct[cell], second.correct[cell], second.row(cell)
-            if before.keys() != after.keys():
-                names = f"{first.checkpoint} and {second.checkpoint}"
-                raise LuffyError(f"{names} were evaluated on different problems of {cell}")
-            assert row is not None
-            k = row.num_samples
-            shares, others = ([solved[uid] / k for uid in before] for solved in (before, after))
-            pairs[cell[0]] = PairedAccuracies(shares, others, k)
-        return compare(pairs, second.results.confidence)
 
 
 def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> FinishedChain:
@@ -204,7 +189,7 @@ def chain_page(chain: FinishedChain) -> Page:
 def difference_table(chain: FinishedChain, decoding: str) -> Table:
     """Percentage points between consecutive checkpoints on the same problems."""
     header = (f"{checkpoint_name(a.checkpoint)} → {checkpoint_name(b.checkpoint)}" for a, b in chain.transitions)
-    comparisons = [chain.comparison(first, second, decoding) for first, second in chain.transitions]
+    comparisons = [second.against(first, chain.suites, decoding) for first, second in chain.transitions]
     rows: list[list[str | TableCell]] = []
     for suite in chain.suites:
         rows.append([suite])
@@ -227,7 +212,7 @@ def _opening(chain: FinishedChain, confidence: str) -> Section:
 
     over = f" after Holm's correction over {len(chain.suites)} suites" if len(chain.suites) > 1 else ""
     for first, second in chain.transitions:
-        row = chain.comparison(first, second, decoding).on(suite)
+        row = second.against(first, chain.suites, decoding).on(suite)
         verdict = "a clear difference" if row.is_significant else "not distinguishable from no change"
         names = f"{checkpoint_name(second.checkpoint)} minus {checkpoint_name(first.checkpoint)}"
         cell = difference(row.paired.difference)
@@ -238,7 +223,7 @@ def _opening(chain: FinishedChain, confidence: str) -> Section:
 
     if len(chain.suites) > 1 and len(chain.evaluations) > 1:  # the other suites, first checkpoint against last
         first, last = chain.evaluations[0], chain.evaluations[-1]
-        comparison = chain.comparison(first, last, decoding)
+        comparison = last.against(first, chain.suites, decoding)
         changes: dict[bool, list[str]] = {True: [], False: []}
         for other in chain.suites[1:]:
             before, after = (each.row((other, decoding)) for each in (first, last))

@@ -32,7 +32,6 @@ from luffy.report.cells import (
 )
 from luffy.report.figures import Chart, chart, dots, estimates
 from luffy.report.page import Figure, Page, Section, html, markdown
-from luffy.statistics.paired import PairedAccuracies, compare
 
 SUMMARY_FILE = "summary.md"
 PAGE_FILE = "summary.html"
@@ -120,14 +119,8 @@ def checkpoints_page(steps: Mapping[int, CheckpointScores]) -> Page:
         title = "Accuracy in percent: suite, problems × responses to each"
         tables.append(table(("step", *header), cells, title, style="numbers"))
         if len(steps) > 1:  # the first against the last, on the same problems
-            pairs = {}
-            for row in rows:
-                before, after = first.correct[row.suite, decoding], last.correct[row.suite, decoding]
-                k = row.num_samples
-                shares, others = ([solved[uid] / k for uid in before] for solved in (before, after))
-                pairs[row.suite] = PairedAccuracies(shares, others, k)
-            compared, changes = compare(pairs, confidence), []
-            for suite in pairs:
+            compared, changes = last.against(first, estimates_of, decoding), []
+            for suite in estimates_of:
                 of_suite = compared.on(suite)
                 change = of_suite.paired.difference
                 verdict = "clear" if of_suite.is_significant else "not distinguishable from no change"

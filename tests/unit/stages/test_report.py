@@ -156,7 +156,7 @@ def test_a_difference_is_called_clear_only_after_holms_correction(written, chain
     for decoding in finished.decodings:
         rows = difference_table(finished, decoding).rows
         for column, (first, second) in enumerate(finished.transitions, start=1):
-            comparison = finished.comparison(first, second, decoding)
+            comparison = second.against(first, finished.suites, decoding)
             adjusted = holm([row.paired.p_value for row in comparison.benchmarks])
             for row, p in zip(rows, adjusted, strict=True):
                 assert (row[column].tone != "") == (p < 0.05)
