@@ -197,7 +197,7 @@ def top_entropy_mask(tokens: TokenBatch, share: float) -> Tensor:
     for sequence in tokens.sequence_BT[tokens.selected_BT].unique():
         own_BT = tokens.selected_BT & (tokens.sequence_BT == sequence)
         entropy_N = tokens.entropy_BT[own_BT]
-        # Rounded first: 0.2 of 15 tokens is 3, not the 4 above 3.0000000000000004.
+        # Rounded first: 0.55 of 100 tokens is 55, not the 56 above 55.00000000000001.
         count = int(-(-round(share * len(entropy_N), 9) // 1))
         # A stable sort: tokens of equal entropy keep their order, whatever the layout.
         top_N = entropy_N.sort(descending=True, stable=True).indices[:count]

@@ -67,9 +67,12 @@ def test_top_entropy_mask_works_on_each_sequence(share: float, cases: list[Token
     assert gradient.tolist() == (-np.concatenate(expected)).tolist()
 
 
-def test_tokens_of_equal_entropy_are_kept_up_to_the_share() -> None:
-    _, gradient = evaluate_term(term(NLL, "off_policy", top_entropy_share=0.5), tokens([-1.0] * 4, entropy=[1.0] * 4))
-    assert gradient.sum() == -2.0
+@pytest.mark.parametrize(("share", "length", "kept"), [(0.5, 4, 2), (0.55, 100, 55)])
+def test_tokens_of_equal_entropy_are_kept_up_to_the_share(share: float, length: int, kept: int) -> None:
+    """0.55 of 100 tokens is 55.00000000000001 in floats."""
+    case = tokens([-1.0] * length, entropy=[1.0] * length)
+    _, gradient = evaluate_term(term(NLL, "off_policy", top_entropy_share=share), case)
+    assert gradient.sum() == -kept
 
 
 def test_correction_and_mask_multiply() -> None:
