@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
 
 from luffy.errors import EXIT_TEMPORARY, LuffyError
@@ -33,8 +34,8 @@ class StoppedOnRequest(LuffyError):
 _deferred = threading.Event()
 """Set within a block that defers requests."""
 _received: set[int] = set()
-_first = threading.Event()
-"""Set by the first request."""
+_first: SimpleQueue[None] = SimpleQueue()
+"""Has an item after the first request. Unlike an event's, its lock does not stop a handler that interrupts another."""
 
 
 def receive_stop_requests() -> None:
@@ -45,7 +46,7 @@ def receive_stop_requests() -> None:
 
 def stop_is_requested() -> bool:
     """Whether a request has come that waits for the work under way."""
-    return _first.is_set()
+    return bool(_received)
 
 
 def check_stop_request(what_is_kept: str) -> None:
@@ -63,7 +64,7 @@ def deferring_stop_requests(grace_s: float, at_deadline: Callable[[], None]) -> 
     """
 
     def watch() -> None:
-        _first.wait()
+        _first.put(_first.get())  # back, for the threads of other blocks
         if not never.wait(grace_s):
             at_deadline()
 
@@ -78,9 +79,9 @@ def deferring_stop_requests(grace_s: float, at_deadline: Callable[[], None]) -> 
 
 def _receive(number: int, frame: FrameType | None) -> None:
     # Also just after the block: the supervisor's signal may follow that of the scheduler into the clean-up.
-    if (_deferred.is_set() or _first.is_set()) and number not in _received:
+    if (_deferred.is_set() or _received) and number not in _received:
         _received.add(number)
-        _first.set()
+        _first.put(None)
         return
     for each in STOP_SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # a further signal must not interrupt the clean-up

@@ -93,6 +93,8 @@ class ManyRuns:
 
 @dataclass(frozen=True, slots=True)
 class StudyOutcome:
+    """What one call of `run_cells` achieved."""
+
     failures: list[str]
     """A line for each failed run."""
     num_runs: int

@@ -48,6 +48,8 @@ Generation = EvaluateSettings | DifficultySettings | SampleSettings
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
+    """The cost of one whole stage."""
+
     node: str
     seconds: float | None
     """None: unknown, for the reason in `words`."""

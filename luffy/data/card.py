@@ -36,6 +36,8 @@ _AT_ONCE = 1024
 
 @dataclass(slots=True)
 class GoldCheck:
+    """The result of the check."""
+
     counts: Counter[str] = field(default_factory=Counter)
     """Problems whose reference `meets_itself`, `fails`, is accepted as `text_alone`, or was `not_checked`."""
     findings: list[Mapping[str, object]] = field(default_factory=list)
@@ -205,6 +207,7 @@ def histogram(lengths: Sequence[int] | npt.NDArray[np.int32]) -> dict[str, int]:
 
 
 def card_json(card: DataCard) -> str:
+    """Return the contents of `card.json`."""
     content = {
         "vocabulary_size": card.vocabulary_size,
         "benchmarks": {"checked": dict(card.checked), "not_checked": list(card.not_checked)},
@@ -215,6 +218,7 @@ def card_json(card: DataCard) -> str:
 
 
 def card_markdown(card: DataCard) -> str:
+    """Return the contents of `card.md`."""
     checked = ", ".join(f"{name} ({rows} rows)" for name, rows in card.checked.items()) or "none"
     not_checked = ", ".join(card.not_checked) or "none"
     overview = [

@@ -192,6 +192,7 @@ def read_card(path: Path) -> DifficultyCard:
 
 
 def card_markdown(card: DifficultyCard) -> str:
+    """Return the contents of `card.md`."""
 
     def side(rate: float) -> str:
         if card.min_pass_rate <= rate <= card.max_pass_rate:
@@ -297,11 +298,13 @@ def sample_card(policy: str, number: int, config: SampleConfig, rates: RateSumma
 
 
 def read_sample_card(path: Path) -> SampleCard:
+    """The card that `card_json` wrote."""
     values = json.loads(path.read_text(encoding="utf-8"))
     return SampleCard(**{**values, "rates": RateSummary(**values["rates"]), "kept": KeptCount(**values["kept"])})
 
 
 def sample_card_markdown(card: SampleCard) -> str:
+    """The contents of `card.md`."""
     rates, kept = card.rates, card.kept
     lines = [
         f"# Sampled traces, round {card.round}",

@@ -114,6 +114,8 @@ def remedies(reasons: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
+    """The rules for the rows of a source."""
+
     max_prompt_tokens: int | None
     """None: an evaluation suite, from which nothing is dropped."""
     max_trace_tokens: int

@@ -137,6 +137,7 @@ def finished_shards(folder: Path) -> list[Path]:
 
 
 def read_statistics(path: Path) -> ShardStatistics:
+    """Return the statistics of one shard."""
     statistics = ShardStatistics()
     for name, value in json.loads(path.read_text(encoding="utf-8")).items():
         setattr(statistics, name, Counter(value) if isinstance(value, dict) else value)

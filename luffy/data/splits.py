@@ -221,6 +221,8 @@ _LUFFY = "train.luffy.parquet"
 
 @dataclass(slots=True)
 class WrittenData:
+    """What `add_traces` wrote."""
+
     files: list[str] = field(default_factory=lambda: [TRAIN, SFT, COMPLEMENT])
     train_rows: int = 0
     sft_rows: int = 0

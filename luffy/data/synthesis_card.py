@@ -83,6 +83,7 @@ class SynthesisCard:
 
 
 def write_synthesis_card(out: Path, card: SynthesisCard) -> None:
+    """Write `card.json` and `card.md`."""
     write_atomic(out / "card.json", json.dumps(asdict(card), indent=1) + "\n")
     used = f"Used: {card.num_tokens:,} tokens of prompts and answers{_of(card.max_tokens, ',')}"
     if card.cost is not None:
@@ -128,6 +129,7 @@ def write_synthesis_card(out: Path, card: SynthesisCard) -> None:
 
 
 def read_synthesis_card(path: Path) -> SynthesisCard:
+    """The card in a `card.json`."""
     fields = json.loads(path.read_text(encoding="utf-8"))
     teachers = {name: TeacherCard(**teacher) for name, teacher in fields.pop("teachers").items()}
     without, never_asked = tuple(fields.pop("without")), tuple(fields.pop("never_asked"))

@@ -146,6 +146,7 @@ def received_messages(method: str, found: object) -> list[Message]:
 
 
 def received_counts(found: object) -> dict[str, float]:
+    """The numbers that `counts` returned, by name."""
     if not isinstance(found, Mapping):
         raise TypeError(f"counts returned {found!r:.80}, and has to return numbers by name")
     return {str(name): finite_number(f"count {name}", value) for name, value in found.items()}

@@ -83,6 +83,8 @@ class FormCounts(StrictModel):
 
 
 class SamplingProtocol(StrictModel):
+    """How the responses were sampled."""
+
     template: str
     temperature: float
     top_p: float
@@ -143,6 +145,8 @@ class ResultRow(StrictModel):
 
 
 class EvaluationResults(StrictModel):
+    """All rows of one checkpoint."""
+
     checkpoint: str
     """`base`, `sft` or `rl`."""
     confidence: float

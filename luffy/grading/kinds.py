@@ -65,6 +65,7 @@ def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
 
 
 def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
+    """The grade under `kind`, from those of its steps."""
     if not isinstance(kind, AnyGrader | BothGrader | WeightedGrader):
         return next(found)
     parts = _parts(kind)

@@ -54,6 +54,8 @@ _Open = Verification | Judging
 
 @dataclass(slots=True, eq=False)
 class Job:
+    """A verification and its progress."""
+
     work: Verification
     verdict: "Future[Grade]"
     submitted: float = field(default_factory=time.monotonic)

@@ -40,6 +40,7 @@ _MIN_SHOWN = 80
 
 
 def problem_of(prompt: Prompt) -> Problem:
+    """What a grader may know about `prompt`."""
     asked = [message.content for message in prompt.messages if message.role == "user"]
     shown = tuple(
         message.content
@@ -51,6 +52,8 @@ def problem_of(prompt: Prompt) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class GradeRequest:
+    """A response and its reference answer."""
+
     response: str
     ground_truth: str
     problem: Problem = Problem()
@@ -64,6 +67,8 @@ class GradeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
+    """The result of grading, with the reason."""
+
     outcome: Outcome
     extracted: str | None = None
     """The final answer as written in the response; None without one."""
@@ -99,6 +104,8 @@ def require_verdicts(grades: Sequence[Grade], graded: str, consequence: str) -> 
 
 
 class Verification(NamedTuple):
+    """A check for a worker process."""
+
     check: str
     """A key of `luffy.grading.checks.CHECKS`."""
     answer: str
@@ -110,12 +117,16 @@ class Verification(NamedTuple):
 
 
 class JudgeRequest(NamedTuple):
+    """An answer, and what a judge is shown with it."""
+
     answer: str
     gold: str
     question: str
 
 
 class Judging(NamedTuple):
+    """A request to a judge."""
+
     judge: JudgeGrader
     request: JudgeRequest
 
@@ -135,6 +146,8 @@ LOAD = "load"
 
 
 class Reply(NamedTuple):
+    """A worker's verdict."""
+
     outcome: Outcome
     reason: str
     reward: float | None = None

@@ -45,6 +45,7 @@ def measure(*paths: Path) -> Extent:
 
 
 def joined(extents: Iterable[Extent]) -> Extent:
+    """The sum of `extents`."""
     total, inodes = 0, Counter[tuple[int, int, int, int]]()
     for extent in extents:
         total += extent.num_bytes

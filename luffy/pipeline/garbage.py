@@ -131,6 +131,8 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Disposal:
+    """Outcome of a deletion."""
+
     gone: tuple[Garbage, ...]
     spared: tuple[tuple[Garbage, str], ...]
     """Garbage that was not deleted, each item with the reason."""
@@ -358,7 +360,7 @@ def _leftovers(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Itera
             folders += [directory, directory / "stages", directory / JOBS_FOLDER]
         elif record is None and is_old and all(map(is_temporary, directory.iterdir())):
             yield Garbage("run", directory, "killed before it began", _modified(directory))
-    # Of `luffy.files.replacing`, and links of runs.
+    # By `luffy.files.replacing`, and links of runs.
     written = (path for folder in folders for path in filter(is_temporary, _entries(folder)))
     files = (path for path in written if path.is_symlink() or path.is_file())
     for path in [*workspace.root.glob(_PROBE), *files]:

@@ -16,6 +16,8 @@ from luffy.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class StageNode:
+    """One stage of the chain."""
+
     name: str
     """Unique in the chain: the stage's own name (`rl`, `sft_2`), or one derived from what it evaluates
     (`evaluate_rl`)."""

@@ -33,6 +33,8 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class OutputFile(StrictModel):
+    """One file of a stage's result."""
+
     path: str
     """Relative to the stage's directory, with `/`."""
     bytes: int

@@ -241,7 +241,7 @@ class _Rank:
         return parts
 
     def _learning(self, owner: str, parameters: int, trained: int) -> list[Component]:
-        """Of the `parameters`, `trained` have gradients and optimizer states.
+        """Gradients and optimizer states of the `trained` ones among `parameters`.
 
         Gradients: sums in float32, sharded from ZeRO 2 on; with ZeRO 1 also the gradients of the pass. Optimizer:
         Adam's two moments, and the master weights that ZeRO keeps for every compute type.

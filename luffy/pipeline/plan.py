@@ -15,6 +15,8 @@ _HASH_DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
+    """The decision for one stage."""
+
     node: StageNode
     identity: Identity
     directory: Path

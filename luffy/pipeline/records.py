@@ -27,6 +27,8 @@ _SUGGESTED = 5
 
 @dataclass(frozen=True, slots=True)
 class StageEntry:
+    """One stage of a run."""
+
     key: str
     directory: Path
     action: str

@@ -27,6 +27,8 @@ _ROUNDING = 1.03
 
 @dataclass(frozen=True, slots=True)
 class Resources:
+    """The findings about an experiment's GPUs."""
+
     gpus: tuple[GpuMemory, ...]
     """Estimated memory of each kind of GPU; empty if there is no estimate."""
     notes: tuple[str, ...]

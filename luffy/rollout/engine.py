@@ -54,6 +54,7 @@ def room(request: RolloutRequest, params: SamplingParams) -> int:
 
 
 def limit(request: RolloutRequest, params: SamplingParams) -> int:
+    """Number of tokens that may be sampled for the request."""
     left = room(request, params)
     return left if request.max_new_tokens is None else min(left, request.max_new_tokens)
 

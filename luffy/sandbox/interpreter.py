@@ -171,6 +171,7 @@ def _read_requests(control_fd: int) -> "Iterator[tuple[str, str]]":
 
 
 def main(control_fd: int, settings: Settings) -> None:
+    """Run requests until the other side is gone."""
     if settings["parent_pid"] is not None:
         import ctypes  # not in bubblewrap, where it would only delay the start
 

@@ -1,6 +1,6 @@
 """A session: runs calls in an interpreter's process, watches their limits, and says in words how they ended.
 
-Of what a call prints the start and the end are kept; the rest is counted.
+The start and the end of what a call prints are kept; the rest is counted.
 """
 
 import asyncio
@@ -129,7 +129,7 @@ class InterpreterSession:
             if stop is None:
                 assert status is not None
                 return reading.printed.text(), status
-            # Of endless output only the start is reproducible.
+            # Only the start of endless output is reproducible.
             text = reading.printed.start() if stop.status is ExecutionStatus.OUTPUT_LIMIT else reading.printed.text()
             outcome = "the session is over and its names are lost" if self._over else "names defined before are kept"
             line_end = "" if text.endswith("\n") or not text else "\n"

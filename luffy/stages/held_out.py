@@ -48,7 +48,7 @@ OpenAsker = Callable[[RolloutEngine], Asker]
 def read_problems(
     settings: RLSettings | SFTSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[tuple[EvaluationRequest, ...], int]:
-    """What is asked of each suite in the prepared data, and the largest number of tokens of a prompt with its response.
+    """The requests of each suite in the prepared data, and the largest number of tokens of a prompt with its response.
 
     DataError for problems that do not fit the stage's model.
     Warns if the weights are chosen by suites that evaluations also report.

@@ -16,6 +16,7 @@ MARKDOWN_FILE = "report.md"
 
 
 def run(settings: ReportSettings, context: StageContext) -> StageResult:
+    """Read the finished stages and write the report."""
     chain = read_chain(settings.experiment, context.inputs)
     context.events.progress(1, 3)
     page = chain_page(chain)

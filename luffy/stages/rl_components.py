@@ -44,6 +44,8 @@ from luffy.types import Group, Message, Prompt
 
 @dataclass(frozen=True, slots=True)
 class RLComponents:
+    """The objects that the RL loop needs."""
+
     steps: StepRunner
     trainer: Trainer
     held_out: HeldOut | Unmeasured
@@ -197,6 +199,7 @@ def read_tasks(settings: RLSettings, data: Path, tokenizer: PreTrainedTokenizerB
 def tokenize_tasks(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], history: History = "exact"
 ) -> list[RolloutTask]:
+    """A task for each prompt."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
     encoded = encode_demonstrations(tokenizer, prompts, history)
     return [

@@ -324,7 +324,7 @@ class StoredWeights:
         lacking: list[str] = []
         misshapen: list[tuple[str, torch.Size, torch.Size]] = []
         try:
-            # Of other kinds transformers cannot tell which weights they have.
+            # Transformers cannot tell which weights other kinds have.
             if parse_json(text).get("model_type") in CONFIG_MAPPING:
                 loaded = AutoConfig.from_pretrained(config, trust_remote_code=False)
                 if type(loaded) in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(loaded, "quantization_config"):

@@ -72,6 +72,7 @@ def init_deepspeed_comm() -> None:
 
 
 def device() -> torch.device:
+    """This rank's device."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
@@ -87,6 +88,7 @@ def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Te
 
 
 def max_over_ranks(value: int) -> int:
+    """The largest `value` of any rank."""
     if dist.get_world_size() == 1:
         return value
     largest = torch.tensor(value, device=device())

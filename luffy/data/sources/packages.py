@@ -106,6 +106,8 @@ _SCORED = "(scored by the environment)"
 
 
 class VerifiersTasks:
+    """The first `num_prompts` tasks of a split."""
+
     kind = "verifiers"
     is_light = False
 

@@ -313,6 +313,8 @@ class BoardTable:
 
 @dataclass(frozen=True, slots=True)
 class Board:
+    """Everything the leaderboard shows."""
+
     tables: tuple[BoardTable, ...]
     published: tuple[PublishedTable, ...]
     left_out: tuple[LeftOut, ...]

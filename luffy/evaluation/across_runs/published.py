@@ -34,12 +34,16 @@ class PublishedBenchmark(StrictModel):
 
 
 class PublishedRow(StrictModel):
+    """One model of a published table."""
+
     name: str
     accuracies: dict[str, Percent]
     """Accuracy by benchmark."""
 
 
 class PublishedTable(StrictModel):
+    """A table of results from a paper."""
+
     title: str
     source: str
     """Its place in the paper, such as a table."""

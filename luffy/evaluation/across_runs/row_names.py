@@ -41,6 +41,8 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class RowName:
+    """The name of a row."""
+
     experiment: str
     """Experiments of all runs that share the model; empty where no run is left."""
     method: str

@@ -101,6 +101,8 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class ArmTuning:
+    """All tries of one arm."""
+
     arm: str
     tries: tuple[Try, ...]
     """In the order of the grid."""
@@ -176,6 +178,8 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
+    """All numbers of a design."""
+
     design: SweepDesign
     confidence: float
     measured: tuple[Cell, ...]

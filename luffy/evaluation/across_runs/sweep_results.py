@@ -25,6 +25,8 @@ TIMED = frozenset({"seconds", "peak_memory_gib", "gpu_hours"})
 
 @dataclass(frozen=True, slots=True, order=True)
 class MeasureRow:
+    """One measure of one run."""
+
     cell: str
     role: str
     """`reported`; `tried`: a run of tuning; `base`: the policy that all arms of the cell start from."""
@@ -126,6 +128,7 @@ def result_files(design: Path, name: str) -> tuple[Path, Path]:
 
 
 def run_rows(cell: str, role: str, arm: str, point: GridPoint, result: RunResult) -> SweepResults:
+    """The rows of a finished run."""
     place = MeasureRow(cell, role, arm, point.number, point.text, result.seed, "", "", "", 0.0)
     return _rows(place, result.evaluation, result.costs.values())
 
@@ -136,6 +139,7 @@ def base_rows(cell: str, scores: CheckpointScores) -> SweepResults:
 
 
 def together(parts: Iterable[SweepResults]) -> SweepResults:
+    """The rows of all parts, in their order."""
     parts = list(parts)
     return SweepResults(
         tuple(row for part in parts for row in part.measures), tuple(row for part in parts for row in part.outcomes)

@@ -91,6 +91,7 @@ def read_or_none(text: str) -> Expression | None:
 
 
 def variables(expression: Expression) -> frozenset[str]:
+    """The names of the variables in `expression`."""
     if isinstance(expression, Variable):
         return frozenset() if expression.name in CONSTANTS else frozenset((expression.name,))
     if isinstance(expression, Apply):

@@ -32,6 +32,7 @@ Domains = Mapping[str, str]
 
 
 def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, {})) -> bool:
+    """Whether two items are equal."""
     if units_differ(left.noun, right.noun):
         return False
     mine, yours = definition(left.label), definition(right.label)
@@ -147,6 +148,7 @@ _NOUNS, _LABELS = "noun", "label"
 
 
 def same_statements(left: Statement, right: Statement) -> bool:
+    """Whether two statements list the same items."""
     domains = left.domains, right.domains
     if not all(_one_range(domains[0][name], domains[1][name]) for name in domains[0].keys() & domains[1].keys()):
         return False

@@ -62,6 +62,7 @@ Same = Callable[[Expression, Expression], bool]
 
 
 def value(text: str) -> Value:
+    """The value that `text` writes down."""
     text = text.strip()
     matrix = _MATRIX.fullmatch(text)
     if matrix is not None:
@@ -103,6 +104,7 @@ def expansions(text: str) -> list[list[str]]:
 
 
 def same_values(left: Value, right: Value, same_expressions: Same = same) -> bool:
+    """Whether two values are equal."""
     if isinstance(left, Scalar) and isinstance(right, Scalar):
         if units_differ(left.noun, right.noun):
             return False

@@ -70,6 +70,7 @@ def leaves(env: Any) -> list[Any]:
 
 
 def rubrics(rubric: Any) -> list[Any]:
+    """The elementary rubrics of a rubric."""
     members = list(getattr(rubric, "rubrics", ()))
     members += [member.rubric for member in getattr(rubric, "env_map", {}).values()]
     return [rubric, *(leaf for member in members for leaf in rubrics(member))]

@@ -45,6 +45,8 @@ _Rendered = TypeVar("_Rendered")
 
 @dataclass(frozen=True, slots=True)
 class Suite:
+    """Problems that are evaluated together."""
+
     name: str
     prompts: Sequence[Prompt]
 
@@ -196,6 +198,8 @@ FULL_BATCHES = 4
 
 
 class ModelClient(Protocol):
+    """A model that can be asked."""
+
     def generate(
         self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[ModelAnswer]:
@@ -360,11 +364,13 @@ def render_as_ids(tokenizer: PreTrainedTokenizerBase) -> Render:
 def sampling_params(
     protocol: SuiteProtocol, max_response_tokens: int, stop_token_ids: tuple[int, ...]
 ) -> SamplingParams:
+    """The engine's parameters for a suite."""
     stop = (*stops_of(protocol.template), *protocol.stop)
     return SamplingParams(protocol.temperature, max_response_tokens, stop_token_ids, protocol.top_p, stop)
 
 
 def episode_start(sample: SampleRequest) -> EpisodeStart:
+    """The start of the sample's episode."""
     prompt, rendered = sample.prompt, sample.rendered
     messages = rendered.messages or prompt.messages
     return EpisodeStart(problem_of(prompt), prompt.ground_truth, messages, rendered.ids, sample.seed)

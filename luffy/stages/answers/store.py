@@ -41,6 +41,8 @@ _OLD_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
+    """What a model answered to one prompt."""
+
     text: str | None
     """Cut after the first stop text; all turns of an episode. Empty where there is no answer; None: it was graded, and
     its text is not kept."""

@@ -18,6 +18,8 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """Tokens of prompts and answers."""
+
     prompt_tokens: int = 0
     num_tokens: int = 0
 

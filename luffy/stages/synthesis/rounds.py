@@ -43,6 +43,8 @@ _AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The outcome of one question."""
+
     uid: str
     key: str
     """The one of its answer in the store."""
