@@ -7,7 +7,6 @@ environment, starts an API if none answers, and only then imports the flow, whic
 import importlib
 import os
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -40,8 +39,8 @@ def launch(
     `plans` returns the plan of every stage. Raises LuffyError if the flow fails. SIGTERM, which schedulers send, ends
     the run as Ctrl-C does, with the exit code 75.
     """
-    terminated = threading.Event()
-    signal.signal(signal.SIGTERM, partial(_interrupt, terminated))
+    received: list[int] = []  # no event, whose lock a handler that is interrupted by another would wait for
+    signal.signal(signal.SIGTERM, partial(_interrupt, received))
     try:
         workspace.prepare()
         os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
@@ -61,7 +60,7 @@ def launch(
 
         show_error("interrupted; the same command resumes")
         # A scheduler must not restart a run that a user has cancelled.
-        return EXIT_TEMPORARY if terminated.is_set() and not was_cancelled() else EXIT_INTERRUPTED
+        return EXIT_TEMPORARY if received and not was_cancelled() else EXIT_INTERRUPTED
     return EXIT_OK
 
 
@@ -99,6 +98,6 @@ def call_flow(
             ) from error
 
 
-def _interrupt(terminated: threading.Event, number: int, frame: FrameType | None) -> None:
-    terminated.set()
+def _interrupt(received: list[int], number: int, frame: FrameType | None) -> None:
+    received.append(number)
     raise KeyboardInterrupt
