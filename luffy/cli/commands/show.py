@@ -85,6 +85,11 @@ def show(
         whole, rows = prompt_history(record, prompt)
         console.print(text_table(HISTORY_HEADER, rows, title=f"Responses to {whole}"))
         return EXIT_OK
+    _show_run(record, everything=everything, svg=svg)
+    return EXIT_OK
+
+
+def _show_run(record: RunRecord, *, everything: bool, svg: Path | None) -> None:
     by = f" by pid {record.pid} on {record.host}" if record.pid is not None else ""
     say(f"{record.name}: {record.condition}{by}, started {record.started or '?'}, updated {record.updated or '?'}")
     say(f"directory {record.directory}")
@@ -92,19 +97,18 @@ def show(
         say(f"page {page}")
     if record.arms:
         rows = [[arm, folder.name, read_run(folder).condition] for arm, folder in record.arms.items()]
-        console.print(text_table(["arm", "run", "state"], rows, title="\nArms"))
+        terminal().print(text_table(["arm", "run", "state"], rows, title="\nArms"))
     _show_settings(record, everything=everything)
-    console.print(text_table(run_view.STAGE_HEADER, run_view.stage_rows(record), title="\nStages"))
-    console.print(text_table(run_view.LINEAGE_HEADER, run_view.lineage_rows(record), title="\nLineage"))
+    terminal().print(text_table(run_view.STAGE_HEADER, run_view.stage_rows(record), title="\nStages"))
+    terminal().print(text_table(run_view.LINEAGE_HEADER, run_view.lineage_rows(record), title="\nLineage"))
     header, rows = run_view.last_metrics(record, everything=everything)
     if rows:
-        console.print(text_table(header, rows, title="\nNewest metrics"))
+        terminal().print(text_table(header, rows, title="\nNewest metrics"))
     if accuracies := run_view.accuracies(record):
         header, rows = by_suite(accuracies)
-        console.print(text_table(header, rows, title="\nAccuracy in % with its interval"))
+        terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
     for file in run_view.write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
-    return EXIT_OK
 
 
 def _show_settings(record: RunRecord, *, everything: bool) -> None:
