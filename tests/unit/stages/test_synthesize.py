@@ -499,11 +499,11 @@ def test_a_rejected_prompt_is_an_outcome_although_it_fills_the_first_batch_of_a_
     def rejects(path: str, body: dict) -> Reply:
         return refusal(400, "the prompt is filtered")
 
-    config = settings({"r1": teacher()}, budget={"max_tokens": 80})
+    config = settings({"r1": teacher()}, budget={"max_tokens": 40})
     with served(by_prompt({1: rejects})) as endpoint:
         run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}, concurrency=1))
     assert number_in(endpoint.asked[0][1]) == 1
-    assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 5, "refused": 2}
+    assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 3, "refused": 1}
 
 
 def test_a_synthesis_without_prompts_to_ask_is_refused(tmp_path, inputs):
