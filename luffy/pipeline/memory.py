@@ -23,7 +23,7 @@ from luffy.config import ExperimentConfig
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.model import ModelConfig
-from luffy.config.terms import EntropyLoss, is_untempered
+from luffy.config.terms import is_untempered
 from luffy.config.training import ModelTeacher, SelfTeacher
 from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapter_parameters, architecture_of
 
@@ -166,19 +166,19 @@ def head_bytes(
     tokens: int,
     chunk_tokens: int,
     *,
-    entropy_gradient: bool,
+    compiled: bool,
     untempered: bool = False,
     frozen: bool = False,
 ) -> tuple[int, int]:
-    """Bytes of a chunk's logits at the peak of `LogProbHead`, and of the gradients that it adds.
+    """Bytes of a chunk's logits at the peak of `LogProbHead`, its backward pass, and of the gradients that it adds.
 
-    Forward: 4 float32 tensors of chunk x V (logits, log-probabilities, probabilities and their product). Backward, if a
-    term differentiates the entropy: 5 (log-probabilities, probabilities and three gradients). If a term also uses the
-    policy at temperature 1, its log-probabilities (and probabilities) are saved too. A chunk's gradient of the output
-    embeddings takes b V h unless they are `frozen`, that of the hidden states b h per token.
+    Compiled, logits and their gradient take 2 b each chunk x V. Otherwise two float32 tensors do, with those where b is
+    less, and a third if a term also uses the policy at temperature 1. The gradient of the output embeddings takes b V h
+    unless they are `frozen`, that of the hidden states b h per token.
     """
-    tensors = (5 if entropy_gradient else 4) + (2 if entropy_gradient else 1) * untempered
-    logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * _FLOAT32 * tensors
+    plain = 2 * _FLOAT32 + (2 * dtype_bytes if dtype_bytes != _FLOAT32 else 0) + _FLOAT32 * untempered
+    per_logit = 2 * dtype_bytes if compiled else plain
+    logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * per_logit
     embeddings = 0 if frozen else architecture.embedding_parameters
     return logits, dtype_bytes * (embeddings + tokens * architecture.hidden_size)
 
@@ -306,7 +306,7 @@ class _Rank:
             self._bytes,
             tokens,
             chunk,
-            entropy_gradient=any(isinstance(term.loss, EntropyLoss) for term in terms),
+            compiled=self._execution.compile,
             untempered=rl is not None and rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
             frozen=self._lora is not None,
         )
@@ -363,7 +363,7 @@ class _Rank:
             longest += data.max_trace_tokens + len(rl.teacher.prompt.encode())
         model, size = self._teacher()
         shape, tokens, chunk = model or self._shape, self._own_tokens(longest), self._execution.logprob_chunk_tokens
-        logits, _ = head_bytes(shape, size, tokens, chunk, entropy_gradient=False)
+        logits, _ = head_bytes(shape, size, tokens, chunk, compiled=self._execution.compile)
         layer = layer_activation_bytes(shape, size, by_sequence=True)
         layer += 2 * size * shape.hidden_size  # the residual stream, before and after
         return (

@@ -1,9 +1,9 @@
 """How the decoder layers of models in training run: their attention, shared by ranks or not, and their compilation.
 
 Attention is causal, each sequence by itself, and without a mask. Rows are padded on the right, where a causal model
-never looks, and positions that are padding carry no loss. So padded rows need no mask. Packed rows are split into their
-sequences (`sdpa`), or the kernel gets the start of each sequence. With a mask, memory would grow with the square of a
-micro-batch's tokens.
+never looks, and positions that are padding carry no loss. So padded rows need no mask. For packed rows a GPU's kernel
+gets the start of each sequence, in one call a layer; a CPU attends sequence by sequence. With a mask, memory would grow
+with the square of a micro-batch's tokens.
 
 Ranks that share sequences each exchange their slice of all heads for whole rows of their share of heads: DeepSpeed
 Ulysses, arXiv 2309.14509, section 3. An all-to-all of queries, keys and values comes before attention, and one of its
@@ -26,6 +26,7 @@ import torch
 from deepspeed.sequence.layer import DistributedAttention
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -103,10 +104,9 @@ def attention_inputs(position_ids_BT: Tensor, execution: ExecutionConfig) -> Att
     starts = (position_ids_BT.flatten() == 0).nonzero().flatten().to(torch.int32)
     bounds = torch.cat([starts, starts.new_tensor([position_ids_BT.numel()])])
     on_cpu = bounds.cpu()  # waits for the GPU once, instead of in every layer
-    if execution.attention == "sdpa":
-        return {"sequence_bounds": on_cpu}
     longest = int(on_cpu.diff().max())
-    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    found = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return found | {"sequence_bounds": on_cpu} if execution.attention == "sdpa" else found
 
 
 def attend_by_sequence(
@@ -121,22 +121,40 @@ def attend_by_sequence(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sequence_bounds: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Causal attention over `(B, A, T, D)`, returned as `(B, T, A, D)`; an entry of transformers' attention interface.
 
-    The sequences of a packed row attend one by one; `sequence_bounds`, on the CPU, has the start of each and the end of
-    the last. Raises DataError for a model that caps its attention scores.
+    The sequences of a packed row attend in one call where torch has the kernel, otherwise one by one. `sequence_bounds`
+    on the CPU, and `cu_seq_lens_q` on the device, have the start of each and the end of the last; `max_length_q` is the
+    longest. Raises DataError for a model that caps its attention scores.
     """
     if softcap is not None:
         raise DataError("model.path: the model caps its attention scores, which training does not support")
     assert attention_mask is None and query.shape[2] == key.shape[2], "training has neither a mask nor a cache"
+    if cu_seq_lens_q is not None and dropout == 0.0 and has_packed_kernel(query):
+        rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        bounds, window = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q), (sliding_window or 0) - 1
+        return varlen_attn(*rows, *bounds, scale=scaling, window_size=(window, 0), enable_gqa=True).unsqueeze(0), None
     lengths = [query.shape[2]] if sequence_bounds is None else sequence_bounds.diff().tolist()
     found = [
         _attend(*parts, window=sliding_window, dropout=dropout, scale=scaling).transpose(1, 2)
         for parts in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     ]
     return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).contiguous(), None
+
+
+def has_packed_kernel(query: Tensor) -> bool:
+    """Whether torch's FlashAttention takes such queries: 16-bit, on a GPU from Ampere on, heads of up to 256."""
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] <= 256
+        and query.shape[-1] % 8 == 0
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, dropout: float, scale: float) -> Tensor:

@@ -26,8 +26,8 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import OptimizerConfig
 from luffy.errors import NumericalError
+from luffy.training.fused_head import LogProbHead
 from luffy.training.model_folder import StoredWeights, empty_model, load_causal_lm
-from luffy.training.policy_model import LogProbHead
 from luffy.training.ranks import init_deepspeed_comm, init_process_group
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

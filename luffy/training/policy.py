@@ -28,6 +28,7 @@ from luffy.objectives.schedules import StepObjective
 from luffy.training.attention import attention_for_generation, compile_layers, set_attention, without_compiled_layers
 from luffy.training.batching import collate
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, is_sharded, start_engine, start_frozen_engine
+from luffy.training.fused_head import Entropy
 from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
 from luffy.training.policy_model import (
     ADAPTER_FOLDER,
@@ -71,6 +72,7 @@ class Policy:
         self.engine = start_engine(model, optimizer, execution, dtype)
         set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
         compile_layers(causal_lm, execution)
+        model.head.is_compiled = execution.compile
         self.adapter = adapter
         self._temperature = temperature
         self._execution = execution
@@ -85,11 +87,11 @@ class Policy:
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` log-probabilities of the response tokens under the current weights, 0 elsewhere."""
-        return self._score(batch, 0)
+        return self._score(batch, "none")
 
     def entropies(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` entropies (nats) at the response tokens, 0 elsewhere; no gradient."""
-        return self._score(batch, 1)
+        return self._score(batch, "value")
 
     def update(self, batch: TrainBatch, objective: StepObjective, lr: float) -> dict[str, float]:
         """One optimizer step on this rank's share of a batch; returns the step's metrics (`actor/...`).
@@ -102,11 +104,11 @@ class Policy:
     def accumulate(self, batch: TrainBatch, objective: StepObjective) -> dict[str, float]:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
         weight_KBT = token_weights(objective, batch, self.mesh.sum_over_shards)
-        entropy_gradient = needs_entropy_gradient(objective.terms)
+        entropy: Entropy = "gradient" if needs_entropy_gradient(objective.terms) else "value"
         untempered = self._temperature != 1.0 and needs_untempered(objective.terms)
         metrics = UpdateMetrics(objective.terms)
         for micro, micro_weight_KBT in micro_batches(batch, weight_KBT, self._execution):
-            scores = self._forward(micro, entropy_gradient, untempered)
+            scores = self._forward(micro, entropy, untempered)
             (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores[:2], scores[-2:]
             tokens = TokenBatch(
                 logp_BT=logp_BT,
@@ -175,12 +177,13 @@ class Policy:
                 copy = weight.value().to(to, copy=True)  # the gathered parameters are freed with the context
             yield weight.name, copy
 
-    def _score(self, batch: TrainBatch, which: int) -> Tensor:
+    def _score(self, batch: TrainBatch, entropy: Entropy) -> Tensor:
+        """The last score of the head: the entropy if it is computed, else the log-probability."""
         module = self.engine.module
-        return score(module, lambda micro: self._forward(micro, False)[which], batch, self._execution)
+        return score(module, lambda micro: self._forward(micro, entropy)[-1], batch, self._execution)
 
-    def _forward(self, micro: TrainBatch, entropy_gradient: bool, untempered: bool = False) -> tuple[Tensor, ...]:
-        return self.engine(*model_inputs(micro, self._execution), entropy_gradient, untempered)
+    def _forward(self, micro: TrainBatch, entropy: Entropy, untempered: bool = False) -> tuple[Tensor, ...]:
+        return self.engine(*model_inputs(micro, self._execution), entropy, untempered)
 
 
 def check_fits(model: PreTrainedModel, longest: int, what: str) -> None:
@@ -230,6 +233,7 @@ class FrozenPolicy:
         self._model = model
         set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
         compile_layers(causal_lm, execution)
+        model.head.is_compiled = execution.compile
         self._execution = execution
 
     @property
@@ -241,7 +245,7 @@ class FrozenPolicy:
         return score(self._model, self._forward, batch, self._execution)
 
     def _forward(self, micro: TrainBatch) -> Tensor:
-        return self._run(*model_inputs(micro, self._execution), entropy_gradient=False)[0]
+        return self._run(*model_inputs(micro, self._execution), entropy="none")[0]
 
 
 class MovingReference:

@@ -22,7 +22,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
@@ -32,6 +31,7 @@ from luffy.errors import ConfigError, DataError
 from luffy.model_shape import missing_package
 from luffy.training.attention import AttentionInputs, attention_inputs
 from luffy.training.batching import dummy_micro_batch, split_into_micro_batches
+from luffy.training.fused_head import Entropy, LogProbHead
 from luffy.training.model_folder import FolderWeight, own_weight
 from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, max_over_ranks
 from luffy.types import TrainBatch
@@ -42,53 +42,6 @@ if TYPE_CHECKING:
 
 _LARGE_LOGIT = 100.0
 """Large enough for a cap on the logits to have an effect (`refuse_processed_logits`)."""
-
-
-class LogProbHead(nn.Module):
-    """Computes log-probabilities and entropies of given tokens from hidden states, in chunks of tokens.
-
-    The logits of 32k tokens over a vocabulary of 152k would take 20 GB. Here only `chunk_tokens` rows of logits exist
-    at a time, and the backward pass recomputes them.
-    """
-
-    def __init__(self, output_embeddings: nn.Linear, temperature: float, chunk_tokens: int) -> None:
-        super().__init__()
-        self.linear = output_embeddings
-        self.temperature = temperature
-        self.chunk_tokens = chunk_tokens
-
-    def forward(
-        self, hidden_NH: Tensor, target_N: Tensor, entropy_gradient: bool, untempered: bool = False
-    ) -> tuple[Tensor, ...]:
-        """`(N,)` log-probabilities of `target_N` and `(N,)` entropies (nats), float32, at the head's temperature.
-
-        With `untempered`, those at temperature 1 follow, computed from the same logits.
-        """
-        parts = [
-            checkpoint(self._chunk, hidden, target, entropy_gradient, untempered, use_reentrant=False)
-            if torch.is_grad_enabled()
-            else self._chunk(hidden, target, entropy_gradient, untempered)
-            for hidden, target in zip(
-                hidden_NH.split(self.chunk_tokens), target_N.split(self.chunk_tokens), strict=True
-            )
-        ]
-        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
-
-    def _chunk(
-        self, hidden_NH: Tensor, target_N: Tensor, entropy_gradient: bool, untempered: bool
-    ) -> tuple[Tensor, ...]:
-        logits_NV = F.linear(hidden_NH, self.linear.weight, self.linear.bias).float()
-        at_one = _score(logits_NV, target_N, entropy_gradient) if untempered else ()
-        # In place: there is no memory for a second copy of the logits, and no backward pass reads them.
-        return (*_score(logits_NV.div_(self.temperature), target_N, entropy_gradient), *at_one)
-
-
-def _score(logits_NV: Tensor, target_N: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    logp_NV = torch.log_softmax(logits_NV, dim=-1)
-    logp_N = logp_NV.gather(-1, target_N.unsqueeze(-1)).squeeze(-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy_N = -(logp_NV.exp() * logp_NV).sum(dim=-1)
-    return logp_N, entropy_N
 
 
 class PolicyModel(nn.Module):
@@ -117,7 +70,7 @@ class PolicyModel(nn.Module):
         position_ids_BT: Tensor,
         response_mask_BT: Tensor,
         attention: AttentionInputs,
-        entropy_gradient: bool,
+        entropy: Entropy,
         untempered: bool = False,
     ) -> tuple[Tensor, ...]:
         """`(B, T)` log-probabilities and entropies at response tokens, 0 elsewhere; see `LogProbHead.forward`.
@@ -127,7 +80,7 @@ class PolicyModel(nn.Module):
         """
 
         def head(hidden_NH: Tensor, target_N: Tensor) -> tuple[Tensor, ...]:
-            return self.head(hidden_NH, target_N, entropy_gradient, untempered)
+            return self.head(hidden_NH, target_N, entropy, untempered)
 
         return response_scores(
             self.decoder, head, input_ids_BT, position_ids_BT, response_mask_BT, attention, self._mesh

@@ -31,7 +31,7 @@ def take_pass(policy: PolicyModel, way: str, tokens: int, length: int) -> None:
     position_1T = (torch.arange(tokens) % length).unsqueeze(0)
     ids_1T = torch.randint(1, 1024, (1, tokens), generator=torch.Generator().manual_seed(0))
     bounds = attention_inputs(position_1T, PACKED) if way == "sequences" else {}
-    policy(ids_1T, position_1T, position_1T >= 32, bounds, entropy_gradient=False)[0].sum().backward()
+    policy(ids_1T, position_1T, position_1T >= 32, bounds, entropy="none")[0].sum().backward()
 
 
 def measure(way: str, tokens: int, length: int, result: Connection) -> None:

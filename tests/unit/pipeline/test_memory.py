@@ -241,7 +241,7 @@ def test_the_estimate_bounds_the_peak_of_a_pass(vocabulary, checkpointing, dtype
     ids_BT, position_BT, response_BT, bounds = inputs(4, 256, layout)
     tracker.track_external(policy)
     with tracker:
-        logp_BT, entropy_BT = policy(ids_BT % vocabulary, position_BT, response_BT, bounds, True)
+        logp_BT, entropy_BT = policy(ids_BT % vocabulary, position_BT, response_BT, bounds, "gradient")
         (logp_BT.sum() + entropy_BT.sum()).backward()
     states = sum(parameter.nbytes for parameter in [*model.parameters(), *trained])
     measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - states
@@ -252,7 +252,7 @@ def test_the_estimate_bounds_the_peak_of_a_pass(vocabulary, checkpointing, dtype
         saved, transient = adapter_activation_bytes(shape, lora, size)
         kept, one_layer = (kept, one_layer + saved // 3) if checkpointing else (kept + saved, one_layer)
         one_layer += transient
-    logits, gradients = head_bytes(shape, size, tokens, chunk, entropy_gradient=True, frozen=lora is not None)
+    logits, gradients = head_bytes(shape, size, tokens, chunk, compiled=False, frozen=lora is not None)
     estimated = tokens * kept + max(tokens * one_layer, logits + gradients)
     assert 0.99 * measured <= estimated <= (1.2 if lora is None else 1.4) * measured
 
@@ -280,7 +280,7 @@ def state_bytes(zero_stage: int, dtype: torch.dtype, lora: LoRAConfig | None = N
         ExecutionConfig(zero_stage=zero_stage),  # type: ignore[arg-type]
         "float32" if dtype is torch.float32 else "bfloat16",
     )
-    batch = (*inputs(2, 8), True)
+    batch = (*inputs(2, 8), "gradient")
     engine.backward(engine(*batch)[0].sum())
     engine.step()
     engine.backward(engine(*batch)[0].sum())
@@ -367,7 +367,9 @@ REFERENCE, SHARDED, MOVED = "method=reinforce_pp", "execution.zero_stage=3", "ex
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        ((), {"weights": 2 * P, "gradients": 4 * P / 8, "optimizer": 12 * P / 8, "logits": 2048 * 152064 * 20}),
+        ((), {"weights": 2 * P, "gradients": 4 * P / 8, "optimizer": 12 * P / 8}),
+        (("execution.logprob_chunk_tokens=8192",), {"logits": 8192 * 152064 * 12}),
+        (("execution.logprob_chunk_tokens=65536", "execution.compile=true"), {"logits": 16384 * 152064 * 4}),
         ((ADAPTED,), {"weights": 2 * (P + FACTORS), "gradients": 4 * FACTORS / 8, "optimizer": 12 * FACTORS / 8}),
         ((REFERENCE,), {"frozen reference": 2 * P}),
         ((REFERENCE, ADAPTED), {"frozen reference": 0}),  # it is the policy without the adapter

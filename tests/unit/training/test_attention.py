@@ -153,7 +153,7 @@ def peak_bytes(policy: PolicyModel, rows: int) -> int:
     tracker = MemTracker()
     with tracker:
         bounds = attention_inputs(positions_1T, ExecutionConfig(packing=True))
-        policy(ids_1T, positions_1T, response_1T, bounds, entropy_gradient=False)[0].sum().backward()
+        policy(ids_1T, positions_1T, response_1T, bounds, entropy="none")[0].sum().backward()
     return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
 
@@ -195,6 +195,25 @@ def test_a_flash_kernel_gets_the_bounds_of_the_sequences(kind: str, monkeypatch:
     scorer._execution = where
     scorer._model.causal_lm.config._attn_implementation = "flash_attention_2"
     assert torch.allclose(scorer.logprobs(batch), expected_BT, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_sequences_of_a_packed_row_attend_in_one_call_where_torch_has_the_kernel(kind, monkeypatch):
+    """It is for GPUs; attention written out in torch takes its place, and gradients flow through it."""
+
+    def varlen(query, key, value, starts, starts_k, longest, longest_k, *, scale, window_size, enable_gqa):
+        assert starts is starts_k and starts.dtype is torch.int32 and window_size[1] == 0 and enable_gqa
+        assert longest == longest_k == int(starts.diff().max())
+        window = None if window_size[0] == -1 else window_size[0] + 1
+        return varlen_attention(query, key, value, starts[1:-1], scale, window)
+
+    batch = batch_of(rows_of(LENGTHS))
+    expected = gradients_of(model_of(kind), batch, PADDED)
+    with monkeypatch.context() as patched:
+        patched.setattr(attention, "has_packed_kernel", lambda query: True)
+        patched.setattr(attention, "varlen_attn", varlen)
+        patched.setattr(attention, "_attend", None)
+        assert relative_l2(gradients_of(model_of(kind), batch, PACKED), expected) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])

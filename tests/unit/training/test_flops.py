@@ -35,7 +35,7 @@ def scores(policy):
     response_BT = torch.arange(LENGTH).repeat(ROWS, 1) >= PROMPT
     position_BT = torch.arange(LENGTH).repeat(ROWS, 1)
     mask_BT = torch.ones_like(ids_BT, dtype=torch.bool)
-    return policy(ids_BT, position_BT, response_BT, {"attention_mask": mask_BT}, False)
+    return policy(ids_BT, position_BT, response_BT, {"attention_mask": mask_BT}, "value")
 
 
 @pytest.mark.parametrize("kind", KINDS)

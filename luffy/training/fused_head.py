@@ -1,0 +1,181 @@
+"""The output head in training: scores of given tokens from hidden states, without all logits in memory.
+
+A causal model's logits are the largest tensor of an update: 32k tokens over a vocabulary of 152k take 20 GB in float32.
+Here only a chunk of tokens has logits at a time. One pass over them gives each token its log-probability, its entropy
+and the logarithm of its softmax's denominator; the backward pass computes the logits again and turns them into their
+own gradient in one more pass, from those numbers. For p = softmax(z / tau) and H = -sum_j p_j log p_j,
+
+    d log p_y / d z_j = (1[j = y] - p_j) / tau        d H / d z_j = -p_j (log p_j + H) / tau
+
+Compiled by torch, a pass is one kernel that reads logits in the compute type and writes at most as many. Otherwise it
+is a few operations on tensors in float32. Nothing here is stored between the passes but numbers per token.
+
+Shape legend: `N` tokens that are scored, `H` hidden size, `V` vocabulary, `K` temperatures.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+Entropy: TypeAlias = Literal["none", "value", "gradient"]
+"""Whether entropies are computed, and whether a gradient flows through them."""
+
+
+class LogProbHead(nn.Module):
+    """Computes log-probabilities and entropies of given tokens from hidden states, in chunks of tokens."""
+
+    def __init__(self, output_embeddings: nn.Linear, temperature: float, chunk_tokens: int) -> None:
+        super().__init__()
+        self.linear = output_embeddings
+        self.temperature = temperature
+        self.chunk_tokens = chunk_tokens
+        self.is_compiled = False
+        """Whether torch compiles the passes over logits when they first run."""
+
+    def forward(
+        self, hidden_NH: Tensor, target_N: Tensor, entropy: Entropy, untempered: bool = False
+    ) -> tuple[Tensor, ...]:
+        """`(N,)` log-probabilities of `target_N` and, unless "none", `(N,)` entropies (nats), float32.
+
+        They are those at the head's temperature. With `untempered`, those at temperature 1 follow, from the same
+        logits.
+        """
+        temperatures = (self.temperature, 1.0) if untempered else (self.temperature,)
+        # Parameters are arguments, so that ZeRO 3 gathers them before both passes.
+        inputs = (hidden_NH, self.linear.weight, self.linear.bias, target_N)
+        found: tuple[Tensor, ...] = _Scores.apply(*inputs, temperatures, entropy, self.chunk_tokens, self.is_compiled)
+        return found
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override] # torch declares any arguments
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        temperatures: Sequence[float],
+        entropy: Entropy,
+        chunk_tokens: int,
+        is_compiled: bool,
+    ) -> tuple[Tensor, ...]:
+        measure = _run(token_scores, is_compiled)
+        chunks = zip(hidden_NH.split(chunk_tokens), target_N.split(chunk_tokens), strict=True)
+        score_K3N = torch.cat(
+            [
+                measure(F.linear(hidden, weight_VH, bias_V), target, temperatures, entropy != "none")
+                for hidden, target in chunks
+            ],
+            dim=-1,
+        )
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, target_N, score_K3N)
+        ctx.how = (temperatures, entropy, chunk_tokens, is_compiled)
+        if entropy == "none":
+            return score_K3N[:, 0].unbind()
+        found = score_K3N[:, :2].flatten(0, 1).unbind()
+        if entropy == "value":
+            ctx.mark_non_differentiable(*found[1::2])
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads_N: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_NH, weight_VH, bias_V, target_N, score_K3N = ctx.saved_tensors
+        temperatures, entropy, chunk_tokens, is_compiled = ctx.how
+        grad_KSN = torch.stack(grads_N).unflatten(0, (len(temperatures), -1))
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        d_hidden_NH = torch.empty_like(hidden_NH) if wants_hidden else None
+        d_weight_VH = torch.zeros_like(weight_VH) if wants_weight else None
+        d_bias_V = torch.zeros_like(bias_V) if wants_bias else None
+        differentiate = _run(logit_gradient, is_compiled)
+        for start in range(0, len(target_N), chunk_tokens):
+            part = slice(start, start + chunk_tokens)
+            d_logits_NV = differentiate(
+                F.linear(hidden_NH[part], weight_VH, bias_V),
+                target_N[part],
+                temperatures,
+                score_K3N[..., part],
+                grad_KSN[..., part],
+                entropy == "gradient",
+            )
+            if d_hidden_NH is not None:
+                torch.mm(d_logits_NV, weight_VH, out=d_hidden_NH[part])
+            if d_weight_VH is not None:
+                d_weight_VH.addmm_(d_logits_NV.T, hidden_NH[part])
+            if d_bias_V is not None:
+                d_bias_V += d_logits_NV.sum(dim=0)
+            del d_logits_NV  # before the next chunk has logits
+        return d_hidden_NH, d_weight_VH, d_bias_V, None, None, None, None, None
+
+
+def token_scores(logits_NV: Tensor, target_N: Tensor, temperatures: Sequence[float], entropy: bool) -> Tensor:
+    """`(K, 3, N)` float32: log p(target), entropy (0 unless asked for) and log of the softmax's denominator.
+
+    May overwrite the logits.
+    """
+    shifted_NV = logits_NV.float()
+    top_N = shifted_NV.amax(dim=-1)
+    shifted_NV = shifted_NV.sub_(top_N.unsqueeze(-1))
+    rows = []
+    for k, temperature in enumerate(temperatures):
+        is_last = k == len(temperatures) - 1
+        scaled_NV = shifted_NV.div_(temperature) if is_last else shifted_NV / temperature
+        target_logit_N = scaled_NV.gather(-1, target_N.unsqueeze(-1)).squeeze(-1)
+        exp_NV = scaled_NV.exp()
+        total_N = exp_NV.sum(dim=-1)
+        log_total_N = total_N.log()
+        mean_N = exp_NV.mul_(scaled_NV).sum(dim=-1) / total_N if entropy else log_total_N
+        rows += [target_logit_N - log_total_N, log_total_N - mean_N, top_N / temperature + log_total_N]
+    return torch.stack(rows).unflatten(0, (len(temperatures), 3))
+
+
+def logit_gradient(
+    logits_NV: Tensor,
+    target_N: Tensor,
+    temperatures: Sequence[float],
+    score_K3N: Tensor,
+    grad_KSN: Tensor,
+    entropy: bool,
+) -> Tensor:
+    """`(N, V)` gradient of the logits, in their type, from that of the log-probabilities and, if asked, entropies.
+
+    `score_K3N` is what `token_scores` returned, `grad_KSN` the gradient of its first S numbers. May overwrite the
+    logits.
+    """
+    logits_N, total_NV, at_target_N = logits_NV.float(), None, torch.zeros_like(score_K3N[0, 0])
+    for k, temperature in enumerate(temperatures):
+        (logp_N, entropy_N, denominator_N), by_logp_N = score_K3N[k], grad_KSN[k, 0]
+        is_last = k == len(temperatures) - 1
+        logp_NV = logits_N.div_(temperature) if is_last else logits_N / temperature
+        logp_NV = logp_NV.sub_(denominator_N.unsqueeze(-1))
+        grad_NV, prob_N = logp_NV.exp(), logp_N.exp()
+        # The target's own entry is computed apart: 1 - p keeps its digits where p is almost 1.
+        own_N = -by_logp_N * logp_N.expm1()
+        if entropy:
+            by_entropy_N = grad_KSN[k, 1]
+            factor_NV = logp_NV.add_(entropy_N.unsqueeze(-1)).mul_(by_entropy_N.unsqueeze(-1))
+            grad_NV = grad_NV.mul_(factor_NV.add_(by_logp_N.unsqueeze(-1)))
+            own_N = own_N - by_entropy_N * prob_N * (logp_N + entropy_N)
+        else:
+            grad_NV = grad_NV.mul_(by_logp_N.unsqueeze(-1))
+        grad_NV = grad_NV.div_(-temperature)
+        total_NV = grad_NV if total_NV is None else total_NV.add_(grad_NV)
+        at_target_N = at_target_N + own_N / temperature
+    assert total_NV is not None
+    found_NV = total_NV.to(logits_NV.dtype)
+    return found_NV.scatter_(-1, target_N.unsqueeze(-1), at_target_N.to(found_NV.dtype).unsqueeze(-1))
+
+
+def _run(function: Callable[..., Tensor], is_compiled: bool) -> Callable[..., Tensor]:
+    return _compiled(function) if is_compiled else function
+
+
+@functools.cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function, dynamic=True)

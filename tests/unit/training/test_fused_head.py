@@ -1,0 +1,81 @@
+"""The output head equals log_softmax written out in float64, values and gradients, also where a token is certain."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from luffy.training.fused_head import Entropy, LogProbHead
+
+TOKENS, HIDDEN, VOCABULARY = 50, 16, 300
+TARGET_N = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
+
+
+def layer(bias: bool = False) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(HIDDEN, VOCABULARY, bias=bias)
+
+
+def reference(linear: nn.Linear, hidden_NH: Tensor, temperatures: tuple[float, ...], entropy: Entropy) -> list[Tensor]:
+    found = []
+    for temperature in temperatures:
+        logp_NV = (linear(hidden_NH) / temperature).log_softmax(dim=-1)
+        found.append(logp_NV.gather(-1, TARGET_N.unsqueeze(-1)).squeeze(-1))
+        if entropy != "none":
+            entropy_N = -(logp_NV.exp() * logp_NV).sum(dim=-1)
+            found.append(entropy_N if entropy == "gradient" else entropy_N.detach())
+    return found
+
+
+@pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
+@pytest.mark.parametrize("untempered", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_scores_and_gradients_equal_float64(entropy: Entropy, untempered: bool, bias: bool) -> None:
+    """In chunks of 16 tokens, the last of which is shorter; each score with a weight of its own for each token."""
+    check(LogProbHead(layer(bias), 0.7, 16), layer(bias).double(), entropy, untempered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entropy", ["value", "gradient"])
+def test_the_compiled_passes_compute_the_same(entropy: Entropy) -> None:
+    head = LogProbHead(layer(), 0.7, 16)
+    head.is_compiled = True
+    check(head, layer().double(), entropy, untempered=True)
+
+
+def check(head: LogProbHead, linear64: nn.Linear, entropy: Entropy, untempered: bool) -> None:
+    hidden_NH = 4 * torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
+    hidden64_NH = hidden_NH.double().requires_grad_()
+    hidden_NH.requires_grad_()
+    found = head(hidden_NH, TARGET_N, entropy, untempered)
+    expected = reference(linear64, hidden64_NH, (0.7, 1.0)[: 1 + untempered], entropy)
+    weights = torch.randn(len(expected), TOKENS, generator=torch.Generator().manual_seed(3))
+    for score_N, expected_N in zip(found, expected, strict=True):
+        assert torch.allclose(score_N.double(), expected_N, rtol=1e-5, atol=1e-5)
+    (torch.stack(found) * weights).sum().backward()
+    (torch.stack(expected) * weights.double()).sum().backward()
+    pairs = [(hidden_NH, hidden64_NH), *zip(head.linear.parameters(), linear64.parameters(), strict=True)]
+    for own, other in pairs:
+        assert own.grad is not None and other.grad is not None
+        assert (own.grad.double() - other.grad).norm() < 1e-5 * other.grad.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_an_almost_certain_token_keeps_its_digits(dtype: torch.dtype) -> None:
+    """1 - p, here 5e-5, is below the rounding of p in bfloat16: the gradient is rounded after the difference."""
+    linear = nn.Linear(2, 2, bias=False).to(dtype)
+    linear.weight = nn.Parameter(torch.tensor([[10.0, 0.0], [0.0, 0.0]], dtype=dtype))
+    hidden_NH = torch.tensor([[1.0, 0.0]], dtype=dtype, requires_grad=True)
+    (logp_N,) = LogProbHead(linear, 1.0, 16)(hidden_NH, torch.tensor([0]), "none")
+    logp_N.sum().backward()
+    assert hidden_NH.grad is not None
+    assert float(hidden_NH.grad[0, 0]) == pytest.approx(10 / (1 + math.exp(10)), rel=1e-2)
+
+
+def test_no_tokens_have_no_scores_and_a_gradient_of_zero() -> None:
+    head, hidden_NH = LogProbHead(layer(), 1.0, 16), torch.zeros(0, HIDDEN, requires_grad=True)
+    logp_N, entropy_N = head(hidden_NH, TARGET_N[:0], "gradient")
+    assert logp_N.shape == entropy_N.shape == (0,)
+    (logp_N.sum() + entropy_N.sum()).backward()
+    assert head.linear.weight.grad is not None and not head.linear.weight.grad.any()
