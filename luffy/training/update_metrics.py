@@ -32,30 +32,47 @@ from luffy.types import TrainBatch
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 _DECADES = (-8, 3)
 _BINS_PER_DECADE = 25
+_EDGES = torch.logspace(*_DECADES, (_DECADES[1] - _DECADES[0]) * _BINS_PER_DECADE + 1, dtype=torch.float64)
+"""A logarithmic grid for histograms, whose quantiles do not depend on the split into micro-batches or ranks."""
+_MEANS = (
+    "actor/entropy_on_policy",
+    "actor/entropy_off_policy",
+    "actor/on_policy_prob",
+    "actor/off_policy_prob",
+    "actor/approx_kl",
+    "actor/off_policy_gradient_share",
+    "actor/off_policy_weight_mean",
+    "actor/clip_fraction",
+    "rollout/logp_gap_mean",
+    "rollout/prob_gap_mean",
+)
 
 
 class UpdateMetrics:
-    """Accumulates (sum, count) pairs and histograms; metrics without any tokens are left out, never 0 or NaN.
+    """Accumulates the metrics of an optimizer step; those without any tokens are left out, never 0 or NaN.
 
-    Every rank has the same names in the same order, whatever its rows, since they are summed over ranks.
+    Every rank has the same names in the same order, whatever its rows, since they are summed over ranks. Sums stay on
+    the device until `summary`: a GPU is not waited for between micro-batches.
     """
 
     def __init__(self, terms: Sequence[TermConfig]) -> None:
         self._terms = terms
-        self._term_K = torch.zeros(len(terms), dtype=torch.float64)
-        names = list(_POLICY_MEANS)
+        names = list(_MEANS)
         for term in terms:
             names += [f"actor/{term.name}_entropy"]
             names += [f"actor/{term.name}_gated_fraction"] if term.gate is not None else []
             names += [f"actor/{term.name}_reverse_kl"] if isinstance(term.loss, DistillationLoss) else []
             names += [f"actor/{term.name}_clip_fraction"] if term.is_policy_gradient else []
-        self._means = {name: torch.zeros(2, dtype=torch.float64) for name in names}
-        self._weights = {term.name: _LogHistogram() for term in terms if term.is_policy_gradient}
-        self._logp_gap = _LogHistogram()
+        self._edges = _EDGES.to(device())
+        self._means = {name: self._zeros(2) for name in names}
+        """Sum and count."""
+        histograms = [f"actor/{term.name}_weight" for term in terms if term.is_policy_gradient] + ["rollout/logp_gap"]
+        self._counts = {name: self._zeros(len(_EDGES) + 1) for name in histograms}
+        self._term_K = self._zeros(len(terms))
 
     @torch.no_grad()
     def add(self, micro: TrainBatch, tokens: TokenBatch, weight_KBT: Tensor, output: LossOutput) -> None:
-        self._term_K += output.term_K.detach().double().cpu()
+        self._term_K += output.term_K.detach()
         off_BT, on_BT = select(micro, "off_policy"), select(micro, "on_policy")
         prob_BT = tokens.logp_BT.exp()
         self._mean("actor/entropy_on_policy", tokens.entropy_BT, on_BT)
@@ -68,12 +85,12 @@ class UpdateMetrics:
         prob_gap_BT = (tokens.logp_old_BT.exp() - tokens.logp_behavior_BT.exp()).abs()
         self._mean("rollout/logp_gap_mean", gap_BT, known_BT)
         self._mean("rollout/prob_gap_mean", prob_gap_BT, known_BT)
-        self._logp_gap.add(gap_BT[known_BT].double())
+        self._count("rollout/logp_gap", gap_BT, known_BT)
         gradient_KBT = logp_gradients(self._terms, tokens, weight_KBT)
         # Share of the gradient with respect to log-probabilities that falls on off-policy tokens.
         size_BT = gradient_KBT.sum(dim=0).abs().double()
-        pair = torch.stack([size_BT[micro.is_off_policy_BT].sum(), size_BT.sum()])
-        self._means["actor/off_policy_gradient_share"] += pair.cpu()
+        pair = torch.stack([torch.where(micro.is_off_policy_BT, size_BT, 0.0).sum(), size_BT.sum()])
+        self._means["actor/off_policy_gradient_share"] += pair
         for term, weight_BT, gradient_BT in zip(self._terms, weight_KBT, gradient_KBT, strict=True):
             selected_BT = weight_BT != 0
             if term.gate is not None:
@@ -91,72 +108,47 @@ class UpdateMetrics:
             signal_BT = weight_BT * tokens.advantage_BT.double()
             has_signal_BT = signal_BT != 0
             effective_BT = gradient_BT.double().abs() / torch.where(has_signal_BT, signal_BT.abs(), 1.0)
-            self._weights[term.name].add(effective_BT[has_signal_BT])
+            self._count(f"actor/{term.name}_weight", effective_BT, has_signal_BT)
             self._mean("actor/off_policy_weight_mean", effective_BT, has_signal_BT & micro.is_off_policy_BT)
 
     def summary(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
         """The metrics of the whole optimizer step over all ranks."""
-        term_K = sum_over_ranks(self._term_K)
+        parts = [self._term_K, *self._means.values(), *self._counts.values()]
+        term_K, *rest = sum_over_ranks(torch.cat(parts)).cpu().split([len(part) for part in parts])
         summary = {"actor/loss": float(term_K.sum())}
         summary |= {f"actor/{term.name}_loss": float(share) for term, share in zip(self._terms, term_K, strict=True)}
-        for name, pair in self._means.items():
-            total, count = sum_over_ranks(pair)
+        for name, (total, count) in zip(self._means, rest, strict=False):
             if count > 0:
                 summary[name] = float(total / count)
-        for name, histogram in self._weights.items():
-            quantiles = histogram.quantiles(sum_over_ranks, _QUANTILES)
-            summary |= {f"actor/{name}_weight_{label}": value for label, value in quantiles.items()}
-        gaps = self._logp_gap.quantiles(sum_over_ranks, {"p99": 0.99, "max": 1.0})
-        return summary | {f"rollout/logp_gap_{label}": value for label, value in gaps.items()}
+        for name, count_N in zip(self._counts, rest[len(self._means) :], strict=True):
+            shares = {"p99": 0.99, "max": 1.0} if name == "rollout/logp_gap" else _QUANTILES
+            summary |= {f"{name}_{label}": value for label, value in _quantiles(count_N, shares).items()}
+        return summary
 
     def _mean(self, name: str, value_BT: Tensor, mask_BT: Tensor) -> None:
-        selected_N = value_BT[mask_BT].double().cpu()
-        self._means[name] += torch.stack([selected_N.sum(), torch.tensor(float(len(selected_N)), dtype=torch.float64)])
+        total = torch.where(mask_BT, value_BT.double(), 0.0).sum()
+        self._means[name] += torch.stack([total, mask_BT.sum().double()])
+
+    def _count(self, name: str, value_BT: Tensor, mask_BT: Tensor) -> None:
+        """Count a value in the bin below its edge; bin 0 is below the grid, the last one above it."""
+        bin_N = torch.bucketize(value_BT.double().flatten(), self._edges)
+        self._counts[name].index_add_(0, bin_N, mask_BT.double().flatten())
+
+    def _zeros(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.float64, device=device())
 
 
-_POLICY_MEANS = (
-    "actor/entropy_on_policy",
-    "actor/entropy_off_policy",
-    "actor/on_policy_prob",
-    "actor/off_policy_prob",
-    "actor/approx_kl",
-    "actor/off_policy_gradient_share",
-    "actor/off_policy_weight_mean",
-    "actor/clip_fraction",
-    "rollout/logp_gap_mean",
-    "rollout/prob_gap_mean",
-)
-
-
-class _LogHistogram:
-    """A histogram on a fixed logarithmic grid, whose quantiles do not depend on the split into micro-batches or ranks.
+def _quantiles(count_N: Tensor, shares: Mapping[str, float]) -> dict[str, float]:
+    """The quantiles of a histogram at the given shares; empty for an empty histogram.
 
     A quantile is the upper edge of its bin, at most 10 % above the true one; values below the grid count as 0.
     """
-
-    def __init__(self) -> None:
-        low, high = _DECADES
-        self._edges = torch.logspace(low, high, (high - low) * _BINS_PER_DECADE + 1, dtype=torch.float64)
-        self._counts = torch.zeros(len(self._edges) + 1, dtype=torch.float64)
-
-    def add(self, value_N: Tensor) -> None:
-        index_N = torch.bucketize(value_N.cpu(), self._edges)
-        self._counts += torch.bincount(index_N, minlength=len(self._counts)).double()
-
-    def quantiles(self, sum_over_ranks: SumOverRanks, shares: Mapping[str, float]) -> dict[str, float]:
-        """The quantiles at the given shares; empty for an empty histogram."""
-        counts = sum_over_ranks(self._counts)
-        if not counts.sum():
-            return {}
-        cumulative = counts.cumsum(0) / counts.sum()
-        upper = torch.cat([torch.zeros(1, dtype=torch.float64), self._edges])
-        # Bin 0 is below the grid; the last one is above it and is reported as the grid's upper end.
-        return {
-            label: float(upper[min(int(torch.searchsorted(cumulative, share)) + 1, len(self._edges))])
-            if int(torch.searchsorted(cumulative, share))
-            else 0.0
-            for label, share in shares.items()
-        }
+    if not count_N.sum():
+        return {}
+    cumulative = count_N.cumsum(0) / count_N.sum()
+    bins = {label: int(torch.searchsorted(cumulative, share)) for label, share in shares.items()}
+    # The last bin is above the grid and is reported as the grid's upper end.
+    return {label: float(_EDGES[min(bin_, len(_EDGES) - 1)]) if bin_ else 0.0 for label, bin_ in bins.items()}
 
 
 _TERA = 1e12
