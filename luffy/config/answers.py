@@ -22,11 +22,9 @@ class KeepAnswers(StrictModel):
 
 
 class DifficultyConfig(StrictModel):
-    """Selection of RL's prompts by pass rate. This section adds the stage `difficulty` to a chain with RL.
-
-    A prompt whose responses are all correct, or all wrong, gives its rollouts no advantage. Prompts that are never
-    solved stay by default: in a mixed group the demonstration still teaches.
-    """
+    """Selection of RL's prompts by pass rate. This section adds the stage `difficulty` to a chain with RL. A prompt
+    whose responses are all correct, or all wrong, gives its rollouts no advantage. Prompts that are never solved stay
+    by default: in a mixed group the demonstration still teaches."""
 
     policy: Literal["base", "sft"] = "base"
     """The policy whose pass rates are measured; the stage runs after the one that makes this policy."""
@@ -190,11 +188,9 @@ class RewriteConfig(StrictModel):
 
 
 class SynthesizeConfig(StrictModel):
-    """Traces made by teachers. This section adds the stage `synthesize` to a chain with SFT or RL.
-
-    Each teacher in turn is asked the first sample of every prompt, then the second. Every answer is graded as the
-    experiment grades; a trace's author is its teacher's name.
-    """
+    """Traces made by teachers. This section adds the stage `synthesize` to a chain with SFT or RL. Each teacher in turn
+    is asked the first sample of every prompt, then the second. Every answer is graded as the experiment grades; a
+    trace's author is its teacher's name."""
 
     teachers: Annotated[dict[RunName, TeacherConfig], Field(min_length=1)]
     """By name, in the order in which they are used."""
@@ -234,9 +230,9 @@ class SynthesizeConfig(StrictModel):
             )
 
     @property
-    def local_engines(self) -> frozenset[str]:
-        """Engines that generate with model folders on this machine."""
-        return frozenset(teacher.engine for teacher in self.teachers.values() if teacher.path is not None)
+    def local(self) -> tuple[TeacherConfig, ...]:
+        """Teachers that are model folders on this machine."""
+        return tuple(teacher for teacher in self.teachers.values() if teacher.path is not None)
 
     @property
     def served(self) -> tuple[str, ...]:

@@ -124,11 +124,9 @@ class TraceField(StrictModel):
 
 
 class ChoicesField(StrictModel):
-    """Where to find the options of a multiple-choice question; each becomes a line `A. ...` below the problem.
-
-    Give one of `column`, `columns`, and `correct` with `incorrect`. The dataset's order is kept; where it has a
-    separate column for the correct option, a hash of question and option orders them: the same in every run.
-    """
+    """Where to find the options of a multiple-choice question; each becomes a line `A. ...` below the problem. Give one
+    of `column`, `columns`, and `correct` with `incorrect`. The dataset's order is kept; where it has a separate column
+    for the correct option, a hash of question and option orders them: the same in every run."""
 
     column: str | None = None
     """A list of texts."""

@@ -149,11 +149,9 @@ class KeepBestConfig(StrictModel):
 
 
 class ValidationConfig(StrictModel):
-    """Measures held-out accuracy before the first step, every N steps, and after the last one.
-
-    The responses have seeds of their own, the same at every step, so that training is the same with and without it and
-    the steps of a curve differ by their weights alone. Suites are sampled and graded as in the section `evaluation`.
-    """
+    """Measures held-out accuracy before the first step, every N steps, and after the last one. The responses have seeds
+    of their own, the same at every step, so that training is the same with and without it and the steps of a curve
+    differ by their weights alone. Suites are sampled and graded as in the section `evaluation`."""
 
     every: PositiveInt
     """Steps between two measurements: RL steps of `rl`, optimizer steps of `sft`."""

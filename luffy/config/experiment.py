@@ -107,11 +107,8 @@ class StageVisit:
 
 
 def visits_of(config: ExperimentConfig) -> list[StageVisit]:
-    """The stages in order.
-
-    Those of rounds always have their number (`sample_1`, `sft_1`), so that a chain with more rounds gives them the same
-    names; others only where there are several of a kind.
-    """
+    """The stages in order. Those of rounds always have their number (`sample_1`, `sft_1`), so that a chain with more
+    rounds gives them the same names; others only where there are several of a kind."""
     stages = list(config.stages)
     if "sample" not in stages:
         return _numbered(stages)

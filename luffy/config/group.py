@@ -117,11 +117,9 @@ AdvantageConfig = Annotated[GroupAdvantage | GeneralizedAdvantage, Field(discrim
 
 
 class UniformLength(StrictModel):
-    """Share of the trace ~ U(low, high), both of which may move over the run.
-
-    LUFFY's strategies: `random` is low 0 and high 1; `linear` has low = high falling to 0; `linear_max` is low 0 and
-    high falling in ten levels; `reverse_linear` rises instead. Prefix-RFT (arXiv 2507.01679) lets low fall.
-    """
+    """Share of the trace ~ U(low, high), both of which may move over the run. LUFFY's strategies: `random` is low 0 and
+    high 1; `linear` has low = high falling to 0; `linear_max` is low 0 and high falling in ten levels; `reverse_linear`
+    rises instead. Prefix-RFT (arXiv 2507.01679) lets low fall."""
 
     kind: Literal["uniform"]
     low: ScheduledValue
@@ -158,11 +156,8 @@ PrefixLength = Annotated[UniformLength | BinomialLength | EvenlySpacedLength, Fi
 
 
 class PrefixConfig(StrictModel):
-    """Prefix-conditioned rows: the start of a trace, continued by the policy.
-
-    A prefix is never the whole trace: the policy samples at least the last token (the stop token). A row with an empty
-    prefix is a rollout.
-    """
+    """Prefix-conditioned rows: the start of a trace, continued by the policy. A prefix is never the whole trace: the
+    policy samples at least the last token (the stop token). A row with an empty prefix is a rollout."""
 
     length: PrefixLength
     shared: bool = False
@@ -206,11 +201,9 @@ class GuidanceConfig(StrictModel):
 
 
 class HintConfig(StrictModel):
-    """Rollouts under a prompt that shows the first steps of a trace, where rollouts of the bare prompt fail.
-
-    Guide (arXiv 2506.13923) and Scaf-GRPO (2510.19807). The steps of a trace are the lines of its reasoning, or its
-    words where it has one line. A hint never has the last step, so a trace of one step gives no hint.
-    """
+    """Rollouts under a prompt that shows the first steps of a trace, where rollouts of the bare prompt fail. Guide
+    (arXiv 2506.13923) and Scaf-GRPO (2510.19807). The steps of a trace are the lines of its reasoning, or its words
+    where it has one line. A hint never has the last step, so a trace of one step gives no hint."""
 
     levels: Annotated[tuple[Fraction, ...], Field(min_length=1)]
     """Share of the trace's steps that each level shows, rounded down to whole steps, at least one; rising."""
@@ -241,11 +234,9 @@ class HintConfig(StrictModel):
 
 
 class AnchorConfig(StrictModel):
-    """Rollouts that continue the start of a trace, where rollouts of the bare prompt fail: BREAD (arXiv 2506.17211).
-
-    A binary search over the pieces of the trace finds how many the policy needs; every try samples a whole group. The
-    steps of a trace are its lines, or its words where it has one line; the last piece is never given.
-    """
+    """Rollouts that continue the start of a trace, where rollouts of the bare prompt fail: BREAD (arXiv 2506.17211). A
+    binary search over the pieces of the trace finds how many the policy needs; every try samples a whole group. The
+    steps of a trace are its lines, or its words where it has one line; the last piece is never given."""
 
     pieces: Annotated[int, Field(ge=2)] = 10
     """Pieces that the trace is cut into, of equal numbers of steps; fewer where it has fewer steps."""
@@ -331,11 +322,9 @@ class GroupConfig(StrictModel):
 
 
 class ReplayConfig(StrictModel):
-    """Experience replay of the policy's own successes: ExGRPO (arXiv 2510.02245).
-
-    A replayed prompt has one stored success of its own in place of one rollout; the rest of the group is rolled out
-    anew. Prompts are bucketed by how many of their last rollouts were right.
-    """
+    """Experience replay of the policy's own successes: ExGRPO (arXiv 2510.02245). A replayed prompt has one stored
+    success of its own in place of one rollout; the rest of the group is rolled out anew. Prompts are bucketed by how
+    many of their last rollouts were right."""
 
     share: PositiveShare = 0.5
     """Share of the step's prompts that are replayed; fewer while the buffer holds fewer."""

@@ -137,10 +137,8 @@ def load_experiment(
     path: Path | str, overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
 ) -> ExperimentConfig:
     """The experiment in the file `path`, or the shipped one of that name, with `overrides` (`key.path=value`) applied.
-
     Raises ConfigError with one line for each mistake: where it stands (`given_at` for an override), what was found,
-    what is allowed.
-    """
+    what is allowed."""
     return resolve_experiment(path, overrides, given_at=given_at).config
 
 
@@ -358,11 +356,9 @@ def _section(values: Value, path: KeyPath) -> dict[str, Value]:
 
 
 def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
-    """Replace every recipe among the data sources in place, with the lines of its file.
-
-    Sources are `data.train`, the parts of a mixture, `data.corpus`, every suite and benchmark. Raises ConfigError,
-    naming the line, for an unknown key or recipe, or a `file` that does not fit.
-    """
+    """Replace every recipe among the data sources in place, with the lines of its file. Sources are `data.train`, the
+    parts of a mixture, `data.corpus`, every suite and benchmark. Raises ConfigError, naming the line, for an unknown
+    key or recipe, or a `file` that does not fit."""
     parts = ("data", "train", "parts")
     paths: list[KeyPath] = [("data", "train"), ("data", "corpus")]
     paths += [(*parts, name, "source") for name in _section(values, parts)]
@@ -402,11 +398,9 @@ def _recipe_file(name: Value, path: Value, where: str) -> Path:
 
 
 def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
-    """Replace every template of `evaluation` that names a file, in place, by the file's text.
-
-    A single line break at the end of the file is left out. Raises ConfigError, naming the line, for a file that cannot
-    be read or lacks the slot of the question.
-    """
+    """Replace every template of `evaluation` that names a file, in place, by the file's text. A single line break at
+    the end of the file is left out. Raises ConfigError, naming the line, for a file that cannot be read or lacks the
+    slot of the question."""
     suites = ("evaluation", "suites")
     for path in (("evaluation",), *((*suites, name) for name in _section(values, suites))):
         section = _section(values, path)

@@ -139,7 +139,7 @@ class ObjectiveConfig(StrictModel):
 
     def _complaints_about_off_policy_rows(self) -> Iterator[str]:
         selecting = [
-            term for term in self.terms if term.may_select_off_policy and not isinstance(term.loss, EntropyLoss)
+            term for term in self.terms if term.select != "on_policy" and not isinstance(term.loss, EntropyLoss)
         ]
         only_off = [term.name for term in self.terms if term.select == "off_policy"]
         if only_off and not self.has_off_policy_rows:
@@ -200,7 +200,7 @@ class ObjectiveConfig(StrictModel):
             yield "advantage.kind: gae has no effect: no surrogate uses it, and a critic would train for nothing"
         if advantage.off_policy_scale == 0.0 and any(term.select == "off_policy" for term in surrogates):
             yield "advantage.off_policy_scale: 0 leaves the off-policy surrogate nothing to learn; raise it"
-        if advantage.off_policy_scale != 1.0 and not any(term.may_select_off_policy for term in surrogates):
+        if advantage.off_policy_scale != 1.0 and not any(term.select != "on_policy" for term in surrogates):
             yield "advantage.off_policy_scale has no effect: no surrogate selects off-policy tokens; remove it"
         if advantage.on_policy_scale != 1.0 and not any(term.select != "off_policy" for term in surrogates):
             yield "advantage.on_policy_scale has no effect: no surrogate selects on-policy tokens; remove it"
@@ -224,7 +224,7 @@ class ObjectiveConfig(StrictModel):
             return
         if not self.has_off_policy_rows:
             yield "advantage.population: on_policy has no effect without off-policy rows; set it to joint"
-        if any(term.is_policy_gradient and term.may_select_off_policy for term in self.terms):
+        if any(term.is_policy_gradient and term.select != "on_policy" for term in self.terms):
             yield (
                 "advantage.population: on_policy gives off-policy rows advantage 0, so a surrogate on them "
                 "would have no effect; select on_policy tokens or set population: joint"

@@ -49,11 +49,9 @@ def folder_of_origin(where: str | None, otherwise: Path = Path()) -> Path:
 
 
 def named_file(text: str, beside: Path, where: str) -> Path:
-    """The file that is named at `where`: a path from the folder of the file there, or a shipped experiment's name.
-
-    A path that was given elsewhere, on the command line, starts beside `beside`. Raises ConfigError, beginning with
-    `where`, if there is neither.
-    """
+    """The file that is named at `where`: a path from the folder of the file there, or a shipped experiment's name. A
+    path that was given elsewhere, on the command line, starts beside `beside`. Raises ConfigError, beginning with
+    `where`, if there is neither."""
     folder = folder_of_origin(where, beside.parent)
     path, shipped = folder / text, EXPERIMENTS / f"{text}.yaml"
     if path.is_file():

@@ -64,11 +64,9 @@ class StrictModel(BaseModel):
 
 @functools.cache
 def field_docs(model: type[BaseModel]) -> Mapping[str, str]:
-    """What the docstrings below a class's fields say, by the fields' names, those of base classes included.
-
-    Empty for a class that is not at the top level of a module with a source file. Read when somebody asks: pydantic's
-    `use_attribute_docstrings` reads every class whenever it is imported, which takes half as long as all the rest.
-    """
+    """What the docstrings below a class's fields say, by the fields' names, those of base classes included. Empty for a
+    class that is not at the top level of a module with a source file. Read when somebody asks: pydantic's
+    `use_attribute_docstrings` reads every class whenever it is imported, which takes half as long as all the rest."""
     found: dict[str, str] = {}
     for part in reversed(model.__mro__):
         found |= _docs_in(part.__module__).get(part.__qualname__, {})

@@ -267,11 +267,9 @@ class SweepDesign(StrictModel):
         return tuple((cell, arm) for each in self.tests for cell in each.cells for arm in each.arms)
 
     def in_cell(self, cell: str, points: Mapping[str, GridPoint] | None = None) -> "SweepDesign":
-        """The comparison in a cell of a study: tuned there, or with its arms at the `points` chosen elsewhere.
-
-        The order of overrides is part of the design: those of the study, of the levels at the centre, of the levels
-        that leave it, of the arm, of its point.
-        """
+        """The comparison in a cell of a study: tuned there, or with its arms at the `points` chosen elsewhere. The
+        order of overrides is part of the design: those of the study, of the levels at the centre, of the levels that
+        leave it, of the arm, of its point."""
         at = sorted(self.cells[cell].items(), key=lambda item: item[1] != self.axes[item[0]].centre)
         levels = [self.axes[name].levels[level] for name, level in at]
         sft_steps = next((each.sft_steps for each in levels if each.sft_steps is not None), None)

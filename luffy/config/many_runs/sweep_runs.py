@@ -161,10 +161,8 @@ class Sweep:
 
     def reported_runs(self, cells: Iterable[str] = (CENTRE,), chosen: Chosen | None = None) -> list[SweepRun]:
         """Every arm with every reported seed, without those for which nothing is chosen yet; a grid's every point.
-
         Whole cells, seed by seed: an interrupted one has complete seeds. `chosen`: by default the first point of each
-        arm, to count and check runs before anything is tuned.
-        """
+        arm, to count and check runs before anything is tuned."""
         found = list[SweepRun]()
         for cell in cells:
             tuned = self.tuned_cell(cell)
