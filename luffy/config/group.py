@@ -1,7 +1,5 @@
-"""The rows of one prompt, which groups are kept, and the advantage of each row.
-
-R_i is the reward of row i, |o_i| its number of response tokens, n the size of the population.
-"""
+"""The rows of one prompt, which groups are kept, and the advantage of each row. R_i is the reward of row i, |o_i| its
+number of response tokens, n the size of the population."""
 
 import itertools
 import re
@@ -191,8 +189,7 @@ GroupFilter = Annotated[DropZeroVariance | DynamicSampling, Field(discriminator=
 
 
 class GuidanceConfig(StrictModel):
-    """Limits off-policy rows to prompts that the policy rarely solves. Other prompts get rollouts only. A prompt
-    without a pass rate yet has off-policy rows."""
+    """Off-policy rows only for prompts with a low running pass rate, or none yet; other prompts get rollouts only."""
 
     pass_rate_at_most: ShareBelowOne
     """Highest running pass rate in earlier steps, inclusive."""
@@ -284,10 +281,9 @@ class GroupConfig(StrictModel):
             yield f"off_policy {self.off_policy} must be below size {size}: RL needs rollouts"
         if self.off_policy > size:
             yield f"off_policy {self.off_policy} must not be above size {size}"
-        if self.off_policy == 0 and self.prefix is not None:
-            yield "prefix has no effect with off_policy: 0; set the number of off-policy rows"
-        if self.guidance is not None and self.off_policy == 0:
-            yield "guidance has no effect with off_policy: 0; set the number of off-policy rows"
+        for name in ("prefix", "guidance"):
+            if self.off_policy == 0 and getattr(self, name) is not None:
+                yield f"{name} has no effect with off_policy: 0; set the number of off-policy rows"
         if self.guidance is not None and self.off_policy == size:
             yield "guidance depends on rollouts, and a group of only off-policy rows has none; lower off_policy"
         if hint is not None:
@@ -322,9 +318,8 @@ class GroupConfig(StrictModel):
 
 
 class ReplayConfig(StrictModel):
-    """Experience replay of the policy's own successes: ExGRPO (arXiv 2510.02245). A replayed prompt has one stored
-    success of its own in place of one rollout; the rest of the group is rolled out anew. Prompts are bucketed by how
-    many of their last rollouts were right."""
+    """Experience replay of the policy's own successes: ExGRPO (arXiv 2510.02245). A stored success takes the place of
+    one rollout of its prompt's group. Prompts are bucketed by how many of their last rollouts were right."""
 
     share: PositiveShare = 0.5
     """Share of the step's prompts that are replayed; fewer while the buffer holds fewer."""

@@ -21,7 +21,6 @@ from luffy.json_text import parse_json
 DType = Literal["float32", "bfloat16"]
 GGUF = ".gguf"
 _PACKAGE = "package:"
-"""Marks the name of a package in `ModelConfig.source`."""
 
 
 class TinyArchitecture(StrictModel):
@@ -54,13 +53,12 @@ class EndpointModel(StrictModel):
     name: str = Field(min_length=1)
     """Its name in requests to the endpoint."""
     request: dict[str, JsonValue] = Field(default_factory=dict)
-    """Further fields of each request, e.g. `{reasoning_effort: low}`. Null for `seed`, `top_p` or `temperature` leaves
-    that field out, for endpoints that refuse it."""
+    """Further fields of requests (`{reasoning_effort: low}`); null leaves out `seed`, `top_p` or `temperature`."""
 
     def _complaints(self) -> Iterator[str]:
         for name, value in self.request.items():
             if name in _RESERVED:
-                yield (f"request.{name} cannot be set here: the evaluation and its protocol decide it; remove it")
+                yield f"request.{name} cannot be set here: the evaluation and its protocol decide it; remove it"
             if name in _OF_THE_PROTOCOL and value is not None:
                 yield (
                     f"request.{name} is decided by the protocol (evaluation.decodings); only null, which leaves it out "

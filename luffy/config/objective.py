@@ -43,9 +43,8 @@ class SupervisedObjectiveConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         yield from complaints_about(self.terms)
         wrong = [term.name for term in self.terms if not isinstance(term.loss, NegativeLogLikelihoodLoss | EntropyLoss)]
-        if wrong or any(term.select == "on_policy" for term in self.terms):
-            names = ", ".join(wrong or [term.name for term in self.terms if term.select == "on_policy"])
-            yield f"terms {names}: SFT has neither rollouts nor rewards; use nll or entropy"
+        if wrong := wrong or [term.name for term in self.terms if term.select == "on_policy"]:
+            yield f"terms {', '.join(wrong)}: SFT has neither rollouts nor rewards; use nll or entropy"
         if any(term.gate is not None for term in self.terms):
             yield "a gate looks at rollouts, and SFT has none; remove it"
         if any(isinstance(term.coefficient, AdaptiveValue) for term in self.terms):
@@ -94,8 +93,7 @@ class ObjectiveConfig(StrictModel):
     @property
     def learns_by_advantage(self) -> bool:
         """Whether all terms of an RL step are weighted by advantages, except regularising ones (entropy, KL)."""
-        others = [term for term in self.terms if not isinstance(term.loss, EntropyLoss | KLLoss)]
-        by_advantage = all(isinstance(term.loss, PolicyGradientLoss) for term in others)
+        by_advantage = all(isinstance(term.loss, PolicyGradientLoss | EntropyLoss | KLLoss) for term in self.terms)
         return by_advantage and self.interleaved_sft is None
 
     @property
@@ -113,10 +111,9 @@ class ObjectiveConfig(StrictModel):
 
     def with_correction(self, correction: ImportanceCorrection) -> "ObjectiveConfig":
         """The same objective with `correction` on every term that learns from rollouts alone without one."""
-        terms = [
-            term.model_copy(update={"correction": correction}) if term.lacks_correction else term for term in self.terms
-        ]
-        return self.model_copy(update={"terms": tuple(terms)})
+        added = {"correction": correction}
+        terms = tuple(term.model_copy(update=added) if term.lacks_correction else term for term in self.terms)
+        return self.model_copy(update={"terms": terms})
 
     @property
     def depends_on_length(self) -> bool:

@@ -1,8 +1,5 @@
-"""Settings of each stage program: the part of the experiment that changes its result, and nothing else.
-
-A field that is not in a stage's settings cannot change what it computes, so the settings are its identity
-(`luffy.pipeline.identity`); execution and tracking travel beside them.
-"""
+"""Settings of each stage program: the part of the experiment that changes its result, and nothing else, so they are its
+identity (`luffy.pipeline.identity`); execution and tracking travel beside them."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
@@ -53,7 +50,6 @@ class DifficultySettings(StrictModel):
     seed: int
     dtype: DType
     difficulty: DifficultyConfig
-    """With the defaults from other sections filled in."""
     grading: GradingConfig
     environment: EnvironmentConfig | None = None
 
@@ -75,7 +71,6 @@ class SampleSettings(StrictModel):
     seed: int
     dtype: DType
     sample: SampleConfig
-    """With the defaults from other sections filled in."""
     grading: GradingConfig
     round: PositiveInt = 1
     """Round of sampling and SFT, from 1; each round samples with different seeds."""
@@ -94,7 +89,6 @@ class SFTSettings(StrictModel):
     lora: LoRAConfig | None = None
     """None: all weights are trained."""
     validation: HeldOutSettings | None = None
-    """`sft.validation`, completed with values of other sections."""
 
     @property
     def depends_on_length(self) -> bool:
@@ -121,7 +115,6 @@ class RLSettings(StrictModel):
     """Without its dropout. None: all weights are trained."""
     environment: EnvironmentConfig | None = None
     validation: HeldOutSettings | None = None
-    """`rl.validation`, completed with values of other sections."""
     prompts: Literal["train", "complement"] = "train"
     """`DataConfig.rl`."""
 
@@ -204,11 +197,6 @@ def _sample(config: ExperimentConfig) -> SampleSettings:
     )
 
 
-def _sft(config: ExperimentConfig) -> SFTSettings:
-    assert config.sft is not None
-    return _settings(SFTSettings, config, **_trained("sft", config.sft, config, None))
-
-
 def _rl(config: ExperimentConfig) -> RLSettings:
     rl, objective, lora = config.rl, config.objective, config.model.lora
     assert rl is not None
@@ -224,10 +212,11 @@ def _rl(config: ExperimentConfig) -> RLSettings:
 
 
 def _trained(
-    stage: str, section: SFTConfig | RLConfig, config: ExperimentConfig, limit: int | None
+    stage: str, section: SFTConfig | RLConfig | None, config: ExperimentConfig, limit: int | None
 ) -> dict[str, object]:
     """The section without its seed and validation, and those: a seed of 0 is one stage, given or not. The stage's own
     responses have at most `limit` tokens; None: it has none."""
+    assert section is not None
     held_out, validation, evaluation = None, section.validation, config.evaluation
     if validation is not None:
         limit = limit or (evaluation.max_response_tokens if evaluation is not None else validation.max_response_tokens)
@@ -267,14 +256,13 @@ SETTINGS: dict[str, type[StageSettings]] = {
     "sweep": SweepSettings,
     **{kind.name: kind.settings for kind in STAGE_KINDS.values() if kind.settings is not None},
 }
-"""The type of each stage's settings."""
 CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
     "prepare_data": _prepare_data,
     "base": lambda config: _settings(BaseSettings, config, model=config.model.model_copy(update={"lora": None})),
     "synthesize": lambda config: _settings(SynthesizeSettings, config, environment=without_groups(config.environment)),
     "difficulty": lambda config: _settings(DifficultySettings, config, difficulty=config.measured_difficulty),
     "sample": _sample,
-    "sft": _sft,
+    "sft": lambda config: _settings(SFTSettings, config, **_trained("sft", config.sft, config, None)),
     "rl": _rl,
     "evaluate": evaluate_settings,
     "report": lambda config: ReportSettings(experiment=config),

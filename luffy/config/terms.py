@@ -345,15 +345,13 @@ _ANCHORS = {"reference": "the reference policy", "old": "pi_old", "behavior": "m
 
 
 class KLLoss(StrictModel):
-    """Divergence of the policy from another, by Schulman's estimators k1, k2 or k3 on the sampled tokens. In
-    expectation, the gradient of k2 is that of the reverse KL, the gradient of k3 that of the forward KL, and the
-    gradient of k1 vanishes."""
+    """Divergence of the policy from another, by Schulman's estimators k1, k2 or k3 on the sampled tokens. The expected
+    gradient of k2 is that of the reverse KL, that of k3 of the forward KL, and that of k1 vanishes."""
 
     kind: Literal["kl"]
     estimator: Literal["k1", "k2", "k3"]
     against: Literal["reference", "old", "behavior"] = "reference"
-    """q: the policy this stage started from, which `rl.reference` may let follow the policy; the policy before this RL
-    step's updates; the token's sampler."""
+    """q: the policy that this stage started from (`rl.reference` may move it); that before the RL step; the sampler."""
 
     def formula(self) -> str:
         return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
