@@ -42,7 +42,7 @@ from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Keep, ResponseProgress, open_asker
 from luffy.stages.answers.clients import (
-    EvaluationRequest,
+    Questions,
     SampleRequest,
     Suite,
     as_trace,
@@ -182,7 +182,7 @@ def answer_prompts(
                 at_once = max(generator.batch_size // config.num_samples, 1)
                 batches = ([prompts[place] for place in order[i : i + at_once]] for i in range(0, len(order), at_once))
                 requests = (
-                    EvaluationRequest(Suite(asked.suite, batch), asked.decoding, protocol, render, settings.seed)
+                    Questions.of_suite(Suite(asked.suite, batch), asked.decoding, protocol, render, settings.seed)
                     for batch in batches
                 )
                 asker.ask(requests, store, progress.add)
