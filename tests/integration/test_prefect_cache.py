@@ -138,10 +138,9 @@ def test_a_task_that_makes_stages_by_tasks_and_fails_keeps_none_of_their_locks_a
     [("killed", "was ended by SIGKILL"), ("lost", "failed with exit code 75: http://host:8000: no answer")],
 )
 def test_a_stage_that_was_killed_or_lost_something_is_resumed_by_prefect(tmp_path, fault, why):
-    said, found = ended(start(tmp_path, *RETRIED, TOY_FAULT=fault))
-    assert found == cached_but(*NODES)
-    assert set(re.findall(r"state (\w+): Completed after 2", said)) == {*NODES}
-    assert said.count(f"message: {why}; resuming in 0 s (1 of 1)\nplanned: resume from step 2") == len(NODES)
+    said, _ = ended(start(tmp_path, "stages=[prepare_data, base]", *RETRIED, TOY_FAULT=fault))
+    assert set(re.findall(r"state (\w+): Completed after 2", said)) == {"prepare_data", "base"}
+    assert said.count(f"message: {why}; resuming in 0 s (1 of 1)\nplanned: resume from step 2") == 2
 
 
 @pytest.mark.parametrize(("fault", "mode", "starts"), [("lost for good", "", 2), ("crash", "", 1), ("", "mistake", 1)])
