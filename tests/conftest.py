@@ -15,6 +15,9 @@ from luffy.library_loading import without_collections
 
 __all__ = ["grading_server", "pytest_addoption", "pytest_sessionstart", "pytest_terminal_summary"]
 
+LONGEST = ("test_gradient_equality.py", "test_compilation.py")
+"""Files that take minutes and whose names come late: the end of a run would wait for them alone."""
+
 settings.register_profile("patient", deadline=None)  # a loaded machine is no failure
 settings.load_profile("patient")
 # Ray's own default is 15: next to other work on the same cores its workers would hardly run.
@@ -26,6 +29,10 @@ def pytest_collection() -> Generator[None, object, object]:
     """All tests and their libraries are imported without looking for garbage."""
     with without_collections(freeze=False):
         return (yield)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_collection_finish() -> None:

@@ -3,6 +3,7 @@
 Long enough for a loaded or slow machine. Only a test that fails waits this long; pytest's own limit is longer still.
 """
 
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 
@@ -25,6 +26,12 @@ def wait_until(condition: Callable[[], object], what: str = "the awaited event",
         assert time.monotonic() < deadline, f"{what} has not come for {PATIENCE_S:g} s"
         # A look that is costly, at all processes, say, leaves the processor to those that are waited for.
         time.sleep(max(every_s, 12 * (time.process_time() - looked)))
+
+
+def ran(command: Iterable[object], **options: object) -> subprocess.CompletedProcess[str]:
+    """The ended command, whatever its exit code, with what it said."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S, **options)
 
 
 def wait_until_ended(processes: Iterable[psutil.Process]) -> None:

@@ -9,7 +9,6 @@ from luffy.config.evaluation import StopText
 from luffy.config.group import slot_complaints
 from luffy.config.model import DType, EndpointModel
 from luffy.config.strict import PositiveShare, RunName, Share, StrictModel
-from luffy.config.training import RLConfig
 
 
 class KeepAnswers(StrictModel):
@@ -22,11 +21,9 @@ class KeepAnswers(StrictModel):
 
 
 class DifficultyConfig(StrictModel):
-    """Selection of RL's prompts by pass rate. This section adds the stage `difficulty` to a chain with RL.
-
-    A prompt whose responses are all correct, or all wrong, gives its rollouts no advantage. Prompts that are never
-    solved stay by default: in a mixed group the demonstration still teaches.
-    """
+    """Selection of RL's prompts by pass rate. This section adds the stage `difficulty` to a chain with RL. A prompt
+    whose responses are all correct, or all wrong, gives its rollouts no advantage. Prompts that are never solved stay
+    by default: in a mixed group the demonstration still teaches."""
 
     policy: Literal["base", "sft"] = "base"
     """The policy whose pass rates are measured; the stage runs after the one that makes this policy."""
@@ -44,18 +41,6 @@ class DifficultyConfig(StrictModel):
     """Highest pass rate that is kept, inclusive."""
     engine: Literal["transformers", "vllm", "openai"] | None = None
     """What generates the responses; None: RL's engine (`cluster`, `rl.engine`)."""
-
-    def spelled_out(self, rl: RLConfig, cluster: Literal["local", "ray"]) -> "DifficultyConfig":
-        """This section with its defaults filled in from other sections."""
-        of_cluster = "vllm" if cluster == "ray" else "transformers"
-        return self.model_copy(
-            update={
-                "temperature": self.temperature or rl.temperature,
-                "max_response_tokens": self.max_response_tokens or rl.max_response_tokens,
-                "stop": rl.stop if self.stop is None else self.stop,
-                "engine": self.engine or (of_cluster if rl.engine == "cluster" else rl.engine),
-            }
-        )
 
     def _complaints(self) -> Iterator[str]:
         low, high, total = self.min_pass_rate, self.max_pass_rate, self.num_samples
@@ -83,15 +68,6 @@ class SampleConfig(StrictModel):
     stop: tuple[StopText, ...] = ()
     """Texts that end a response."""
     keep: KeepAnswers = KeepAnswers()
-
-    def spelled_out(self, max_trace_tokens: int, cluster: Literal["local", "ray"]) -> "SampleConfig":
-        """This section with its defaults filled in from other sections."""
-        return self.model_copy(
-            update={
-                "max_response_tokens": self.max_response_tokens or max_trace_tokens,
-                "engine": self.engine or ("vllm" if cluster == "ray" else "transformers"),
-            }
-        )
 
 
 class ExpertIterationConfig(StrictModel):
@@ -144,7 +120,7 @@ class TeacherConfig(StrictModel):
 
     def _complaints(self) -> Iterator[str]:
         if (self.endpoint is None) == (self.path is None):
-            yield ("give exactly one of endpoint (a model on an OpenAI-compatible server) and path (a model folder)")
+            yield "give exactly one of endpoint (a model on an OpenAI-compatible server) and path (a model folder)"
         # A stage's own file spells out every field, so only other values than the defaults are refused.
         fields = type(self).model_fields
         inert = [name for name in ("engine", "dtype") if getattr(self, name) != fields[name].default]
@@ -190,11 +166,9 @@ class RewriteConfig(StrictModel):
 
 
 class SynthesizeConfig(StrictModel):
-    """Traces made by teachers. This section adds the stage `synthesize` to a chain with SFT or RL.
-
-    Each teacher in turn is asked the first sample of every prompt, then the second. Every answer is graded as the
-    experiment grades; a trace's author is its teacher's name.
-    """
+    """Traces made by teachers; this section adds the stage `synthesize` to a chain with SFT or RL. Each teacher in turn
+    is asked the first sample of every prompt, then the second. Answers are graded as the experiment grades; a trace's
+    author is its teacher."""
 
     teachers: Annotated[dict[RunName, TeacherConfig], Field(min_length=1)]
     """By name, in the order in which they are used."""
@@ -234,10 +208,6 @@ class SynthesizeConfig(StrictModel):
             )
 
     @property
-    def local_engines(self) -> frozenset[str]:
-        """Engines that generate with model folders on this machine."""
-        return frozenset(teacher.engine for teacher in self.teachers.values() if teacher.path is not None)
-
-    @property
-    def served(self) -> tuple[str, ...]:
-        return tuple(name for name, teacher in self.teachers.items() if teacher.endpoint is not None)
+    def local(self) -> tuple[TeacherConfig, ...]:
+        """Teachers that are model folders on this machine."""
+        return tuple(teacher for teacher in self.teachers.values() if teacher.path is not None)

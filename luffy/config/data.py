@@ -110,7 +110,6 @@ class TraceField(StrictModel):
 
     column: str
     author: str = "unknown"
-    """Who wrote them."""
     author_column: str | None = None
     """A column with the author of each trace; takes precedence over `author`."""
     keep_column: str | None = None
@@ -124,11 +123,9 @@ class TraceField(StrictModel):
 
 
 class ChoicesField(StrictModel):
-    """Where to find the options of a multiple-choice question; each becomes a line `A. ...` below the problem.
-
-    Give one of `column`, `columns`, and `correct` with `incorrect`. The dataset's order is kept; where it has a
-    separate column for the correct option, a hash of question and option orders them: the same in every run.
-    """
+    """Where to find the options of a multiple-choice question; each becomes a line `A. ...` below the problem. Give one
+    of `column`, `columns`, and `correct` with `incorrect`. The dataset's order is kept; where it has a separate column
+    for the correct option, a hash of question and option orders them: the same in every run."""
 
     column: str | None = None
     """A list of texts."""
@@ -194,14 +191,9 @@ class FieldsConfig(StrictModel):
         return None if self.grader == "rule" else self.grader
 
 
-class FileSource(StrictModel):
-    """Local parquet, JSONL or CSV (`luffy.data.sources.stored_rows`)."""
-
-    reader: ClassVar[str] = "luffy.data.sources.stored_rows:FilePrompts"
-    kind: Literal["file"]
+class _StoredRows(StrictModel):
+    kind: str
     path: str
-    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*` of several, read in the order of their names.
-    Relative paths start at the working directory."""
     author: str = "unknown"
     """Who wrote the traces, where neither row nor `fields` say."""
     max_rows: PositiveInt | None = None
@@ -214,12 +206,22 @@ class FileSource(StrictModel):
     fields: FieldsConfig | None = None
     """Which columns to read; None: those of LUFFY and verl (`luffy.data.schema`)."""
 
+
+class FileSource(_StoredRows):
+    """Local parquet, JSONL or CSV (`luffy.data.sources.stored_rows`)."""
+
+    reader: ClassVar[str] = "luffy.data.sources.stored_rows:FilePrompts"
+    kind: Literal["file"]
+    path: str
+    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*` of several, read in the order of their names.
+    Relative paths start at the working directory."""
+
     def _complaints(self) -> Iterator[str]:
         if self.path.endswith(".csv") and self.fields is None:
             yield "a .csv file cannot hold the nested columns of LUFFY and verl; give fields"
 
 
-class HubSource(StrictModel):
+class HubSource(_StoredRows):
     """A dataset of the hub, or a local folder that `datasets` can load (`luffy.data.sources.stored_rows`)."""
 
     reader: ClassVar[str] = "luffy.data.sources.stored_rows:HubPrompts"
@@ -231,17 +233,6 @@ class HubSource(StrictModel):
     split: str = "train"
     revision: str = "main"
     """Branch, tag or commit; only a commit always means the same rows."""
-    author: str = "unknown"
-    """Who wrote the traces, where neither row nor `fields` say."""
-    max_rows: PositiveInt | None = None
-    """Read only the first rows; None: all."""
-    only: dict[str, Scalar | tuple[Scalar, ...]] = Field(default={})
-    """Read only rows with this value, or one of these, in a column (`data_source: amc`); they count for `max_rows`."""
-    confidential: bool = False
-    """No text of its rows is shown in messages, samples of rejected rows or the card, and `extra_info.confidential` of
-    its rows says so (GPQA's authors ask that its examples not be spread)."""
-    fields: FieldsConfig | None = None
-    """Which columns to read; None: those of LUFFY and verl."""
 
 
 class ReasoningGymSource(StrictModel):
@@ -325,11 +316,8 @@ class MixturePart(StrictModel):
 
 
 class MixtureSource(StrictModel):
-    """Several sources, of which every RL step takes exact shares (`luffy.data.sources`).
-
-    How many prompts a part has does not matter: a small one begins again earlier. SFT reads every trace once an epoch,
-    regardless of the weights.
-    """
+    """Several sources, of which every RL step takes exact shares (`luffy.data.sources`), whatever their sizes: a small
+    one begins again earlier. SFT reads every trace once an epoch, regardless of the weights."""
 
     kind: Literal["mixture"]
     parts: dict[Name, MixturePart] = Field(min_length=2)
@@ -337,7 +325,7 @@ class MixtureSource(StrictModel):
     def _complaints(self) -> Iterator[str]:
         for name, part in self.parts.items():
             if isinstance(part.source, VerifiersSource) and part.source.equal_prompts:
-                yield (f"parts.{name}.source.equal_prompts: in a mixture equal prompts count as repeats; remove it")
+                yield f"parts.{name}.source.equal_prompts: in a mixture equal prompts count as repeats; remove it"
 
 
 TrainingSource = Annotated[SourceConfig | MixtureSource, Field(discriminator="kind")]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
@@ -16,11 +16,10 @@ from luffy.config.model import GGUF, EndpointModel, ModelConfig
 from luffy.config.shipped import template_file, template_names
 from luffy.errors import ConfigError
 
-_MODEL = "model"
-ENDPOINT_PREFIX = "api:"
+_ENDPOINT = "api:"
 """Prefix of the name of a model served by an API."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_NO_PROTOCOL = "evaluation: missing; {} must define the evaluation protocol"
+_Evaluation = tuple[ModelConfig, EvaluationConfig, ExecutionConfig]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,8 @@ class EvaluatedModel:
 
     def given(self) -> dict[str, object]:
         """The fields that are not empty, as parameters of a flow."""
-        fields = {
-            "model": self.model,
-            "steps": list(self.steps),
-            "chat_template": self.chat_template,
-            "urls": list(self.urls),
-            "request": dict(self.request),
-        }
-        return {name: value for name, value in fields.items() if value}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value}
 
 
 def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentConfig:
@@ -71,22 +64,19 @@ def evaluation_of(
     urls: Sequence[str] = (),
     request: Mapping[str, JsonValue] | None = None,
 ) -> ExperimentConfig:
-    """The chain that evaluates `model` as `config` evaluates its own checkpoints.
-
-    `model` is a folder or hub id, which keeps its own chat template unless one is given, or `api:NAME`, which is served
-    at `urls` (those of `execution.server` without any) and asked with `request` (`EndpointModel.request`). Raises
-    ConfigError for a folder without a model, a URL that cannot be right, or an experiment without a protocol.
-    """
+    """The chain that evaluates `model` as `config` evaluates its own checkpoints. `model` is a folder or hub id, which
+    keeps its own chat template unless one is given, or `api:NAME`, which is served at `urls` (those of
+    `execution.server` without any) and asked with `request` (`EndpointModel.request`). Raises ConfigError for a folder
+    without a model, a URL that cannot be right, or an experiment without a protocol."""
     data = config.data
     try:
-        if model.startswith(ENDPOINT_PREFIX):
-            name = model.removeprefix(ENDPOINT_PREFIX)
-            policy, evaluation, execution = _of_endpoint(config, name, chat_template, urls, dict(request or {}))
+        if model.startswith(_ENDPOINT):
+            evaluated_so = _of_endpoint(config, model.removeprefix(_ENDPOINT), chat_template, urls, dict(request or {}))
+        elif option := "--url" if urls else "--request" if request else None:
+            raise ConfigError(f"{option} has no effect on a model folder; remove it, or give --model api:NAME")
         else:
-            for option, given in (("--url", urls), ("--request", request)):
-                if given:
-                    raise ConfigError(f"{option} has no effect on a model folder; remove it, or give --model api:NAME")
-            policy, evaluation, execution = _of_folder(config, model, chat_template)
+            evaluated_so = _of_folder(config, model, chat_template)
+        policy, evaluation, execution = evaluated_so
         return ExperimentConfig(
             name=config.name,
             stages=("prepare_data", "base", "evaluate", "report"),
@@ -113,9 +103,6 @@ def evaluation_of(
         raise ConfigError("; ".join(complaints)) from None
 
 
-_Evaluation = tuple[ModelConfig, EvaluationConfig | None, ExecutionConfig]
-
-
 def _of_folder(config: ExperimentConfig, model: str, chat_template: str | None) -> _Evaluation:
     """A local folder goes by its real path, so that every way to name it is the same model; a hub id as it is."""
     if chat_template is not None and not template_file(chat_template).is_file():
@@ -123,7 +110,7 @@ def _of_folder(config: ExperimentConfig, model: str, chat_template: str | None) 
             f"--chat-template: {chat_template}: no such file; give {', '.join(template_names())} or the path of a "
             f"Jinja file, which starts at {Path.cwd()}"
         )
-    _check_protocol(config)
+    evaluation, execution = _protocol(config), config.execution
     path, folder, own = Path(model).expanduser(), _real_folder(model), config.model
     if folder is None and path.is_dir():
         raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder or a hub id")
@@ -137,10 +124,9 @@ def _of_folder(config: ExperimentConfig, model: str, chat_template: str | None) 
     if own.path is not None and (_real_folder(own.path) or own.path) == policy.path:  # in the experiment's own context
         context = {"rope_theta": own.rope_theta, "max_position_embeddings": own.max_position_embeddings}
         policy = policy.model_copy(update=context)
-    execution = config.execution
-    if config.evaluation is not None and config.evaluation.engine != "openai":
+    if evaluation.engine != "openai":
         execution = execution.model_copy(update={"server": ServerConfig()})  # those of RL have no use here
-    return policy, config.evaluation, execution
+    return policy, evaluation, execution
 
 
 def _of_endpoint(
@@ -152,9 +138,7 @@ def _of_endpoint(
         raise ConfigError(
             "--chat-template has no effect on a model served by an endpoint, which has its own; remove it"
         )
-    if config.evaluation is None:
-        raise ConfigError(_NO_PROTOCOL.format(config.name))
-    server = config.execution.server
+    evaluation, server = _protocol(config, is_served=True), config.execution.server
     if urls:
         server = ServerConfig.model_validate({**server.model_dump(), "urls": tuple(urls)})
     if not server.urls:
@@ -164,7 +148,7 @@ def _of_endpoint(
         )
     return (
         ModelConfig(endpoint=EndpointModel(name=name, request=request)),
-        config.evaluation.model_copy(update={"engine": "openai"}),
+        evaluation.model_copy(update={"engine": "openai"}),
         config.execution.model_copy(update={"server": server}),
     )
 
@@ -172,7 +156,7 @@ def _of_endpoint(
 def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConfig:
     """The chain up to RL, whose checkpoints of `steps` are to be evaluated. Raises ConfigError for an experiment
     without RL or a protocol, and for steps that its run does not reach."""
-    _check_protocol(config)
+    _protocol(config)
     if "rl" not in config.stages or config.rl is None:
         raise ConfigError(f"--steps: {config.name} has no stage rl; its stages are {', '.join(config.stages)}")
     beyond = [step for step in steps if not 1 <= step <= config.rl.steps]
@@ -181,15 +165,16 @@ def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConf
     return config.model_copy(update={"stages": config.stages[: config.stages.index("rl") + 1]})
 
 
-def _check_protocol(config: ExperimentConfig) -> None:
+def _protocol(config: ExperimentConfig, *, is_served: bool = False) -> EvaluationConfig:
     if config.evaluation is None:
-        raise ConfigError(_NO_PROTOCOL.format(config.name))
-    if config.evaluation.engine == "openai" and not config.execution.server.urls:
+        raise ConfigError(f"evaluation: missing; {config.name} must define the evaluation protocol")
+    if config.evaluation.engine == "openai" and not config.execution.server.urls and not is_served:
         raise ConfigError("execution.server.urls: missing; evaluation.engine: openai needs at least one server")
+    return config.evaluation
 
 
 def _real_folder(model: str) -> str | None:
     """The real path of the local folder `model`, or of the model in that stage's directory; None without one."""
     path = Path(model).expanduser()
-    found = next((folder for folder in (path, path / _MODEL) if (folder / "config.json").is_file()), None)
+    found = next((folder for folder in (path, path / "model") if (folder / "config.json").is_file()), None)
     return None if found is None else str(found.resolve())

@@ -1,7 +1,7 @@
 """How checkpoints are evaluated, and held-out accuracy is measured while a stage trains (`sft.validation`)."""
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -9,7 +9,6 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.config.strict import Fraction, PositiveShare, StrictModel
-from luffy.config.yaml_source import nearest
 
 TEMPLATES = ("own", "qwen_math", "qwen_boxed", "r1_zero", "luffy_think", "prime", "none")
 QUESTION_SLOT = "{question}"
@@ -96,7 +95,6 @@ class EvaluationConfig(StrictModel):
     stop: tuple[StopText, ...] = ()
     """Texts that end a response (they stay in it), besides those of the template."""
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
-    """Overrides by suite name."""
     only: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Suites to evaluate, or `validation`: the prompts of `data.validation_prompts`. None: all of `data.suites`."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
@@ -149,11 +147,9 @@ class KeepBestConfig(StrictModel):
 
 
 class ValidationConfig(StrictModel):
-    """Measures held-out accuracy before the first step, every N steps, and after the last one.
-
-    The responses have seeds of their own, the same at every step, so that training is the same with and without it and
-    the steps of a curve differ by their weights alone. Suites are sampled and graded as in the section `evaluation`.
-    """
+    """Measures held-out accuracy before the first step, every N steps, and after the last one. The responses have seeds
+    of their own, the same at every step, so that training is the same with and without it and the steps of a curve
+    differ by their weights alone. Suites are sampled and graded as in the section `evaluation`."""
 
     every: PositiveInt
     """Steps between two measurements: RL steps of `rl`, optimizer steps of `sft`."""
@@ -177,30 +173,16 @@ class ValidationConfig(StrictModel):
             yield "give exactly one of source: validation and suites: [NAME, ...]"
         if len(set(self.suites)) < len(self.suites):
             yield "suites: give each name once"
-        if self.keep_best is None:
-            if self.patience is not None:
-                yield "patience needs keep_best, which defines what has to improve; add keep_best: {}"
-            return
+        if self.keep_best is None and self.patience is not None:
+            yield "patience needs keep_best, which defines what has to improve; add keep_best: {}"
         known = ["accuracy", *(f"{suite}/{measure}" for suite in self.names for measure in MEASURES)]
-        if self.keep_best.metric not in known:
+        if self.keep_best is not None and self.keep_best.metric not in known:
             yield f"keep_best.metric: {self.keep_best.metric} is not measured; use {', '.join(known)}"
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the suites as metrics have them."""
         return self.suites or (VALIDATION,)
-
-    def complaints_beside(self, steps: int | None, num_set_apart: int, known_suites: Collection[str]) -> Iterator[str]:
-        """Measurements that the rest of the experiment leaves without problems or steps. `steps` is None if only the
-        data determines it."""
-        if self.source is not None and not num_set_apart:
-            yield "source: validation is empty; set data.validation_prompts, the number of training prompts set apart"
-        for name in self.suites:
-            if name not in known_suites:
-                hint = nearest(name, known_suites, cutoff=0.5)
-                yield f"suites: no suite is called {name}{hint}; those of data.suites are {', '.join(known_suites)}"
-        if steps is not None and (complaint := self.complaint_about_length(steps)):
-            yield complaint
 
     def complaint_about_length(self, steps: int) -> str | None:
         """None: a stage of so many steps has a measurement between the first and the last."""
@@ -213,15 +195,9 @@ class ValidationConfig(StrictModel):
         tokens = self.max_response_tokens or max_response_tokens
         protocol = EvaluationConfig(decodings={DECODING: self.decoding}, max_response_tokens=tokens)
         if evaluation is not None:
-            overrides = {name: own for name in self.suites if (own := _asking(evaluation.suites.get(name))) is not None}
-            protocol = protocol.model_copy(
-                update={
-                    "template": evaluation.template,
-                    "stop": evaluation.stop,
-                    "suites": overrides,
-                    "confidence": evaluation.confidence,
-                }
-            )
+            own = {name: found for name in self.suites if (found := _asking(evaluation.suites.get(name))) is not None}
+            shared = {name: getattr(evaluation, name) for name in ("template", "stop", "confidence")}
+            protocol = protocol.model_copy(update={**shared, "suites": own})
         plain = self.model_copy(update={"decoding": DecodingConfig(temperature=0.0), "max_response_tokens": None})
         return HeldOutSettings(schedule=plain, protocol=protocol, grading=grading)
 

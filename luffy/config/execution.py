@@ -5,14 +5,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from luffy.config.stage_kinds import StageName
 from luffy.config.strict import PositiveShare, StrictModel
@@ -99,7 +92,6 @@ class ServerConfig(StrictModel):
     api_key_variable: str = "OPENAI_API_KEY"
     """The environment variable that holds the API key for all of them."""
     connect_timeout_s: PositiveFloat = 10.0
-    """Longest wait for a connection."""
     request_timeout_s: PositiveFloat = 1800.0
     """Longest wait for a reply: a whole response, or a change of all weights."""
     max_retries: NonNegativeInt = 5
@@ -155,7 +147,6 @@ class ExecutionConfig(StrictModel):
     rollout_batch_size: PositiveInt = 256
     """Sequences the embedded engine decodes at once."""
     grader_workers: PositiveInt = 2
-    """Grading processes."""
     data_workers: PositiveInt | None = None
     """Processes of `prepare_data` for a large source, each with its own grading process; None: one per core."""
     num_threads: PositiveInt | None = None
@@ -182,7 +173,6 @@ class ExecutionConfig(StrictModel):
     """How often a run resumes a stage that was killed (e.g. out of memory) or lost a process, a machine or an endpoint.
     A mistake, or a program that fails, is never retried."""
     retry_delay_s: NonNegativeFloat = 10.0
-    """Wait before each retry."""
     time_limits_s: dict[StageName, PositiveFloat] = Field(default_factory=dict)
     """Time limit of a stage in one run, by name; a stage that exceeds it is ended, and the next run resumes it."""
     grace_s: PositiveFloat = 20.0
@@ -241,4 +231,3 @@ class TrackingConfig(StrictModel):
     samples_every: PositiveInt = 10
     """RL steps between written sample rollouts (`samples.jsonl`)."""
     num_samples: PositiveInt = 4
-    """Rollouts written each time."""

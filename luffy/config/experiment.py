@@ -65,16 +65,29 @@ class ExperimentConfig(StrictModel):
     @property
     def measured_difficulty(self) -> DifficultyConfig | None:
         """The section `difficulty` with its defaults taken from other sections; None: RL uses all prompts."""
-        if self.difficulty is None or self.rl is None or "difficulty" not in self.stages:
+        own, rl = self.difficulty, self.rl
+        if own is None or rl is None or "difficulty" not in self.stages:
             return None
-        return self.difficulty.spelled_out(self.rl, self.cluster)
+        defaults = {
+            "temperature": own.temperature or rl.temperature,
+            "max_response_tokens": own.max_response_tokens or rl.max_response_tokens,
+            "stop": rl.stop if own.stop is None else own.stop,
+            "engine": own.engine or (self._engine if rl.engine == "cluster" else rl.engine),
+        }
+        return own.model_copy(update=defaults)
 
     @property
     def sampled_traces(self) -> SampleConfig | None:
         """The section `sample` with its defaults taken from other sections; None: the policy makes no traces."""
-        if self.sample is None or "sample" not in self.stages:
+        own = self.sample
+        if own is None or "sample" not in self.stages:
             return None
-        return self.sample.spelled_out(self.data.max_trace_tokens, self.cluster)
+        limit = own.max_response_tokens or self.data.max_trace_tokens
+        return own.model_copy(update={"max_response_tokens": limit, "engine": own.engine or self._engine})
+
+    @property
+    def _engine(self) -> str:
+        return "vllm" if self.cluster == "ray" else "transformers"
 
     # Reads `difficulty` and `synthesize`, so those fields are declared before `stages`.
     @field_validator("stages", mode="after")
@@ -101,17 +114,13 @@ class StageVisit:
     name: str
     """Unique in the chain."""
     stage: str
-    """Its kind's name."""
     round: int = 0
     """Which round of sampling and SFT, from 1; 0 outside of rounds."""
 
 
 def visits_of(config: ExperimentConfig) -> list[StageVisit]:
-    """The stages in order.
-
-    Those of rounds always have their number (`sample_1`, `sft_1`), so that a chain with more rounds gives them the same
-    names; others only where there are several of a kind.
-    """
+    """The stages in order. Those of rounds always have their number (`sample_1`, `sft_1`), so that a chain with more
+    rounds gives them the same names; others only where there are several of a kind."""
     stages = list(config.stages)
     if "sample" not in stages:
         return _numbered(stages)

@@ -1,7 +1,4 @@
-"""Every field of an experiment, read from the configuration classes: for `luffy config --fields`, completion, errors.
-
-`members`, `tags`, `steps` and `models_at` walk over the annotations of the classes.
-"""
+"""Every field of an experiment, by the configuration classes: for `luffy config --fields`, completion, errors."""
 
 import json
 import types
@@ -28,7 +25,6 @@ class ConfigField:
     """One field, as an override names it."""
 
     model: type[BaseModel]
-    """The configuration class that has it."""
     path: str
     type: str
     default: str | None

@@ -1,7 +1,4 @@
-"""How answers are graded: the kinds of graders, and which of them grades what.
-
-A kind is written as a mapping with its settings, or by its name alone where it needs none: `kind: math_strict`.
-"""
+"""How answers are graded. A kind of grader is a mapping with its settings, or its name where it needs none."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -57,13 +54,11 @@ class FormatGrader(StrictModel):
 
 
 class CustomGrader(StrictModel):
-    """The user's own function, called in a worker process under the same time limit.
-
-    It has verl's signature `(data_source, solution_str, ground_truth, extra_info=None)` or verifiers' keywords (any of
-    `completion, answer, prompt, info, task`; no async function, and none that needs `parser` or `state`). It gets the
-    whole response, reasoning included, and returns a number, a bool, or a mapping with `score`. Within a run the same
-    arguments get the score of the first call.
-    """
+    """The user's own function, called in a worker process under the same time limit. It has verl's signature
+    `(data_source, solution_str, ground_truth, extra_info=None)` or verifiers' keywords (any of `completion, answer,
+    prompt, info, task`; no async function, and none that needs `parser` or `state`), gets the whole response with its
+    reasoning, and returns a number, a bool, or a mapping with `score`. Within a run the same arguments get the score of
+    the first call."""
 
     kind: Literal["custom"] = "custom"
     function: ImportPath
@@ -92,10 +87,8 @@ GYM_ENTRY = "reasoning_gym"
 
 class ReasoningGymGrader(StrictModel):
     r"""The package reasoning-gym scores its own tasks (`score_answer`), in a worker process under the same time limit.
-
     Prompts are those of a source of `kind: reasoning_gym` that names this grader. The answer is the content of the last
-    `\boxed{}`, else of `<answer>`, else the whole final reply. The score, which may be partial, is the reward.
-    """
+    `\boxed{}`, else of `<answer>`, else the whole final reply. The score, which may be partial, is the reward."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     correct_from: float = 1.0
@@ -138,16 +131,14 @@ class JudgeGrader(StrictModel):
 
 
 class AnyGrader(StrictModel):
-    """Correct if any grader accepts the answer; the reward is the highest. Where none accepts it and a judge among them
-    cannot be reached, there is no verdict."""
+    """Correct if any accepts; the reward is the highest. If none does and a judge cannot be reached: no verdict."""
 
     kind: Literal["any"] = "any"
     of: tuple["GraderKind", ...] = Field(min_length=2)
 
 
 class BothGrader(StrictModel):
-    """Correct if all graders accept the answer; the reward is the lowest. Where none rejects it and a judge among them
-    cannot be reached, there is no verdict."""
+    """Correct if all accept; the reward is the lowest. If none rejects and a judge cannot be reached: no verdict."""
 
     kind: Literal["both"] = "both"
     of: tuple["GraderKind", ...] = Field(min_length=2)
@@ -161,8 +152,7 @@ class WeightedPart(StrictModel):
 
 
 class WeightedGrader(StrictModel):
-    """The reward is the weighted sum; the outcome and the answer are those of the first part. Where a judge among the
-    parts cannot be reached, there is no verdict."""
+    """The reward is the weighted sum, outcome and answer the first part's. If a judge cannot be reached: no verdict."""
 
     kind: Literal["weighted"] = "weighted"
     parts: tuple[WeightedPart, ...] = Field(min_length=1)

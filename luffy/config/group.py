@@ -1,7 +1,5 @@
-"""The rows of one prompt, which groups are kept, and the advantage of each row.
-
-R_i is the reward of row i, |o_i| its number of response tokens, n the size of the population.
-"""
+"""The rows of one prompt, which groups are kept, and the advantage of each row. R_i is the reward of row i, |o_i| its
+number of response tokens, n the size of the population."""
 
 import itertools
 import re
@@ -117,11 +115,9 @@ AdvantageConfig = Annotated[GroupAdvantage | GeneralizedAdvantage, Field(discrim
 
 
 class UniformLength(StrictModel):
-    """Share of the trace ~ U(low, high), both of which may move over the run.
-
-    LUFFY's strategies: `random` is low 0 and high 1; `linear` has low = high falling to 0; `linear_max` is low 0 and
-    high falling in ten levels; `reverse_linear` rises instead. Prefix-RFT (arXiv 2507.01679) lets low fall.
-    """
+    """Share of the trace ~ U(low, high), both of which may move over the run. LUFFY's strategies: `random` is low 0 and
+    high 1; `linear` has low = high falling to 0; `linear_max` is low 0 and high falling in ten levels; `reverse_linear`
+    rises instead. Prefix-RFT (arXiv 2507.01679) lets low fall."""
 
     kind: Literal["uniform"]
     low: ScheduledValue
@@ -158,11 +154,8 @@ PrefixLength = Annotated[UniformLength | BinomialLength | EvenlySpacedLength, Fi
 
 
 class PrefixConfig(StrictModel):
-    """Prefix-conditioned rows: the start of a trace, continued by the policy.
-
-    A prefix is never the whole trace: the policy samples at least the last token (the stop token). A row with an empty
-    prefix is a rollout.
-    """
+    """Prefix-conditioned rows: the start of a trace, continued by the policy. A prefix is never the whole trace: the
+    policy samples at least the last token (the stop token). A row with an empty prefix is a rollout."""
 
     length: PrefixLength
     shared: bool = False
@@ -196,8 +189,7 @@ GroupFilter = Annotated[DropZeroVariance | DynamicSampling, Field(discriminator=
 
 
 class GuidanceConfig(StrictModel):
-    """Limits off-policy rows to prompts that the policy rarely solves. Other prompts get rollouts only. A prompt
-    without a pass rate yet has off-policy rows."""
+    """Off-policy rows only for prompts with a low running pass rate, or none yet; other prompts get rollouts only."""
 
     pass_rate_at_most: ShareBelowOne
     """Highest running pass rate in earlier steps, inclusive."""
@@ -206,11 +198,9 @@ class GuidanceConfig(StrictModel):
 
 
 class HintConfig(StrictModel):
-    """Rollouts under a prompt that shows the first steps of a trace, where rollouts of the bare prompt fail.
-
-    Guide (arXiv 2506.13923) and Scaf-GRPO (2510.19807). The steps of a trace are the lines of its reasoning, or its
-    words where it has one line. A hint never has the last step, so a trace of one step gives no hint.
-    """
+    """Rollouts under a prompt that shows the first steps of a trace, where rollouts of the bare prompt fail. Guide
+    (arXiv 2506.13923) and Scaf-GRPO (2510.19807). The steps of a trace are the lines of its reasoning, or its words
+    where it has one line. A hint never has the last step, so a trace of one step gives no hint."""
 
     levels: Annotated[tuple[Fraction, ...], Field(min_length=1)]
     """Share of the trace's steps that each level shows, rounded down to whole steps, at least one; rising."""
@@ -241,11 +231,9 @@ class HintConfig(StrictModel):
 
 
 class AnchorConfig(StrictModel):
-    """Rollouts that continue the start of a trace, where rollouts of the bare prompt fail: BREAD (arXiv 2506.17211).
-
-    A binary search over the pieces of the trace finds how many the policy needs; every try samples a whole group. The
-    steps of a trace are its lines, or its words where it has one line; the last piece is never given.
-    """
+    """Rollouts that continue the start of a trace, where rollouts of the bare prompt fail: BREAD (arXiv 2506.17211). A
+    binary search over the pieces of the trace finds how many the policy needs; every try samples a whole group. The
+    steps of a trace are its lines, or its words where it has one line; the last piece is never given."""
 
     pieces: Annotated[int, Field(ge=2)] = 10
     """Pieces that the trace is cut into, of equal numbers of steps; fewer where it has fewer steps."""
@@ -293,10 +281,9 @@ class GroupConfig(StrictModel):
             yield f"off_policy {self.off_policy} must be below size {size}: RL needs rollouts"
         if self.off_policy > size:
             yield f"off_policy {self.off_policy} must not be above size {size}"
-        if self.off_policy == 0 and self.prefix is not None:
-            yield "prefix has no effect with off_policy: 0; set the number of off-policy rows"
-        if self.guidance is not None and self.off_policy == 0:
-            yield "guidance has no effect with off_policy: 0; set the number of off-policy rows"
+        for name in ("prefix", "guidance"):
+            if self.off_policy == 0 and getattr(self, name) is not None:
+                yield f"{name} has no effect with off_policy: 0; set the number of off-policy rows"
         if self.guidance is not None and self.off_policy == size:
             yield "guidance depends on rollouts, and a group of only off-policy rows has none; lower off_policy"
         if hint is not None:
@@ -331,11 +318,8 @@ class GroupConfig(StrictModel):
 
 
 class ReplayConfig(StrictModel):
-    """Experience replay of the policy's own successes: ExGRPO (arXiv 2510.02245).
-
-    A replayed prompt has one stored success of its own in place of one rollout; the rest of the group is rolled out
-    anew. Prompts are bucketed by how many of their last rollouts were right.
-    """
+    """Experience replay of the policy's own successes: ExGRPO (arXiv 2510.02245). A stored success takes the place of
+    one rollout of its prompt's group. Prompts are bucketed by how many of their last rollouts were right."""
 
     share: PositiveShare = 0.5
     """Share of the step's prompts that are replayed; fewer while the buffer holds fewer."""

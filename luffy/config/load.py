@@ -23,17 +23,26 @@ from yaml import MarkedYAMLError, YAMLError
 from luffy.config.evaluation import QUESTION_SLOT, TEMPLATES
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.shipped import (
+    EXPERIMENTS,
     PresetKind,
     available_presets,
     experiment_file,
     folder_of_origin,
     named_file,
-    preset_file,
-    recipe_file,
-    recipe_names,
+    recipe_files,
 )
 from luffy.config.validation_errors import explain
-from luffy.config.yaml_source import KeyPath, Value, child, element_index, key_paths, nearest, parse_scalar, read_yaml
+from luffy.config.yaml_source import (
+    KeyPath,
+    Value,
+    child,
+    element_index,
+    key_paths,
+    nearest,
+    parse_scalar,
+    place_of,
+    read_yaml,
+)
 from luffy.errors import ConfigError
 from luffy.files import refuse_special
 from luffy.json_text import MAX_DEPTH
@@ -67,7 +76,6 @@ _BY_NAME: tuple[KeyPath, ...] = (
 )
 """Mappings whose keys the user chooses. `null` for a key that a lower layer has removes its entry."""
 _MAX_SHOWN = 60
-"""Characters of a value that an error shows."""
 _KEPT = ("author", "max_rows", "only")
 """Values of the experiment that override a recipe."""
 _RECIPE_KEYS = ("kind", "name", "path", "file", *_KEPT)
@@ -86,13 +94,11 @@ class ResolvedExperiment:
     def origin_of(self, path: KeyPath) -> str | None:
         """`file:line` or "command line" for the value at `path`; None: it is a default."""
         values: Value = dict(self.given)
-        known = None
-        for depth, key in enumerate(path, start=1):
+        for key in path:
             if isinstance(values, dict) and key not in map(str, values):
                 return None
             values = child(values, key)
-            known = self.origins.get(path[:depth], known)
-        return known
+        return place_of(path, self.origins, "") or None
 
 
 @dataclass(slots=True)
@@ -110,11 +116,7 @@ class Layer:
             for path, where in lower.origins.items()
             if not any(path[:depth] in replaced for depth in range(1, len(path)))
         }
-        merged = _merge(lower.values, self.values)
-        for path in self.origins:
-            if path[:-1] in _BY_NAME and _at(self.values, path) is None and isinstance(_at(lower.values, path), dict):
-                merged = _without(merged, path)
-        return Layer(merged, {**kept, **self.origins})
+        return Layer(_merge(lower.values, self.values, ()), {**kept, **self.origins})
 
     def preset_name(self, key: str) -> str | None:
         """The preset that `key` (`chain` or `method`) names."""
@@ -137,10 +139,7 @@ def load_experiment(
     path: Path | str, overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
 ) -> ExperimentConfig:
     """The experiment in the file `path`, or the shipped one of that name, with `overrides` (`key.path=value`) applied.
-
-    Raises ConfigError with one line for each mistake: where it stands (`given_at` for an override), what was found,
-    what is allowed.
-    """
+    Raises ConfigError, a line for each mistake: its place (`given_at` for overrides), what was found and is allowed."""
     return resolve_experiment(path, overrides, given_at=given_at).config
 
 
@@ -151,27 +150,45 @@ def resolve_experiment(
     file = experiment_file(path)
     own = _read_with_extends(file, ())
     refuse_other_kind(own.values, path, "experiment")
-    return _resolve(own, parse_overrides(overrides, given_at), file)
+    given = parse_overrides(overrides, given_at)
+    named, _ = _split_overrides(given, own)
+    chain, method = _presets(own, named, file)
+    presets = method.over(chain)
+    command_line, of_elements = _split_overrides(given, own.over(presets))
+    merged = _with_elements(command_line.over(own).over(presets), of_elements)
+    resolve_recipes(merged.values, merged.origins, default_where=str(file))
+    _resolve_template_files(merged.values, merged.origins, default_where=str(file))
+    try:
+        config = ExperimentConfig.model_validate_json(json.dumps(merged.values))
+    except ValidationError as error:
+        raise ConfigError(
+            explain(error, ExperimentConfig, merged.origins, default_where=str(file), values=merged.values)
+        ) from None
+    # An override that chooses RL's method in a chain without RL; a file may inherit a method and change its chain.
+    is_rl_alone = method.values.keys() <= {"chain", "objective", "rl"}
+    if named.preset_name("method") is not None and "rl" not in config.stages and is_rl_alone:
+        raise ConfigError(
+            f"{named.origins['method',]}: method: {config.method} has no effect without the stage rl, and the stages "
+            f"are {', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
+        )
+    return ResolvedExperiment(config, merged.values, merged.origins)
 
 
 def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     """The mapping in `path` and in what it extends, with `overrides` applied; and the origin of each of its keys."""
     own = _read_with_extends(path, ())
     command_line, of_elements = _split_overrides(parse_overrides(overrides, _COMMAND_LINE), own)
-    layer = command_line.over(own)
-    layer = _with_elements(layer, of_elements)
+    layer = _with_elements(command_line.over(own), of_elements)
     return layer.values, layer.origins
 
 
 def chain_stages(chain: str, experiment: Path, where: str) -> tuple[str, ...]:
     """The stages in the preset of a chain, which `where` names; ConfigError if there is none."""
-    layer = _preset("chains", chain, experiment, where)
-    stages = layer.values.get("stages")
+    stages = _preset("chains", chain, experiment, where).values.get("stages")
     return tuple(map(str, stages)) if isinstance(stages, list) else ()
 
 
 def file_kind(values: Mapping[str, Value]) -> FileKind:
-    """The kind of a file with these `values`."""
     return next((kind for key, kind in _KEYS.items() if key in values), "experiment")
 
 
@@ -184,33 +201,8 @@ def refuse_other_kind(values: Mapping[str, Value], given: Path | str, wanted: Fi
         raise ConfigError(f"{given}: is {noun}, not {_WORDS[wanted][0]}; run it with: luffy {command} {given}")
 
 
-def _resolve(own: Layer, overrides: Sequence[Override], path: Path) -> ResolvedExperiment:
-    named, _ = _split_overrides(overrides, own)
-    chain, method = _presets(own, named, path)
-    presets = method.over(chain)
-    command_line, of_elements = _split_overrides(overrides, own.over(presets))
-    merged = _with_elements(command_line.over(own).over(presets), of_elements)
-    resolve_recipes(merged.values, merged.origins, default_where=str(path))
-    _resolve_template_files(merged.values, merged.origins, default_where=str(path))
-    try:
-        config = ExperimentConfig.model_validate_json(json.dumps(merged.values))
-    except ValidationError as error:
-        raise ConfigError(
-            explain(error, ExperimentConfig, merged.origins, default_where=str(path), values=merged.values)
-        ) from None
-    # An override that chooses RL's method in a chain without RL; a file may inherit a method and change its chain.
-    is_rl_alone = method.values.keys() <= {"chain", "objective", "rl"}
-    if named.preset_name("method") is not None and "rl" not in config.stages and is_rl_alone:
-        raise ConfigError(
-            f"{named.origins['method',]}: method: {config.method} has no effect without the stage rl, and the stages "
-            f"are {', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
-        )
-    return ResolvedExperiment(config, merged.values, merged.origins)
-
-
 def _presets(own: Layer, command_line: Layer, path: Path) -> tuple[Layer, Layer]:
-    """The presets of chain and method. A method may name its chain (sft) and a chain its method (sft_then_luffy); what
-    is named nearer to the user wins."""
+    """A method may name its chain (sft) and a chain its method (sft_then_luffy); what is nearer to the user wins."""
     top = command_line.over(own)
     method = _preset("methods", top.preset_name("method"), path, top.origins.get(("method",)))
     layers = (command_line, method, own) if command_line.preset_name("method") else (top, method)
@@ -225,35 +217,32 @@ def _read_with_extends(path: Path, seen: tuple[Path, ...]) -> Layer:
     if path.resolve() in seen:
         raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, seen))}; break the circle")
     values, origins = read_yaml(path)
-    extends = values.pop("extends", None)
-    layer = Layer(values, origins)
+    layer, extends = Layer(values, origins), values.pop("extends", None)
     if extends is None:
         return layer
+    where = f"{origins['extends',]}: extends"
     if not isinstance(extends, str):
-        raise ConfigError(f"{origins['extends',]}: extends: must be the path of one YAML file, found {extends!r}")
-    extended = named_file(extends, path, f"{origins['extends',]}: extends")
-    return layer.over(_read_with_extends(extended, (*seen, path.resolve())))
+        raise ConfigError(f"{where}: must be the path of one YAML file, found {extends!r}")
+    return layer.over(_read_with_extends(named_file(extends, path, where), (*seen, path.resolve())))
 
 
 def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | None = None) -> Layer:
     if name is None:
         return Layer()
-    names = available_presets(kind)
-    if name.endswith((".yaml", ".yml")):
-        start = folder_of_origin(where)
-        file = next((folder / name for folder in (start, experiment.parent) if (folder / name).is_file()), None)
-        if file is None:
-            raise ConfigError(
-                f"{where or experiment}: {kind.removesuffix('s')}: {name}: no such file; "
-                f"give a path from {start.resolve()}, or a shipped name: {', '.join(names)}"
-            )
-    elif (file := preset_file(kind, name)) is None:
+    names, start = available_presets(kind), folder_of_origin(where)
+    is_path = name.endswith((".yaml", ".yml"))
+    files = [start / name, experiment.parent / name] if is_path else [EXPERIMENTS / kind / f"{name}.yaml"]
+    if file := next((file for file in files if file.is_file()), None):
+        return _read_with_extends(file, ())
+    if is_path:
         raise ConfigError(
-            f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/; "
-            f"{nearest(name, names, 'did you mean {!r}? ')}there are {', '.join(names)} (or give the path of a .yaml "
-            "file)"
+            f"{where or experiment}: {kind.removesuffix('s')}: {name}: no such file; "
+            f"give a path from {start.resolve()}, or a shipped name: {', '.join(names)}"
         )
-    return _read_with_extends(file, ())
+    raise ConfigError(
+        f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/; "
+        f"{nearest(name, names, 'did you mean {!r}? ')}there are {', '.join(names)} (or give the path of a .yaml file)"
+    )
 
 
 def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
@@ -302,31 +291,26 @@ def _with_elements(layer: Layer, overrides: Sequence[Override]) -> Layer:
     return layer
 
 
-def _merge(lower: dict[str, Value], upper: dict[str, Value]) -> dict[str, Value]:
-    """Mappings merge key by key, lists replace, and a mapping of another `kind` replaces the old one."""
-    if "kind" in upper and "kind" in lower and upper["kind"] != lower["kind"]:
-        return upper
-    merged = dict(lower)
+def _merge(lower: dict[str, Value], upper: dict[str, Value], above: KeyPath, keep: bool = True) -> dict[str, Value]:
+    """Mappings merge key by key, lists replace, and a mapping of another `kind` replaces the old one (no `keep`)."""
+    keep = keep and ("kind" not in upper or "kind" not in lower or upper["kind"] == lower["kind"])
+    merged = dict(lower) if keep else {}
     for key, value in upper.items():
         below = lower.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        if isinstance(below, dict) and value is None and above in _BY_NAME:
+            merged.pop(key, None)
+        elif isinstance(below, dict) and isinstance(value, dict):
+            merged[key] = _merge(below, value, (*above, key), keep)
+        else:
+            merged[key] = value
     return merged
-
-
-def _without(values: dict[str, Value], path: KeyPath) -> dict[str, Value]:
-    """A copy of `values` without the entry at `path`, which need not be there."""
-    name, *below = path
-    if not below:
-        return {key: value for key, value in values.items() if key != name}
-    inner = values.get(name)
-    return {**values, name: _without(inner, tuple(below))} if isinstance(inner, dict) else values
 
 
 def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tuple[Value, KeyPath]:
     """`value` with the override merged in at `path`, and the whole path with indices in place of names."""
+    at = ".".join(override.path[: len(above)])
     if isinstance(value, list) and path:
-        where = f"{override.origin}: {'.'.join(override.path[: len(above)])}"
-        index = element_index(value, path[0], where)
+        index = element_index(value, path[0], f"{override.origin}: {at}")
         below, done = _set(value[index], path[1:], (*above, str(index)), override)
         return [*value[:index], below, *value[index + 1 :]], done
     if isinstance(value, dict) and path and isinstance(below := value.get(path[0]), dict | list):
@@ -334,9 +318,8 @@ def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tup
         return {**value, path[0]: changed}, done
     if isinstance(value, dict):
         new = _nested(path, override.value) if path else override.value
-        return (_merge(value, new) if isinstance(new, dict) else new), (*above, *path)
+        return (_merge(value, new, above) if isinstance(new, dict) else new), (*above, *path)
     if path:
-        at = ".".join(override.path[: len(above)])
         raise ConfigError(f"{override.origin}: {'.'.join(override.path)}: {at} is {value!r}, which has no keys")
     return override.value, above
 
@@ -358,11 +341,8 @@ def _section(values: Value, path: KeyPath) -> dict[str, Value]:
 
 
 def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
-    """Replace every recipe among the data sources in place, with the lines of its file.
-
-    Sources are `data.train`, the parts of a mixture, `data.corpus`, every suite and benchmark. Raises ConfigError,
-    naming the line, for an unknown key or recipe, or a `file` that does not fit.
-    """
+    """Replace every recipe among the data sources in place, with its file's lines. ConfigError names the line of an
+    unknown key or recipe, or of a `file` that does not fit."""
     parts = ("data", "train", "parts")
     paths: list[KeyPath] = [("data", "train"), ("data", "corpus")]
     paths += [(*parts, name, "source") for name in _section(values, parts)]
@@ -376,7 +356,7 @@ def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], defau
         if unknown := sorted(set(asked) - set(_RECIPE_KEYS)):
             raise ConfigError(f"{where}: unknown key {unknown[0]!r} of a recipe; allowed: {', '.join(_RECIPE_KEYS)}")
         recipe, lines = read_yaml(_recipe_file(asked.get("name"), asked.get("path"), where))
-        origins.update({(*path, *key): line for key, line in lines.items()})
+        origins |= {(*path, *key): line for key, line in lines.items()}
         if "file" in asked:  # a local copy of what the recipe would take from the hub
             if recipe.get("kind") not in ("hub", "file"):
                 raise ConfigError(f"{where}.file has no effect with a recipe of kind {recipe.get('kind')}; remove it")
@@ -393,20 +373,17 @@ def _recipe_file(name: Value, path: Value, where: str) -> Path:
         if not file.is_file():
             raise ConfigError(f"{where}.path: {path}: no such file; relative paths start at {Path.cwd()}")
         return file
-    found = recipe_file(str(name))
-    if found is None:
-        close = difflib.get_close_matches(str(name), recipe_names(), n=3, cutoff=0.5)
+    files = recipe_files()
+    if str(name) not in files:
+        close = difflib.get_close_matches(str(name), files, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise ConfigError(f"{where}.name: no recipe {name!r}; {hint}there are {', '.join(recipe_names())}")
-    return found
+        raise ConfigError(f"{where}.name: no recipe {name!r}; {hint}there are {', '.join(files)}")
+    return files[str(name)]
 
 
 def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
-    """Replace every template of `evaluation` that names a file, in place, by the file's text.
-
-    A single line break at the end of the file is left out. Raises ConfigError, naming the line, for a file that cannot
-    be read or lacks the slot of the question.
-    """
+    """Replace every template of `evaluation` that names a file, in place, by the file's text without a last line break.
+    ConfigError names the line of a file that cannot be read or lacks the slot of the question."""
     suites = ("evaluation", "suites")
     for path in (("evaluation",), *((*suites, name) for name in _section(values, suites))):
         section = _section(values, path)

@@ -21,7 +21,6 @@ from luffy.json_text import parse_json
 DType = Literal["float32", "bfloat16"]
 GGUF = ".gguf"
 _PACKAGE = "package:"
-"""Marks the name of a package in `ModelConfig.source`."""
 
 
 class TinyArchitecture(StrictModel):
@@ -48,22 +47,18 @@ _RESERVED = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens
 
 
 class EndpointModel(StrictModel):
-    """A model on an OpenAI-compatible server; it can only be evaluated.
-
-    Its servers are `execution.server.urls`, which are not part of a result's identity: different models must have
-    different names.
-    """
+    """A model on an OpenAI-compatible server; it can only be evaluated. Its servers are `execution.server.urls`, which
+    are not part of a result's identity: different models must have different names."""
 
     name: str = Field(min_length=1)
     """Its name in requests to the endpoint."""
     request: dict[str, JsonValue] = Field(default_factory=dict)
-    """Further fields of each request, e.g. `{reasoning_effort: low}`. Null for `seed`, `top_p` or `temperature` leaves
-    that field out, for endpoints that refuse it."""
+    """Further fields of requests (`{reasoning_effort: low}`); null leaves out `seed`, `top_p` or `temperature`."""
 
     def _complaints(self) -> Iterator[str]:
         for name, value in self.request.items():
             if name in _RESERVED:
-                yield (f"request.{name} cannot be set here: the evaluation and its protocol decide it; remove it")
+                yield f"request.{name} cannot be set here: the evaluation and its protocol decide it; remove it"
             if name in _OF_THE_PROTOCOL and value is not None:
                 yield (
                     f"request.{name} is decided by the protocol (evaluation.decodings); only null, which leaves it out "
@@ -72,11 +67,9 @@ class EndpointModel(StrictModel):
 
 
 class LoRAConfig(StrictModel):
-    """A low-rank adapter that SFT and RL train in place of the weights (LoRA, arXiv 2106.09685, section 4.1).
-
-    An adapted layer computes `W x + alpha / rank B A x` with `W` frozen. What a stage hands on has the product merged
-    into its weights; the next stage starts a new adapter on them.
-    """
+    """A low-rank adapter that SFT and RL train in place of the weights (LoRA, arXiv 2106.09685, section 4.1). An
+    adapted layer computes `W x + alpha / rank B A x` with `W` frozen. What a stage hands on has the product merged into
+    its weights; the next stage starts a new adapter on them."""
 
     rank: PositiveInt
     """Rows of `A` and columns of `B`."""
@@ -179,11 +172,9 @@ _MAX_TEXT_BYTES = 1 << 28
 
 
 def model_files(folder: Path, setting: str) -> dict[str, Path]:
-    """The files of a model folder that may be read and copied: their paths in the folder, and where they are.
-
-    A link may lead to another place in the folder or, from a snapshot of the hub's cache, to a blob of the same model.
-    Raises DataError, naming `setting`, for any other link, for devices, pipes and sockets, and for texts over 256 MiB.
-    """
+    """The files of a model folder that may be read and copied: their paths in the folder, and where they are. A link
+    may lead to another place in the folder or, from a snapshot of the hub's cache, to a blob of the same model. Raises
+    DataError, naming `setting`, for any other link, for devices, pipes and sockets, and for texts over 256 MiB."""
     here = Path(os.path.realpath(folder))
     roots = [here]
     if here.parent.name == "snapshots":

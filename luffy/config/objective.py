@@ -43,9 +43,8 @@ class SupervisedObjectiveConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         yield from complaints_about(self.terms)
         wrong = [term.name for term in self.terms if not isinstance(term.loss, NegativeLogLikelihoodLoss | EntropyLoss)]
-        if wrong or any(term.select == "on_policy" for term in self.terms):
-            names = ", ".join(wrong or [term.name for term in self.terms if term.select == "on_policy"])
-            yield f"terms {names}: SFT has neither rollouts nor rewards; use nll or entropy"
+        if wrong := wrong or [term.name for term in self.terms if term.select == "on_policy"]:
+            yield f"terms {', '.join(wrong)}: SFT has neither rollouts nor rewards; use nll or entropy"
         if any(term.gate is not None for term in self.terms):
             yield "a gate looks at rollouts, and SFT has none; remove it"
         if any(isinstance(term.coefficient, AdaptiveValue) for term in self.terms):
@@ -94,8 +93,7 @@ class ObjectiveConfig(StrictModel):
     @property
     def learns_by_advantage(self) -> bool:
         """Whether all terms of an RL step are weighted by advantages, except regularising ones (entropy, KL)."""
-        others = [term for term in self.terms if not isinstance(term.loss, EntropyLoss | KLLoss)]
-        by_advantage = all(isinstance(term.loss, PolicyGradientLoss) for term in others)
+        by_advantage = all(isinstance(term.loss, PolicyGradientLoss | EntropyLoss | KLLoss) for term in self.terms)
         return by_advantage and self.interleaved_sft is None
 
     @property
@@ -113,10 +111,9 @@ class ObjectiveConfig(StrictModel):
 
     def with_correction(self, correction: ImportanceCorrection) -> "ObjectiveConfig":
         """The same objective with `correction` on every term that learns from rollouts alone without one."""
-        terms = [
-            term.model_copy(update={"correction": correction}) if term.lacks_correction else term for term in self.terms
-        ]
-        return self.model_copy(update={"terms": tuple(terms)})
+        added = {"correction": correction}
+        terms = tuple(term.model_copy(update=added) if term.lacks_correction else term for term in self.terms)
+        return self.model_copy(update={"terms": terms})
 
     @property
     def depends_on_length(self) -> bool:
@@ -139,7 +136,7 @@ class ObjectiveConfig(StrictModel):
 
     def _complaints_about_off_policy_rows(self) -> Iterator[str]:
         selecting = [
-            term for term in self.terms if term.may_select_off_policy and not isinstance(term.loss, EntropyLoss)
+            term for term in self.terms if term.select != "on_policy" and not isinstance(term.loss, EntropyLoss)
         ]
         only_off = [term.name for term in self.terms if term.select == "off_policy"]
         if only_off and not self.has_off_policy_rows:
@@ -200,7 +197,7 @@ class ObjectiveConfig(StrictModel):
             yield "advantage.kind: gae has no effect: no surrogate uses it, and a critic would train for nothing"
         if advantage.off_policy_scale == 0.0 and any(term.select == "off_policy" for term in surrogates):
             yield "advantage.off_policy_scale: 0 leaves the off-policy surrogate nothing to learn; raise it"
-        if advantage.off_policy_scale != 1.0 and not any(term.may_select_off_policy for term in surrogates):
+        if advantage.off_policy_scale != 1.0 and not any(term.select != "on_policy" for term in surrogates):
             yield "advantage.off_policy_scale has no effect: no surrogate selects off-policy tokens; remove it"
         if advantage.on_policy_scale != 1.0 and not any(term.select != "off_policy" for term in surrogates):
             yield "advantage.on_policy_scale has no effect: no surrogate selects on-policy tokens; remove it"
@@ -224,7 +221,7 @@ class ObjectiveConfig(StrictModel):
             return
         if not self.has_off_policy_rows:
             yield "advantage.population: on_policy has no effect without off-policy rows; set it to joint"
-        if any(term.is_policy_gradient and term.may_select_off_policy for term in self.terms):
+        if any(term.is_policy_gradient and term.select != "on_policy" for term in self.terms):
             yield (
                 "advantage.population: on_policy gives off-policy rows advantage 0, so a surrogate on them "
                 "would have no effect; select on_policy tokens or set population: joint"

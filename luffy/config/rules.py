@@ -1,7 +1,4 @@
-"""Rules between the sections of an experiment. Each yields one line.
-
-They run in the order in which their mistakes are reported, after each section was validated by itself.
-"""
+"""Rules between the sections of an experiment, each of one line, in the order in which mistakes are reported."""
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
@@ -21,15 +18,12 @@ from luffy.config.yaml_source import nearest
 if TYPE_CHECKING:
     from luffy.config.experiment import ExperimentConfig
 
-_START = ("prepare_data", "base")
-"""What every chain starts with."""
-
 
 def broken_rules(config: "ExperimentConfig") -> Iterator[str]:
     """What is wrong between the sections."""
     yield from _of_chain(config)
     objective, rl = (config.objective, config.rl) if "rl" in config.stages else (None, None)
-    yield from _of_teachers(config)
+    yield from _of_teachers(config, rl)
     if objective is not None and config.data.rl == "complement":
         if "difficulty" in config.stages:
             yield "data.rl: complement has prompts that the stage difficulty does not measure; remove one of the two"
@@ -52,8 +46,8 @@ def broken_rules(config: "ExperimentConfig") -> Iterator[str]:
     if objective is not None and rl is not None:
         yield from _of_models_in_rl(config, objective, rl)
         yield from _of_rl(config, objective, rl)
-    yield from _of_engines(config)
-    yield from _of_model(config)
+    yield from _of_engines(config, rl)
+    yield from _of_model(config, rl)
     if rl is not None and config.data.max_trace_tokens > rl.max_response_tokens:
         yield (
             f"data.max_trace_tokens {config.data.max_trace_tokens} is above rl.max_response_tokens "
@@ -76,9 +70,9 @@ def _of_chain(config: "ExperimentConfig") -> Iterator[str]:
     expected = place_difficulty([stage for stage in STAGE_ORDER if stage in config.stages], policy)
     if config.stages != expected:
         yield f"stages: must be in the order {', '.join(expected)}, each once"
-    missing = [stage for stage in _START if stage not in config.stages]
-    if missing:
-        yield f"stages: {', '.join(missing)} missing; every chain starts with {', '.join(_START)}"
+    start = ("prepare_data", "base")
+    if missing := [stage for stage in start if stage not in config.stages]:
+        yield f"stages: {', '.join(missing)} missing; every chain starts with {', '.join(start)}"
     provided = set[str]()
     for stage in config.stages:
         kind = STAGE_KINDS[stage]
@@ -104,26 +98,24 @@ def _of_chain(config: "ExperimentConfig") -> Iterator[str]:
         yield "difficulty.policy: sft needs the stage sft in the chain; use base"
 
 
-def _of_teachers(config: "ExperimentConfig") -> Iterator[str]:
+def _of_teachers(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
     """Teachers that are endpoints have URLs, and those of `synthesize` prompts that suit them."""
-    served = config.synthesize.served if config.synthesize is not None else ()
-    unknown = [name for name in config.execution.teachers if name not in served]
-    if unknown:
-        known = ", ".join(served) or "none"
+    teachers = config.synthesize.teachers if config.synthesize is not None else {}
+    served = [name for name, teacher in teachers.items() if teacher.endpoint is not None]
+    if unknown := [name for name in config.execution.teachers if name not in served]:
         yield (
             f"execution.teachers: {unknown[0]} is no teacher with an endpoint in synthesize.teachers; there are: "
-            f"{known}"
+            f"{', '.join(served) or 'none'}"
         )
     for name in served:
         if name not in config.execution.teachers or not config.execution.teachers[name].urls:
             yield f"execution.teachers.{name}.urls: missing; say where the teacher {name} is served"
-    teacher = config.rl.teacher if "rl" in config.stages and config.rl is not None else None
-    if isinstance(teacher, ServedTeacher) and not config.execution.rl_teacher.urls:
-        yield f"execution.rl_teacher.urls: missing; say where {teacher.name} is served (rl.teacher)"
+    if rl is not None and isinstance(rl.teacher, ServedTeacher) and not config.execution.rl_teacher.urls:
+        yield f"execution.rl_teacher.urls: missing; say where {rl.teacher.name} is served (rl.teacher)"
     if config.synthesize is None or "synthesize" not in config.stages:
         return
     if config.synthesize.rewrite is not None and config.environment is not None:
-        yield ("synthesize.rewrite: traces are rewritten in single turns; remove it or the section environment")
+        yield "synthesize.rewrite: traces are rewritten in single turns; remove it or the section environment"
     if config.data.filters.difficulty is not None:
         yield (
             "data.filters.difficulty sorts prompts by the traces that they come with, and synthesize adds others; "
@@ -195,11 +187,11 @@ def _of_tasks(config: "ExperimentConfig") -> Iterator[str]:
     if config.data.replay_traces != "off" and (config.environment is None or config.data.train is None):
         missing = "environment" if config.environment is None else "data.train"
         yield f"data.replay_traces: {config.data.replay_traces} has no effect without {missing}; remove it"
+    packages = [each for each in single_environments(config.environment) if isinstance(each, VerifiersEnvironment)]
     named = {f"suites.{name}": source for name, source in config.data.suites.items()} | config.data.training_sources
     for name, source in named.items():
         if not isinstance(source, VerifiersSource) or source.grader != "environment":
             continue
-        packages = [each for each in single_environments(config.environment) if isinstance(each, VerifiersEnvironment)]
         if not packages:
             yield f"data.{name}: the environment scores its tasks; add environment.kind: verifiers"
         if not any(package.is_same_as(source) for package in packages):
@@ -211,8 +203,7 @@ def _of_tasks(config: "ExperimentConfig") -> Iterator[str]:
 
 def _of_evaluation(config: "ExperimentConfig") -> Iterator[str]:
     """Evaluation and validation name suites that exist, and a validation happens within the stage's steps."""
-    unknown = sorted(set(config.evaluation.suites) - set(config.data.suites)) if config.evaluation else []
-    if unknown:
+    if unknown := sorted(set(config.evaluation.suites) - set(config.data.suites)) if config.evaluation else []:
         yield (
             f"evaluation.suites: no suite is called {', '.join(unknown)}"
             f"{nearest(unknown[0], config.data.suites, cutoff=0.5)}; those of data.suites are "
@@ -221,10 +212,18 @@ def _of_evaluation(config: "ExperimentConfig") -> Iterator[str]:
     for name, section in {"sft": config.sft, "rl": config.rl}.items():
         if name not in config.stages or section is None or section.validation is None:
             continue
-        for complaint in section.validation.complaints_beside(
-            section.steps, config.data.validation_prompts, config.data.suites
-        ):
-            yield f"{name}.validation.{complaint}"
+        validation, where = section.validation, f"{name}.validation"
+        if validation.source is not None and not config.data.validation_prompts:
+            yield (
+                f"{where}.source: validation is empty; set data.validation_prompts, the number of training prompts "
+                "set apart"
+            )
+        for suite in validation.suites:
+            if suite not in config.data.suites:
+                hint, known = nearest(suite, config.data.suites, cutoff=0.5), ", ".join(config.data.suites)
+                yield f"{where}.suites: no suite is called {suite}{hint}; those of data.suites are {known}"
+        if section.steps is not None and (complaint := validation.complaint_about_length(section.steps)):
+            yield f"{where}.{complaint}"
     if "sft" in config.stages and config.sft is not None and config.sft.validation is not None:
         if config.sft.validation.max_response_tokens is None and config.evaluation is None:
             yield "sft.validation.max_response_tokens: missing; its default is that of evaluation"
@@ -307,7 +306,7 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             "one prompt; raise it"
         )
     if objective.interleaved_sft is not None and rl.critic is not None and rl.critic.warmup_steps:
-        yield ("rl.critic.warmup_steps freezes the policy, which objective.interleaved_sft would update; remove one")
+        yield "rl.critic.warmup_steps freezes the policy, which objective.interleaved_sft would update; remove one"
     if rl.max_staleness and rl.engine != "openai":
         if config.cluster == "local":
             yield (
@@ -343,19 +342,12 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
         )
 
 
-def _of_engines(config: "ExperimentConfig") -> Iterator[str]:
+def _of_engines(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
     """Servers are given if and only if a section uses them, and vLLM does not sample below a lowest temperature."""
-    sections = {
-        "evaluation": ("evaluate", config.evaluation),
-        "difficulty": ("difficulty", config.measured_difficulty),
-        "sample": ("sample", config.sampled_traces),
-        "rl": ("rl", config.rl),
-    }
-    users = [
-        name
-        for name, (stage, section) in sections.items()
-        if stage in config.stages and section is not None and section.engine == "openai"
-    ]
+    evaluation = config.evaluation if "evaluate" in config.stages else None
+    answering = {"difficulty": config.measured_difficulty, "sample": config.sampled_traces}
+    sections = {"evaluation": evaluation, **answering, "rl": rl}
+    users = [name for name, section in sections.items() if section is not None and section.engine == "openai"]
     if users and not config.execution.server.urls:
         yield f"execution.server.urls: missing; {users[0]}.engine: openai needs at least one server"
     # An evaluation outside the chain may use them (flows/evaluate_checkpoint.py).
@@ -366,21 +358,16 @@ def _of_engines(config: "ExperimentConfig") -> Iterator[str]:
             "rl.engine: openai"
         )
     by_vllm: dict[str, float] = {}
-    if "rl" in config.stages and config.rl is not None and (config.cluster == "ray" or config.rl.engine != "cluster"):
-        by_vllm["rl.temperature"] = config.rl.temperature
-        if config.rl.validation is not None:
-            by_vllm["rl.validation.decoding.temperature"] = config.rl.validation.decoding.temperature
-    by_engine = "transformers" if config.evaluation is None or config.model.endpoint else config.evaluation.engine
-    if "evaluate" in config.stages and config.evaluation is not None and by_engine != "transformers":
-        decodings = config.evaluation.decodings.items()
+    if rl is not None and (config.cluster == "ray" or rl.engine != "cluster"):
+        by_vllm["rl.temperature"] = rl.temperature
+        if rl.validation is not None:
+            by_vllm["rl.validation.decoding.temperature"] = rl.validation.decoding.temperature
+    if evaluation is not None and config.model.endpoint is None and evaluation.engine != "transformers":
+        decodings = evaluation.decodings.items()
         by_vllm |= {f"evaluation.decodings.{name}.temperature": decoding.temperature for name, decoding in decodings}
-    difficulty = config.measured_difficulty
-    if difficulty is not None and difficulty.engine != "transformers":
-        assert difficulty.temperature is not None
-        by_vllm["difficulty.temperature"] = difficulty.temperature
-    sampled = config.sampled_traces
-    if sampled is not None and sampled.engine != "transformers":
-        by_vllm["sample.temperature"] = sampled.temperature
+    for stage, section in answering.items():
+        if section is not None and section.temperature is not None and section.engine != "transformers":
+            by_vllm[f"{stage}.temperature"] = section.temperature
     for name, temperature in by_vllm.items():
         if 0 < temperature < LOWEST_VLLM_TEMPERATURE:
             yield (
@@ -389,7 +376,7 @@ def _of_engines(config: "ExperimentConfig") -> Iterator[str]:
             )
 
 
-def _of_model(config: "ExperimentConfig") -> Iterator[str]:
+def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
     """A base policy has its corpus, an endpoint is only evaluated, an adapter and a number format suit the training."""
     model, execution = config.model, config.execution
     if model.architecture is not None and (config.base is None or config.data.corpus is None):
@@ -398,8 +385,7 @@ def _of_model(config: "ExperimentConfig") -> Iterator[str]:
         origin = next(name for name in ("path", "package", "endpoint") if getattr(model, name) is not None)
         yield f"base and data.corpus have no effect with model.{origin}; remove them"
     if model.endpoint is not None:
-        trained = [stage for stage in config.stages if stage in ("difficulty", "sample", "sft", "rl")]
-        if trained:
+        if trained := [stage for stage in config.stages if stage in ("difficulty", "sample", "sft", "rl")]:
             yield (
                 f"stages: {trained[0]} needs a model's weights, which model.endpoint does not give; keep only "
                 "prepare_data, base, evaluate and report, or give model.path"
@@ -409,16 +395,15 @@ def _of_model(config: "ExperimentConfig") -> Iterator[str]:
                 f"evaluation.engine: {config.evaluation.engine} needs weights, which model.endpoint does not give; use "
                 "openai"
             )
-        decodings = config.evaluation.decodings if config.evaluation is not None else {}
-        for field in ("temperature", "top_p"):
-            others = [(name, getattr(how, field)) for name, how in decodings.items() if getattr(how, field) != 1]
-            if field in model.endpoint.request and others:
-                yield (
-                    f"model.endpoint.request.{field}: null leaves the endpoint at its default of 1, but "
-                    f"evaluation.decodings.{others[0][0]} sets {others[0][1]}"
-                )
-    if model.lora is not None and "rl" in config.stages and config.rl is not None:
-        if config.rl.critic is not None:
+        for field in sorted({"temperature", "top_p"} & {*model.endpoint.request}):
+            for name, decoding in config.evaluation.decodings.items() if config.evaluation is not None else ():
+                if (own := getattr(decoding, field)) != 1:
+                    yield (
+                        f"model.endpoint.request.{field}: null leaves the endpoint at its default of 1, but "
+                        f"evaluation.decodings.{name} sets {own}"
+                    )
+    if model.lora is not None and rl is not None:
+        if rl.critic is not None:
             yield (
                 "model.lora: rl.critic is a second model trained whole, so an adapter would not save its memory; "
                 "choose a method without a critic, or remove model.lora"
@@ -429,7 +414,7 @@ def _of_model(config: "ExperimentConfig") -> Iterator[str]:
                 "sampled; remove it"
             )
     if model.dtype == "bfloat16" and execution.zero_stage == 0:
-        yield ("execution.zero_stage: 0 keeps no float32 master weights for model.dtype: bfloat16; set it to 1, 2 or 3")
+        yield "execution.zero_stage: 0 keeps no float32 master weights for model.dtype: bfloat16; set it to 1, 2 or 3"
     if execution.attention.startswith("flash") and model.dtype == "float32":
         yield (
             f"execution.attention: {execution.attention} cannot compute in model.dtype: float32; use sdpa, or "

@@ -1,15 +1,12 @@
-"""Settings of each stage program: the part of the experiment that changes its result, and nothing else.
-
-A field that is not in a stage's settings cannot change what it computes, so the settings are its identity
-(`luffy.pipeline.identity`); execution and tracking travel beside them.
-"""
+"""Settings of each stage program: the part of the experiment that changes its result, and nothing else, so they are its
+identity (`luffy.pipeline.identity`); execution and tracking travel beside them."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, PositiveInt
 
-from luffy.config.answers import DifficultyConfig, SampleConfig, SynthesizeConfig
+from luffy.config.answers import DifficultyConfig, SampleConfig, SynthesizeConfig, TeacherConfig
 from luffy.config.data import DataConfig
 from luffy.config.environment import LANES, EnvironmentConfig, without_groups
 from luffy.config.evaluation import EvaluationConfig, HeldOutSettings
@@ -53,7 +50,6 @@ class DifficultySettings(StrictModel):
     seed: int
     dtype: DType
     difficulty: DifficultyConfig
-    """With the defaults from other sections filled in."""
     grading: GradingConfig
     environment: EnvironmentConfig | None = None
 
@@ -67,7 +63,6 @@ class SynthesizeSettings(StrictModel):
     """Its limits and filters hold for what teachers write, too."""
     grading: GradingConfig
     environment: EnvironmentConfig | None = None
-    """Answers the teachers between their turns."""
 
 
 class SampleSettings(StrictModel):
@@ -76,12 +71,10 @@ class SampleSettings(StrictModel):
     seed: int
     dtype: DType
     sample: SampleConfig
-    """With the defaults from other sections filled in."""
     grading: GradingConfig
     round: PositiveInt = 1
     """Round of sampling and SFT, from 1; each round samples with different seeds."""
     environment: EnvironmentConfig | None = None
-    """Answers the policy between its turns."""
 
 
 class SFTSettings(StrictModel):
@@ -96,7 +89,6 @@ class SFTSettings(StrictModel):
     lora: LoRAConfig | None = None
     """None: all weights are trained."""
     validation: HeldOutSettings | None = None
-    """`sft.validation`, completed with values of other sections."""
 
     @property
     def depends_on_length(self) -> bool:
@@ -123,7 +115,6 @@ class RLSettings(StrictModel):
     """Without its dropout. None: all weights are trained."""
     environment: EnvironmentConfig | None = None
     validation: HeldOutSettings | None = None
-    """`rl.validation`, completed with values of other sections."""
     prompts: Literal["train", "complement"] = "train"
     """`DataConfig.rl`."""
 
@@ -180,20 +171,8 @@ def engine_gpus(config: ExperimentConfig) -> int:
 
 
 def _settings(kind: type[Settings], config: ExperimentConfig, **own: object) -> Settings:
-    """A stage's settings: fields with the names of sections and shared values hold those, except for `own`."""
-    shared = {
-        "seed": config.seed,
-        "cluster": config.cluster,
-        "dtype": config.model.dtype,
-        "model": config.model,
-        "lora": config.model.lora,
-        "base": config.base,
-        "data": config.data,
-        "synthesize": config.synthesize,
-        "evaluation": config.evaluation,
-        "grading": config.grading,
-        "environment": config.environment,
-    }
+    """A stage's settings, whose fields hold what the experiment and its model have by those names, except for `own`."""
+    shared = {**dict(config), "dtype": config.model.dtype, "lora": config.model.lora}
     return kind.model_validate({name: shared[name] for name in kind.model_fields if name in shared} | own)
 
 
@@ -218,16 +197,6 @@ def _sample(config: ExperimentConfig) -> SampleSettings:
     )
 
 
-_ELSEWHERE = {"seed": None, "validation": None}
-"""What settings hold beside the section of a training stage, so that a seed of 0 is one stage, given or not."""
-
-
-def _sft(config: ExperimentConfig) -> SFTSettings:
-    assert config.sft is not None
-    sft = config.sft.model_copy(update=_ELSEWHERE)
-    return _settings(SFTSettings, config, sft=sft, **_elsewhere(config.sft, config, None))
-
-
 def _rl(config: ExperimentConfig) -> RLSettings:
     rl, objective, lora = config.rl, config.objective, config.model.lora
     assert rl is not None
@@ -235,22 +204,26 @@ def _rl(config: ExperimentConfig) -> RLSettings:
     return _settings(
         RLSettings,
         config,
-        rl=rl.model_copy(update={**_ELSEWHERE, "correction": None}),
         objective=objective if rl.correction is None else objective.with_correction(rl.correction),
         prompts=config.data.rl,
         lora=None if lora is None else lora.without_dropout,
-        **_elsewhere(rl, config, rl.max_response_tokens),
+        **_trained("rl", rl.model_copy(update={"correction": None}), config, rl.max_response_tokens),
     )
 
 
-def _elsewhere(section: SFTConfig | RLConfig, config: ExperimentConfig, limit: int | None) -> dict[str, object]:
-    """Seed and validation of a stage whose own responses have at most `limit` tokens; None: it has no responses."""
+def _trained(
+    stage: str, section: SFTConfig | RLConfig | None, config: ExperimentConfig, limit: int | None
+) -> dict[str, object]:
+    """The section without its seed and validation, and those: a seed of 0 is one stage, given or not. The stage's own
+    responses have at most `limit` tokens; None: it has none."""
+    assert section is not None
     held_out, validation, evaluation = None, section.validation, config.evaluation
     if validation is not None:
         limit = limit or (evaluation.max_response_tokens if evaluation is not None else validation.max_response_tokens)
         assert limit is not None, "the experiment was checked for it"
         held_out = validation.spelled_out(evaluation, config.grading, limit)
-    return {"seed": config.seed if section.seed is None else section.seed, "validation": held_out}
+    plain = section.model_copy(update={"seed": None, "validation": None})
+    return {stage: plain, "seed": config.seed if section.seed is None else section.seed, "validation": held_out}
 
 
 def evaluate_settings(config: ExperimentConfig) -> EvaluateSettings:
@@ -264,15 +237,10 @@ def _gpus_of_training(config: ExperimentConfig, on_ray: int) -> int:
 
 
 def _gpus_of_generation(
-    section: EvaluationConfig | DifficultyConfig | SampleConfig | None, config: ExperimentConfig
+    config: ExperimentConfig, *sections: EvaluationConfig | DifficultyConfig | SampleConfig | TeacherConfig | None
 ) -> int:
-    engine = section.engine if section is not None else None
-    return {"openai": 0, "vllm": engine_gpus(config)}.get(engine or "", 1)
-
-
-def _gpus_of_teachers(config: ExperimentConfig) -> int:
-    engines = config.synthesize.local_engines if config.synthesize is not None else frozenset()
-    return max(({"vllm": engine_gpus(config)}.get(engine, 1) for engine in engines), default=0)
+    gpus = {"openai": 0, "vllm": engine_gpus(config)}
+    return max((1 if each is None else gpus.get(each.engine or "", 1) for each in sections), default=0)
 
 
 SETTINGS: dict[str, type[StageSettings]] = {
@@ -288,14 +256,13 @@ SETTINGS: dict[str, type[StageSettings]] = {
     "sweep": SweepSettings,
     **{kind.name: kind.settings for kind in STAGE_KINDS.values() if kind.settings is not None},
 }
-"""The type of each stage's settings."""
 CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
     "prepare_data": _prepare_data,
     "base": lambda config: _settings(BaseSettings, config, model=config.model.model_copy(update={"lora": None})),
     "synthesize": lambda config: _settings(SynthesizeSettings, config, environment=without_groups(config.environment)),
     "difficulty": lambda config: _settings(DifficultySettings, config, difficulty=config.measured_difficulty),
     "sample": _sample,
-    "sft": _sft,
+    "sft": lambda config: _settings(SFTSettings, config, **_trained("sft", config.sft, config, None)),
     "rl": _rl,
     "evaluate": evaluate_settings,
     "report": lambda config: ReportSettings(experiment=config),
@@ -304,13 +271,13 @@ CONFIGURE: dict[str, Callable[[ExperimentConfig], StageSettings]] = {
 """Derives the settings of each stage of a chain from an experiment."""
 GPUS: dict[str, Callable[[ExperimentConfig], int]] = {
     "base": lambda config: 1 if config.model.architecture is not None else 0,  # a folder is only copied
-    "synthesize": _gpus_of_teachers,
-    "difficulty": lambda config: _gpus_of_generation(config.measured_difficulty, config),
-    "sample": lambda config: _gpus_of_generation(config.sampled_traces, config),
+    "synthesize": lambda config: _gpus_of_generation(config, *(config.synthesize.local if config.synthesize else ())),
+    "difficulty": lambda config: _gpus_of_generation(config, config.measured_difficulty),
+    "sample": lambda config: _gpus_of_generation(config, config.sampled_traces),
     "sft": lambda config: _gpus_of_training(config, config.execution.ray.trainer_ranks),
     "rl": lambda config: _gpus_of_training(config, cluster_gpus(config)),
-    "evaluate": lambda config: _gpus_of_generation(config.evaluation, config),
-    "sweep": lambda config: _gpus_of_generation(config.evaluation, config),
+    "evaluate": lambda config: _gpus_of_generation(config, config.evaluation),
+    "sweep": lambda config: _gpus_of_generation(config, config.evaluation),
     **{kind.name: kind.gpus for kind in STAGE_KINDS.values() if kind.gpus is not None},
 }
 """GPUs of this machine that a stage can use; none for the others."""

@@ -1,7 +1,5 @@
-"""Files that ship with luffy and are named in configurations: experiments, presets, recipes, benchmarks, templates.
-
-They are in `exp_configs/` and `data/` of the checkout. `luffy/shipped/` links to both, and a wheel has copies there.
-"""
+"""Shipped files that configurations name: experiments, presets, recipes, benchmarks, templates. They are in
+`exp_configs/` and `data/` of the checkout, to which `luffy/shipped/` links; a wheel has copies there."""
 
 import re
 from pathlib import Path
@@ -15,7 +13,6 @@ SHIPPED = Path(__file__).resolve().parents[1] / "shipped"
 EXPERIMENTS = (SHIPPED / "exp_configs").resolve()
 DATA = (SHIPPED / "data").resolve()
 _FILE_OF_ORIGIN = re.compile(r"(.+?\.ya?ml):\d+(?::|$)")
-_RECIPE_FOLDERS = ("recipes", "benchmarks")
 _SAMPLES = "data/samples/"
 _QUESTION = "did you mean {!r}? "
 
@@ -49,11 +46,8 @@ def folder_of_origin(where: str | None, otherwise: Path = Path()) -> Path:
 
 
 def named_file(text: str, beside: Path, where: str) -> Path:
-    """The file that is named at `where`: a path from the folder of the file there, or a shipped experiment's name.
-
-    A path that was given elsewhere, on the command line, starts beside `beside`. Raises ConfigError, beginning with
-    `where`, if there is neither.
-    """
+    """The file named at `where`: a path from that file's folder (`beside`'s for the command line), or a shipped
+    experiment's name. Raises ConfigError, beginning with `where`, if there is neither."""
     folder = folder_of_origin(where, beside.parent)
     path, shipped = folder / text, EXPERIMENTS / f"{text}.yaml"
     if path.is_file():
@@ -71,12 +65,6 @@ def available_presets(kind: PresetKind) -> list[str]:
     return sorted(file.stem for file in (EXPERIMENTS / kind).glob("*.yaml"))
 
 
-def preset_file(kind: PresetKind, name: str) -> Path | None:
-    """The file of a shipped preset, if there is one of that name."""
-    file = EXPERIMENTS / kind / f"{name}.yaml"
-    return file if file.is_file() else None
-
-
 def template_names() -> list[str]:
     return sorted(file.stem for file in (DATA / "templates").glob("*.jinja"))
 
@@ -87,14 +75,10 @@ def template_file(chat_template: str) -> Path:
     return shipped if shipped.is_file() else Path(chat_template)
 
 
-def recipe_names() -> list[str]:
-    return sorted(file.stem for folder in _RECIPE_FOLDERS for file in (DATA / folder).glob("*.yaml"))
-
-
-def recipe_file(name: str) -> Path | None:
-    """The shipped recipe or benchmark of that name, if there is one."""
-    files = [DATA / folder / f"{name}.yaml" for folder in _RECIPE_FOLDERS]
-    return next((file for file in files if file.is_file()), None)
+def recipe_files() -> dict[str, Path]:
+    """The shipped recipes and benchmarks, sorted by name."""
+    files = [file for folder in ("benchmarks", "recipes") for file in (DATA / folder).glob("*.yaml")]
+    return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
 
 
 def local_path(path: str) -> Path:

@@ -68,7 +68,6 @@ class StageKind:
     reads_all: bool = False
     """Whether it reads every earlier stage, under that stage's name unless `inputs` names it."""
     sections: tuple[str, ...] = ()
-    """Sections of the experiment that it requires."""
     is_in_chains: bool = True
     """False: it runs on its own."""
     rooms: tuple[str, ...] = ()
@@ -88,8 +87,7 @@ class StageKind:
         return f"luffy.stages.{self.name}"
 
     def inputs_of(self, settings: object) -> Mapping[str, Role]:
-        """Its inputs with these settings: a validation reads `data` itself, as `difficulty` and `sample` pass on
-        training prompts alone."""
+        """Its inputs; a validation reads `data` itself: `difficulty` and `sample` pass on training prompts alone."""
         return {**self.inputs, "held_out": "data"} if _validates(settings) else self.inputs
 
     def rooms_of(self, settings: object) -> tuple[str, ...]:
@@ -160,15 +158,7 @@ _KINDS = (
         inputs={"data": "prompts", "model": "policy"},
         provides=("policy",),
         sections=("rl", "objective", "data.train"),
-        rooms=(
-            *_GRADED,
-            *_TRAINED,
-            "cluster",
-            "rl",
-            "rollout",
-            "stages/rl_components.py",
-            "stages/training_span.py",
-        ),
+        rooms=(*_GRADED, *_TRAINED, "cluster", "rl", "rollout", "stages/rl_components.py", "stages/training_span.py"),
         views=("metrics", "training_curves", "rollout_samples"),
     ),
     StageKind(
@@ -215,4 +205,3 @@ def _registered(name: str) -> str:
 
 
 StageName = Annotated[str, AfterValidator(_registered)]
-"""The name of a kind of stage."""

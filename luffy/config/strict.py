@@ -3,6 +3,7 @@
 import ast
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Self
@@ -64,11 +65,9 @@ class StrictModel(BaseModel):
 
 @functools.cache
 def field_docs(model: type[BaseModel]) -> Mapping[str, str]:
-    """What the docstrings below a class's fields say, by the fields' names, those of base classes included.
-
-    Empty for a class that is not at the top level of a module with a source file. Read when somebody asks: pydantic's
-    `use_attribute_docstrings` reads every class whenever it is imported, which takes half as long as all the rest.
-    """
+    """What the docstrings below a class's fields say, by the fields' names, those of base classes included. Empty for a
+    class that is not at the top level of a module with a source file. Read when somebody asks: pydantic's
+    `use_attribute_docstrings` reads every class whenever it is imported, which takes half as long as all the rest."""
     found: dict[str, str] = {}
     for part in reversed(model.__mro__):
         found |= _docs_in(part.__module__).get(part.__qualname__, {})
@@ -82,13 +81,13 @@ def _docs_in(module: str) -> dict[str, dict[str, str]]:
         source = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):  # made at run time, or built in
         return {}
-    return {part.name: _docs_of(part) for part in ast.parse(source).body if isinstance(part, ast.ClassDef)}
-
-
-def _docs_of(definition: ast.ClassDef) -> dict[str, str]:
     return {
-        field.target.id: inspect.cleandoc(below.value.value)
-        for field, below in zip(definition.body, definition.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+        part.name: {
+            field.target.id: inspect.cleandoc(below.value.value)
+            for field, below in itertools.pairwise(part.body)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr)
+            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+        }
+        for part in ast.parse(source).body
+        if isinstance(part, ast.ClassDef)
     }

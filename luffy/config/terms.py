@@ -89,12 +89,10 @@ class WarmupCosineValue(Written):
 
 
 class AdaptiveValue(Written):
-    """An entropy bonus that holds the policy's entropy at a target.
-
-    After each optimizer step log c moves by rate x (target - H), where H is the mean entropy of the step's selected
-    tokens over all ranks: one number, the same on every rank. (The dual ascent of soft actor-critic, arXiv 1812.05905,
-    section 5, as in LUFFY's `use_adaptive_temperature`; there each rank moves its own and they drift apart.)
-    """
+    """An entropy bonus that holds the policy's entropy at a target: after each optimizer step log c moves by rate x
+    (target - H), where H is the mean entropy of the step's selected tokens over all ranks, the same on every rank. (The
+    dual ascent of soft actor-critic, arXiv 1812.05905, section 5, as in LUFFY's `use_adaptive_temperature`; there each
+    rank moves its own and they drift apart.)"""
 
     kind: Literal["adaptive"]
     start: PositiveFloat
@@ -111,8 +109,7 @@ class AdaptiveValue(Written):
 
 
 def _number_as_constant(value: object) -> object:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return {"kind": "constant", "value": value} if is_number else value
+    return {"kind": "constant", "value": value} if type(value) in (int, float) else value
 
 
 _Scheduled = ConstantValue | LinearValue | CosineValue | WarmupCosineValue
@@ -280,10 +277,8 @@ class ShapedSurrogateLoss(StrictModel):
 
     @property
     def _clamps(self) -> tuple[float, float]:
-        return (
-            -_INFINITY if self.min_weight is None else self.min_weight,
-            _INFINITY if self.max_weight is None else self.max_weight,
-        )
+        low, high = self.min_weight, self.max_weight
+        return -_INFINITY if low is None else low, _INFINITY if high is None else high
 
     def formula(self) -> str:
         shaped, (least, most) = self.shaping.formula(), self._clamps
@@ -293,11 +288,9 @@ class ShapedSurrogateLoss(StrictModel):
 
 
 class MultipleImportanceLoss(Written):
-    """RL-PLUS (arXiv 2508.00222): multiple importance sampling with an exploration-weighted advantage.
-
-    The unknown author is estimated as the mean of pi_old and the uniform bound 1, and the denominator is the mixture of
-    pi_old and that estimate. Rare but right tokens weigh more by (1 - sg(p))^exploration_exponent.
-    """
+    """RL-PLUS (arXiv 2508.00222): multiple importance sampling with an exploration-weighted advantage. The unknown
+    author is estimated as the mean of pi_old and the uniform bound 1, and the denominator is the mixture of pi_old and
+    that estimate. Rare but right tokens weigh more by (1 - sg(p))^exploration_exponent."""
 
     kind: Literal["multiple_importance"]
     exploration_exponent: NonNegativeFloat = 0.5
@@ -352,29 +345,23 @@ _ANCHORS = {"reference": "the reference policy", "old": "pi_old", "behavior": "m
 
 
 class KLLoss(StrictModel):
-    """Divergence of the policy from another, by Schulman's estimators k1, k2 or k3 on the sampled tokens.
-
-    In expectation, the gradient of k2 is that of the reverse KL, the gradient of k3 that of the forward KL, and the
-    gradient of k1 vanishes.
-    """
+    """Divergence of the policy from another, by Schulman's estimators k1, k2 or k3 on the sampled tokens. The expected
+    gradient of k2 is that of the reverse KL, that of k3 of the forward KL, and that of k1 vanishes."""
 
     kind: Literal["kl"]
     estimator: Literal["k1", "k2", "k3"]
     against: Literal["reference", "old", "behavior"] = "reference"
-    """q: the policy this stage started from, which `rl.reference` may let follow the policy; the policy before this RL
-    step's updates; the token's sampler."""
+    """q: the policy that this stage started from (`rl.reference` may move it); that before the RL step; the sampler."""
 
     def formula(self) -> str:
         return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
 
 
 class DistillationLoss(Written):
-    """On-policy distillation: a policy gradient whose advantage at each token is log q - log mu, q the teacher.
-
-    Where mu is the policy, its expected gradient is that of the reverse KL, KL(pi_theta || q), of each token in its
-    context, later tokens left out (Thinking Machines Lab, "On-Policy Distillation", 2025; GKD, arXiv 2306.13649, and
-    MiniLLM, arXiv 2306.08543, minimise the same divergence). q is taken at the temperature of the rollouts, as mu is.
-    """
+    """On-policy distillation: a policy gradient whose advantage at each token is log q - log mu, q the teacher. Where
+    mu is the policy, its expected gradient is that of the reverse KL, KL(pi_theta || q), of each token in its context,
+    later tokens left out (Thinking Machines Lab, "On-Policy Distillation", 2025; GKD, arXiv 2306.13649, and MiniLLM,
+    arXiv 2306.08543, minimise it too). q is taken at the temperature of the rollouts, as mu is."""
 
     kind: Literal["distillation"]
     written: ClassVar[str] = "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
@@ -400,17 +387,15 @@ LossConfig = Annotated[PolicyGradientLoss | AuxiliaryLoss, Field(discriminator="
 
 
 Selector = Literal["on_policy", "off_policy", "response"]
-NormaliserMode = Literal["token", "sequence", "constant"]
-Population = Literal["joint", "own", "all"]
 
 
 class NormaliserConfig(StrictModel):
     """The denominator of a term, counted over the whole optimizer step: all micro-batches, all ranks."""
 
-    mode: NormaliserMode
+    mode: Literal["token", "sequence", "constant"]
     """`token`: number of tokens; `sequence`: mean over sequences of each one's token mean; `constant`: number of
     sequences x `rl.max_response_tokens` (Dr.GRPO)."""
-    population: Population
+    population: Literal["joint", "own", "all"]
     """Whose tokens or sequences are counted. `joint`: those of all policy-gradient terms together (LUFFY eq. 5); `own`:
     the term's; `all`: every response, so that terms of any kind share one denominator."""
     before_gate: bool = False
@@ -432,22 +417,19 @@ class GateConfig(StrictModel):
             yield f"no accuracy is above {above} and at most {at_most}"
 
     def formula(self) -> str:
-        parts = []
-        if self.group_accuracy_above is not None:
-            parts.append(f"accuracy of the group > {self.group_accuracy_above:g}")
-        if self.group_accuracy_at_most is not None:
-            parts.append(f"accuracy of the group <= {self.group_accuracy_at_most:g}")
-        if self.outcome is not None:
-            parts.append(f"the row is {self.outcome}")
-        return " and ".join(parts) or "all rows pass"
+        conditions = {
+            "accuracy of the group > {:g}": self.group_accuracy_above,
+            "accuracy of the group <= {:g}": self.group_accuracy_at_most,
+            "the row is {}": self.outcome,
+        }
+        given = (text.format(value) for text, value in conditions.items() if value is not None)
+        return " and ".join(given) or "all rows pass"
 
 
 class ImportanceCorrection(StrictModel):
     """Corrects for a sampler that was not exactly the trainer: a constant weight w = pi_old / mu on each token.
-
     Truncated importance sampling and its masked variant (IcePop); over sequences, w is the product of the tokens'
-    ratios. Tokens whose mu is unknown keep weight 1.
-    """
+    ratios. Tokens whose mu is unknown keep weight 1."""
 
     level: Literal["token", "sequence"] = "token"
     kind: Literal["truncate", "mask"]
@@ -463,10 +445,8 @@ class ImportanceCorrection(StrictModel):
 
     def formula(self) -> str:
         ratio = "pi_old / mu" if self.level == "token" else "prod_t pi_old / mu"
-        bound = (
-            f"min(w, {self.high:g})" if self.kind == "truncate" else f"w if {self.low:g} <= w <= {self.high:g} else 0"
-        )
-        return f"{bound}, w = {ratio}"
+        masked = f"w if {self.low:g} <= w <= {self.high:g} else 0"
+        return f"{masked if self.kind == 'mask' else f'min(w, {self.high:g})'}, w = {ratio}"
 
 
 class TermConfig(StrictModel):
@@ -509,13 +489,8 @@ class TermConfig(StrictModel):
             return "correction.level: sequence"
         return "top_entropy_share" if self.top_entropy_share is not None else None
 
-    @property
-    def may_select_off_policy(self) -> bool:
-        return self.select != "on_policy"
-
     def _complaints(self) -> Iterator[str]:
-        for complaint in self._own_complaints():
-            yield f"term {self.name!r}: {complaint}"
+        return (f"term {self.name!r}: {complaint}" for complaint in self._own_complaints())
 
     def _own_complaints(self) -> Iterator[str]:
         if not self.is_policy_gradient and self.normaliser.population == "joint":
@@ -542,16 +517,13 @@ class TermConfig(StrictModel):
 def complaints_about(terms: tuple[TermConfig, ...]) -> Iterator[str]:
     """Where terms contradict one another."""
     names = [term.name for term in terms]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
         yield f"terms named twice: {', '.join(repeated)}; give each its own name"
-    joint = [term for term in terms if term.normaliser.population == "joint"]
-    if len({term.normaliser.mode for term in joint}) > 1:
-        modes = sorted({term.normaliser.mode for term in joint})
+    joint = [term.normaliser for term in terms if term.normaliser.population == "joint"]
+    if len(modes := sorted({each.mode for each in joint})) > 1:
         yield f"terms that share the joint denominator name different modes {modes}; use one"
-    if len({term.normaliser.before_gate for term in joint}) > 1:
+    before_gate = {each.before_gate for each in joint}
+    if len(before_gate) > 1:
         yield "terms that share the joint denominator differ in before_gate; use one value"
-    if any(term.normaliser.before_gate for term in joint) and not any(
-        term.gate for term in terms if term.is_policy_gradient
-    ):
+    if True in before_gate and not any(term.gate for term in terms if term.is_policy_gradient):
         yield "normaliser.before_gate has no effect: no policy-gradient term has a gate; remove it"

@@ -78,7 +78,6 @@ class SFTConfig(StrictModel):
     num_traces: PositiveInt | None = None
     """Learn from the traces of this many training prompts (chosen by seed); None: all."""
     epochs: PositiveInt | None = None
-    """Passes over the traces."""
     steps: PositiveInt | None = None
     """Optimizer steps, in place of `epochs`."""
     max_tokens: PositiveInt | None = None
@@ -145,12 +144,10 @@ class PoolShares(StrictModel):
 
 
 class PoolSampling(StrictModel):
-    """Quotas from pools of prompts by their running pass rates (PRIME-RL's difficulty pools).
-
-    A step takes the least recently drawn prompts of every pool. The others make up for a pool with too few prompts; one
-    with share 0 only where nothing else is left. The pools of step s use the pass rates up to step s - 1 -
-    `rl.max_staleness`, which are always available when it is planned.
-    """
+    """Quotas from pools of prompts by running pass rates (PRIME-RL's difficulty pools). A step takes the least recently
+    drawn of every pool; the others make up for a pool with too few, one with share 0 only where nothing else is left.
+    The pools of step s use the pass rates up to step s - 1 - `rl.max_staleness`, which are always available when it is
+    planned."""
 
     kind: Literal["pools"]
     hard_at_most: ScheduledValue = constant(0.25)
@@ -224,11 +221,9 @@ class SelfTeacher(StrictModel):
 
 
 class ServedTeacher(StrictModel):
-    """A model on vLLM servers, which scores the policy's tokens in the policy's own context.
-
-    Its servers are `execution.rl_teacher.urls`, which are not part of a result's identity: different models must have
-    different names. Its tokenizer has to be the policy's.
-    """
+    """A model on vLLM servers with the policy's tokenizer, which scores the policy's tokens in its own context. Its
+    servers, `execution.rl_teacher.urls`, are not part of a result's identity: different models must have different
+    names."""
 
     kind: Literal["served"]
     name: str = Field(min_length=1)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.fields import members, models_at, steps, tags
-from luffy.config.yaml_source import KeyPath, Value, child, dotted, flow_yaml, nearest
+from luffy.config.yaml_source import KeyPath, Value, child, dotted, flow_yaml, nearest, place_of
 
 _PLAIN = {
     "int_type": "must be a whole number",
@@ -29,10 +29,13 @@ _FORMS = {
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "must be package.module:name",
     r"^(auto|[^\s:/]+:\d+)$": "must be HOST:PORT or auto",
     r"^https?://": "must begin with http:// or https://",
+    "^[a-z][a-z0-9_]*$": "may have small letters, digits and _ only, a letter first",
+    "^[a-z_][a-z0-9_]*$": "may have small letters, digits and _ only, a letter or _ first",
+    "^[a-z0-9][a-z0-9_]*$": "may have small letters, digits and _ only, a letter or digit first",
+    "^[a-z0-9][a-z0-9_-]*$": "may have small letters, digits and _ - only, a letter or digit first",
+    "^[a-z0-9][a-z0-9_.-]*$": "may have small letters, digits and _ . - only, a letter or digit first",
+    "^[A-Za-z0-9][A-Za-z0-9._-]*$": "may have letters, digits and . _ - only, a letter or digit first",
 }
-"""Patterns of text, and what they ask for."""
-_NAMES = re.compile(r"\^\[(?P<first>[^]]+)]\[(?P<others>[^]]+)]\*\$")
-"""A pattern of names: which characters may come first, and which after it."""
 _BRANCH = "constrained-"
 """How pydantic calls a branch of a union that is a number or text with limits."""
 _NAMED_KEY = re.compile(r"[a-z_][\w.-]*(?=:? )")
@@ -61,8 +64,7 @@ def explain(
             place = tuple(named[0].split("."))
         if finding["type"] == "union_tag_invalid":
             place = (*place, "kind")
-        above = (place[:end] for end in range(len(place), 0, -1))
-        where = next((origins[each] for each in above if each in origins), default_where)
+        where = place_of(place, origins, default_where)
         given = functools.reduce(child, path, values)
         lines.append(f"{where}: {_describe(path, dotted(path, values), finding, root, given)}")
     return "\n".join(dict.fromkeys(lines))
@@ -88,25 +90,13 @@ def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[B
     if kind == "value_error":
         return f"{name}: {message}" if name else message
     if kind == "string_pattern_mismatch":
-        message = _form(context["pattern"]) or message
+        message = _FORMS.get(context["pattern"], message)
     message = (message[0].lower() + message[1:]).replace("input should be", "must be", 1)
     found, hint = finding["input"], ""
     if kind == "literal_error" and isinstance(found, str):
         hint = nearest(found, re.findall(r"'([^']*)'", context["expected"]))
     shown = flow_yaml(found) if found is None or isinstance(found, bool) else repr(found)
     return f"{name}: {message}, found {shown if len(shown) <= 80 else shown[:77] + '...'}{hint}"
-
-
-def _form(pattern: str) -> str | None:
-    """What a text of this pattern looks like, where that can be said."""
-    names = _NAMES.fullmatch(pattern)
-    if names is None:
-        return _FORMS.get(pattern)
-    letters = "letters" if "A-Z" in names["others"] else "small letters"
-    signs = " ".join(re.sub("A-Z|a-z|0-9", "", names["others"]))
-    first = names["first"]
-    starts = ["a letter", *(["digit"] if "0-9" in first else []), *(["_"] if "_" in first else [])]
-    return f"may have {letters}, digits and {signs} only, {' or '.join(starts)} first"
 
 
 def _in_place_of(path: KeyPath, root: type[BaseModel], location: tuple[int | str, ...]) -> str:

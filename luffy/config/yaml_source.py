@@ -6,7 +6,7 @@ mappings goes by its `name`; one without a name goes by its index.
 
 import difflib
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, cast
@@ -204,6 +204,12 @@ def child(value: Value, key: str) -> Value:
     if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
         return value[int(key)]
     return None
+
+
+def place_of(path: KeyPath, origins: Mapping[KeyPath, str], otherwise: str) -> str:
+    """The origin of the key at `path`, or of the nearest one above it that has one."""
+    above = (path[:depth] for depth in range(len(path), 0, -1))
+    return next((origins[each] for each in above if each in origins), otherwise)
 
 
 def dotted(path: KeyPath, values: Value) -> str:

@@ -107,7 +107,6 @@ class SourceCard:
     malformed: Mapping[str, int]
     """Malformed rows by the field that is wrong; `(line)`: not JSON at all."""
     rejected: Mapping[str, int]
-    """Rows by reason."""
     rejected_traces: Mapping[str, int]
     """Traces by reason, also those of rows that passed with another trace."""
     traces_out: int
@@ -127,7 +126,6 @@ class SourceCard:
     """Result of grading a suite's reference answers against themselves (`luffy.data.card`)."""
     gold_findings: Sequence[Mapping[str, object]] = ()
     hits: Sequence[Mapping[str, object]] = ()
-    """Benchmark problems found in prompts and traces."""
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     """Quantiles over the rows that passed."""
     trace_tokens: Mapping[str, int] = field(default_factory=dict)

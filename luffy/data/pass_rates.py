@@ -78,11 +78,9 @@ class RateSummary:
     ever_solved_share: float
     """Share of prompts with at least one correct response (pass@`num_samples`)."""
     mean_tokens: float
-    """Mean length of a response."""
     truncated_share: float
     """Share of responses that ran into the length limit: longer ones might have been correct."""
     outcomes: Mapping[str, int]
-    """Number of responses by grading outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +230,27 @@ def card_markdown(card: DifficultyCard) -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KeptCount:
-    """Number of kept traces, and of prompts with one."""
+    """Number of kept traces, and of prompts with one; counted while the prompts are iterated over."""
 
-    prompts: int
-    """Training prompts with a trace."""
-    traces: int
-    mean_tokens: float
+    prompts: int = 0
+    traces: int = 0
+    mean_tokens: float = 0.0
     """Mean length of a trace."""
-    with_logprobs: int
+    with_logprobs: int = 0
     """Traces whose text is tokenized into the same tokens that were sampled."""
+
+    def passing(self, prompts: Iterable[Prompt]) -> Iterable[Prompt]:
+        """`prompts`, all of them counted once the last one was yielded."""
+        num_tokens = 0
+        for prompt in prompts:
+            self.prompts += 1
+            self.traces += len(prompt.traces)
+            num_tokens += sum(trace.num_tokens or 0 for trace in prompt.traces)
+            self.with_logprobs += sum(trace.logprobs is not None for trace in prompt.traces)
+            yield prompt
+        self.mean_tokens = num_tokens / self.traces if self.traces else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,28 +266,6 @@ class SampleCard:
     max_per_prompt: int
     rates: RateSummary
     kept: KeptCount
-
-
-class KeptCounter:
-    """Counts prompts and traces while they are iterated over."""
-
-    def __init__(self) -> None:
-        self._prompts = self._traces = self._tokens = self._with_logprobs = 0
-
-    def passing(self, prompts: Iterable[Prompt]) -> Iterable[Prompt]:
-        """`prompts`, each counted."""
-        for prompt in prompts:
-            self._prompts += 1
-            self._traces += len(prompt.traces)
-            self._tokens += sum(trace.num_tokens or 0 for trace in prompt.traces)
-            self._with_logprobs += sum(trace.logprobs is not None for trace in prompt.traces)
-            yield prompt
-
-    @property
-    def count(self) -> KeptCount:
-        """The counts so far."""
-        mean = self._tokens / self._traces if self._traces else 0.0
-        return KeptCount(self._prompts, self._traces, mean, self._with_logprobs)
 
 
 def sample_card(policy: str, number: int, config: SampleConfig, rates: RateSummary, kept: KeptCount) -> SampleCard:
@@ -331,7 +317,6 @@ def sample_card_markdown(card: SampleCard) -> str:
 
 
 def _sentences(rates: RateSummary | DifficultyCard) -> list[str]:
-    """The summary in words, as lines of Markdown."""
     outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rates.outcomes.items() if count)
     return [
         f"Mean pass rate {rates.mean_pass_rate:.3f}; {100 * rates.ever_solved_share:.1f} % of the prompts are solved "

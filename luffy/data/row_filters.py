@@ -36,7 +36,6 @@ class Replayed(StrEnum):
     """The environment answered every turn as recorded."""
     DIFFERS = "differs"
     CRASHED = "crashed"
-    """The environment failed."""
 
 
 class Rejection(StrEnum):
@@ -55,7 +54,6 @@ class Rejection(StrEnum):
     OTHER_ANSWER = "duplicate_with_other_answer"
     """The same problem occurred before with another reference answer."""
     NEAR_DUPLICATE = "near_duplicate"
-    """Nearly the same problem occurred before."""
     OTHER_DIFFICULTY = "other_difficulty"
     """On the unwanted side of the boundary of `data.filters.difficulty`."""
     TRACE_TOO_LONG = "trace_too_long"
@@ -75,7 +73,6 @@ class Rejection(StrEnum):
     TRACE_REPLAY_DIFFERS = "trace_replay_differs"
     """The environment does not answer its turns as recorded."""
     TRACE_REPLAY_CRASHED = "trace_replay_crashed"
-    """The environment failed while its turns were played again."""
     TRACE_UNDECODED = "trace_undecoded"
     """A teacher's answer has undecodable bytes (U+FFFD): SFT would teach the policy to write that character."""
 
@@ -146,14 +143,12 @@ class FilteredRow:
     trace_tokens: tuple[int, ...]
     """Lengths of the usable traces, stop token included."""
     outcomes: tuple[Outcome, ...]
-    """Grading outcomes of all traces."""
+    """For all traces, usable or not."""
     replays: tuple[Replayed, ...]
-    """Results of all traces that were played again."""
     rejected_traces: tuple[tuple[Trace, Rejection], ...]
     hits: tuple[tuple[str, Hit], ...] = ()
     """`prompt` or `trace`, and the benchmark problem that it contains."""
     lost_its_traces: bool = False
-    """Whether it is rejected only because no trace is left."""
 
 
 class TraceReplayer(Protocol):
@@ -161,7 +156,6 @@ class TraceReplayer(Protocol):
 
     def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
         """The result for each trace of each prompt; None for a single-turn trace, which has no answers to compare."""
-        ...
 
 
 def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Outcome]]:

@@ -74,7 +74,6 @@ class Selection:
 
     kept: Mask
     rejected: Counter[str]
-    """Rows by reason."""
     owners: npt.NDArray[np.int64]
     """The row that each row's traces belong to: an earlier one for a row that is merged or folded, else itself. What
     happens to that row later happens to the traces."""

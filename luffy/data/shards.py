@@ -82,13 +82,11 @@ class ShardStatistics:
     outcomes: Counter[str] = field(default_factory=Counter)
     replays: Counter[str] = field(default_factory=Counter)
     authors: Counter[str] = field(default_factory=Counter)
-    """Traces that passed, by author."""
+    """Traces that passed; `data_sources`: rows that passed."""
     data_sources: Counter[str] = field(default_factory=Counter)
-    """Rows that passed, by `data_source`."""
     quarantined: list[dict[str, object]] = field(default_factory=list)
     samples: list[dict[str, object]] = field(default_factory=list)
     hits: list[dict[str, object]] = field(default_factory=list)
-    """Benchmark problems found in prompts and traces."""
 
     def __iadd__(self, other: "ShardStatistics") -> "ShardStatistics":
         self.rows_in += other.rows_in

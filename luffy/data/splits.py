@@ -24,14 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from luffy.config.data import DataConfig
 from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts
 from luffy.data.schema import SCHEMA, problem_key
-from luffy.data.selection import PassedRows, Selection
+from luffy.data.selection import Mask, PassedRows, Selection
 from luffy.data.shards import digest, finished_shards
 from luffy.errors import DataError
 from luffy.files import link_or_copy, replacing
@@ -75,7 +74,6 @@ def write_merged(folder: Path, rows: PassedRows, selection: Selection) -> None:
 
 
 def _with_spilled(path: Path, spill: Path) -> Iterator[Prompt]:
-    """The shard's rows with the traces that arrive for them."""
     arrived: dict[int, list[Trace]] = defaultdict(list)
     with spill.open(encoding="utf-8") as lines:
         for line in lines:
@@ -91,8 +89,6 @@ EMPTY_COMPLEMENT = (
     "data.rl: the complement is empty, for every training prompt has a trace that SFT gets; lower "
     "data.sft.unique_train_examples, or use train"
 )
-
-Mask = npt.NDArray[np.bool_]
 
 LUFFY_SCHEMA = pa.schema(
     [

@@ -20,20 +20,17 @@ class TeacherCard:
     decoding: str
     max_response_tokens: int
     prompts: int
-    """Prompts intended for it."""
+    """Intended for it; `questions` were sent to it."""
     questions: int
-    """Questions sent to it."""
     answers: int
     """Answers with text or without, of any length; not those that failed."""
     correct: int
     solved: int
     """Prompts with a correct answer."""
     outcomes: Mapping[str, int]
-    """Questions by outcome."""
     rejected: Mapping[str, int]
     """Correct answers that are no traces, by reason."""
     traces: int
-    """Answers that are kept."""
     with_logprobs: int
     """Traces with the teacher's log-probabilities."""
     prompt_tokens: int
@@ -56,9 +53,8 @@ class SynthesisCard:
     prompts: int
     """Training prompts, those included that lost all traces that they came with."""
     asked_about: int
-    """Prompts intended for teachers."""
+    """Prompts intended for teachers; `given` got a trace."""
     given: int
-    """Prompts that got a trace."""
     without: tuple[str, ...]
     """Uids of prompts that were sent and have no trace: no answer was correct and usable."""
     never_asked: tuple[str, ...]

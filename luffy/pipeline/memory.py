@@ -16,7 +16,7 @@ With `execution.sequence_parallel` a rank's tokens are its slice of a micro-batc
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config import ExperimentConfig
@@ -78,11 +78,11 @@ class GpuMemory:
         return self.limit_gib is None or self.total_gib <= self.limit_gib
 
     def gib(self, name: str) -> float:
-        """Sum over the components of that name."""
-        return _total_gib(component for component in self.components if component.name == name)
+        """Memory of that component; 0 without one."""
+        return sum(component.gib for component in self.components if component.name == name)
 
 
-def _total_gib(components: Iterable[Component]) -> float:
+def _total_gib(components: Sequence[Component]) -> float:
     return sum(component.gib for component in components)
 
 
@@ -196,7 +196,6 @@ class _Rank:
         # Parameters that the optimizer updates: all of them, or those of the adapter.
         self._trained = shape.num_parameters if self._lora is None else adapter_parameters(shape, self._lora)
         self.count = config.execution.ray.trainer_ranks
-        """Number of ranks."""
         # ZeRO 1 in mixed precision sums whole gradients in float32 and shards them only at the step.
         self._sums_whole_gradients = self._execution.zero_stage == 1 and self._bytes != _FLOAT32
         elements = min(_REDUCE_BUCKET, self._trained)
@@ -206,7 +205,13 @@ class _Rank:
 
     def in_update(self) -> tuple[Component, ...]:
         """At the peak of an update: in the head, in a layer's backward pass, in Adam's step, or in the teacher."""
-        return *self._states(), *max(self._in_pass(), self._in_step(), self._in_teacher(), key=_total_gib), _PROCESS
+        # torch's Adam allocates one temporary the size of its flat tensor; ZeRO 3 splits it into parts of 1e9.
+        zero_stage = self._execution.zero_stage
+        size = self._trained / (1 if zero_stage == 0 else self.count)
+        size = min(size, 1e9) if zero_stage == 3 else size
+        in_step = (_part("optimizer step", _FLOAT32 * size, "one float32 temporary of Adam's shard"),)
+        peaks = [self._in_pass(), () if self._execution.offload_optimizer else in_step, self._in_teacher()]
+        return *self._states(), *max(peaks, key=_total_gib), _PROCESS
 
     def in_rollout(self) -> tuple[Component, ...]:
         """The states that stay while the engine generates, with gradients if DeepSpeed keeps them in fixed buffers."""
@@ -248,22 +253,21 @@ class _Rank:
         """
         execution, ranks = self._execution, self.count
         of_adapter = "" if trained == parameters else f"{trained:,} parameters of the adapter; "
-        if execution.zero_stage >= 2 and execution.offload_optimizer:
-            gradients, gradient_words = 0.0, "in CPU memory"
-        elif execution.zero_stage >= 2:
+        if execution.zero_stage >= 2:
             gradients, gradient_words = _FLOAT32 / ranks, f"float32: 4 bytes per parameter / {ranks} ranks"
         elif self._sums_whole_gradients:
             gradients = float(_FLOAT32 + self._bytes)
             gradient_words = "4 bytes per parameter summed and 2 of the pass, whole on each rank"
         else:
             gradients, gradient_words = float(_FLOAT32), "float32: 4 bytes per parameter, whole on each rank"
-        if execution.offload_optimizer:
-            moments, words = 0.0, "in CPU memory"
-        elif execution.zero_stage == 0:
-            moments, words = 2.0 * _FLOAT32, "two moments: 8 bytes per parameter"
-        else:
+        moments, words = 2.0 * _FLOAT32, "two moments: 8 bytes per parameter"
+        if execution.zero_stage > 0:
             moments = 3.0 * _FLOAT32 / ranks
             words = f"master weights and two moments: 12 bytes per parameter / {ranks} ranks"
+        if execution.offload_optimizer:
+            moments, words = 0.0, "in CPU memory"
+            if execution.zero_stage >= 2:
+                gradients, gradient_words = moments, words
         return [
             self._weights(f"{owner}weights", parameters, self._bytes),
             _part(f"{owner}gradients", gradients * trained, of_adapter + gradient_words),
@@ -292,8 +296,20 @@ class _Rank:
             assert objective is not None
             terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
             more = rl.max_response_tokens + (0 if objective.learns_without_hints else _hint_tokens(config))
-        tokens = self._own_tokens(config.data.max_prompt_tokens + more)
-        kept, one_layer = self._activations()
+        tokens, slices = self._own_tokens(config.data.max_prompt_tokens + more), self._execution.sequence_parallel
+        # The output of attention is also copied where ranks exchange it, and they repeat key heads where there are too
+        # few for all.
+        by_sequence = (self._execution.packing and self._execution.attention == "sdpa") or slices > 1
+        split = replace(shape, num_kv_heads=math.lcm(shape.num_kv_heads, slices))
+        kept, one_layer = activation_bytes(split, self._bytes, checkpointing=checkpointing, by_sequence=by_sequence)
+        if self._lora is not None:
+            lora = self._lora if rl is None else self._lora.without_dropout
+            of_layers, transient = adapter_activation_bytes(shape, lora, self._bytes)
+            one_layer += transient
+            if checkpointing:
+                one_layer += of_layers // shape.num_layers
+            else:
+                kept += of_layers
         which = "layers' inputs" if checkpointing else "all layers"
         words = f"{tokens:,} tokens x {kept:,} bytes ({which})"
         activations = _part("activations", tokens * kept, words)
@@ -318,31 +334,6 @@ class _Rank:
         )
         in_head, in_layer = (activations, *head, *self._bucket), (activations, layer, *self._bucket)
         return max(in_head, in_layer, key=_total_gib)
-
-    def _activations(self) -> tuple[int, int]:
-        """`activation_bytes` with those of the adapter."""
-        checkpointing, slices = self._execution.gradient_checkpointing, self._execution.sequence_parallel
-        # The output of attention is also copied where ranks exchange it.
-        by_sequence = (self._execution.packing and self._execution.attention == "sdpa") or slices > 1
-        # Ranks repeat key heads where there are too few for all.
-        shape = replace(self._shape, num_kv_heads=math.lcm(self._shape.num_kv_heads, slices))
-        kept, one_layer = activation_bytes(shape, self._bytes, checkpointing=checkpointing, by_sequence=by_sequence)
-        if self._lora is None:
-            return kept, one_layer
-        lora = self._lora if self._rl is None else self._lora.without_dropout
-        of_layers, transient = adapter_activation_bytes(self._shape, lora, self._bytes)
-        if checkpointing:
-            return kept, one_layer + of_layers // self._shape.num_layers + transient
-        return kept + of_layers, one_layer + transient
-
-    def _in_step(self) -> tuple[Component, ...]:
-        """torch's Adam allocates one temporary the size of its flat tensor; ZeRO 3 splits it into parts of 1e9."""
-        if self._execution.offload_optimizer:
-            return ()
-        stage = self._execution.zero_stage
-        size = self._trained / (1 if stage == 0 else self.count)
-        size = min(size, 1e9) if stage == 3 else size
-        return (_part("optimizer step", _FLOAT32 * size, "one float32 temporary of Adam's shard"),)
 
     def _teacher(self) -> tuple[ModelArchitecture | None, int]:
         """The teacher's own model, and bytes of its compute type; None: there is none, or its shape is unknown here."""
@@ -382,8 +373,7 @@ class _Rank:
 def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:
     """Memory of one of RL's engines on each of its GPUs; `gpu_gib` is the memory of one, None: unknown."""
     assert config.rl is not None
-    longest = config.rl.max_response_tokens + _hint_tokens(config)
-    return _vllm_memory(architecture, config, gpu_gib, RL_ENGINE, config.execution.ray.engines, longest)
+    return _vllm_memory(architecture, config, gpu_gib, RL_ENGINE, config.rl.max_response_tokens + _hint_tokens(config))
 
 
 def _hint_tokens(config: ExperimentConfig) -> int:
@@ -401,12 +391,10 @@ def generation_memory(
     """
     found = []
     for name, section in answering(config, stages).items():
-        gpu, longest = f"GPU in {name}", section.max_response_tokens
-        assert longest is not None
-        if section.engine == "vllm":
-            found.append(_vllm_memory(architecture, config, gpu_gib, gpu, config.execution.vllm.engines, longest))
-        elif section.engine != "openai":
-            found.append(_embedded_memory(architecture, config, gpu_gib, gpu, longest))
+        assert section.max_response_tokens is not None
+        if section.engine != "openai":
+            memory = _vllm_memory if section.engine == "vllm" else _embedded_memory
+            found.append(memory(architecture, config, gpu_gib, f"GPU in {name}", section.max_response_tokens))
     return tuple(found)
 
 
@@ -422,37 +410,28 @@ def answering(
     return {name: section for name, section, users in sections if section is not None and users & {*stages}}
 
 
-def kv_cache_bytes_per_token(architecture: ModelArchitecture, config: ExperimentConfig) -> float:
-    """Bytes per token on each GPU of a vLLM engine: keys and values of all layers, 2 L k b, split over the GPUs."""
-    ways = min(config.execution.vllm.tensor_parallel_size, architecture.num_kv_heads)
-    return 2 * architecture.num_layers * architecture.kv_size * _DTYPE_BYTES[config.model.dtype] / ways
-
-
 def _vllm_memory(
-    architecture: ModelArchitecture,
-    config: ExperimentConfig,
-    gpu_gib: float | None,
-    name: str,
-    num_engines: int,
-    max_response_tokens: int,
+    architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None, name: str, response_tokens: int
 ) -> GpuMemory:
     """Weights, one engine step, and a KV cache in the rest of vLLM's share, at least for one sequence of full length.
 
-    A step: the widest layer over its tokens, and logits, probabilities and log-probabilities.
+    A step: the widest layer over its tokens, and logits, probabilities and log-probabilities. Cache per token: keys and
+    values of all layers, 2 L k b, split over the GPUs, which repeat key heads where there are too few for all.
     """
     vllm, size = config.execution.vllm, _DTYPE_BYTES[config.model.dtype]
+    num_engines = config.execution.ray.engines if name == RL_ENGINE else vllm.engines
     limit = None if gpu_gib is None else gpu_gib * vllm.gpu_memory_utilization
-    tokens = vllm.max_num_batched_tokens or _BATCH_TOKENS
-    width = 3 * architecture.intermediate_size / vllm.tensor_parallel_size + 2 * architecture.hidden_size
+    tokens, ways = vllm.max_num_batched_tokens or _BATCH_TOKENS, vllm.tensor_parallel_size
+    width = 3 * architecture.intermediate_size / ways + 2 * architecture.hidden_size
     logits = vllm.max_num_seqs * architecture.vocabulary_size * 3 * _FLOAT32
     step = f"a step of {tokens:,} tokens, logits of {vllm.max_num_seqs} sequences"
     taken = (
-        _engine_weights(architecture, size, vllm.tensor_parallel_size),
+        _engine_weights(architecture, size, ways),
         _part("activations", tokens * width * size + logits, step),
         _ENGINE_PROCESS,
     )
-    longest = config.data.max_prompt_tokens + max_response_tokens
-    per_token = kv_cache_bytes_per_token(architecture, config)
+    longest = config.data.max_prompt_tokens + response_tokens
+    per_token = 2 * architecture.num_layers * architecture.kv_size * size / min(ways, architecture.num_kv_heads)
     least, left = longest * per_token / GIB, None if limit is None else limit - _total_gib(taken)
     if left is None or left < least:
         cache = Component("KV cache", least, f"at least one sequence of {longest:,} tokens x {per_token:,.0f} bytes")
@@ -460,7 +439,7 @@ def _vllm_memory(
         room = int(left * GIB / per_token)
         words = f"the rest of its share: {room:,} tokens of {per_token:,.0f} bytes, {room // longest} full sequences"
         cache = Component("KV cache", left, words)
-    return GpuMemory(name, num_engines * vllm.tensor_parallel_size, (*taken, cache), limit)
+    return GpuMemory(name, num_engines * ways, (*taken, cache), limit)
 
 
 def _engine_weights(architecture: ModelArchitecture, size: int, ways: int) -> Component:
@@ -469,11 +448,7 @@ def _engine_weights(architecture: ModelArchitecture, size: int, ways: int) -> Co
 
 
 def _embedded_memory(
-    architecture: ModelArchitecture,
-    config: ExperimentConfig,
-    gpu_gib: float | None,
-    name: str,
-    max_response_tokens: int,
+    architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None, name: str, response_tokens: int
 ) -> GpuMemory:
     """The embedded engine with a whole batch at full length, or at its prompts, whichever takes more.
 
@@ -484,7 +459,7 @@ def _embedded_memory(
     """
     size, rows = _DTYPE_BYTES[config.model.dtype], config.execution.rollout_batch_size
     prompt = config.data.max_prompt_tokens
-    longest = prompt + max_response_tokens
+    longest = prompt + response_tokens
     cache = 2 * (architecture.num_layers + 1) * architecture.kv_size * size * rows
     logits = rows * architecture.vocabulary_size * _BYTES_A_LOGIT
     widest = 4 * size * max(architecture.intermediate_size, architecture.attention_size)

@@ -17,6 +17,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -62,7 +63,7 @@ from luffy.rollout.text_endpoint import CHAT, TEXT, TextEndpoint, read_endpoint
 from luffy.stages.answers.asker import Asker, ResponseProgress, graded, graded_records, open_asker, open_graders
 from luffy.stages.answers.clients import (
     FULL_BATCHES,
-    EvaluationRequest,
+    Questions,
     Render,
     SampleRequest,
     Suite,
@@ -127,7 +128,7 @@ class ModelEvaluation:
     def __init__(
         self,
         folder: Path,
-        requests: Mapping[Cell, EvaluationRequest],
+        requests: Mapping[Cell, Questions],
         settings: EvaluateSettings,
         stage: Path,
         variant: str = "",
@@ -201,7 +202,7 @@ class ModelEvaluation:
 
     def _regraded(
         self,
-        request: EvaluationRequest,
+        request: Questions,
         records: Iterator[SampleRecord],
         grader: GraderPool,
         progress: ResponseProgress,
@@ -215,7 +216,7 @@ class ModelEvaluation:
             samples = request.samples[start : start + _REGRADING_BATCH]
             found = {sample.key: _answer_in(next(records, None), sample) for sample in samples}
             if left := [sample for sample in samples if sample.key not in self._store]:
-                answers = graded(grader, request, left, [found[sample.key] for sample in left])
+                answers = graded(grader, replace(request, samples=left), [found[sample.key] for sample in left])
                 progress.add_adopted(answers)
                 yield from zip((sample.key for sample in left), answers, strict=True)
 
@@ -234,7 +235,7 @@ def _answer_in(record: SampleRecord | None, sample: SampleRequest) -> ModelAnswe
 
 
 def _digests(
-    requests: Mapping[Cell, EvaluationRequest], settings: EvaluateSettings, stage: Path, variant: str
+    requests: Mapping[Cell, Questions], settings: EvaluateSettings, stage: Path, variant: str
 ) -> dict[Cell, str]:
     """The hashes of all responses; none for a stage without a manifest, since its model is unknown."""
     manifest = read_manifest(stage)
@@ -246,7 +247,7 @@ def _digests(
         code.append(settings.environment.model_dump_json(context=FOR_IDENTITY))
     model = consumed_digest("model", manifest) + variant
     sampled_by = [model, settings.dtype, settings.evaluation.engine, *code]
-    return {cell: request.digest(sampled_by) for cell, request in requests.items()}
+    return {cell: request.digest(sampled_by, settings.seed) for cell, request in requests.items()}
 
 
 def _find_sampled(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Cell]]:
@@ -283,9 +284,7 @@ def protocol_of(config: EvaluationConfig, suite: str, decoding: str) -> Sampling
     )
 
 
-def read_requests(
-    settings: EvaluateSettings, data: Path, model: Path | None
-) -> tuple[dict[Cell, EvaluationRequest], int]:
+def read_requests(settings: EvaluateSettings, data: Path, model: Path | None) -> tuple[dict[Cell, Questions], int]:
     """What the model in that folder is asked, and the largest number of tokens of a prompt with its response.
 
     Suites come in the order of the configuration, which the data card keeps; `validation` comes last. Without a model
@@ -312,7 +311,7 @@ def read_requests(
             check_suite(suite, tokenizer, most, room, config.template_of(suite.name)) for suite in suites
         )
     requests = {
-        (suite.name, decoding): EvaluationRequest(suite, decoding, config, render, settings.seed)
+        (suite.name, decoding): Questions.of_suite(suite, decoding, config, render, settings.seed)
         for decoding in config.decodings
         for suite in suites
     }
@@ -321,7 +320,7 @@ def read_requests(
 
 def _open_endpoint(
     model: EndpointModel,
-    requests: Iterable[EvaluationRequest],
+    requests: Iterable[Questions],
     settings: EvaluateSettings,
     context: StageContext,
     stack: ExitStack,

@@ -29,7 +29,7 @@ from luffy.pipeline.reuse import complete_checkpoints
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Asker, graded_records
-from luffy.stages.answers.clients import FULL_BATCHES, EvaluationRequest, Suite, check_suite, open_client, render_as_ids
+from luffy.stages.answers.clients import FULL_BATCHES, Questions, Suite, check_suite, open_client, render_as_ids
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext
 from luffy.stages.training_span import Exporter
@@ -47,7 +47,7 @@ OpenAsker = Callable[[RolloutEngine], Asker]
 
 def read_problems(
     settings: RLSettings | SFTSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase
-) -> tuple[tuple[EvaluationRequest, ...], int]:
+) -> tuple[tuple[Questions, ...], int]:
     """The requests of each suite in the prepared data, and the largest number of tokens of a prompt with its response.
 
     DataError for problems that do not fit the stage's model.
@@ -76,7 +76,7 @@ def read_problems(
             f"the response leaves {room - tokens}; lower validation.max_response_tokens"
         )
     render = render_as_ids(tokenizer)
-    requests = tuple(EvaluationRequest(suite, DECODING, protocol, render, settings.seed) for suite in suites)
+    requests = tuple(Questions.of_suite(suite, DECODING, protocol, render, settings.seed) for suite in suites)
     return requests, prompt + tokens
 
 
@@ -91,7 +91,7 @@ class HeldOut:
     def __init__(
         self,
         settings: HeldOutSettings,
-        requests: Sequence[EvaluationRequest],
+        requests: Sequence[Questions],
         engine_at: Callable[[int], RolloutEngine],
         open_asker: OpenAsker,
         out: Path,
@@ -221,7 +221,7 @@ class OneVersionEngine:
 
 
 def measure_suites(
-    asker: Asker, requests: Sequence[EvaluationRequest], confidence: float, folder: Path, step: int
+    asker: Asker, requests: Sequence[Questions], confidence: float, folder: Path, step: int
 ) -> tuple[ResultRow, ...]:
     """One row per suite, saved in `folder` with the step, so that a resumed stage does not sample again.
 
@@ -253,7 +253,7 @@ def validation_metrics(rows: Sequence[ResultRow], version: int) -> dict[str, flo
 def open_for_rl(
     settings: RLSettings,
     context: StageContext,
-    requests: Sequence[EvaluationRequest],
+    requests: Sequence[Questions],
     engine_at: Callable[[int], RolloutEngine],
     export: Exporter,
     graders: GraderPool,

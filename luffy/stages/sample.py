@@ -25,7 +25,7 @@ from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.pass_rates import (
     CARD_FILE,
     RATES_FILE,
-    KeptCounter,
+    KeptCount,
     PassRate,
     card_json,
     sample_card,
@@ -42,7 +42,7 @@ from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answers.asker import Keep, ResponseProgress, open_asker
 from luffy.stages.answers.clients import (
-    EvaluationRequest,
+    Questions,
     SampleRequest,
     Suite,
     as_trace,
@@ -65,7 +65,7 @@ def run(settings: SampleSettings, context: StageContext) -> StageResult:
     config, out, model = settings.sample, context.out, context.inputs["model"]
     asked = AskedPrompts(f"sample_{settings.round}", "traces", "sample", ("keep",), "another sample.keep")
     with answer_prompts(settings, config, asked, context, _kept) as answered:
-        rates, kept = summarise_rates(answered.rates, config.num_samples), KeptCounter()
+        rates, kept = summarise_rates(answered.rates, config.num_samples), KeptCount()
         if not rates.ever_solved_share:
             found = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rates.outcomes.items() if count)
             raise DataError(
@@ -76,14 +76,14 @@ def run(settings: SampleSettings, context: StageContext) -> StageResult:
             )
         solved = _with_traces(answered, config, f"{model.parent.name}/{model.name}")
         write_prompts(out / _TRACES_FILE, kept.passing(solved))
-    if not kept.count.traces:
+    if not kept.traces:
         raise DataError(
             f"sample: none of the {rates.outcomes[Outcome.CORRECT]} correct responses is text that ended by itself "
             "within sample.max_response_tokens, so there is no trace to learn from; raise it"
         )
     write_pass_rates(out / RATES_FILE, answered.rates)
     manifest = read_manifest(model)
-    card = sample_card(manifest.node if manifest else "policy", settings.round, config, rates, kept.count)
+    card = sample_card(manifest.node if manifest else "policy", settings.round, config, rates, kept)
     copy_tokenizer(context.inputs["data"] / "tokenizer", out / "tokenizer")
     write_atomic(out / CARD_FILE, card_json(card))
     write_atomic(out / "card.md", sample_card_markdown(card))
@@ -182,7 +182,7 @@ def answer_prompts(
                 at_once = max(generator.batch_size // config.num_samples, 1)
                 batches = ([prompts[place] for place in order[i : i + at_once]] for i in range(0, len(order), at_once))
                 requests = (
-                    EvaluationRequest(Suite(asked.suite, batch), asked.decoding, protocol, render, settings.seed)
+                    Questions.of_suite(Suite(asked.suite, batch), asked.decoding, protocol, render, settings.seed)
                     for batch in batches
                 )
                 asker.ask(requests, store, progress.add)

@@ -6,7 +6,7 @@ What a function returns on rank 0 is its result, as JSON. Its errors are relativ
 import copy
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from reference.gradient_case import (
     terms_of,
     tiny_model,
 )
-from reference.learner_case import METHODS, moving_average, one_demonstration, two_updates
+from reference.learner_case import moving_average, one_demonstration, two_updates
 from reference.rows import evaluate
 from reference.sft_case import sft
 from reference.value_case import engine_steps, part_of, reference_steps
@@ -57,16 +57,16 @@ def call(function: str, arguments: Sequence[Any]) -> Any:
     return result
 
 
-def steps(zero: Sequence[Settings], presets: Sequence[str], folder: str) -> dict[str, dict[str, float]]:
-    """One step of presets with each ZeRO setting and split; `folder` is for an exported model.
+def steps(of_preset: Mapping[str, Sequence[Settings]], folder: str) -> dict[str, dict[str, float]]:
+    """One step of each preset with each of its ZeRO settings and splits; `folder` is for an exported model.
 
     With `sequence_parallel: 2` both ranks share every sequence. All settings of a preset are compared with one
     reference, which is computed once.
     """
     return {
         f"{json.dumps(settings)} {preset} {how} {layout}": _step(preset, how, {**settings, **layout}, Path(folder))
-        for preset in presets
-        for settings in zero
+        for preset, each in of_preset.items()
+        for settings in each
         for how, layout in _layouts_of(preset)
     }
 
@@ -151,11 +151,7 @@ def critic(zero_stages: Sequence[int]) -> dict[str, dict[str, float]]:
     expected_gradients, expected_parameters = reference_steps(tiny_model(), value_clip=0.2)
     found = {}
     for zero_stage in zero_stages:
-        for layout in (
-            {"micro_batch_tokens": 10_000},
-            {"micro_batch_tokens": 25},
-            {**PACKED, "micro_batch_tokens": 25},
-        ):
+        for layout in CRITIC_LAYOUTS:
             settings = {"zero_stage": zero_stage, **layout}
             gradients, parameters, _ = engine_steps(tiny_model(), 0.2, CRITIC_SHARES[dist.get_rank()], settings)
             found[json.dumps(settings)] = {
@@ -169,15 +165,15 @@ def critic(zero_stages: Sequence[int]) -> dict[str, dict[str, float]]:
     return found
 
 
-def learner(each: Sequence[Settings]) -> list[dict[str, dict[str, float]]]:
-    """Of each preset, with each of the settings: the error of the movement, and the share of silent groups.
+def learner(each: Sequence[tuple[Settings, Sequence[str]]]) -> list[dict[str, dict[str, float]]]:
+    """With each of the settings, of its presets: the error of the movement, and the share of silent groups.
 
     Each rank has its shard of the same groups.
     """
     learned = []
-    for settings in each:
+    for settings, presets in each:
         where = {"num_ranks": dist.get_world_size(), "rank": dist.get_rank(), **settings}
-        found = {preset: two_updates(preset, **where) for preset in METHODS}
+        found = {preset: two_updates(preset, **where) for preset in presets}
         errors = {preset: error for preset, (error, _) in found.items()}
         silent = {preset: metrics["batch/zero_advantage_share"] for preset, (_, metrics) in found.items()}
         alone = {"one demonstration": one_demonstration(**where), "moving average": moving_average(**where)}

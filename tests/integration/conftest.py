@@ -12,7 +12,8 @@ import pytest
 from filelock import FileLock
 from flow_process import UNDISTURBED
 from holding import Hold
-from patience import PATIENCE_S
+from patience import ran
+from prefect_api import place_empty_database
 from sandboxed import processes_below
 
 from luffy.pipeline import warm_start
@@ -34,8 +35,9 @@ def undisturbed(tmp_path_factory):
     command = [sys.executable, "flows/full_pipeline.py", *UNDISTURBED]
     with FileLock(shared / "undisturbed.lock"):
         if not record.exists():
+            place_empty_database(workspace / "prefect")
             env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1"}
-            result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+            result = ran(command, cwd=ROOT, env=env)
             record.write_text(json.dumps([result.returncode, result.stdout, result.stderr]))
     result = subprocess.CompletedProcess(command, *json.loads(record.read_text()))
     assert result.returncode == 0, result.stderr

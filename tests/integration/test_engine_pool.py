@@ -22,18 +22,17 @@ from synthetic.stage_jobs import write_stage_job, write_wide_model
 
 from luffy.cluster import engine_pool, ray_engine
 from luffy.cluster.engine_pool import EnginePool
-from luffy.config.answers import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig, RayConfig, TrackingConfig, VLLMConfig
 from luffy.config.grading import GradingConfig
-from luffy.config.settings import DifficultySettings, EvaluateSettings, StageSettings, SweepSettings
+from luffy.config.settings import EvaluateSettings, StageSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.reuse import COMPLETE_FILE
 from luffy.pipeline.supervise import LOG_FILE, supervise
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.stages import difficulty, evaluate, sweep
+from luffy.stages import evaluate, sweep
 from luffy.stages.evaluate import OUTPUTS
 from luffy.stages.program import StageContext
 
@@ -58,14 +57,6 @@ EMBEDDED = EVALUATION.model_copy(
         "evaluation": EvaluationConfig.model_validate(EVALUATION.evaluation.model_dump() | {"engine": "transformers"})
     }
 )
-DIFFICULTY = DifficultySettings(
-    seed=7,
-    dtype="float32",
-    difficulty=DifficultyConfig(
-        num_samples=4, temperature=1.0, max_response_tokens=8, max_pass_rate=1.0, engine="vllm"
-    ),
-    grading=GradingConfig(),
-)
 PARAMS = SamplingParams(1.0, max_response_tokens=16, stop_token_ids=(1,))
 MANY_AT_ONCE = 16
 """Sequences that an engine of the pool works on."""
@@ -83,13 +74,12 @@ def execution(engines: int, max_num_seqs: int = 2) -> ExecutionConfig:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> dict[str, Path]:
-    """Two suites, training prompts and a tiny random model."""
+    """Two suites and a tiny random model."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "data" / "suites").mkdir(parents=True)
     for name in ("longer", "base"):
         write_prompts(folder / "data" / "suites" / f"{name}.parquet", problems(16))
-    write_prompts(folder / "data" / "train.parquet", problems(3 * MANY_AT_ONCE))
-    card = {"sources": {"train": {}, "suites.longer": {}, "suites.base": {}}}
+    card = {"sources": {"suites.longer": {}, "suites.base": {}}}
     (folder / "data" / "card.json").write_text(json.dumps(card))
     write_wide_model(folder / "sft" / "model", seed=0)
     (folder / "data" / "tokenizer").mkdir()
@@ -183,23 +173,6 @@ def context_in(out: Path, stage: str, inputs: dict[str, Path]) -> StageContext:
     out.mkdir()
     events = EventWriter(out / "events.jsonl")
     return StageContext(out, inputs, "ab" * 8, stage, execution(2, MANY_AT_ONCE), TrackingConfig(), events)
-
-
-@pytest.fixture(scope="module")
-def measured_alone(tmp_path_factory, inputs) -> Path:
-    """The difficulty by one engine, in the stage's own process."""
-    out = tmp_path_factory.mktemp("measured") / "out"
-    return run_stage("difficulty", out, DIFFICULTY, inputs, execution(1, MANY_AT_ONCE))
-
-
-@pytest.mark.usefixtures("lent")
-def test_difficulty_measures_the_same_by_two_engines(tmp_path, measured_alone, inputs):
-    out = tmp_path / "two"
-    difficulty.run(DIFFICULTY, context_in(out, "difficulty", inputs))
-    answers = (measured_alone / "answers.jsonl").read_bytes()
-    assert answers.count(b"\n\n") == 3
-    assert (out / "answers.jsonl").read_bytes() == answers
-    assert (measured_alone / "train.parquet").read_bytes() == (out / "train.parquet").read_bytes()
 
 
 @pytest.mark.usefixtures("lent")

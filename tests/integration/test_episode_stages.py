@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from patience import PATIENCE_S, wait_until
+from patience import ran, wait_until
 from prefect_api import shared_api
 from real_run import execute, opened
 
@@ -65,8 +64,7 @@ def finished(modules, tmp_path_factory) -> Path:
     """The stages of an undisturbed flow."""
     workspace = tmp_path_factory.mktemp("finished")
     env = {**os.environ, **shared_api(), "LUFFY_WORKSPACE": str(workspace)}
-    command = [sys.executable, "flows/full_pipeline.py", CONFIG, *GAME]
-    flow = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    flow = ran([sys.executable, "flows/full_pipeline.py", CONFIG, *GAME], cwd=ROOT, env=env)
     assert flow.returncode == 0, flow.stderr
     return workspace / "stages"
 
@@ -193,7 +191,6 @@ def _model(stages: Path) -> str:
 
 def test_the_samples_are_readable_on_the_terminal(finished):
     env = {**os.environ, "LUFFY_WORKSPACE": str(finished.parent)}
-    command = [sys.executable, "-m", "luffy", "show", "guess_number", "--samples", "8"]
-    shown = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    shown = ran([sys.executable, "-m", "luffy", "show", "guess_number", "--samples", "8"], cwd=ROOT, env=env)
     assert "--- policy ---" in shown.stdout and "--- environment ---" in shown.stdout
     assert json.dumps("<|pad|>") not in shown.stdout

@@ -1,4 +1,4 @@
-"""The real chain of exp_configs/smoke.yaml through the real flow: reuse, damage, kills, interrupts, mistakes.
+"""The real chain of exp_configs/smoke.yaml through the real flow: reuse, kills, interrupts, mistakes.
 
 One undisturbed run makes a workspace; every other test changes a copy of it.
 """
@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 from flow_process import UNDISTURBED, processes_of
 from flow_process import stage_states as states
 from holding import Hold
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S, ran, wait_until
 
 from luffy.cli.main import main
 from luffy.pipeline.lock import holder_of
@@ -128,7 +127,7 @@ def test_a_dry_run_shows_decisions_with_reasons_and_starts_nothing(workspace):
     before = sorted(path.name for path in (workspace / "runs").iterdir())
     command = [sys.executable, "-X", "importtime", "flows/full_pipeline.py", SMOKE, "sft.epochs=3", "--dry-run"]
     env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "COLUMNS": "160"}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    result = ran(command, cwd=ROOT, env=env)
     assert re.search(r"^base +\w{16} +reused *$", result.stdout, re.MULTILINE)
     assert re.search(r"^sft +\w{16} +run +\d+s +sft.epochs 2 -> 3 \(against \w{16}\)", result.stdout, re.MULTILINE)
     assert not re.search(r"\| +(prefect|torch)$", result.stderr, re.MULTILINE)
@@ -140,8 +139,7 @@ def test_a_dry_run_shows_decisions_with_reasons_and_starts_nothing(workspace):
 def test_a_run_that_its_gpus_cannot_hold_is_refused_before_anything_starts(tmp_path, options):
     config = ["exp_configs/luffy_qwen2.5_math_7b.yaml", "execution.gpu_memory_gb=24"]
     command = [sys.executable, "-X", "importtime", "flows/full_pipeline.py", *config, *options]
-    env = {**os.environ, "LUFFY_WORKSPACE": str(tmp_path / "workspace")}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    result = ran(command, cwd=ROOT, env={**os.environ, "LUFFY_WORKSPACE": str(tmp_path / "workspace")})
     said = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
     assert result.returncode == 2
     assert said[0].startswith("error: execution.vllm: an engine needs about ")
@@ -189,16 +187,8 @@ def test_a_longer_rl_run_continues_and_equals_one_of_that_length_from_the_start(
     assert learned(continued) == found
 
 
-def test_damaged_outputs_run_only_their_stages_and_a_run_without_damage_loads_and_starts_nothing_heavy(workspace):
-    (stage(workspace, "prepare_data") / "suites" / "longer.parquet").unlink()
-    (stage(workspace, "evaluate_base") / "results.json").write_text("{}")
-    (stage(workspace, "sft") / "model" / "config.json").unlink()
-    found = states(run(workspace))
-    found.pop("report")  # shows times, too, which may differ
-    assert found.items() <= only("prepare_data", "evaluate_base", "sft").items()
-    assert processes_of(workspace) == []
-    (workspace / "warm_server.log").unlink(missing_ok=True)
-    result = run(workspace, PYTHONPROFILEIMPORTTIME="1")
+def test_a_run_that_has_nothing_to_make_loads_and_starts_nothing_heavy(workspace):
+    result = run(workspace, *UNDISTURBED, PYTHONPROFILEIMPORTTIME="1")
     assert states(result) == only()
     assert "Accuracy in %" in result.stdout
     assert re.search(r"\| +prefect$", result.stderr, re.MULTILINE)

@@ -1,10 +1,11 @@
 """Small chains give the bits that are committed in golden_outputs.json, so that a change which is to leave results as
 they are can be seen to do so.
 
-    python tests/integration/test_golden_outputs.py      # replaces what is committed for this kind of CPU and torch
+    PYTHONPATH=tests python tests/integration/test_golden_outputs.py
 
-A change that alters results on purpose says so in the changelog, and commits what this prints. CPUs of another vendor
-round differently even with `cpu_instructions: avx2`, and so may another build of torch: each has an entry of its own.
+replaces what is committed for this kind of CPU and torch. A change that alters results on purpose says so in the
+changelog, and commits what this prints. CPUs of another vendor round differently even with `cpu_instructions: avx2`,
+and so may another build of torch: each has an entry of its own.
 
 `smoke_ray` as it is shipped lets the policy run one step ahead of the engine, so that the time at which new weights
 arrive decides which of them sample a response: two undisturbed runs are equal in their first step only. Without that
@@ -26,6 +27,7 @@ import pandas
 import pytest
 import torch
 from installed import needs_vllm
+from prefect_api import shared_api
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden_outputs.json")
@@ -60,8 +62,8 @@ def outputs(name: str, overrides: Sequence[str], workspace: Path) -> Mapping[str
     settings = ["execution.cpu_instructions=avx2", "execution.num_threads=1", *overrides]
     command = [sys.executable, "-m", "luffy", "run", name, *settings, "--workspace", str(workspace)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LUFFY_")}
-    kept["OMP_NUM_THREADS"] = "1"
-    subprocess.run(command, cwd=ROOT, env=kept, check=True, timeout=TIMEOUT_S)
+    environment = {**kept, **shared_api(), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=TIMEOUT_S)
     stages = workspace / "stages"
     (train,) = stages.glob("prepare_data/*/train.parquet")
     found = {"data": _digest(pandas.read_parquet(train).to_json(orient="records"))}

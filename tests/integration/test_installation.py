@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from patience import ran
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.slow
 
 def run(command: Sequence[object], stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The finished command; the test is skipped where there is no index to ask."""
-    done = subprocess.run(
-        [*map(str, command)], cwd=ROOT, env=ORDINARY, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = ran(command, cwd=ROOT, env=ORDINARY, input=stdin)
     if done.returncode and UNREACHABLE.search(done.stderr):
         pytest.skip("needs the package index")
     return done

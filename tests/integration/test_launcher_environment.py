@@ -3,13 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from flow_process import UNDISTURBED, run, stage_states
-from patience import PATIENCE_S
+from patience import ran
 from prefect_api import shared_api
 
 pytestmark = pytest.mark.slow
@@ -68,15 +67,8 @@ def test_a_chain_gives_the_same_bytes(undisturbed, below_a_launcher, tmp_path):
 def test_so_does_a_program_that_is_started_by_hand(undisturbed, below_a_launcher, tmp_path):
     (directory,) = (undisturbed[0] / "stages" / "base").iterdir()
     program = [sys.executable, "-m", "luffy.stages.base", "--config", str(directory / "config.yaml")]
-    done = subprocess.run(
-        [*program, "--out", str(tmp_path / "base")],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONOPTIMIZE": ""},  # which this interpreter itself would follow
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    environment = {**os.environ, "PYTHONOPTIMIZE": ""}  # which this interpreter itself would follow
+    done = ran([*program, "--out", tmp_path / "base"], cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     weights = Path("model", "model.safetensors")
     assert (tmp_path / "base" / weights).read_bytes() == (directory / weights).read_bytes()
@@ -94,12 +86,5 @@ with ray_session(RayConfig(), 1):
         "RAY_ADDRESS": "10.255.255.1:6379",
         "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}}',
     }
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **job},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    done = ran([sys.executable, "-c", program], env={**os.environ, **job})
     assert done.stdout.splitlines()[-1:] == ["ran"], done.stderr

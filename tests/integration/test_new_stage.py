@@ -1,11 +1,10 @@
 """A stage of one's own is its program and its entry in the registry: here in a copy of the project."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from patience import PATIENCE_S
+from patience import ran
 from prefect_api import shared_api, without_prefect
 from test_serve import copy_of_the_code
 
@@ -58,8 +57,7 @@ def project(tmp_path_factory):
 
 def flow(project, *arguments):
     env = without_prefect() | shared_api() | {"PYTHONPATH": str(project), "LUFFY_WORKSPACE": str(project / "workspace")}
-    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *arguments]
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    return ran([sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *arguments], cwd=project, env=env)
 
 
 def test_a_chain_with_a_custom_stage_runs_and_is_reused(project):

@@ -4,12 +4,11 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from patience import ran
 from prefect_api import place_empty_database
 
 pytestmark = pytest.mark.slow
@@ -18,21 +17,13 @@ PACK = ROOT / "deploy" / "offline" / "pack.py"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 BROUGHT = {"prefect", "rich"}
 """What the kit brings beside luffy; the rest is taken for present on the other machine."""
-SHORT = ["smoke", "stages=[prepare_data, base, evaluate, report]", "base.steps=4"]
+SHORT = ["smoke", "stages=[prepare_data, base]", "base.steps=4"]
 WITHOUT_NETWORK = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
 def run(*command, **options):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "LUFFY", "PYTHON"))}
-    return subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-        env=kept,
-        **options,
-    )
+    return ran(command, env=kept, **options)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +61,7 @@ def test_smoke_runs_from_the_kit_without_a_network(environment, tmp_path):
     place_empty_database(tmp_path / "workspace" / "prefect")
     result = run(*WITHOUT_NETWORK, environment / "bin" / "luffy", "run", *SHORT, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "workspace" / "runs" / "smoke-1" / "report.html").is_file()
+    assert "base: finished" in result.stdout
 
 
 def test_what_the_kit_brings_comes_before_what_is_there(environment, tmp_path):

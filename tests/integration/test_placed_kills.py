@@ -2,12 +2,11 @@
 
 import csv
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from patience import ran
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,14 +18,8 @@ CAMPAIGN = Path(__file__).parents[1] / "campaigns" / "placed_kills.py"
 def trials_of(workspace, *chosen):
     """What the campaign finds at a few faults, which a seed draws; their preparation is kept in `workspace`."""
     table = workspace / f"{len(list(workspace.glob('*.csv')))}.csv"
-    result = subprocess.run(
-        [sys.executable, str(CAMPAIGN), "--workspace", str(workspace), "--csv", str(table), "--seed", "3", *chosen],
-        cwd=CAMPAIGN.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    command = [sys.executable, CAMPAIGN, "--workspace", workspace, "--csv", table, "--seed", "3", *chosen]
+    result = ran(command, cwd=CAMPAIGN.parents[2])
     assert result.returncode == 0, result.stdout + result.stderr
     return list(csv.DictReader(table.open()))
 

@@ -7,13 +7,12 @@ of the environments, from the folder `environments/` of verifiers' own repositor
 import asyncio
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from nltk_words import write_words
-from patience import PATIENCE_S
+from patience import ran
 
 from luffy.config.data import VerifiersSource
 from luffy.config.environment import VerifiersEnvironment
@@ -67,15 +66,7 @@ def own_evaluation(
     environment: str, arguments: Mapping[str, object], cases: Sequence[Mapping[str, object]]
 ) -> list[dict[str, float]]:
     asked = json.dumps({"environment": environment, "arguments": arguments, "cases": cases})
-    result = subprocess.run(
-        [PYTHON, REFERENCE],
-        input=asked + "\n",
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={"PYTHONHASHSEED": "0", **os.environ},
-        check=False,
-    )
+    result = ran([PYTHON, REFERENCE], input=asked + "\n", env={"PYTHONHASHSEED": "0", **os.environ})
     assert result.returncode == 0, result.stderr
     return [{"reward": found["reward"], **found["metrics"]} for found in json.loads(result.stdout)]
 
@@ -144,27 +135,18 @@ def test_calls_of_tools():
     values = {"tool_A": 1, "tool_B": "b", "tool_C": 1.5, "tool_D": True}
     wanted = [prompt.extra_info["info"]["tool_names"] for prompt in prompts]
     called = [wanted[0], wanted[1][:-1], [*wanted[2], "tool_A"], []]
-    texts = [
-        "\n".join(
-            f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'x': values[name]}})}\n</tool_call>"
-            for name in names
-        )
-        or "No."
-        for names in called
-    ]
+
+    def written(name: str) -> str:
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'x': values[name]}})}\n</tool_call>"
+
+    def requested(numbered: tuple[int, str]) -> dict[str, object]:
+        place, name = numbered
+        function = {"name": name, "arguments": json.dumps({"x": values[name]})}
+        return {"id": f"call_{place}", "type": "function", "function": function}
+
+    texts = ["\n".join(map(written, names)) or "No." for names in called]
     turns = [
-        {
-            "content": "No." if not names else None,
-            "tool_calls": [
-                {
-                    "id": f"call_{place}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": json.dumps({"x": values[name]})},
-                }
-                for place, name in enumerate(names)
-            ]
-            or None,
-        }
+        {"content": None if names else "No.", "tool_calls": [*map(requested, enumerate(names))] or None}
         for names in called
     ]
     here = [scores_here(config, prompt, [text]) for prompt, text in zip(prompts, texts, strict=True)]

@@ -12,7 +12,8 @@ from flow_process import UNDISTURBED
 from prefect_api import place_empty_database
 
 pytestmark = pytest.mark.slow
-PLANNED = list(islice(draws(Random(10), mean_s=7.0), 5))
+PLANNED = list(islice(draws(Random(30), mean_s=7.0), 3))
+"""One of each victim."""
 
 
 def run_to_its_end(pipeline: Pipeline, before: int) -> list[Kill]:
@@ -27,7 +28,7 @@ def run_to_its_end(pipeline: Pipeline, before: int) -> list[Kill]:
             return kills
 
 
-def test_five_kills_at_random_moments_give_the_result_of_an_undisturbed_run(undisturbed, tmp_path):
+def test_kills_at_random_moments_give_the_result_of_an_undisturbed_run(undisturbed, tmp_path):
     (config, *overrides), kills, chains = UNDISTURBED, [], 0
     while len(kills) < len(PLANNED):  # a second chain only where the first was too fast for all of them
         pipeline, chains = Pipeline(tmp_path / str(chains), config, tuple(overrides)), chains + 1

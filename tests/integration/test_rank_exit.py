@@ -1,11 +1,10 @@
 """A rank that has done its work ends with its exit code, whatever gloo's threads still do."""
 
 import re
-import subprocess
 import sys
 
 import pytest
-from patience import PATIENCE_S
+from patience import ran
 from ranks import torchrun
 
 # The main thread goes on to the end without giving the GIL up, while gloo's thread waits for it to release a tensor.
@@ -56,6 +55,6 @@ atexit.register(print, "first")
 threading.Timer(0, go_on.set).start()
 exit_without_finalizing(4)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = ran([sys.executable, "-c", code])
     assert done.returncode == 4
     assert done.stdout.split() == [*(["late"] if "late" in ending else []), "first", "handler"]

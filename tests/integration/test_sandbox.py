@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S, ran, wait_until
 from sandboxed import PATIENT, is_alive, limits, processes_below, require_bubblewrap, run_calls, run_code
 
 from luffy.config.environment import SandboxConfig
@@ -401,25 +401,10 @@ def test_an_ordinary_user_gets_the_same_sandbox_and_threads_that_are_counted():
     program = f"/usr/bin/python3.{sys.version_info.minor}"
     if not Path(program).exists():
         pytest.skip(f"needs an interpreter that everybody may run: {program}")
-    result = subprocess.run(
-        [program, "-c", ORDINARY],
-        cwd="/",
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        user=12345,
-        group=12345,
-        extra_groups=[],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert result.stdout.splitlines() == [
-        "42",
-        "4",
-        "PermissionError: [Errno 1] Operation not permitted",
-        "(65534, [])",
-        "12345",
-    ], result.stderr
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    result = ran([program, "-c", ORDINARY], cwd="/", env=env, user=12345, group=12345, extra_groups=[])
+    refused = "PermissionError: [Errno 1] Operation not permitted"
+    assert result.stdout.splitlines() == ["42", "4", refused, "(65534, [])", "12345"], result.stderr
 
 
 def test_an_open_sandbox_is_killed_by_no_signal_of_ours(started_here):

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S, ran, wait_until
 from prefect_api import place_empty_database
 
 from luffy.flows.prefect_api import free_port
@@ -95,10 +95,7 @@ class Checkout:
         raise AssertionError("".join(self.said))
 
     def run(self, *arguments, **more):
-        command = [sys.executable, *arguments]
-        return subprocess.run(
-            command, cwd=self.root, env={**self.environment, **more}, capture_output=True, text=True, timeout=PATIENCE_S
-        )
+        return ran([sys.executable, *arguments], cwd=self.root, env={**self.environment, **more})
 
     def begin(self, overrides):
         """Start the deployment as the page of the server does; returns the run's identifier."""
@@ -249,7 +246,7 @@ def first(served, lost_slot):
     script = f"{export}\nenv > environment\n{command} -p 'overrides={json.dumps(SHORT)}'\n"
     home = served.root.with_name("home")
     shell = ["env", "-i", "PATH=/usr/bin:/bin", f"HOME={home}", "sh", "-c", script]
-    result = subprocess.run(shell, cwd=home, capture_output=True, text=True, timeout=PATIENCE_S)
+    result = ran(shell, cwd=home)
     known = (home / "environment").read_text().splitlines()
     assert {"DO_NOT_TRACK=1", "PREFECT_SERVER_ANALYTICS_ENABLED=false"} <= {*known}
     return result, re.search(r"UUID: (\S+)", result.stdout)[1]

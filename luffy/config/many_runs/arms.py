@@ -23,7 +23,7 @@ from luffy.config.settings import CONFIGURE
 from luffy.config.shipped import named_file
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.strict import FOR_IDENTITY, StrictModel
-from luffy.config.yaml_source import KeyPath
+from luffy.config.yaml_source import KeyPath, place_of
 from luffy.errors import ConfigError
 
 SHARED_NODES = ("prepare_data", "base", "evaluate_base")
@@ -48,7 +48,6 @@ _EQUAL = (
     "objective.group.size",
 )
 """What an RL step takes."""
-_ANY_LENGTH = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,6 @@ class _ArmPlan:
     name: str
     config: ArmConfig
     where: str
-    """File, line and key."""
 
     def refuse(self, text: str) -> NoReturn:
         raise ConfigError(f"{self.where}: {text}")
@@ -77,9 +75,7 @@ def candidates_of_arms(design: SweepDesign, path: Path, origins: Mapping[KeyPath
     """Every arm of one comparison with each of its points; what must be equal is so for all of them."""
 
     def place(*key: str) -> str:
-        """File and line of a key, or of the nearest one above it that the file has."""
-        above = (key[:depth] for depth in range(len(key), 0, -1))
-        return next((origins[each] for each in above if each in origins), str(path))
+        return place_of(key, origins, str(path))
 
     experiment = named_file(design.experiment, path, f"{place('experiment')}: experiment")
     decided = (*_BUDGETED, *SEEDED, *_NAMED)
@@ -126,19 +122,17 @@ def _refuse_fixed(overrides: Iterable[str], fixed: Sequence[str], where: str, wh
 
 def _points_of_arms(design: SweepDesign, arms: Sequence[_ArmPlan]) -> dict[str, tuple[GridPoint, ...]]:
     """The points that each arm tries, equally many; ConfigError where that cannot be."""
-    select = design.select
+    select, first = design.select, arms[0].name
     points = {arm.name: grid_points(arm.config.grid or design.grid) for arm in arms}
-    if select is not None and select.random is not None:
-        for arm in arms:
-            if len(points[arm.name]) < select.random:
-                arm.refuse(f"grid: has {len(points[arm.name])} of the {select.random} points of select.random")
-        # Not by the experiment's seed, which is that of the data.
-        return {name: draw_points(each, select.random, select.seeds[0]) for name, each in points.items()}
-    first = arms[0].name
-    for arm in arms:
-        if len(points[arm.name]) != len(points[first]):
+    for arm, number in ((arm, len(points[arm.name])) for arm in arms):
+        if select is not None and select.random is not None:
+            if number < select.random:
+                arm.refuse(f"grid: has {number} of the {select.random} points of select.random")
+            # Not by the experiment's seed, which is that of the data.
+            points[arm.name] = draw_points(points[arm.name], select.random, select.seeds[0])
+        elif number != len(points[first]):
             arm.refuse(
-                f"grid: has {len(points[arm.name])} points, and that of arm {first} {len(points[first])}: "
+                f"grid: has {number} points, and that of arm {first} {len(points[first])}: "
                 "every arm needs the same number of points; change one of them, or set select.random"
             )
     return points
@@ -149,16 +143,15 @@ def _load_arm(arm: _ArmPlan, design: SweepDesign, experiment: Path, point: GridP
     own, budget = arm.config, design.budget
     assert budget is not None
     _refuse_fixed(own.overrides, (*_BUDGETED, "seed", *SEEDED, *_SHARED, *_NAMED), arm.where, "overrides")
-    stages = chain_stages(own.chain, experiment, arm.where)
     named = [f"name={design.name}.{arm.name}", f"chain={own.chain}", f"method={own.method}"]
     overrides = [*design.overrides, *own.overrides, *point.overrides, *named]
     # How many steps an arm's share of the budget makes depends on the rest of its experiment.
-    any_length = _lengths(stages, _ANY_LENGTH, _ANY_LENGTH)
+    any_length = _lengths(chain_stages(own.chain, experiment, arm.where), 10**6, 10**6)
     unmeasured = load_experiment(experiment, [*overrides, *any_length], given_at=arm.where)
     if not {"sft", "rl"} & {*unmeasured.stages}:
         arm.refuse(f"chain {own.chain} trains nothing: there is nothing to compare")
-    size = _lengths_by_tokens if budget.tokens else _lengths_by_steps
-    return load_experiment(experiment, [*overrides, *size(arm, budget, unmeasured)], given_at=arm.where)
+    lengths = (_lengths_by_tokens if budget.tokens else _lengths_by_steps)(arm, budget, unmeasured)
+    return load_experiment(experiment, [*overrides, *lengths], given_at=arm.where)
 
 
 def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
@@ -198,18 +191,15 @@ def _lengths_by_tokens(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentCo
         arm.refuse(f"sft_tokens {sft_tokens} leaves none of budget.tokens {budget.tokens} to RL; lower it")
     sft = config.sft if "sft" in config.stages else None
     rl = config.rl if "rl" in config.stages else None
-    planned: dict[str, bool] = {}
-    if sft is not None:
-        planned["sft.optimizer.schedule"] = sft.optimizer.schedule.depends_on_length
-        planned["sft.objective"] = sft.objective.depends_on_length
-    if rl is not None and config.objective is not None:
-        planned["rl.optimizer.schedule"] = rl.optimizer.schedule.depends_on_length
-        planned["rl.critic.optimizer.schedule"] = (
-            rl.critic is not None and rl.critic.optimizer.schedule.depends_on_length
-        )
-        planned["rl.sampling"] = rl.sampling.depends_on_length
-        planned["objective"] = config.objective.depends_on_length
-    if plan := next((name for name, depends in planned.items() if depends), None):
+    planned = {
+        "sft.optimizer.schedule": sft and sft.optimizer.schedule,
+        "sft.objective": sft and sft.objective,
+        "rl.optimizer.schedule": rl and rl.optimizer.schedule,
+        "rl.critic.optimizer.schedule": rl and rl.critic and rl.critic.optimizer.schedule,
+        "rl.sampling": rl and rl.sampling,
+        "objective": rl and config.objective,
+    }
+    if plan := next((name for name, part in planned.items() if part and part.depends_on_length), None):
         arm.refuse(f"{plan} depends on the number of steps, which is not fixed under budget.tokens; keep it constant")
     a_step = rl.updates_per_step if rl is not None else 1
     if budget.max_optimizer_steps < a_step:
@@ -233,25 +223,22 @@ def _lengths_by_steps(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentCon
         _refuse_sampling(arm, config, "rollouts")
         return _lengths(config.stages, sft_steps, _steps_of_rollouts(arm, budget.rollouts, config))
     assert budget.optimizer_steps is not None
-    rl_steps = 0
+    left, a_step = budget.optimizer_steps - sft_steps, 1 if rl is None else rl.updates_per_step
     if rl is None:
         sft_steps = budget.optimizer_steps
-    else:
-        left, a_step = budget.optimizer_steps - sft_steps, rl.updates_per_step
-        if left < 1 or left % a_step:
-            arm.refuse(
-                f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is not a positive "
-                f"multiple of the {a_step} that each RL step makes (rl.passes x rl.prompts_per_step / "
-                "rl.prompts_per_update); change one of them"
-            )
-        rl_steps = left // a_step
+    elif left < 1 or left % a_step:
+        arm.refuse(
+            f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is not a positive "
+            f"multiple of the {a_step} that each RL step makes (rl.passes x rl.prompts_per_step / "
+            "rl.prompts_per_update); change one of them"
+        )
     rounds = config.expert_iteration.rounds if "sample" in config.stages else 1  # each has an SFT
     if sft_steps % rounds:
         arm.refuse(
             f"{sft_steps} optimizer steps of SFT are no multiple of its {rounds} rounds (expert_iteration.rounds); "
             "change one of them"
         )
-    return _lengths(config.stages, sft_steps // rounds, rl_steps)
+    return _lengths(config.stages, sft_steps // rounds, left // a_step)
 
 
 def _steps_of_rollouts(arm: _ArmPlan, rollouts: int, config: ExperimentConfig) -> int:
@@ -278,10 +265,9 @@ def _steps_of_rollouts(arm: _ArmPlan, rollouts: int, config: ExperimentConfig) -
 def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _ArmPlan]) -> None:
     """Refuse arms that differ in what must be equal, wherever the difference comes from."""
     for field in _EQUAL:
-        with_rl = {name: config for name, config in loaded.items() if "rl" in config.stages}
-        values = {name: attrgetter(field)(config) for name, config in with_rl.items()}
-        if field == "rl.prompts_per_update":
-            values = {name: value or attrgetter("rl.prompts_per_step")(with_rl[name]) for name, value in values.items()}
+        values = {name: attrgetter(field)(config) for name, config in loaded.items() if "rl" in config.stages}
+        if field == "rl.prompts_per_update":  # None: those of a step
+            values = {name: value or attrgetter("rl.prompts_per_step")(loaded[name]) for name, value in values.items()}
         for name, value in values.items():
             first, expected = next(iter(values.items()))
             if value != expected:
@@ -296,7 +282,7 @@ def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _Arm
 
 
 def _complaints_about_selection(config: ExperimentConfig, select: SelectConfig) -> Iterator[tuple[str, str]]:
-    """By their keys: values of `config` cannot be chosen on `select`, or are chosen on what is reported."""
+    """By key: values of `config` cannot be chosen on `select`, or are chosen on what is reported."""
     evaluation, suites, on = config.evaluation, config.data.suites, select.on
     assert evaluation is not None
     if on == VALIDATION and on in suites:

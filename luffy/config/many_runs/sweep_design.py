@@ -1,7 +1,4 @@
-"""Contents of the YAML file of many runs: a grid, a comparison of methods, or a study of many cells.
-
-Without `arms` it is a grid, with `arms` a comparison, with `axes` too a study (`luffy.config.load.file_kind`).
-"""
+"""The YAML file of many runs: a grid, a comparison of methods (with `arms`) or a study (also with `axes`)."""
 
 import itertools
 import json
@@ -9,15 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    JsonValue,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveInt, ValidationInfo, model_validator
 
 from luffy.config.evaluation import VALIDATION
 from luffy.config.load import FileKind
@@ -120,15 +109,13 @@ class BudgetConfig(StrictModel):
 
     @property
     def text(self) -> str:
-        """The budget in words."""
         if self.tokens is not None:
             return f"{self.tokens:,} tokens"
         return f"{self.rollouts} rollouts" if self.rollouts is not None else f"{self.optimizer_steps} optimizer steps"
 
 
 class SelectConfig(StrictModel):
-    """How each arm's values are chosen: by runs of every point, evaluated on nothing that is reported. Every arm gets
-    equally many points."""
+    """How each arm's values are chosen: by runs of equally many points, evaluated on nothing that is reported."""
 
     on: str = VALIDATION
     """`validation`: the prompts that `data.validation_prompts` holds out; or a suite of the experiment, which is then
@@ -176,7 +163,6 @@ class AxisConfig(StrictModel):
 
     title: str
     centre: _Name
-    """The level at the centre."""
     levels: dict[_Name, LevelConfig] = Field(min_length=2)
     """The levels, in the order of figures."""
 
@@ -217,21 +203,17 @@ class SweepDesign(StrictModel):
     reference: str = ""
     """The arm that all others are tested against."""
     budget: BudgetConfig | None = None
-    """How much every arm learns."""
     select: SelectConfig | None = None
     """How each arm's values are chosen from its grid; None: nothing is tuned."""
     arms: dict[_DashedName, ArmConfig] = Field(default_factory=dict, min_length=2)
-    """The methods that are compared."""
     seeds_elsewhere: Annotated[tuple[NonNegativeInt, ...], AfterValidator(_seeds_once)] = ()
     """In a study: reported seeds in every cell but the centre."""
     tuned_at: Literal["centre", "cell"] = "centre"
     """In a study. `centre`: values are chosen there and hold in every cell; `cell`: every cell tunes its own."""
     axes: dict[_Name, AxisConfig] = Field(default_factory=dict, min_length=1)
-    """What a study varies."""
     interactions: dict[_DashedName, dict[str, str]] = Field(default_factory=dict)
     """Cells of a study in which several axes leave the centre: axis to level."""
     primary: PrimaryConfig | None = None
-    """The measure of a study's planned tests."""
     tests: tuple[PlannedConfig, ...] = ()
     """A study's planned tests: Holm's correction is over these alone; every other difference is exploratory."""
     limits: tuple[str, ...] = ()
@@ -267,11 +249,8 @@ class SweepDesign(StrictModel):
         return tuple((cell, arm) for each in self.tests for cell in each.cells for arm in each.arms)
 
     def in_cell(self, cell: str, points: Mapping[str, GridPoint] | None = None) -> "SweepDesign":
-        """The comparison in a cell of a study: tuned there, or with its arms at the `points` chosen elsewhere.
-
-        The order of overrides is part of the design: those of the study, of the levels at the centre, of the levels
-        that leave it, of the arm, of its point.
-        """
+        """The comparison in a cell of a study: tuned there, or with its arms at the `points` chosen elsewhere. Later
+        overrides win: the study's, of levels at the centre, of levels that leave it, of the arm, of its point."""
         at = sorted(self.cells[cell].items(), key=lambda item: item[1] != self.axes[item[0]].centre)
         levels = [self.axes[name].levels[level] for name, level in at]
         sft_steps = next((each.sft_steps for each in levels if each.sft_steps is not None), None)

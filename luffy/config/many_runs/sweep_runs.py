@@ -53,8 +53,6 @@ class SweepRun:
     """Its arm, by a name that no other cell has."""
     names_point: bool
     """Whether there may be runs of that name at several points."""
-    start: tuple[str, ...]
-    """The stages before it learns, in order."""
 
     @property
     def title(self) -> str:
@@ -67,13 +65,18 @@ class SweepRun:
         return f"{self.name}.{self.point.number}-{self.seed}" if self.names_point else f"{self.name}-{self.seed}"
 
     @property
+    def start(self) -> tuple[str, ...]:
+        """The stages before it learns, in order."""
+        return SHARED_NODES[:2] if self.names_point else SHARED_NODES
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """The stages that the run needs, in order: no report, and no evaluation of earlier policies."""
         return (*self.start, *(visit.name for visit in learning(self.config)), f"evaluate_{self.last}")
 
     @property
     def last(self) -> str:
-        return [visit.name for visit in visits_of(self.config) if "policy" in STAGE_KINDS[visit.stage].provides][-1]
+        return [each.name for each in visits_of(self.config) if "policy" in STAGE_KINDS[each.stage].provides][-1]
 
     @property
     def made_as(self) -> str:
@@ -102,8 +105,7 @@ class Sweep:
         return tuple(cell for cell in self.cells if cell in wanted)
 
     def common(self, cell: str = CENTRE) -> ExperimentConfig:
-        """The experiment of the stages that all runs of a comparison share; of a grid, that of its first point. The
-        runs are recorded under its name."""
+        """The stages that all runs share (a grid: its first point), under the name that the runs are recorded by."""
         first, name = self.candidates(cell)[0].config, self.design.name
         if not self.design.arms:
             return first.model_copy(update={"name": name})
@@ -161,10 +163,8 @@ class Sweep:
 
     def reported_runs(self, cells: Iterable[str] = (CENTRE,), chosen: Chosen | None = None) -> list[SweepRun]:
         """Every arm with every reported seed, without those for which nothing is chosen yet; a grid's every point.
-
         Whole cells, seed by seed: an interrupted one has complete seeds. `chosen`: by default the first point of each
-        arm, to count and check runs before anything is tuned.
-        """
+        arm, to count and check runs before anything is tuned."""
         found = list[SweepRun]()
         for cell in cells:
             tuned = self.tuned_cell(cell)
@@ -201,7 +201,6 @@ class Sweep:
             evaluation, name = _evaluation_of_try(config, select), f"{config.name}.try{each.point.number}.{seed}"
         sections = {"sample": config.sample, "sft": config.sft, "rl": config.rl}
         seeded = {key: part.model_copy(update={"seed": seed}) for key, part in sections.items() if part is not None}
-        names_point = is_try or kind == "grid"
         return SweepRun(
             cell=cell,
             arm=each.arm,
@@ -210,8 +209,7 @@ class Sweep:
             config=config.model_copy(update={"name": name, "evaluation": evaluation, **seeded}),
             is_try=is_try,
             name={"grid": self.design.name, "comparison": each.arm}.get(kind, f"{cell}.{each.arm}"),
-            names_point=names_point,
-            start=SHARED_NODES[:2] if names_point else SHARED_NODES,
+            names_point=is_try or kind == "grid",
         )
 
 
@@ -223,13 +221,11 @@ def load_sweep(
     *,
     wanted: FileKind | None = None,
 ) -> Sweep:
-    """The grid, comparison or study in the file `path`, or the shipped one of that name; None: of any kind.
-
-    `overrides` (`key.path=value`) are those of the file. `path` may also be an experiment: then `over`
-    (`key.path=[value, value]`) is the grid around it, with these `seeds` (that of the experiment without any), and the
-    overrides are the experiment's. Raises ConfigError with one line for each mistake of the design, or of the first run
-    that has one; mistakes in the cells of a study are found by `Sweep.check`.
-    """
+    """The grid, comparison or study in the file `path`, or the shipped one of that name; None: of any kind. `overrides`
+    (`key.path=value`) are those of the file. `path` may also be an experiment: then `over` (`key.path=[value, value]`)
+    is the grid around it, with these `seeds` (its own without any), and the overrides are the experiment's. Raises
+    ConfigError, one line for each mistake of the design, or of the first run that has one; those in cells:
+    `Sweep.check`."""
     file = experiment_file(path)
     kind = kind_of_file(file)
     is_named = "experiment" in read_overridden(file)[0]  # by a grid that lacks other keys
@@ -334,7 +330,6 @@ def _around(path: Path, overrides: Sequence[str], over: Sequence[str], seeds: Se
 
 
 def _evaluation_of_try(config: ExperimentConfig, select: SelectConfig) -> EvaluationConfig:
-    """That of one suite with one decoding."""
     evaluation, name = _evaluation_of(config), decoding_of(config, select)
     decoding, own = evaluation.decodings[name], evaluation.suites.get(select.on)
     if own is not None and decoding.is_greedy:

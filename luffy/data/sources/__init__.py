@@ -21,7 +21,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from functools import partial
+from typing import Protocol, TypeVar, cast
 
 from luffy.config.data import CustomSource, MixtureSource, SourceConfig
 from luffy.errors import DataError
@@ -49,39 +50,46 @@ class TraceSource(Protocol):
     @property
     def kind(self) -> str:
         """Its `kind` in the configuration."""
-        ...
 
     @property
     def is_light(self) -> bool:
         """Whether passing its rows to worker processes costs more than it saves (short generated texts)."""
-        ...
 
     def inputs(self) -> dict[str, str]:
         """Return each input by name with the sha256 of its bytes (or of a generator's settings)."""
-        ...
 
     def rows(self) -> Iterator[Row]:
         """Yield all rows; every call yields the same ones in the same order.
 
         DataError if the source cannot be read or holds no usable row.
         """
-        ...
+
+
+_Config = TypeVar("_Config", bound=SourceConfig)
 
 
 class GeneratedPrompts:
-    """Short prompts that are a function of their generator's settings, the seed and the purpose."""
+    """Short prompts, which `make` yields: a function of their generator's settings, the seed and the purpose."""
 
     is_light = True
 
-    def __init__(self, source: SourceConfig, purpose: str, seed: int, make: Callable[[], Iterator[Prompt]]) -> None:
+    def __init__(
+        self, make: Callable[[_Config, str, int], Iterator[Prompt]], source: _Config, purpose: str, seed: int
+    ) -> None:
         self.kind = source.kind
-        self.rows = make
+        self.rows = partial(make, source, purpose, seed)
         settings = json.dumps(source.model_dump(mode="json"), sort_keys=True)
         self._digest = hashlib.sha256(f"{seed}:{purpose}:{settings}".encode()).hexdigest()
 
     def inputs(self) -> dict[str, str]:
-        """All that the prompts depend on."""
         return {"settings": self._digest}
+
+
+def from_generator(
+    make: Callable[[_Config, str, int], Iterator[Prompt]],
+) -> Callable[[_Config, str, int], GeneratedPrompts]:
+    """Decorates a generator of prompts, `(config, purpose, seed)`, as the source's reader."""
+    return partial(GeneratedPrompts, make)
 
 
 MIXTURE = "mixture"

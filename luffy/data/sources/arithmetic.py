@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from luffy.config.data import ArithmeticSource, StepStyle
 from luffy.data.schema import joined_text, prompt_uid
-from luffy.data.sources import GeneratedPrompts
+from luffy.data.sources import from_generator
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
@@ -124,15 +124,12 @@ def _labelled(label: str, operation: Operation) -> str:
     return f"{label}:{operation.symbol}"
 
 
-def arithmetic_prompts(source: ArithmeticSource, purpose: str, seed: int) -> GeneratedPrompts:
+@from_generator
+def arithmetic_prompts(source: ArithmeticSource, purpose: str, seed: int) -> Iterator[Prompt]:
     """`source.num_prompts` prompts, each with one trace; DataError if there are not that many distinct ones.
 
     Every length has the same number of prompts, to within one, and exactly its rounded share of stepwise traces.
     """
-    return GeneratedPrompts(source, purpose, seed, lambda: _prompts(source, purpose, seed))
-
-
-def _prompts(source: ArithmeticSource, purpose: str, seed: int) -> Iterator[Prompt]:
     rng = _generator(seed, purpose)
     longest, num_codes = max(source.num_operations), len(_weights(source)[0])
     if longest > len(_LABELS):

@@ -18,24 +18,20 @@ the purpose and its index.
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from luffy.config.data import GuessNumberSource, WordProblemSource
 from luffy.data.schema import joined_text, prompt_uid
-from luffy.data.sources import GeneratedPrompts
+from luffy.data.sources import from_generator
 from luffy.seeds import derive_seed
 from luffy.types import Message, Prompt, Trace
 
 
-def guessing_games(source: GuessNumberSource, purpose: str, seed: int) -> GeneratedPrompts:
+@from_generator
+def guessing_games(source: GuessNumberSource, purpose: str, seed: int) -> Iterator[Prompt]:
     """`source.num_prompts` games, each with one trace."""
-    return GeneratedPrompts(source, purpose, seed, lambda: _games(source, purpose, seed))
-
-
-def _games(source: GuessNumberSource, purpose: str, seed: int) -> Iterator[Prompt]:
     for place in range(source.num_prompts):
         rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "guess_number", purpose, place)))
         number = int(rng.integers(source.low, source.high + 1))
@@ -92,55 +88,42 @@ class _Dice:
         return options[self.number(0, len(options) - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class StoryEvent:
-    """Something that changes the number of items."""
+def _event(dice: _Dice, count: int, items: str) -> tuple[str, str, int]:
+    """What happens next: the sentence without its subject, the teacher's line, and the number of items after it.
 
-    text: str
-    """The sentence without its subject: `finds 3 more {items}`."""
-    work: str
-    """The teacher's line."""
-    count: int
-    """Number of items after the event."""
-
-
-def _event(dice: _Dice, count: int) -> StoryEvent:
-    """What happens next; nothing leaves less than 1 or more than 301 items."""
+    Nothing leaves less than 1 or more than 301 items.
+    """
     downwards = [*(["loss"] if count > 2 else []), *(["half"] if count % 2 == 0 else [])]
     upwards = ["gain", "packs", *(["multiple"] if 3 * count <= _MOST else [])]
     kind = dice.one_of(downwards if count > _MANY else upwards + downwards)
     if kind == "gain":
         more = dice.number(2, 40)
-        verb = dice.one_of(("finds {} more {{items}}", "buys {} more {{items}}", "gets {} {{items}} from a neighbor"))
-        return StoryEvent(verb.format(more), f"{count} + {more} = {count + more}", count + more)
+        texts = (f"finds {more} more {items}", f"buys {more} more {items}", f"gets {more} {items} from a neighbor")
+        return dice.one_of(texts), f"{count} + {more} = {count + more}", count + more
     if kind == "loss":
         fewer = dice.number(2, min(count - 1, 40))
-        verb = dice.one_of(("gives {} {{items}} to a friend", "loses {} {{items}}", "sells {} {{items}}"))
-        return StoryEvent(verb.format(fewer), f"{count} - {fewer} = {count - fewer}", count - fewer)
+        texts = (f"gives {fewer} {items} to a friend", f"loses {fewer} {items}", f"sells {fewer} {items}")
+        return dice.one_of(texts), f"{count} - {fewer} = {count - fewer}", count - fewer
     if kind == "packs":
         packs, size = dice.number(2, 9), dice.number(2, 9)
-        verb = dice.one_of(("buys {} bags of {} {{items}} each", "is given {} boxes with {} {{items}} in each of them"))
         bought, after = packs * size, count + packs * size
-        return StoryEvent(verb.format(packs, size), f"{packs} * {size} = {bought}, {count} + {bought} = {after}", after)
+        work = f"{packs} * {size} = {bought}, {count} + {bought} = {after}"
+        bags, boxes = f"bags of {size} {items} each", f"boxes with {size} {items} in each of them"
+        return dice.one_of((f"buys {packs} {bags}", f"is given {packs} {boxes}")), work, after
     if kind == "half":
-        verb = dice.one_of(
-            ("gives half of the {items} to a friend", "loses half of the {items}", "sells half of the {items}")
-        )
-        return StoryEvent(verb, f"{count} / 2 = {count // 2}", count // 2)
+        texts = (f"gives half of the {items} to a friend", f"loses half of the {items}", f"sells half of the {items}")
+        return dice.one_of(texts), f"{count} / 2 = {count // 2}", count // 2
     factor = dice.number(2, 3)
-    text = f"collects until there are {'twice' if factor == 2 else 'three times'} as many {{items}}"
-    return StoryEvent(text, f"{count} * {factor} = {count * factor}", count * factor)
+    text = f"collects until there are {'twice' if factor == 2 else 'three times'} as many {items}"
+    return text, f"{count} * {factor} = {count * factor}", count * factor
 
 
-def word_problems(source: WordProblemSource, purpose: str, seed: int) -> GeneratedPrompts:
+@from_generator
+def word_problems(source: WordProblemSource, purpose: str, seed: int) -> Iterator[Prompt]:
     """`source.num_prompts` distinct problems, each with one trace.
 
     They cycle through the numbers of events, so that each has the same number of problems, to within one.
     """
-    return GeneratedPrompts(source, purpose, seed, lambda: _problems(source, purpose, seed))
-
-
-def _problems(source: WordProblemSource, purpose: str, seed: int) -> Iterator[Prompt]:
     seen = set[str]()
     for number in itertools.count():
         if len(seen) == source.num_prompts:
@@ -157,11 +140,10 @@ def _problem(dice: _Dice, num_events: int) -> Prompt:
     name, items, count = dice.one_of(_NAMES[pronoun]), dice.one_of(_ITEMS), dice.number(4, 40)
     sentences, lines = [f"{name} has {count} {items}."], []
     for _ in range(num_events):
-        event = _event(dice, count)
-        sentence = f"{dice.one_of(_LINKS)}{pronoun} {event.text.format(items=items)}."
+        text, work, count = _event(dice, count, items)
+        sentence = f"{dice.one_of(_LINKS)}{pronoun} {text}."
         sentences.append(sentence[0].upper() + sentence[1:])
-        lines.append(event.work)
-        count = event.count
+        lines.append(work)
     messages = (Message("user", " ".join([*sentences, f"How many {items} does {name} have now?"])),)
     return Prompt(
         uid=prompt_uid("word_problems", messages),

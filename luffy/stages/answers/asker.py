@@ -29,7 +29,6 @@ from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.stages.answers.clients import (
-    EvaluationRequest,
     Generator,
     ModelClient,
     Questions,
@@ -47,7 +46,6 @@ Keep: TypeAlias = Callable[[SampleRequest, ModelAnswer], ModelAnswer | None]
 Progress: TypeAlias = Callable[[Sequence[ModelAnswer]], None]
 """Called with each graded batch."""
 _Settings: TypeAlias = EvaluateSettings | SampleSettings | DifficultySettings
-_Batch: TypeAlias = tuple[Questions, Sequence[SampleRequest]]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
@@ -126,22 +124,24 @@ class Asker:
             closing(in_order(self._generate, batches, threads, _WAITING_CALLS * threads)) as generated,
             closing(in_order(self._graded, generated, 0 if self._grader is None else 1, ahead=1)) as results,
         ):
-            for ((_, samples), _), answers in results:
-                kept = zip(samples, map(self._keep, samples, answers), strict=True)
+            for (batch, _), answers in results:
+                kept = zip(batch.samples, map(self._keep, batch.samples, answers), strict=True)
                 store.add({sample.key: answer for sample, answer in kept if answer is not None})
                 if budget is not None:
-                    for sample, answer in zip(samples, answers, strict=True):
+                    for sample, answer in zip(batch.samples, answers, strict=True):
                         budget.settle(sample, answer)
                 progress(answers)
 
-    def _left(self, request: Questions, store: AnswerStore, budget: Budget | None) -> Iterator[_Batch]:
-        samples, batch = request.in_batching_order(), list[SampleRequest]()
+    def _left(self, request: Questions, store: AnswerStore, budget: Budget | None) -> Iterator[Questions]:
+        samples, batch = request.samples, list[SampleRequest]()
+        if budget is None:  # prompts of similar length share a batch, to save padding
+            samples = sorted(samples, key=lambda sample: sample.rendered.length)
         if self._limits is not None:
             known = [store[sample.key].has_failed for sample in samples if sample.key in store]
             self._count_failures(request, known)
         for sample in samples:
             if batch and (len(batch) == self._batch_size or (budget is not None and budget.may_be_spent)):
-                yield request, batch
+                yield replace(request, samples=batch)
                 batch = []
             is_known = sample.key in store
             if budget is not None and not budget.admit(sample, store[sample.key] if is_known else None):
@@ -149,20 +149,19 @@ class Asker:
             if not is_known:
                 batch.append(sample)
         if batch:
-            yield request, batch
+            yield replace(request, samples=batch)
 
-    def _generate(self, batch: _Batch) -> Iterable[ModelAnswer]:
-        request, samples = batch
+    def _generate(self, batch: Questions) -> Iterable[ModelAnswer]:
         if not self._finishes:
             check_stop_request("all finished responses are kept")
-        return self._client.generate(samples, request.protocol, request.max_response_tokens)
+        return self._client.generate(batch)
 
-    def _graded(self, generated: tuple[_Batch, Iterable[ModelAnswer]]) -> list[ModelAnswer]:
-        (request, samples), answers = generated[0], list(generated[1])
-        self._count_failures(request, [answer.has_failed for answer in answers])
+    def _graded(self, generated: tuple[Questions, Iterable[ModelAnswer]]) -> list[ModelAnswer]:
+        batch, answers = generated[0], list(generated[1])
+        self._count_failures(batch, [answer.has_failed for answer in answers])
         if self._grader is None:
             return answers
-        return graded(self._grader, request, samples, answers, second=self._second_grade)
+        return graded(self._grader, batch, answers, second=self._second_grade)
 
     def _count_failures(self, request: Questions, failed: Sequence[bool]) -> None:
         if self._limits is not None and failed:
@@ -248,12 +247,7 @@ def in_order(
 
 
 def graded(
-    grader: GraderPool,
-    request: Questions,
-    samples: Sequence[SampleRequest],
-    answers: Sequence[ModelAnswer],
-    *,
-    second: bool = True,
+    grader: GraderPool, batch: Questions, answers: Sequence[ModelAnswer], *, second: bool = True
 ) -> list[ModelAnswer]:
     """The answers with their grades; LostError where a judge is gone."""
     requests = [
@@ -261,11 +255,11 @@ def graded(
             answer.graded_text,
             sample.prompt.ground_truth,
             problem_of(sample.prompt),
-            request.protocol.grader,
+            batch.protocol.grader,
             answer.measures,
             answer.has_failed,
         )
-        for sample, answer in zip(samples, answers, strict=True)
+        for sample, answer in zip(batch.samples, answers, strict=True)
     ]
     grades = grade_responses(grader, requests, second=second)
     require_verdicts(
@@ -276,7 +270,7 @@ def graded(
     return [replace(answer, grades=both) for answer, both in zip(answers, grades, strict=True)]
 
 
-def graded_records(request: EvaluationRequest, store: AnswerStore) -> Iterator[SampleRecord]:
+def graded_records(request: Questions, store: AnswerStore) -> Iterator[SampleRecord]:
     """All graded responses of a request, problem by problem, one at a time from the store."""
     for sample in request.samples:
         answer, prompt = store[sample.key], sample.prompt

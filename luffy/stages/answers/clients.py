@@ -2,7 +2,7 @@
 
 The seed of a response depends on (seed, suite, decoding, problem, sample) alone: every checkpoint gets the same random
 numbers, and an evaluation that resumes or is batched differently requests the same samples. Nothing here knows about
-grading, so requests with equal digests (`EvaluationRequest.digest`) can share their responses.
+grading, so questions with equal digests (`Questions.digest`) can share their responses.
 `luffy.stages.answers.paid` has the models that answer with text.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -82,71 +82,53 @@ class SampleRequest:
     seed: int
 
 
-class Questions(Protocol):
-    """Questions that are asked in one way: the responses of an `EvaluationRequest`, or those of a teacher."""
-
-    suite: str
-    decoding: str
-    protocol: SuiteProtocol
-    max_response_tokens: int
-
-    def in_batching_order(self) -> Sequence[SampleRequest]:
-        """The questions in the order of generation."""
-        ...
-
-
 def sample_key(suite: str, decoding: str, uid: str, sample: int) -> str:
     """`SampleRequest.key`."""
     return f"{decoding}\t{suite}\t{uid}\t{sample}"
 
 
-class EvaluationRequest:
-    """A suite under a decoding."""
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Questions that are asked in one way: all of a suite under a decoding, those of a teacher, or a batch of them."""
 
-    def __init__(self, suite: Suite, decoding: str, config: EvaluationConfig, render: Render, seed: int) -> None:
-        self.suite = suite.name
-        self.decoding = decoding
-        self.protocol: SuiteProtocol = config.protocol(suite.name, decoding)
-        self.max_response_tokens = config.max_response_tokens
-        self._prompts = suite.prompts
-        self._render = render
-        self._seed = seed
+    suite: str
+    decoding: str
+    protocol: SuiteProtocol
+    max_response_tokens: int
+    samples: Sequence[SampleRequest]
 
-    @cached_property
-    def _rendered(self) -> list[RenderedPrompt]:
-        return self._render(self._prompts, self.protocol.template)
-
-    @cached_property
-    def samples(self) -> list[SampleRequest]:
+    @classmethod
+    def of_suite(cls, suite: Suite, decoding: str, config: EvaluationConfig, render: Render, seed: int) -> "Questions":
         """All responses to generate, problem by problem; DataError for a prompt that does not fit the template."""
-        cell = self.suite, self.decoding
-        return [
+        protocol, cell = config.protocol(suite.name, decoding), (suite.name, decoding)
+        samples = [
             SampleRequest(
                 sample_key(*cell, prompt.uid, sample),
                 prompt,
                 rendered,
                 sample,
-                derive_seed(self._seed, "evaluate", *cell, prompt.uid, sample),
+                derive_seed(seed, "evaluate", *cell, prompt.uid, sample),
             )
-            for prompt, rendered in zip(self._prompts, self._rendered, strict=True)
-            for sample in range(self.protocol.num_samples)
+            for prompt, rendered in zip(suite.prompts, render(suite.prompts, protocol.template), strict=True)
+            for sample in range(protocol.num_samples)
         ]
+        return cls(*cell, protocol, config.max_response_tokens, samples)
 
-    def in_batching_order(self) -> list[SampleRequest]:
-        """The same in the order of generation: prompts of similar length share a batch, to save padding."""
-        return sorted(self.samples, key=lambda sample: sample.rendered.length)
+    def params(self, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+        """The engine's parameters."""
+        protocol = self.protocol
+        stop = (*stops_of(protocol.template), *protocol.stop)
+        return SamplingParams(protocol.temperature, self.max_response_tokens, stop_token_ids, protocol.top_p, stop)
 
-    def digest(self, sampled_by: Sequence[str]) -> str:
+    def digest(self, sampled_by: Sequence[str], seed: int) -> str:
         """Hash of everything the responses depend on; `sampled_by` identifies the model, its engine and their code."""
         protocol = self.protocol
         content = {
             "sampled_by": list(sampled_by),
-            "cell": [self._seed, self.suite, self.decoding, protocol.num_samples],
+            "cell": [seed, self.suite, self.decoding, protocol.num_samples],
             "sampling": [protocol.temperature, protocol.top_p, self.max_response_tokens],
             "template": [protocol.template, *stops_of(protocol.template), *protocol.stop],
-            "problems": [
-                [prompt.uid, asdict(rendered)] for prompt, rendered in zip(self._prompts, self._rendered, strict=True)
-            ],
+            "problems": [[each.prompt.uid, asdict(each.rendered)] for each in self.samples if each.sample == 0],
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -200,9 +182,7 @@ FULL_BATCHES = 4
 class ModelClient(Protocol):
     """A model that can be asked."""
 
-    def generate(
-        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> Iterable[ModelAnswer]:
+    def generate(self, batch: Questions) -> Iterable[ModelAnswer]:
         """One answer per sample, in order: all are generated when this returns, and decoded as they are consumed."""
         ...
 
@@ -214,42 +194,44 @@ def open_client(
     judges: Judges,
     policy: PreTrainedTokenizerBase | None = None,
 ) -> Callable[[RolloutEngine], ModelClient]:
-    """Opens clients of engines: for episodes with an environment (the rest is `open_player`'s), or for single turns.
-
-    With the tokenizer of a `policy`, the answers carry what its traces are made of: log-probabilities or turns.
-    """
-    if environment is None:
-        known = policy if policy is not None and is_same_tokenizer(tokenizer, policy) else None
-        return lambda engine: TokenModelClient(engine, tokenizer, known)
-    player = open_player(environment, tokenizer, lanes, judges)
-    return lambda engine: EpisodeClient(engine, tokenizer, player, keeps_turns=policy is not None)
+    """Opens clients of engines, as `TokenModelClient`; with an environment for episodes (`open_player`)."""
+    player = None if environment is None else open_player(environment, tokenizer, lanes, judges)
+    return lambda engine: TokenModelClient(engine, tokenizer, player, policy)
 
 
 class TokenModelClient:
-    """A model served by an engine that takes and returns token ids.
+    """A model served by an engine that takes and returns token ids; with a player, its answers are episodes.
 
-    With the tokenizer of a `policy`, answers have log-probabilities where they are tokenized as they were sampled.
+    With the tokenizer of a `policy`, the answers carry what its traces are made of: the turns of an episode, or the
+    log-probabilities of a text that the policy writes with the same tokens.
     """
 
     def __init__(
         self,
         engine: RolloutEngine,
         tokenizer: PreTrainedTokenizerBase,
+        player: EpisodePlayer | None = None,
         policy: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._policy = policy
+        self._player = player
+        self._keeps_turns = policy is not None
+        self._policy = policy if policy is not None and is_same_tokenizer(tokenizer, policy) else None
+        self._text = partial(decode, tokenizer)
+        self._opener = "" if player is None else prompt_opener(tokenizer)
 
-    def generate(
-        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> Iterable[ModelAnswer]:
+    def generate(self, batch: Questions) -> Iterable[ModelAnswer]:
         """Generate with the engine; a stop text stays in its response."""
-        params = sampling_params(protocol, max_response_tokens, stop_token_ids(self._tokenizer))
+        params = batch.params(stop_token_ids(self._tokenizer))
+        if self._player is not None:
+            return map(
+                self._of_episode, self._player.play(list(map(episode_start, batch.samples)), self._engine, params)
+            )
         # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
         # would pass for an answer.
-        opener = template_opener(self._tokenizer, protocol.template)
-        stops = StopTexts(params.stop, partial(decode, self._tokenizer))
+        opener = template_opener(self._tokenizer, batch.protocol.template)
+        stops = StopTexts(params.stop, self._text)
 
         def answer(sample: SampleRequest, completion: Completion) -> ModelAnswer:
             """The text up to and including the first stop text, and its number of tokens."""
@@ -258,41 +240,18 @@ class TokenModelClient:
             if num_tokens is None:
                 num_tokens, reason = len(completion.token_ids), completion.finish_reason
             policy = self._policy if reason is FinishReason.STOP else None
-            # None where the policy writes the text with other tokens.
             if policy is not None and tuple(encode_traces(policy, [text])[0]) == completion.token_ids:
                 logprobs = tuple(min(value, 0.0) for value in completion.logprobs)  # rounding may leave 1e-9 above
             return ModelAnswer(text, num_tokens, reason, logprobs=logprobs, prompt_tokens=len(sample.rendered.ids))
 
-        requests = [RolloutRequest(each.rendered.ids, each.seed) for each in samples]
-        return map(answer, samples, self._engine.generate(requests, params))
+        requests = [RolloutRequest(each.rendered.ids, each.seed) for each in batch.samples]
+        return map(answer, batch.samples, self._engine.generate(requests, params))
 
+    def _of_episode(self, episode: Episode) -> ModelAnswer:
+        """The episode as text; its last turn is the reply that is graded.
 
-class EpisodeClient:
-    """Plays an episode for every sample; its last turn is the reply that is graded."""
-
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        tokenizer: PreTrainedTokenizerBase,
-        player: EpisodePlayer,
-        *,
-        keeps_turns: bool = False,
-    ) -> None:
-        self._engine = engine
-        self._text = partial(decode, tokenizer)
-        self._stops = stop_token_ids(tokenizer)
-        self._player = player
-        self._keeps_turns = keeps_turns
-        self._opener = prompt_opener(tokenizer)
-
-    def generate(
-        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> Iterable[ModelAnswer]:
-        params = sampling_params(protocol, max_response_tokens, self._stops)
-        return map(self._answer, self._player.play([episode_start(sample) for sample in samples], self._engine, params))
-
-    def _answer(self, episode: Episode) -> ModelAnswer:
-        """The episode as text. Each turn reads the whole conversation before it, which counts as its prompt."""
+        Each turn reads the whole conversation before it, which counts as its prompt.
+        """
         ids, source = list[int](), list[Source]()
         prompt_tokens, place = 0, len(episode.prompt_ids)
         for segment in episode.segments:
@@ -359,14 +318,6 @@ def render_as_ids(tokenizer: PreTrainedTokenizerBase) -> Render:
         return [RenderedPrompt(decode(tokenizer, ids), ids=tuple(ids)) for ids in ask(tokenizer, prompts, template)]
 
     return render
-
-
-def sampling_params(
-    protocol: SuiteProtocol, max_response_tokens: int, stop_token_ids: tuple[int, ...]
-) -> SamplingParams:
-    """The engine's parameters for a suite."""
-    stop = (*stops_of(protocol.template), *protocol.stop)
-    return SamplingParams(protocol.temperature, max_response_tokens, stop_token_ids, protocol.top_p, stop)
 
 
 def episode_start(sample: SampleRequest) -> EpisodeStart:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from luffy.config.environment import EnvironmentConfig
-from luffy.config.evaluation import SuiteProtocol
 from luffy.data.prompt_templates import OWN, prompt_text, template_opener
 from luffy.environments.live_episode import TextEpisode
 from luffy.environments.registry import open_text_player
@@ -24,7 +23,7 @@ from luffy.pipeline.reuse import PAID_ANSWERS
 from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.engine import SamplingParams, end_of_first
 from luffy.rollout.text_endpoint import TextCompletion, TextEndpoint, TextRequest
-from luffy.stages.answers.clients import RenderedPrompt, SampleRequest, episode_start, sampling_params
+from luffy.stages.answers.clients import Questions, RenderedPrompt, episode_start
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stop_request import check_stop_request
 from luffy.types import FinishReason, Message, Prompt, Source
@@ -121,16 +120,16 @@ class TextClient:
         self._endpoint = endpoint
         self._player = None if environment is None else open_text_player(environment, judges)
 
-    def generate(
-        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> Iterable[ModelAnswer]:
+    def generate(self, batch: Questions) -> Iterable[ModelAnswer]:
         """One answer per sample, in order; a single turn is cut after its first stop text."""
-        params = sampling_params(protocol, max_response_tokens, ())
+        params = batch.params(())
         if self._player is not None:
-            starts = [episode_start(sample) for sample in samples]
+            starts = list(map(episode_start, batch.samples))
             return map(_of_episode, self._player.play(starts, self._endpoint, params))
-        requests = [TextRequest(sample.rendered.messages or sample.rendered.text, sample.seed) for sample in samples]
-        opener = template_opener(None, protocol.template)
+        requests = [
+            TextRequest(sample.rendered.messages or sample.rendered.text, sample.seed) for sample in batch.samples
+        ]
+        opener = template_opener(None, batch.protocol.template)
 
         def answer(completion: TextCompletion) -> ModelAnswer:
             end = end_of_first(completion.text, params.stop)  # endpoints may generate past it

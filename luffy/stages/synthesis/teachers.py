@@ -29,7 +29,7 @@ from luffy.grading.request import Problem
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_endpoint import RequestRejected, TextCompletion, TextEndpoint, TextRequest, UnreadableAnswer
 from luffy.stages.answers.asker import Asker, Progress
-from luffy.stages.answers.clients import SampleRequest, episode_start
+from luffy.stages.answers.clients import Questions, SampleRequest, episode_start
 from luffy.stages.answers.paid import completion_in, paid_answer
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.synthesis.ledger import Ledger, Usage
@@ -46,20 +46,6 @@ _TOKENS_OF_TURN = 32
 """Bound for the tokens that a chat template puts around a message."""
 _CALL_S = 600.0
 """What both limits of calls were before they could be set."""
-
-
-@dataclass(slots=True)
-class _Round:
-    """The questions to one teacher at a time, as the asker takes them."""
-
-    suite: str
-    protocol: SuiteProtocol
-    max_response_tokens: int
-    samples: Sequence[SampleRequest]
-    decoding: str = ""
-
-    def in_batching_order(self) -> Sequence[SampleRequest]:
-        return self.samples
 
 
 @dataclass(slots=True)
@@ -94,7 +80,7 @@ class Teacher:
         self.store.adopt(sample.key for sample in samples)
         self.num_admitted = 0
         protocol = SuiteProtocol(config.temperature, config.top_p, 1, OWN, (), None)
-        asked = _Round(self.name, protocol, config.max_response_tokens, samples)
+        asked = Questions(self.name, "", protocol, config.max_response_tokens, samples)
         self.asker.ask([asked], self.store, self.progress, self)
         self.finish()
         return samples[: self.num_admitted]
@@ -164,16 +150,14 @@ class PaidTeacher:
         observed = limits.max_turns * (CHARACTERS_PER_TOKEN * limits.max_observation_tokens + _TOKENS_OF_TURN)
         return Usage(limits.max_turns * (once + most + observed), most)
 
-    def generate(
-        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> list[ModelAnswer]:
+    def generate(self, batch: Questions) -> list[ModelAnswer]:
         """Ask concurrently, up to the server's `concurrency`.
 
         Raises ConfigError where the endpoint refuses the key, the model or every request, and LostError where it is
         gone.
         """
         try:
-            answers = self._endpoint.run(self._ask_all(samples))
+            answers = self._endpoint.run(self._ask_all(batch.samples))
         except ExceptionGroup as group:
             raise group.exceptions[0] from None  # such as a full disk, from one of the tasks
         if self._fault is not None:

@@ -26,11 +26,8 @@ def test_only_the_suites_the_model_and_the_protocol_are_left(folder: Path) -> No
     chosen = evaluation_of(config, str(folder / "model"))
     assert [node.name for node in build_graph(chosen)] == ["prepare_data", "base", "evaluate_base", "report"]
     assert (chosen.data.train, chosen.data.corpus, chosen.rl, chosen.objective) == (None, None, None, None)
-    assert (chosen.data.suites, chosen.evaluation, chosen.grading) == (
-        config.data.suites,
-        config.evaluation,
-        config.grading,
-    )
+    kept = [(each.data.suites, each.evaluation, each.grading) for each in (chosen, config)]
+    assert kept[0] == kept[1]
 
 
 def test_one_model_is_one_evaluation_however_its_experiment_trains_and_however_it_is_named(folder: Path) -> None:

@@ -73,11 +73,7 @@ def test_files_of_other_names_are_left_alone(folder: Path) -> None:
 
 def test_links_within_the_folder_and_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
     hub = tmp_path / "hub" / "models--own--model"
-    snapshot, blob, other = (
-        hub / "snapshots" / "1",
-        hub / "blobs" / "ab",
-        tmp_path / "hub" / "models--b" / "blobs" / "c",
-    )
+    snapshot, blob, other = hub / "snapshots" / "1", hub / "blobs" / "ab", hub.parent / "models--b" / "blobs" / "c"
     for file in (blob, other):
         file.parent.mkdir(parents=True)
         file.write_text("{}")

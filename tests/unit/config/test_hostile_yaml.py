@@ -12,50 +12,34 @@ EXPERIMENTS = Path(__file__).parents[3] / "exp_configs"
 LAUGHS = "a0: &a0 [1, 1]\n" + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (LAUGHS, "stand for more than 200000 values"),
-        ("a: &a [*a]", "an alias that contains itself"),
-        ("a: &a {b: *a}", "an alias that contains itself"),
-        ("a: " + "[" * 5000, "nested too deep"),
-        ("a: " + "[" * 5000 + "]" * 5000, "nested too deep"),
-        ("a: 1\nb: " + "[" * 50_000, r"own\.yaml:2: .*nested too deep, at most 100 levels are read"),
-        ("a: " + "{a: " * 50_000, "nested too deep"),
-        ("a:\n  " + "- " * 50_000 + "1", "nested too deep"),
-        ("a:\n  " + "? " * 50_000 + "1", "nested too deep"),
-        (
-            "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 300)),
-            "aliases stand for 301 levels",
-        ),
-        ("a: !!python/object/apply:os.system [touch owned]", "could not determine a constructor"),
-        ("a: !!python/name:os.system", "could not determine a constructor"),
-        ("a: !!python/object/new:type [a]", "could not determine a constructor"),
-        ("a: !!timestamp 2024-01-01", "could not determine a constructor"),
-        ("a: !!binary aGVsbG8=", "could not determine a constructor"),
-        ("a: !!set {b, c}", "could not determine a constructor"),
-        ("a: " + "9" * 5000, "Exceeds the limit"),
-    ],
-    ids=[
-        "laughs",
-        "list in itself",
-        "mapping in itself",
-        "deep",
-        "deep and closed",
-        "deep enough for a segmentation fault",
-        "deep mappings",
-        "deep in a block",
-        "deep keys",
-        "deep by aliases",
-        "apply",
-        "name",
-        "new",
-        "date",
-        "binary",
-        "set",
-        "integer",
-    ],
-)
+HOSTILE = {
+    "laughs": (LAUGHS, "stand for more than 200000 values"),
+    "list in itself": ("a: &a [*a]", "an alias that contains itself"),
+    "mapping in itself": ("a: &a {b: *a}", "an alias that contains itself"),
+    "deep": ("a: " + "[" * 5000, "nested too deep"),
+    "deep and closed": ("a: " + "[" * 5000 + "]" * 5000, "nested too deep"),
+    "deep enough for a segmentation fault": (
+        "a: 1\nb: " + "[" * 50_000,
+        r"own\.yaml:2: .*nested too deep, at most 100 levels are read",
+    ),
+    "deep mappings": ("a: " + "{a: " * 50_000, "nested too deep"),
+    "deep in a block": ("a:\n  " + "- " * 50_000 + "1", "nested too deep"),
+    "deep keys": ("a:\n  " + "? " * 50_000 + "1", "nested too deep"),
+    "deep by aliases": (
+        "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 300)),
+        "aliases stand for 301 levels",
+    ),
+    "apply": ("a: !!python/object/apply:os.system [touch owned]", "could not determine a constructor"),
+    "name": ("a: !!python/name:os.system", "could not determine a constructor"),
+    "new": ("a: !!python/object/new:type [a]", "could not determine a constructor"),
+    "date": ("a: !!timestamp 2024-01-01", "could not determine a constructor"),
+    "binary": ("a: !!binary aGVsbG8=", "could not determine a constructor"),
+    "set": ("a: !!set {b, c}", "could not determine a constructor"),
+    "integer": ("a: " + "9" * 5000, "Exceeds the limit"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_file_is_one_line_and_makes_nothing(tmp_path, monkeypatch, text, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text(text)
@@ -65,15 +49,17 @@ def test_a_hostile_file_is_one_line_and_makes_nothing(tmp_path, monkeypatch, tex
     assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("override", "reason"),
-    [
-        ("rl.steps=" + "[" * 50_000, r"rl\.steps: '\[+\.\.\.' is not valid YAML \(nested too deep, at most 100 levels"),
-        ("rl.steps=" + "- " * 50_000, "nested too deep"),
-        (".".join("a" * 50_000) + "=1", "a key of 50000 parts; at most 100 are read"),
-    ],
-    ids=["list", "block", "key"],
-)
+DEEP = {
+    "list": (
+        "rl.steps=" + "[" * 50_000,
+        r"rl\.steps: '\[+\.\.\.' is not valid YAML \(nested too deep, at most 100 levels",
+    ),
+    "block": ("rl.steps=" + "- " * 50_000, "nested too deep"),
+    "key": (".".join("a" * 50_000) + "=1", "a key of 50000 parts; at most 100 are read"),
+}
+
+
+@pytest.mark.parametrize(("override", "reason"), DEEP.values(), ids=DEEP)
 def test_a_deep_override_is_one_short_line(override, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
         parse_overrides([override], "command line")

@@ -321,11 +321,7 @@ def test_what_lies_beside_a_refusal_is_accepted(file: Path, overrides: list[str]
         ("api:m", {"chat_template": "qwen"}, "--chat-template has no effect on a model served by an endpoint"),
         ("api:m", {"request": {"n": 4}}, "request.n cannot be set here"),
         ("some/model", {}, "--url has no effect on a model folder"),
-        (
-            "some/model",
-            {"urls": (), "chat_template": "qwem"},
-            "--chat-template: qwem: no such file; give luffy, none, ",
-        ),
+        ("some/model", {"urls": (), "chat_template": "qwem"}, "--chat-template: qwem: no such file; give luffy, none"),
         ("some/model", {"urls": (), "request": {"a": 1}}, "--request has no effect on a model folder"),
     ],
 )

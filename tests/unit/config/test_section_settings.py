@@ -49,14 +49,11 @@ def test_each_stage_has_its_settings() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "overrides"),
-    [
-        ("prepare_data", ["data.rl=complement", "method=on_policy"]),
-        ("sft", ["cluster=ray"]),
-        (
-            "evaluate_base",
-            ["grading.kind={kind: judge, url: 'http://h', model: m, parallel: 2, api_key_variable: KEY}"],
-        ),
-    ],
+    {
+        "prepare_data": ["data.rl=complement", "method=on_policy"],
+        "sft": ["cluster=ray"],
+        "evaluate_base": ["grading.kind={kind: judge, url: 'http://h', model: m, parallel: 2, api_key_variable: KEY}"],
+    }.items(),
 )
 def test_what_changes_no_result_is_in_no_key(stage: str, overrides: list[str]) -> None:
     judge = "grading.kind={kind: judge, url: 'http://h', model: m}"
@@ -304,9 +301,8 @@ def test_a_kind_of_grader_is_a_name_or_a_mapping() -> None:
 
 def test_kinds_of_graders_nest_and_survive_their_own_json() -> None:
     both = "{kind: both, of: [math, math_strict]}"
-    config = grading(
-        f"{{kind: {{kind: weighted, parts: [{{weight: 1, grader: math}}, {{weight: 0.2, grader: {both}}}]}}}}"
-    )
+    parts = f"[{{weight: 1, grader: math}}, {{weight: 0.2, grader: {both}}}]"
+    config = grading(f"{{kind: {{kind: weighted, parts: {parts}}}}}")
     assert [part.weight for part in config.kind.parts] == [1.0, 0.2]
     assert GradingConfig.model_validate_json(config.model_dump_json()) == config
 
@@ -358,9 +354,8 @@ def make_package(folder: Path, name: str, *files: str) -> None:
 def test_a_package_is_located_without_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_package(tmp_path, "one_model", "weights.Q4_1.gguf")
     monkeypatch.syspath_prepend(tmp_path)
-    source = load_experiment(SMOKE, [
-        "model={package: one_model, architecture: null}", "base=null", "data.corpus=null"
-    ]).model.source  # fmt: skip
+    overrides = ["model={package: one_model, architecture: null}", "base=null", "data.corpus=null"]
+    source = load_experiment(SMOKE, overrides).model.source
     assert source == "package:one_model"
     assert locate(source) == str(tmp_path / "one_model" / "weights.Q4_1.gguf")
     assert locate("Qwen/Qwen2.5-Math-7B") == "Qwen/Qwen2.5-Math-7B"

@@ -23,21 +23,13 @@ def test_every_experiment_loads(path):
     assert load_experiment(path).name
 
 
-@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
-def test_every_comparison_loads_with_all_its_runs(path):
-    sweep = load_sweep(path, wanted="comparison")
+@pytest.mark.parametrize("path", [*COMPARISONS, *GRIDS], ids=lambda path: path.stem)
+def test_every_comparison_and_grid_loads_with_all_its_runs(path):
+    sweep = load_sweep(path, wanted="grid" if path in GRIDS else "comparison")
     tuning, reported = sweep.tuning_runs(), sweep.reported_runs()
-    assert len(reported) == len(sweep.design.seeds) * len(sweep.design.arms)
+    assert len(reported) == len(sweep.design.seeds) * len(sweep.design.arms or sweep.candidates())
     assert len(tuning) + len(reported) == len({run.config.name for run in (*tuning, *reported)})
     assert sweep.design.name == path.stem
-
-
-@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
-def test_every_grid_loads_with_all_its_runs(path):
-    grid = load_sweep(path, wanted="grid")
-    names = {run.config.name for run in grid.reported_runs()}
-    assert len(names) == len(grid.candidates()) * len(grid.design.seeds)
-    assert grid.design.name == path.stem
 
 
 def test_the_tuned_comparison_gives_each_of_six_arms_three_learning_rates_and_three_fresh_seeds():

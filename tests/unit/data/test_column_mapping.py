@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from luffy.config.data import FieldsConfig, FileSource, SourceConfig
 from luffy.config.load import resolve_recipes
-from luffy.config.shipped import recipe_names
+from luffy.config.shipped import recipe_files
 from luffy.data.row_filters import grade_traces
 from luffy.data.schema import RowError
 from luffy.data.sources.column_mapping import prompt_from_fields
@@ -156,7 +156,7 @@ def test_a_damaged_parquet_names_the_last_readable_row(tmp_path: Path) -> None:
         load(tmp_path / "d.parquet", fields=QA)
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", recipe_files())
 def test_every_shipped_recipe_is_a_valid_source(name: str) -> None:
     assert recipe(name).kind == "hub"
     assert recipe(name, file="copy.jsonl", max_rows=5).model_dump()["path"] == "copy.jsonl"

@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,27 +64,44 @@ class Scripted:
         return Completion(ids, (-0.5,) * len(ids), reason, (2,) * len(ids))
 
 
-class Echo:
-    """Answers `num_answers` turns by repeating them, and remembers what it saw."""
+REPEATS = object()
 
-    def __init__(self, num_answers: int = 1, wait: Callable[[], object] | None = None) -> None:
+
+class Echo:
+    """Answers `num_answers` turns by repeating them, or as it is told to, and remembers what it saw.
+
+    An exception is raised instead of returned.
+    """
+
+    def __init__(
+        self,
+        num_answers: int = 1,
+        wait: Callable[[], object] = lambda: None,
+        opening: object = (),
+        answer: object = REPEATS,
+        counts: object = None,
+    ) -> None:
         self.left = num_answers
         self.seen: list[tuple[Message, ...]] = []
         self.is_closed = False
-        self._wait = wait
+        self._wait, self._opening, self._answer, self._counts = wait, opening, answer, counts
 
-    async def reset(self, problem: Problem) -> Sequence[Message]:
-        return ()
+    async def reset(self, problem: Problem) -> Any:
+        if isinstance(self._opening, BaseException):
+            raise self._opening
+        return self._opening
 
-    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+    async def respond(self, conversation: Sequence[Message]) -> Any:
         self.seen.append(tuple(conversation))
-        if self._wait is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._wait)
+        await asyncio.get_running_loop().run_in_executor(None, self._wait)
         self.left -= 1
-        return [Message("user", f"said {conversation[-1].content}")] if self.left >= 0 else None
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        answer = [Message("user", f"said {conversation[-1].content}")] if self._answer is REPEATS else self._answer
+        return answer if self.left >= 0 else None
 
-    def counts(self) -> Mapping[str, float]:
-        return {"answers": float(len(self.seen))}
+    def counts(self) -> Any:
+        return {"answers": float(len(self.seen))} if self._counts is None else self._counts
 
     async def close(self) -> None:
         self.is_closed = True
@@ -133,6 +150,8 @@ def test_each_turn_extends_the_ids_of_all_before_it(tokenizer: PreTrainedTokeniz
     assert len(prefixes) == 3
     assert all(whole[: len(prefix)] == prefix for prefix in prefixes)
     assert [type(segment) for segment in episode.segments] == [Completion, Observation] * 2 + [Completion]
+    seeds = [request.seed for call in engine.calls for request in call]
+    assert seeds[0] == START.seed and len({*seeds}) == 3, "turns have random numbers of their own"
     assert episode.finish_reason is FinishReason.STOP
     assert episode.measures == {"answers": 3.0, "turns": 3.0}
     assert environment.is_closed
@@ -212,32 +231,21 @@ def test_a_transcript_shows_a_context_from_where_it_differs(tokenizer: PreTraine
     assert shown.count("<think>higher") == 2  # as it was sampled, and in the environment's answer
 
 
-def test_turns_have_random_numbers_of_their_own(tokenizer: PreTrainedTokenizerBase) -> None:
-    _, engine = _play(tokenizer, Echo(2), ["turn 0", "turn 1", "turn 2"])
-    seeds = [request.seed for call in engine.calls for request in call]
-    assert seeds[0] == START.seed
-    assert len({*seeds}) == 3
-
-
 @pytest.mark.parametrize(
-    ("limits", "max_tokens", "reason"),
+    ("num_answers", "limits", "max_tokens", "reason"),
     [
-        ({"max_turns": 2}, 200, FinishReason.TURNS),
-        ({"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
-        ({}, 1, FinishReason.LENGTH),
-        ({}, 8, FinishReason.LENGTH),  # room for the first turn, none for an answer
+        (9, {"max_turns": 2}, 200, FinishReason.TURNS),
+        (1, {"max_turns": 2}, 200, FinishReason.STOP),  # the last turn is accepted
+        (9, {"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
+        (9, {}, 1, FinishReason.LENGTH),
+        (9, {}, 8, FinishReason.LENGTH),  # room for the first turn, none for an answer
     ],
 )
-def test_the_finish_reason_names_the_bound(tokenizer, limits, max_tokens, reason):
-    episode, _ = _play(tokenizer, Echo(9), ["turn 0"] * 9, max_tokens=max_tokens, **limits)
+def test_the_finish_reason_names_the_bound(tokenizer, num_answers, limits, max_tokens, reason):
+    episode, _ = _play(tokenizer, Echo(num_answers), ["turn 0"] * 9, max_tokens=max_tokens, **limits)
     assert episode.finish_reason is reason
     assert isinstance(episode.segments[-1], Completion)
     assert len(_ids(episode)) <= max_tokens
-
-
-def test_a_last_turn_that_the_environment_accepts_is_no_reached_bound(tokenizer: PreTrainedTokenizerBase) -> None:
-    episode, _ = _play(tokenizer, Echo(1), ["turn 0", "turn 1"], max_turns=2)
-    assert episode.finish_reason is FinishReason.STOP
 
 
 @given(st.lists(st.text("turn 0123 said", min_size=1, max_size=12), min_size=1, max_size=5), st.integers(1, 120))
@@ -290,11 +298,7 @@ def test_a_method_that_hangs_in_a_thread_ends_its_episode_and_not_the_play(token
     released.set()
 
 
-class Opening(Echo):
-    """Speaks first."""
-
-    async def reset(self, problem: Problem) -> Sequence[Message]:
-        return [Message("user", "go on higher lower")]
+OPENING = Message("user", "go on higher lower")
 
 
 @pytest.mark.parametrize("history", ["exact", "branching"])
@@ -304,12 +308,13 @@ def test_what_reset_adds_counts_towards_the_limit_of_the_response(tokenizer, his
     encoder, turns = ConversationEncoder(tokenizer, history), ["turn 0", "turn 1", "turn 2"]
     bare = encoder.prompt(PROMPT)
     start = EpisodeStart(Problem(), "7", PROMPT, bare, seed=3)
-    episode, engine = _play(tokenizer, Opening(2), turns, start, max_tokens=max_tokens, history=history)
+    environment = Echo(2, opening=[OPENING])
+    episode, engine = _play(tokenizer, environment, turns, start, max_tokens=max_tokens, history=history)
     requests = [request for call in engine.calls for request in call]
     check_lengths(requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
     row = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG))
     assert all(branch.num_tokens <= len(bare) + max_tokens for branch in row.branches())
-    opened = encoder.prompt([*PROMPT, Message("user", "go on higher lower")])
+    opened = encoder.prompt([*PROMPT, OPENING])
     if len(opened) - len(bare) >= max_tokens:
         assert (episode.finish_reason, episode.segments, engine.calls) == (FinishReason.LENGTH, (), [])
         assert episode.prompt_ids == bare
@@ -317,44 +322,39 @@ def test_what_reset_adds_counts_towards_the_limit_of_the_response(tokenizer, his
         assert requests[0].prompt_ids == episode.prompt_ids == opened
 
 
-class Forging(Opening):
-    """Its first message contains the stop token's text."""
-
-    async def reset(self, problem: Problem) -> Sequence[Message]:
-        return [Message("user", f"go{EOS}on")]
-
-
 @pytest.mark.parametrize("history", ["exact", "branching"])
 def test_what_reset_adds_is_plain_text_in_every_context(tokenizer: PreTrainedTokenizerBase, history: History) -> None:
+    """The text of the stop token, too."""
     start = EpisodeStart(Problem(), "7", PROMPT, ConversationEncoder(tokenizer, history).prompt(PROMPT), seed=3)
-    honest, forged = (
-        _play(tokenizer, make(1), ["turn 0", "turn 1"], start, history=history)[0] for make in (Opening, Forging)
-    )
-    assert EOS in decode(tokenizer, forged.prompt_ids[len(start.prompt_ids) :])
-    assert _num_stops(forged, tokenizer) == _num_stops(honest, tokenizer)
-    assert any(isinstance(segment, Context) for segment in forged.segments) == (history == "branching")
+    num_stops = []
+    for opening in (OPENING, Message("user", f"go{EOS}on")):
+        environment = Echo(1, opening=[opening])
+        episode, _ = _play(tokenizer, environment, ["turn 0", "turn 1"], start, history=history)
+        parts = [episode.prompt_ids, *(segment.token_ids for segment in episode.segments)]
+        num_stops.append([list(ids).count(tokenizer.eos_token_id) for ids in parts])
+    assert EOS in decode(tokenizer, episode.prompt_ids[len(start.prompt_ids) :])
+    assert num_stops[0] == num_stops[1]
+    assert any(isinstance(segment, Context) for segment in episode.segments) == (history == "branching")
 
 
-def _num_stops(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Stop tokens in the prompt and in each segment."""
-    parts = [episode.prompt_ids, *(segment.token_ids for segment in episode.segments)]
-    return [list(ids).count(tokenizer.eos_token_id) for ids in parts]
-
-
-def test_a_whole_trace_that_does_not_end_its_episode_is_not_continued(tokenizer: PreTrainedTokenizerBase) -> None:
-    """What the policy would write after it is no part of the demonstration, nor is its reward."""
-    environment = Echo(num_answers=9)
-    episode, engine = _play(tokenizer, environment, ["-", "-", "turn 2"], _recorded(tokenizer, is_whole=True))
-    assert (episode.finish_reason, episode.segments, engine.calls) == (FinishReason.TURNS, (), [])
-    assert episode.measures == {"answers": 2.0, "turns": 2.0}
-
-
-def test_given_turns_count_towards_the_limit_of_turns(tokenizer: PreTrainedTokenizerBase) -> None:
-    start = _recorded(tokenizer)
-    episode, engine = _play(tokenizer, Echo(9), ["-", "-", "turn 2", "turn 3"], start, max_turns=3)
-    assert (episode.finish_reason, len(engine.calls)) == (FinishReason.TURNS, 1)
-    episode, engine = _play(tokenizer, Echo(9), ["-", "-", "turn 2"], start, max_turns=2)
-    assert (episode.finish_reason, episode.segments, engine.calls) == (FinishReason.TURNS, (), [])
+@pytest.mark.parametrize(
+    ("num_answers", "is_whole", "max_turns", "reason", "num_sampled"),
+    [
+        (1, False, 9, FinishReason.STOP, 0),
+        (9, False, 3, FinishReason.TURNS, 1),  # the given turns count
+        (9, False, 2, FinishReason.TURNS, 0),
+        # What the policy would write after it is no part of the demonstration, nor is its reward.
+        (9, True, 9, FinishReason.TURNS, 0),
+    ],
+)
+def test_a_recorded_episode_is_measured_and_goes_on_only_where_it_may(
+    tokenizer, num_answers, is_whole, max_turns, reason, num_sampled
+):
+    start, turns = _recorded(tokenizer, is_whole), ["-", "-", "turn 2", "turn 3"]
+    episode, engine = _play(tokenizer, Echo(num_answers), turns, start, max_turns=max_turns)
+    assert (episode.finish_reason, len(engine.calls)) == (reason, num_sampled)
+    assert num_sampled or episode.segments == ()
+    assert episode.measures == {"answers": 2.0 + num_sampled, "turns": 2.0 + num_sampled}
 
 
 def test_a_turn_that_was_begun_is_finished_and_read_as_one(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -365,19 +365,10 @@ def test_a_turn_that_was_begun_is_finished_and_read_as_one(tokenizer: PreTrained
     assert environment.seen[0][-1].content == "go on higher"
 
 
-class Failing(Echo):
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self._error = error
-
-    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
-        raise self._error
-
-
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit("usage: ..."), asyncio.CancelledError()])
 def test_a_bug_ends_its_own_episode(tokenizer: PreTrainedTokenizerBase, error: BaseException) -> None:
     """However few others there are: how many may fail is counted over the step or the suite."""
-    made = [Failing(error), Echo()]
+    made = [Echo(answer=error), Echo()]
     episodes, _ = _play_all(tokenizer, made, ["turn 0", "turn 1"], max_failed_share=0.0)
     assert [episode.finish_reason for episode in episodes] == [FinishReason.ENVIRONMENT_ERROR, FinishReason.STOP]
     assert all(environment.is_closed for environment in made)
@@ -394,38 +385,20 @@ def test_the_share_of_failures_is_that_of_all_batches_and_no_single_early_one_en
         FailedShare(EpisodeLimits(max_failed_share=0.0)).add([True])
 
 
-class Answering(Echo):
-    """Returns what it is told to, once."""
-
-    def __init__(self, answer: object = None, opening: object = (), counts: object = None) -> None:
-        super().__init__()
-        self._answer, self._opening, self._found = answer, opening, {} if counts is None else counts
-
-    async def reset(self, problem: Problem) -> Any:
-        return self._opening
-
-    async def respond(self, conversation: Sequence[Message]) -> Any:
-        self.left -= 1
-        return self._answer if self.left >= 0 else None
-
-    def counts(self) -> Any:
-        return self._found
-
-
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
-        (Answering(opening=None), "reset returned None, and has to return a list of messages"),
-        (Answering(answer="go on"), "respond returned 'go on', and has to return a list of messages"),
-        (Answering(answer={"role": "user", "content": "go on"}), "and has to return a list of messages"),
-        (Answering(answer=[]), "respond returned no message; None says that the episode is over"),
-        (Answering(answer=[7]), "respond returned 7 among its messages"),
-        (Answering(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
-        (Answering(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
-        (Answering(answer=[Message("assistant", "turn 1")]), "role assistant, which is the policy's own"),
-        (Answering(counts=[1.0]), "counts returned [1.0], and has to return numbers by name"),
-        (Answering(counts={"score": float("nan")}), "count score is nan, which is no finite number"),
-        (Answering(counts={"score": None}), "count score is None, which is no finite number"),
+        (Echo(opening=None), "reset returned None, and has to return a list of messages"),
+        (Echo(answer="go on"), "respond returned 'go on', and has to return a list of messages"),
+        (Echo(answer={"role": "user", "content": "go on"}), "and has to return a list of messages"),
+        (Echo(answer=[]), "respond returned no message; None says that the episode is over"),
+        (Echo(answer=[7]), "respond returned 7 among its messages"),
+        (Echo(answer=[Message("user", 7)]), "content=7), whose role and content have to be text"),
+        (Echo(answer=[{"role": "user"}]), "respond returned the message {'role': 'user'}, whose role and content"),
+        (Echo(answer=[Message("assistant", "turn 1")]), "role assistant, which is the policy's own"),
+        (Echo(counts=[1.0]), "counts returned [1.0], and has to return numbers by name"),
+        (Echo(counts={"score": float("nan")}), "count score is nan, which is no finite number"),
+        (Echo(counts={"score": None}), "count score is None, which is no finite number"),
     ],
 )
 def test_what_an_environment_may_not_return_ends_its_own_episode(tokenizer, environment, reason):
@@ -442,7 +415,7 @@ def test_a_weighted_count_that_is_gone_at_the_end_ends_its_own_episode(tokenizer
 
 
 def test_mappings_are_messages_and_numbers_of_numpy_are_numbers(tokenizer: PreTrainedTokenizerBase) -> None:
-    environment = Answering(
+    environment = Echo(
         answer=[{"role": "user", "content": "go\x00on \ud83d"}],
         counts={"half": np.float32(0.5), "one": np.int64(1), "yes": np.bool_(True)},
     )
@@ -465,16 +438,11 @@ def test_an_environment_that_cannot_be_made_ends_its_own_episode(tokenizer: PreT
     assert good.finish_reason is FinishReason.STOP
 
 
-class Refusing(Echo):
-    async def reset(self, problem: Problem) -> Sequence[Message]:
-        raise DataError("the problem has no number")
-
-
 def test_what_the_user_has_to_mend_and_what_the_environment_has_lost_are_raised_at_once(tokenizer) -> None:
     with pytest.raises(DataError, match="has no number"):
-        _play(tokenizer, Refusing(), ["turn 0"])
+        _play(tokenizer, Echo(opening=DataError("the problem has no number")), ["turn 0"])
     with pytest.raises(LostError, match="no answer"):
-        _play(tokenizer, Failing(LostError("http://tool: no answer")), ["turn 0"])
+        _play(tokenizer, Echo(answer=LostError("http://tool: no answer")), ["turn 0"])
 
 
 class Breaking(Scripted):
@@ -524,9 +492,3 @@ def test_a_transcript_tells_turns_apart(tokenizer: PreTrainedTokenizerBase) -> N
     assert shown == "--- policy ---\nturn 0\n--- environment ---\nsaid turn 0\n--- policy ---\nturn 1"
     assert turns_of(shown) == [("policy", "turn 0\n"), ("environment", "said turn 0\n"), ("policy", "turn 1")]
     assert turns_of("7 --- policy ---") == [("", "7 --- policy ---")]
-
-
-def test_a_recorded_episode_is_measured_without_sampling(tokenizer: PreTrainedTokenizerBase) -> None:
-    episode, engine = _play(tokenizer, Echo(num_answers=1), [], _recorded(tokenizer))
-    assert (episode.segments, engine.calls) == ((), [])
-    assert episode.measures == {"answers": 2.0, "turns": 2.0}

@@ -18,7 +18,7 @@ from luffy.evaluation.sample_files import SampleRecord, write_sample_records
 from luffy.grading.pool import GraderPool
 from luffy.report.evaluation_page import write_summaries
 from luffy.stages.answers.asker import Asker, graded_records
-from luffy.stages.answers.clients import EvaluationRequest, Suite, TokenModelClient, render_as_ids
+from luffy.stages.answers.clients import Questions, Suite, TokenModelClient, render_as_ids
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.evaluate import protocol_of
 
@@ -40,7 +40,7 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
     tokenizer = tiny_tokenizer()
     with GraderPool(1, PATIENCE_S) as pool:
         client = TokenModelClient(ScriptedEngine(tokenizer, answer), tokenizer)
-        request = EvaluationRequest(Suite("sums", problems(9)), "greedy", config, render_as_ids(tokenizer), 7)
+        request = Questions.of_suite(Suite("sums", problems(9)), "greedy", config, render_as_ids(tokenizer), 7)
         store = AnswerStore(folder.with_suffix(".jsonl"))
         Asker(client, pool, 4).ask([request], store, lambda answers: None)
     records = list(graded_records(request, store))

@@ -1,6 +1,7 @@
 """Auxiliary losses against their formulas: likelihood of demonstrations, entropy, divergences."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import formulas
-from reference.token_cases import Tokens, assert_same, evaluate, packed, sequences, tokens
+from reference.token_cases import Tokens, assert_same, evaluate, packed, sequences, term, tokens
 
 from luffy.config.terms import DistillationLoss, EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, TokenWeight
 from luffy.objectives.losses import token_loss
+from luffy.objectives.objective import logp_gradients
 
 LOG = math.log
 WEIGHTS: tuple[TokenWeight, ...] = ("one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy")
@@ -63,6 +65,20 @@ def test_entropy(case: Tokens) -> None:
     loss_BT = token_loss(EntropyLoss(kind="entropy"), batch)
     (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.entropy_BT)
     assert_same((loss_BT.detach().numpy()[0], gradient_BT.numpy()[0]), (-case.entropy_T, -np.ones(len(case))))
+
+
+@pytest.mark.parametrize("temperature", ["one", "rollout"])
+def test_a_loss_at_temperature_one_sees_nothing_of_the_sampled_distribution(temperature: str) -> None:
+    """Neither in its value nor in the factor on grad log pi_theta that metrics report."""
+    sampled, plain = (tokens([LOG(p), LOG(0.1)], entropy=[LOG(p + 1), 2 * p]) for p in (0.5, 0.3))
+    batch, other = packed([sampled]), packed([plain])
+    batch = replace(batch, untempered_logp_BT=other.logp_BT, untempered_entropy_BT=other.entropy_BT)
+    seen = plain if temperature == "one" else sampled
+    nll = NegativeLogLikelihoodLoss(kind="nll", token_weight="exp_entropy", temperature=temperature)
+    loss, gradient = evaluate(nll, seen)
+    (found_BT,) = logp_gradients((term(nll, "response"),), batch, torch.ones(1, 1, 2))
+    assert_same((token_loss(nll, batch).detach().numpy()[0], found_BT.numpy()[0]), (loss, gradient))
+    assert token_loss(EntropyLoss(kind="entropy", temperature=temperature), batch)[0].tolist() == [*-seen.entropy_T]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

@@ -37,7 +37,6 @@ class Sample:
 _REWARD = st.one_of(st.sampled_from([0.0, 1.0]), st.integers(-16, 16).map(lambda i: i / 8))
 _SAMPLE = st.builds(Sample, _REWARD, st.integers(1, 9), st.booleans())
 _GROUPS = st.lists(st.lists(_SAMPLE, min_size=1, max_size=8), min_size=1, max_size=4)
-_BINARY = st.lists(st.builds(Sample, st.sampled_from([0.0, 1.0]), st.just(3), st.booleans()), min_size=1, max_size=8)
 
 
 def _estimate(groups: Sequence[Sequence[Sample]], config: AdvantageConfig) -> list[list[float]]:
@@ -107,8 +106,9 @@ def test_length_weighted(population: str, groups: list[list[Sample]]) -> None:
 
 @POPULATIONS
 @pytest.mark.parametrize("k", [2, 3, 4])
-@given(groups=st.lists(_BINARY, min_size=1, max_size=3))
+@given(groups=_GROUPS)
 def test_pass_at_k_by_all_subsets(population: str, k: int, groups: list[list[Sample]]) -> None:
+    """A row is right where its reward is above 0, so also with partial credit."""
     config = PassAtKAdvantage(kind="pass_at_k", population=population, k=k)
 
     def formula(rows: list[Sample]) -> Sequence[float]:
@@ -182,12 +182,14 @@ _ROW = st.tuples(st.floats(-2.0, 2.0), _VALUES, st.integers(0, 3))
 
 
 def _layout(rows: list[tuple[float, list[float], int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards, values and masks, with rubbish outside the responses."""
-    width = max(start + len(values) for _, values, start in rows) + 1
+    """Rewards, values and masks: each response begins at a token of its own and is interrupted by an environment's
+    tokens after every second of its own; rubbish outside."""
+    width = max(start + 2 * len(values) for _, values, start in rows) + 1
     value_BT, mask_BT = torch.full((len(rows), width), 77.0), torch.zeros(len(rows), width, dtype=torch.bool)
     for b, (_, values, start) in enumerate(rows):
-        value_BT[b, start : start + len(values)] = torch.tensor(values)
-        mask_BT[b, start : start + len(values)] = True
+        places = [start + i + i // 2 for i in range(len(values))]
+        value_BT[b, places] = torch.tensor(values)
+        mask_BT[b, places] = True
     return torch.tensor([reward for reward, _, _ in rows]), value_BT, mask_BT
 
 

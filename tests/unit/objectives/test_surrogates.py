@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from reference import formulas
-from reference.token_cases import Tokens, assert_same, evaluate, sequences, tokens
+from reference.token_cases import Tokens, assert_same, evaluate, packed, sequences, term, tokens
 
 from luffy.config.terms import (
     AipoLoss,
@@ -26,6 +26,7 @@ from luffy.config.terms import (
     SurrogateLoss,
     TotalVariationMaskedLoss,
 )
+from luffy.objectives.objective import limited
 
 CLIPS = [(0.2, 0.2), (0.2, 0.28), (0.5, 2.0)]
 SHAPINGS: list[tuple[ShapingConfig, formulas.Shaping]] = [
@@ -177,6 +178,8 @@ def test_the_gradient_of_policy_shaping_is_the_published_table(p: float, expecte
 def test_clips_by_hand(ratio: float, advantage: float, expected: float, gradient: float) -> None:
     case = tokens([LOG(0.1 * ratio)], old=[LOG(0.1)], advantage=advantage)
     assert_same(evaluate(DUAL, case), (np.array([expected]), np.array([gradient])))
+    batch = packed([case])
+    assert limited(batch, term(DUAL), batch.selected_BT).item() == (gradient == 0), "metrics count it as clipped"
 
 
 @pytest.mark.parametrize(("low", "high"), [(3e-4, 4e-4), (0.2, 0.28)])

@@ -39,7 +39,6 @@ from luffy.pipeline.memory import (
     estimate_memory,
     generation_memory,
     head_bytes,
-    kv_cache_bytes_per_token,
     layer_activation_bytes,
     rl_engine_memory,
 )
@@ -355,6 +354,8 @@ P, LIVE = 7_615_616_512, 1_050_000_000
 """Parameters of the model of 7 B, and those that DeepSpeed gathers at a time of each model under ZeRO 3."""
 FACTORS = 28 * 32 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944))
 """Of an adapter of rank 32: q and o, k and v, gate, up and down."""
+PER_TOKEN = 2 * 28 * 4 * 128 * 2 / GIB
+"""GiB of keys and values of a token in bfloat16."""
 ADAPTED = "model.lora={rank: 32, alpha: 64}"
 TEACHER = "rl.teacher={kind: model, path: Qwen/Qwen2.5-1.5B, dtype: float32}"
 TERM = "{{name: {0}, select: on_policy, loss: {1}, normaliser: {{mode: token, population: own}}}}"
@@ -416,16 +417,19 @@ def test_an_engine_gives_the_rest_of_its_share_to_the_cache():
     halved = rl_engine_memory(seven_b(), experiment("execution.vllm.tensor_parallel_size=2"), None)
     assert halved.count == 16
     assert halved.gib("weights") == pytest.approx(7_615_616_512 / GIB)
-    assert kv_cache_bytes_per_token(seven_b(), experiment()) == 2 * 28 * 4 * 128 * 2
-    assert halved.gib("KV cache") == pytest.approx((1024 + 8192) * 28 * 4 * 128 * 2 / GIB)
+    assert halved.gib("KV cache") == pytest.approx((1024 + 8192) * PER_TOKEN / 2)
+    # Key heads are repeated where there are fewer than GPUs.
+    on_four, on_many = (
+        rl_engine_memory(seven_b(), experiment(f"execution.vllm.tensor_parallel_size={ways}"), None) for ways in (4, 28)
+    )
+    assert on_four.gib("KV cache") == on_many.gib("KV cache") == pytest.approx(halved.gib("KV cache") / 2)
 
 
 def test_each_engine_has_room_for_the_longest_response_of_its_own_stage():
     config = experiment("difficulty={engine: vllm, max_response_tokens: 16384}", "evaluation.max_response_tokens=4096")
-    per_token = kv_cache_bytes_per_token(seven_b(), config) / GIB
-    assert rl_engine_memory(seven_b(), config, None).gib("KV cache") == pytest.approx((1024 + 8192) * per_token)
+    assert rl_engine_memory(seven_b(), config, None).gib("KV cache") == pytest.approx((1024 + 8192) * PER_TOKEN)
     least = {gpu.name: gpu.gib("KV cache") for gpu in generation_memory(seven_b(), config, None, config.stages)}
-    expected = {"GPU in evaluation": (1024 + 4096) * per_token, "GPU in difficulty": (1024 + 16384) * per_token}
+    expected = {"GPU in evaluation": (1024 + 4096) * PER_TOKEN, "GPU in difficulty": (1024 + 16384) * PER_TOKEN}
     assert least == pytest.approx(expected)
 
 
@@ -476,11 +480,6 @@ def test_the_estimate_bounds_the_peak_of_the_embedded_engine(prompt, vocabulary,
     (found,) = generation_memory(architecture(config), embedded, None, ("evaluate",))
     estimated = sum(part.gib for part in found.components if part.name not in ("weights", "process")) * GIB
     assert 0.99 * measured <= estimated <= 1.6 * measured
-
-
-def test_key_heads_are_repeated_where_there_are_fewer_than_gpus():
-    on_four = kv_cache_bytes_per_token(seven_b(), experiment("execution.vllm.tensor_parallel_size=4"))
-    assert kv_cache_bytes_per_token(seven_b(), experiment("execution.vllm.tensor_parallel_size=28")) == on_four
 
 
 def test_colocated_the_trainer_stays_and_the_engine_sleeps():

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 from hypothesis import given
@@ -29,25 +29,29 @@ from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, Sto
 from luffy.training.batching import one_shard
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Trajectory
 
-SCORER, LIMITS = EpisodeScorer(EpisodeScoring(), ("calls",)), EpisodeLimits()
-RIGHT, WRONG = 1, 2
-"""Tokens that the decoder below reads as the answer 7 and as another."""
+RIGHT, WRONG, END = 1, 2, 3
+"""Tokens that the decoder below reads as the answer 7, as another, and as nothing."""
 
 
 class Parrot:
     """An engine that says `script[i]` to its i-th request (in a circle) and remembers what it was asked."""
 
-    def __init__(self, script: Sequence[int] = (RIGHT,)) -> None:
+    def __init__(self, *script: Sequence[int]) -> None:
         self.requests: list[RolloutRequest] = []
         self._script = script
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         self.requests += requests
+        said = [tuple(self._script[i % len(self._script)]) for i in range(len(requests))]
+        stops = (END, *params.stop_token_ids)
         return [
             Completion(
-                (self._script[i % len(self._script)], 3), (-0.5, -0.25), FinishReason.STOP, weight_versions=(6, 6)
+                token_ids=ids,
+                logprobs=tuple(-0.5 / (1 + t) for t in range(len(ids))),
+                finish_reason=FinishReason.STOP if ids[-1] in stops else FinishReason.LENGTH,
+                weight_versions=(6,) * len(ids),
             )
-            for i in range(len(requests))
+            for ids in said
         ]
 
     def close(self) -> None: ...
@@ -60,7 +64,7 @@ def _decode(ids: Sequence[int]) -> str:
 def _collect(
     tasks: list[RolloutTask], step: int = 1, script: Sequence[int] = (RIGHT,), earlier: Sequence[str] = (), **group
 ) -> tuple[Parrot, list[Group]]:
-    engine = Parrot(script)
+    engine = Parrot(*((token, END) for token in script))
     config = GroupConfig.model_validate({"size": 4, "off_policy": 1} | group)
     with GraderPool(1, PATIENCE_S) as grader:
         collector = GroupCollector(grader, _decode, SamplingParams(1.0, 8, ()), config, seed=0, total_steps=10)
@@ -69,10 +73,6 @@ def _collect(
 
 def _task(uid: str, answer: str, *traces: str, replayed: Trajectory | None = None) -> RolloutTask:
     return RolloutTask(uid, (5, 6), answer, tuple(Demonstration(text, (8, 9), None) for text in traces), replayed)
-
-
-def _outcomes(group: Group) -> list[Outcome]:
-    return [row.outcome for row in group.trajectories]
 
 
 def test_a_demonstration_takes_a_row_of_the_group_and_is_graded_not_assumed() -> None:
@@ -93,32 +93,26 @@ def test_a_judge_that_cannot_be_reached_ends_the_stage_for_now(is_combined: bool
     with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind)) as grader:
         sampler = RowSampler(grader, _decode, SamplingParams(1.0, 8, ()), None, None)
         with pytest.raises(LostError, match=r"1 of 1 responses have no verdict .* the same command resumes"):
-            sampler.sample(Parrot((WRONG,)), [_task("p", "7")], [[Row((5, 6))]])
+            sampler.sample(Parrot((WRONG, END)), [_task("p", "7")], [[Row((5, 6))]])
 
 
-def test_a_prompt_without_a_trace_is_topped_up_with_a_rollout() -> None:
-    engine, (with_trace, without) = _collect([_task("a", "7", r"\boxed{7}"), _task("b", "7")])
-    assert len(engine.requests) == 7
-    assert len(with_trace.trajectories) == len(without.trajectories) == 4
-    assert not any(row.is_off_policy for row in without.trajectories)
+def test_a_prompt_without_a_trace_is_topped_up_with_rollouts() -> None:
+    tasks = [_task("a", "7", r"\boxed{7}"), _task("b", "7")]
+    for group, num_requests in (({}, 7), ({"off_policy": 4, "prefix": HALF}, 8)):
+        engine, (with_trace, without) = _collect(tasks, **group)
+        assert len(engine.requests) == num_requests
+        assert len(with_trace.trajectories) == len(without.rollouts) == len(without.trajectories) == 4
 
 
-def test_seeds_differ_between_samples_and_steps_and_repeat_for_the_same_step() -> None:
-    first, _ = _collect([_task("a", "7"), _task("b", "7")], step=1)
-    again, _ = _collect([_task("a", "7"), _task("b", "7")], step=1)
-    later, _ = _collect([_task("a", "7"), _task("b", "7")], step=2)
-    seeds = [request.seed for request in first.requests]
-    assert len(set(seeds)) == 8
-    assert seeds == [request.seed for request in again.requests]
-    assert not set(seeds) & {request.seed for request in later.requests}
+def test_each_sample_of_a_prompt_has_a_seed_of_its_own_and_the_same_when_its_step_is_repeated() -> None:
+    def seeds(*uids: str, **when: object) -> list[int]:
+        return [request.seed for request in _collect([_task(uid, "7") for uid in uids], **when)[0].requests]
 
-
-def test_a_prompt_that_comes_again_in_a_step_or_in_a_later_round_of_it_is_sampled_anew() -> None:
-    one_round, _ = _collect([_task("a", "7"), _task("b", "7"), _task("a", "7")])
-    seeds = [request.seed for request in one_round.requests]
-    assert len({*seeds}) == 12
-    second, _ = _collect([_task("a", "7")], earlier=["a", "b"])
-    assert [request.seed for request in second.requests] == seeds[8:]
+    first = seeds("a", "b", "a")
+    assert len({*first}) == 12
+    assert seeds("a", earlier=["a", "b"]) == first[8:], "a later round of the step goes on"
+    assert seeds("a", "b") == first[:8]
+    assert not {*first} & {*seeds("a", "b", step=2)}
 
 
 FALLING = {"kind": "linear", "start": 1.0, "end": 0.0}
@@ -140,12 +134,9 @@ def test_a_hybrid_row_is_the_start_of_a_trace_and_what_the_policy_says_behind_it
     assert row.source == (Source.OFF_POLICY,) * 2 + (Source.ON_POLICY,) * 2
     assert row.logp_behavior == (-0.1, -0.2, -0.5, -0.25)
     assert row.weight_version == (-1, -1, 6, 6)
-    assert _outcomes(group) == [Outcome.WRONG] * 3 + [Outcome.CORRECT]
+    assert [row.is_correct for row in group.trajectories] == [False, False, False, True]
     assert len(group.rollouts) == 3
-
-
-def test_a_hybrid_row_is_graded_as_one_text() -> None:
-    """The answer that counts is said in the prefix, which the policy's own words alone would not show."""
+    # It is graded as one text: here the prefix says the answer, and the policy's own words another.
     _, (group,) = _collect([_known("a", RIGHT, 21, 22, 23)], script=(WRONG,), prefix=HALF)
     assert group.trajectories[-1].is_correct
 
@@ -174,46 +165,25 @@ def test_one_trace_may_guide_every_row_and_shared_rows_are_given_the_same() -> N
     assert {request.prefix_ids[0] // 100 for request in engine.requests} == {1, 2}
 
 
-def test_a_prompt_without_a_trace_has_rollouts_in_place_of_hybrid_rows() -> None:
-    _, (group,) = _collect([_task("a", "7")], off_policy=4, prefix=HALF)
-    assert len(group.rollouts) == 4
-
-
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    ("script", "num_traces", "found"),
     [
-        ((WRONG,) * 4, [Outcome.WRONG] * 3 + ["trace"]),
-        ((WRONG, RIGHT, WRONG, RIGHT), [Outcome.WRONG, Outcome.CORRECT, Outcome.CORRECT, "trace"]),
-        ((RIGHT, RIGHT, WRONG, RIGHT), [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG, Outcome.CORRECT]),
+        ((WRONG,) * 4, 1, "wwwt"),
+        ((WRONG, RIGHT, WRONG, RIGHT), 1, "wrrt"),
+        ((WRONG, RIGHT, RIGHT, WRONG), 3, "rrtt"),  # never that of a right one
+        ((RIGHT, RIGHT, WRONG, RIGHT), 1, "rrwr"),
     ],
 )
-def test_traces_take_the_place_of_the_last_wrong_rollouts_where_the_policy_fails(script, expected):
-    engine, (group,) = _collect([_task("a", "7", r"\boxed{7}")], script=script, off_policy_when_accuracy_at_most=0.5)
-    assert len(engine.requests) == 4
-    found = ["trace" if row.is_off_policy else row.outcome for row in group.trajectories]
-    assert found == expected
-
-
-def test_traces_never_take_the_place_of_right_rollouts() -> None:
-    traces = [r"\boxed{7}", r"\boxed{8}", r"\boxed{7}"]
-    _, (group,) = _collect(
-        [_task("a", "7", *traces)],
-        script=(WRONG, RIGHT, RIGHT, WRONG),
-        off_policy=3,
-        off_policy_when_accuracy_at_most=0.5,
+def test_traces_take_the_place_of_the_last_wrong_rollouts_where_the_policy_fails(script, num_traces, found):
+    tasks = [_task(uid, "7", *[r"\boxed{7}"] * num_traces) for uid in "ab"]
+    engine, (group, solved) = _collect(
+        tasks, script=(*script, *[RIGHT] * 4), off_policy=num_traces, off_policy_when_accuracy_at_most=0.5
     )
-    assert [row.is_off_policy for row in group.trajectories] == [False, False, True, True]
-    assert [row.is_correct for row in group.trajectories[:2]] == [True, True]
+    assert len(engine.requests) == 8
+    assert "".join("t" if row.is_off_policy else "wr"[row.is_correct] for row in group.trajectories) == found
     # What made room still says how the policy does.
-    assert [row.is_correct for row in group.replaced] == [False, False]
-    assert group.accuracy == 0.5
-
-
-def test_only_failing_groups_of_a_batch_get_traces() -> None:
-    tasks = [_task(uid, "7", r"\boxed{7}") for uid in "ab"]
-    script = (WRONG,) * 4 + (RIGHT,) * 4
-    _, (failing, solved) = _collect(tasks, script=script, off_policy_when_accuracy_at_most=0.0)
-    assert [row.is_off_policy for row in failing.trajectories] == [False, False, False, True]
+    assert [row.is_correct for row in group.replaced] == [False] * found.count("t")
+    assert group.accuracy == script.count(RIGHT) / 4
     assert len(solved.rollouts) == 4
 
 
@@ -243,52 +213,42 @@ class Asking:
     async def close(self) -> None: ...
 
 
-def _episodes(
-    task: RolloutTask,
-    tokenizer: PreTrainedTokenizerBase,
-    scorer: EpisodeScorer = SCORER,
-    environment: type[Asking] = Asking,
-    limits: EpisodeLimits = LIMITS,
-    says: str = r"\boxed{7}",
-    **group: object,
-) -> Group:
-    """The group of a task whose responses are episodes in `environment`, each turn `says` and the stop token."""
-    config = GroupConfig.model_validate({"size": 4, "off_policy": 1} | group)
-    player = EpisodePlayer(environment, ConversationEncoder(tokenizer), limits, scorer)
-    with GraderPool(1, PATIENCE_S) as grader:
-        params = SamplingParams(1.0, 200, stop_token_ids(tokenizer))
-        collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
-        return collector.collect(SayingInFull(tuple(encode_traces(tokenizer, [says])[0])), [task], 1)[0]
-
-
-class SayingInFull(Parrot):
-    def __init__(self, turn: tuple[int, ...]) -> None:
-        super().__init__()
-        self._turn = turn
-
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        self.requests += requests
-        n = len(self._turn)
-        return [Completion(self._turn, (-0.5,) * n, FinishReason.STOP, (6,) * n) for _ in requests]
-
-
-def _conversation_task(tokenizer: PreTrainedTokenizerBase) -> tuple[RolloutTask, Demonstration]:
-    turns = (Message("assistant", r"\boxed{8}"), Message("user", "7"), Message("assistant", r"\boxed{7}"))
-    encoded = ConversationEncoder(tokenizer).trace(turns)
-    trace = Demonstration(r"\boxed{7}", encoded.token_ids, None, encoded.source)
-    return RolloutTask("a", (5, 6), "7", (trace,), messages=(Message("user", "3 + 4"),)), trace
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
+@cache
+def _tokenizer() -> PreTrainedTokenizerBase:
     return build_tokenizer([r"3 + 4 = \boxed{7} \boxed{8}"] * 4)
 
 
-def test_rollouts_and_a_demonstration_of_many_turns_share_a_group(tokenizer: PreTrainedTokenizerBase) -> None:
-    task, trace = _conversation_task(tokenizer)
-    group = _episodes(task, tokenizer)
-    between = ConversationEncoder(tokenizer).between([Message("user", "7")])
-    turn = tuple(encode_traces(tokenizer, [r"\boxed{7}"])[0])
+@cache
+def _conversation() -> RolloutTask:
+    """A task with a demonstration of two turns, of which the first would be wrong."""
+    turns = (Message("assistant", r"\boxed{8}"), Message("user", "7"), Message("assistant", r"\boxed{7}"))
+    encoded = ConversationEncoder(_tokenizer()).trace(turns)
+    trace = Demonstration(r"\boxed{7}", encoded.token_ids, None, encoded.source)
+    return RolloutTask("a", (5, 6), "7", (trace,), messages=(Message("user", "3 + 4"),))
+
+
+def _episodes(
+    scoring: EpisodeScoring = EpisodeScoring(),  # noqa: B008 - frozen
+    environment: type[Asking] = Asking,
+    says: str = r"\boxed{7}",
+    limits: Mapping[str, float] = {},
+    **group: object,
+) -> Group:
+    """The conversation's group, whose responses are episodes in `environment`, each turn `says` and the stop token."""
+    tokenizer = _tokenizer()
+    config = GroupConfig.model_validate({"size": 4, "off_policy": 1} | group)
+    scorer = EpisodeScorer(scoring, ("calls",))
+    player = EpisodePlayer(environment, ConversationEncoder(tokenizer), EpisodeLimits(**limits), scorer)
+    with GraderPool(1, PATIENCE_S) as grader:
+        params = SamplingParams(1.0, 200, stop_token_ids(tokenizer))
+        collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
+        return collector.collect(Parrot(encode_traces(tokenizer, [says])[0]), [_conversation()], 1)[0]
+
+
+def test_rollouts_and_a_demonstration_of_many_turns_share_a_group() -> None:
+    group = _episodes()
+    between = ConversationEncoder(_tokenizer()).between([Message("user", "7")])
+    turn = tuple(encode_traces(_tokenizer(), [r"\boxed{7}"])[0])
     for row in group.trajectories[:3]:
         assert row.response_ids == turn + between + turn
         assert row.source == (
@@ -297,82 +257,55 @@ def test_rollouts_and_a_demonstration_of_many_turns_share_a_group(tokenizer: Pre
         assert row.num_learnable == 2 * len(turn)
         assert row.measures == {"calls": 1.0, "turns": 2.0}
         assert row.weight_version == (6,) * len(turn) + (-1,) * len(between) + (6,) * len(turn)
-    demonstration = group.trajectories[3]
+    (trace,), demonstration = _conversation().demonstrations, group.trajectories[3]
     assert (demonstration.response_ids, demonstration.source) == (trace.token_ids, trace.source)
-    assert demonstration.outcome is Outcome.CORRECT  # its first turn would be wrong
+    assert demonstration.outcome is Outcome.CORRECT
     assert [row.is_off_policy for row in group.trajectories] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.45, 0.55, 0.7])
-def test_a_prefix_never_ends_within_an_observation(tokenizer: PreTrainedTokenizerBase, share: float) -> None:
-    task, trace = _conversation_task(tokenizer)
-    group = _episodes(task, tokenizer, prefix={"length": {"kind": "uniform", "low": share, "high": share}})
-    row = group.trajectories[3]
-    between = ConversationEncoder(tokenizer).between([Message("user", "7")])
+def test_a_prefix_never_ends_within_an_observation(share: float) -> None:
+    row = _episodes(prefix={"length": {"kind": "uniform", "low": share, "high": share}}).trajectories[3]
+    between = ConversationEncoder(_tokenizer()).between([Message("user", "7")])
     observed = [token for token, who in zip(row.response_ids, row.source, strict=True) if who is Source.ENVIRONMENT]
     assert tuple(observed[: len(between)]) == between
     num_given = len(row.source) - row.source[::-1].index(Source.OFF_POLICY)
-    assert row.response_ids[:num_given] == trace.token_ids[:num_given]
+    assert row.response_ids[:num_given] == _conversation().demonstrations[0].token_ids[:num_given]
     assert row.source[-1] is Source.ON_POLICY
 
 
-def test_a_failed_episode_is_a_crash_and_not_a_wrong_answer(tokenizer: PreTrainedTokenizerBase) -> None:
-    task, _ = _conversation_task(tokenizer)
-
+def test_a_failed_episode_is_a_crash_and_not_a_wrong_answer() -> None:
     class Broken(Asking):
         async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
             raise RuntimeError("a bug")
 
-    limits = EpisodeLimits(max_failed_share=1.0)
-    group = _episodes(task, tokenizer, environment=Broken, limits=limits, size=2, off_policy=0)
-    assert [(row.outcome, row.finish_reason) for row in group.failed] == [
-        (Outcome.CRASHED, FinishReason.ENVIRONMENT_ERROR)
-    ] * 2
+    group = _episodes(environment=Broken, limits={"max_failed_share": 1.0}, size=2, off_policy=0)
+    failures = [(row.outcome, row.finish_reason) for row in group.failed]
+    assert failures == [(Outcome.CRASHED, FinishReason.ENVIRONMENT_ERROR)] * 2
     assert not group.trajectories and not group.is_learnable and kept_groups([group], None, 1) == []
 
 
-class OneCrashes(Asking):
-    """The first of all episodes crashes."""
-
+def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from() -> None:
+    """With a penalty in the reward, its reward of 0 would have been the best one of the wrong rows."""
     episodes = itertools.count()
 
-    def __init__(self) -> None:
-        self._crashes = next(OneCrashes.episodes) == 0
+    class FirstCrashes(Asking):
+        def __init__(self) -> None:
+            self._crashes = next(episodes) == 0
 
-    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
-        if self._crashes:
-            raise RuntimeError("a server is down")
-        return None
+        async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+            if self._crashes:
+                raise RuntimeError("a server is down")
+            return None
 
-
-def test_a_failed_episode_is_neither_compared_with_the_others_nor_learned_from(tokenizer):
-    """With a penalty in the reward, its reward of 0 would have been the best one of the wrong rows."""
-    task, _ = _conversation_task(tokenizer)
-    OneCrashes.episodes = itertools.count()
-    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "calls": -0.5}), ("calls",))
-    group = _episodes(task, tokenizer, scorer, OneCrashes, EpisodeLimits(max_failed_share=0.25), r"\boxed{8}")
+    scoring = EpisodeScoring(weights={"answer": 1.0, "calls": -0.5})
+    group = _episodes(scoring, FirstCrashes, r"\boxed{8}", {"max_failed_share": 0.25})
     assert [row.reward for row in group.trajectories] == [-0.5, -0.5, 0.5]
     assert [row.outcome for row in group.failed] == [Outcome.CRASHED]
     config = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
     shard = one_shard([group], config)
     assert shard.rows == group.trajectories, "the failed row is in no update, and in no denominator"
     assert shard.advantages == pytest.approx([-1 / 3, -1 / 3, 2 / 3])
-
-
-@pytest.mark.parametrize("group", [{"off_policy": 1}, {"off_policy": 1, "off_policy_when_accuracy_at_most": 0.0}])
-def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(tokenizer, group):
-    """The fallback plays a single trace, whose failure is one of nine and not one of one."""
-    task, _ = _conversation_task(tokenizer)
-    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
-    says = r"3 + 4 = \boxed{8}"
-    for allowed, raises in ((0.12, len(group) == 1), (0.13, False)):
-        limits = EpisodeLimits(max_failed_share=allowed)
-        if raises:
-            with pytest.raises(EnvironmentFault, match="failed in 1 of 8 episodes"):
-                _episodes(task, tokenizer, scorer, CrashesOnTheTrace, limits, says, size=8, **group)
-        else:
-            found = _episodes(task, tokenizer, scorer, CrashesOnTheTrace, limits, says, size=8, **group)
-            assert len(found.failed) == 1
 
 
 class CrashesOnTheTrace(Asking):
@@ -382,69 +315,61 @@ class CrashesOnTheTrace(Asking):
         return await super().respond(conversation)
 
 
-def test_a_demonstration_whose_replay_fails_has_no_reward_and_leaves_its_group(tokenizer):
-    task, trace = _conversation_task(tokenizer)
-    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 1.0, "turns": -0.25}), ("calls",))
-    group = _episodes(task, tokenizer, scorer, CrashesOnTheTrace, EpisodeLimits(max_failed_share=0.25))
+PENALISED = EpisodeScoring(weights={"answer": 2.0, "turns": -0.25})
+
+
+@pytest.mark.parametrize("group", [{}, {"off_policy_when_accuracy_at_most": 0.0}])
+def test_the_share_of_failures_is_that_of_all_episodes_of_the_step(group: dict[str, float]) -> None:
+    """The fallback plays a single trace, whose failure is one of nine and not one of one."""
+    crashing = partial(_episodes, PENALISED, CrashesOnTheTrace, r"3 + 4 = \boxed{8}", size=8, **group)
+    assert len(crashing({"max_failed_share": 0.13}).failed) == 1
+    if group:
+        assert len(crashing({"max_failed_share": 0.12}).failed) == 1
+    else:
+        with pytest.raises(EnvironmentFault, match="failed in 1 of 8 episodes"):
+            crashing({"max_failed_share": 0.12})
+
+
+def test_a_demonstration_whose_replay_fails_has_no_reward_and_leaves_its_group() -> None:
+    group = _episodes(PENALISED, CrashesOnTheTrace, limits={"max_failed_share": 0.25})
     assert len(group.trajectories) == len(group.rollouts) == 3
-    assert [row.response_ids for row in group.failed] == [trace.token_ids]
+    assert [row.response_ids for row in group.failed] == [_conversation().demonstrations[0].token_ids]
     assert not group.failed_rollouts and group.is_learnable
 
 
-def test_a_rubric_rewards_rollouts_and_demonstrations_alike(tokenizer: PreTrainedTokenizerBase) -> None:
-    """The demonstration is played again to be measured: two turns, as the rollouts."""
-    task, trace = _conversation_task(tokenizer)
-    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 2.0, "turns": -0.25}), ("calls",))
-    group = _episodes(task, tokenizer, scorer)
-    assert [row.reward for row in group.trajectories] == [2.0 - 0.5] * 4
-    assert group.trajectories[3].response_ids == trace.token_ids
-
-
-def test_a_demonstration_is_rewarded_for_its_own_turns_alone(tokenizer: PreTrainedTokenizerBase) -> None:
-    """The environment would go on after the trace; the policy does not finish it."""
+def test_a_rubric_rewards_a_demonstration_as_rollouts_and_for_its_own_turns_alone() -> None:
+    """It is played again to be measured. An environment that would go on after it is not answered."""
 
     class Endless(Asking):
         async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
             return [Message("user", "7")]
 
-    task, _ = _conversation_task(tokenizer)
-    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 2.0, "turns": -0.25}), ("calls",))
-    player = EpisodePlayer(Endless, ConversationEncoder(tokenizer), EpisodeLimits(max_turns=4), scorer)
-    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"\boxed{8}"])[0]))
-    with GraderPool(1, PATIENCE_S) as grader:
-        params = SamplingParams(1.0, 200, stop_token_ids(tokenizer))
-        config = GroupConfig(size=2, off_policy=1)
-        collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
-        (group,) = collector.collect(engine, [task], 1)
+    group = _episodes(PENALISED)
+    assert [row.reward for row in group.trajectories] == [2.0 - 0.5] * 4
+    assert group.trajectories[3].response_ids == _conversation().demonstrations[0].token_ids
+    group = _episodes(PENALISED, Endless, r"\boxed{8}", {"max_turns": 4}, size=2)
     assert [row.measures["turns"] for row in group.trajectories] == [4.0, 2.0]
     assert group.trajectories[1].reward == 2.0 - 0.5
-    assert len(engine.requests) == 4, "all of the rollout"
 
 
-def test_a_measure_of_the_group_compares_rollouts_and_demonstration(tokenizer: PreTrainedTokenizerBase) -> None:
-    task, _ = _conversation_task(tokenizer)
-    scoring = EpisodeScoring(
-        group_measures={"rank": "synthetic.episode_measures:rank", "first": "synthetic.episode_measures:best_of"},
-        weights={"answer": 1.0, "rank": 0.5},
-    )
-    group = _episodes(task, tokenizer, EpisodeScorer(scoring, ("calls",)))
+def test_a_measure_of_the_group_compares_rollouts_and_demonstration() -> None:
+    measures = {"rank": "synthetic.episode_measures:rank", "first": "synthetic.episode_measures:best_of"}
+    group = _episodes(EpisodeScoring(group_measures=measures, weights={"answer": 1.0, "rank": 0.5}))
     assert [row.measures["rank"] for row in group.trajectories] == [0.0, 1.0, 2.0, 3.0]
     assert [row.measures["first"] for row in group.trajectories] == [1.0] * 4
     assert [row.reward for row in group.trajectories] == [1.0, 1.5, 2.0, 2.5]
 
 
 @pytest.mark.parametrize(("function", "error"), [("breaks_for_groups", "ValueError"), ("forgets_one", "TypeError")])
-def test_a_failing_measure_of_the_group_is_no_silent_zero(tokenizer, function, error, caplog):
-    task, _ = _conversation_task(tokenizer)
+def test_a_failing_measure_of_the_group_is_no_silent_zero(function, error, caplog):
     scoring = EpisodeScoring(group_measures={"bad": f"synthetic.episode_measures:{function}"})
     with pytest.raises(EnvironmentFault, match="failed in 4 of 4 episodes"):
-        _episodes(task, tokenizer, EpisodeScorer(scoring, ("calls",)))
+        _episodes(scoring)
     assert error in caplog.text
     rows = [(Row((5,)), Grade(Outcome.CORRECT, "7"))] * 2
-    (crashed,) = with_group_measures(EpisodeScorer(scoring, ()), [task], [rows])
-    assert [(row.has_failed, grade.outcome, grade.reward) for row, grade in crashed] == [
-        (True, Outcome.CRASHED, 0.0)
-    ] * 2
+    (crashed,) = with_group_measures(EpisodeScorer(scoring, ()), [_conversation()], [rows])
+    found = [(row.has_failed, grade.outcome, grade.reward) for row, grade in crashed]
+    assert found == [(True, Outcome.CRASHED, 0.0)] * 2
     assert error in crashed[0][1].reason
 
 
@@ -452,39 +377,25 @@ PIECES = {5: "x", 6: r"\boxed{7}", 7: "</answer>", 8: r"\boxed{8}", 9: r"\boxed{
 """What the tokens say to the decoder of the tests of stop texts; the last two only together say where to stop."""
 
 
-class Fixed(Parrot):
-    """An engine that says all of `script` to every request."""
-
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        self.requests += requests
-        said = Completion(tuple(self._script), (-0.5,) * len(self._script), FinishReason.LENGTH, (6,) * 4)
-        return [said for _ in requests]
-
-
-def _stopped(task: RolloutTask, script: Sequence[int], **group) -> tuple[Parrot, Group]:
+def _stopped(task: RolloutTask, said: Sequence[int], **group) -> tuple[Parrot, Group]:
     stops = StopTexts(("</answer>",), lambda ids: "".join(PIECES.get(i, "?") for i in ids))
     config = GroupConfig.model_validate({"size": 2, "off_policy": 0} | group)
     params = SamplingParams(1.0, 8, (), stop=stops.texts)
-    engine = Fixed(script)
+    engine = Parrot(said)
     with GraderPool(1, PATIENCE_S) as grader:
         collector = GroupCollector(grader, stops.text, params, config, seed=0, total_steps=10, stops=stops)
         (group,) = collector.collect(engine, [task], step=1)
     return engine, group
 
 
-def test_a_rollout_is_learned_from_up_to_its_stop_text_and_graded_up_to_there() -> None:
+@pytest.mark.parametrize(("answer", "said"), [("7", (6, 7, 8, 8)), ("8", (9, 10, 6, 6))])
+def test_a_rollout_is_learned_from_up_to_its_stop_text_and_graded_up_to_there(answer, said):
     """What the policy says after it, another answer, counts for nothing."""
-    _, group = _stopped(_task("a", "7"), (6, 7, 8, 8))
+    _, group = _stopped(_task("a", answer), said)
     for row in group.trajectories:
-        assert (row.response_ids, row.logp_behavior, row.weight_version) == ((6, 7), (-0.5, -0.5), (6, 6))
+        assert (row.response_ids, row.logp_behavior, row.weight_version) == (said[:2], (-0.5, -0.25), (6, 6))
         assert row.finish_reason is FinishReason.STOP and not row.is_truncated
         assert row.is_correct
-
-
-def test_a_stop_text_across_two_tokens_is_learned_whole_and_graded_without_the_rest() -> None:
-    _, group = _stopped(_task("a", "8"), (9, 10, 6, 6))
-    assert group.trajectories[0].response_ids == (9, 10)
-    assert group.trajectories[0].is_correct
 
 
 def test_a_prefix_leaves_its_stop_text_to_the_policy() -> None:

@@ -12,7 +12,6 @@ from synthetic import endpoint
 from synthetic.endpoint import Endpoint
 from synthetic.settings import SMOKE
 
-from luffy import http_client
 from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError, LostError
@@ -47,7 +46,7 @@ class FakeServer:
 
     def reply(self, path: str, body: dict | None, key: str | None) -> endpoint.Reply | None:
         found = self.answer(urlsplit(path).path, body or {}, key)
-        return found and endpoint.Reply(*found, headers={"Retry-After": "0"} if found[0] == 429 else {})
+        return found and endpoint.Reply(*found)
 
     def answer(self, path: str, body: dict, key: str | None) -> Reply | None:
         self.asked.append((path, body))
@@ -84,26 +83,18 @@ class FakeServer:
 def completion(body: dict, *versions: str) -> dict:
     """One token for each version; the first one is the seed."""
     tokens = [body["sampling_params"]["seed"], *range(1, len(versions))]
-    return {
-        "choices": [
-            {
-                "token_ids": tokens,
-                "finish_reason": "length",
-                "weight_versions": [
-                    {"version": name, "start": i, "end": i + 1} for i, name in enumerate(versions)
-                ],
-                "logprobs": {"content": [{"token_id": token, "logprob": -0.5} for token in tokens]},
-            }
-        ]
-    }  # fmt: skip
+    named = [{"version": name, "start": i, "end": i + 1} for i, name in enumerate(versions)]
+    logprobs = {"content": [{"token_id": token, "logprob": -0.5} for token in tokens]}
+    choice = {"token_ids": tokens, "finish_reason": "length", "weight_versions": named, "logprobs": logprobs}
+    return {"choices": [choice]}
 
 
 @pytest.fixture
-def start(serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeServer], FakeServer]:
+def start(serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeServer]:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
-    def start_one(fake: FakeServer) -> FakeServer:
-        served = serve()
+    def start_one(**settings: object) -> FakeServer:
+        served, fake = serve(), FakeServer(**settings)  # type: ignore[arg-type]
         served._reply = fake.reply  # type: ignore[method-assign]
         fake.url = served.url
         return fake
@@ -112,8 +103,8 @@ def start(serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 @pytest.fixture
-def fake(start: Callable[[FakeServer], FakeServer]) -> FakeServer:
-    return start(FakeServer())
+def fake(start: Callable[..., FakeServer]) -> FakeServer:
+    return start()
 
 
 @pytest.fixture
@@ -134,9 +125,9 @@ def rows(num_prompts: int, each: int) -> list[RolloutRequest]:
     return [RolloutRequest((1, prompt), seed=10 * prompt + i) for prompt in range(num_prompts) for i in range(each)]
 
 
-def complaint(config: ServerConfig) -> str:
+def complaint(url: str, **settings: object) -> str:
     with pytest.raises(ConfigError) as caught:
-        check_servers(config, "float32", CONTEXT)
+        check_servers(ServerConfig.model_validate({"urls": (url,), **settings}), "float32", CONTEXT)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -163,7 +154,7 @@ def test_a_request_says_all_that_shapes_the_draw_and_no_more(fake, connect):
 
 
 def test_servers_share_the_rows_and_each_prompt_stays_together(start, connect):
-    servers = [start(FakeServer()) for _ in range(3)]
+    servers = [start() for _ in range(3)]
     connect(*servers).generate(rows(6, 4), PARAMS)
     prompts = [{tuple(body["token_ids"]) for body in server.generated()} for server in servers]
     assert [len(server.generated()) for server in servers] == [8, 8, 8]
@@ -187,36 +178,6 @@ def test_no_more_requests_run_at_a_server_than_it_may_have(fake, connect):
     fake.replies[GENERATE] = [slow]
     engine.generate(rows(5, 3), PARAMS)
     assert most == 3
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        (500, {"error": "out of luck"}),
-        (503, b"<html>"),
-        (429, {}),
-        None,
-    ],
-    ids=["500", "503", "429", "hung up"],
-)
-def test_what_may_pass_is_tried_again(fake, connect, failure):
-    engine = connect(fake, max_retries=2)
-    request = {"sampling_params": {"seed": 7}}
-    fake.replies[GENERATE] = [lambda: failure, lambda: failure, lambda: (200, completion(request, fake.version))]
-    assert engine.generate(rows(1, 1), PARAMS)[0].token_ids == (7,)
-    assert len(fake.generated()) == 3
-
-
-def test_a_server_says_itself_when_to_come_again(fake, connect, monkeypatch):
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 1e6)
-    monkeypatch.setattr(http_client, "_LONGEST_DELAY_S", 1e6)
-    engine = connect(fake)
-    # With `Retry-After: 0`.
-    fake.replies[GENERATE] = [
-        lambda: (429, {}),
-        lambda: (200, completion({"sampling_params": {"seed": 7}}, fake.version)),
-    ]
-    engine.generate(rows(1, 1), PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -284,22 +245,17 @@ def test_tokens_of_weights_that_the_run_did_not_give_are_an_error(fake, connect)
     first, second = connect(fake), connect(fake)
     with pytest.raises(ClusterError, match="another run uses this server"):
         first.generate(rows(1, 1), PARAMS)
-    assert len(second.generate(rows(1, 1), PARAMS)) == 1
-    fake.version = "default"
+    run = fake.version.partition(".")[0]
+    drawn = completion({"sampling_params": {"seed": 7}}, f"{run}.3", f"{run}.3", f"{run}.4")
+    fake.replies[GENERATE] = [lambda: (200, drawn)]
+    assert second.generate(rows(1, 1), PARAMS)[0].weight_versions == (3, 3, 4)
+    fake.version, fake.replies = "default", {}
     with pytest.raises(ClusterError, match="it was restarted"):
         second.generate(rows(1, 1), PARAMS)
 
 
-def test_a_token_carries_the_version_that_drew_it(fake: FakeServer, connect: Callable[..., ServerEngine]) -> None:
-    engine = connect(fake)
-    run = fake.version.partition(".")[0]
-    request = {"sampling_params": {"seed": 7}}
-    fake.replies[GENERATE] = [lambda: (200, completion(request, f"{run}.3", f"{run}.3", f"{run}.4"))]
-    assert engine.generate(rows(1, 1), PARAMS)[0].weight_versions == (3, 3, 4)
-
-
 def test_an_update_pauses_every_server_loads_names_the_weights_and_resumes(start, connect, tmp_path):
-    servers = [start(FakeServer()) for _ in range(2)]
+    servers = [start() for _ in range(2)]
     engine = connect(*servers)
     engine.generate(rows(2, 2), PARAMS)
     before = {body["cache_salt"] for body in servers[0].generated()}
@@ -328,7 +284,7 @@ def test_no_request_is_sent_while_the_weights_are_replaced(fake, connect):
 
 
 def test_a_failed_update_leaves_no_server_paused_and_no_token_that_counts(start, connect, tmp_path):
-    servers = [start(FakeServer()), start(FakeServer(loaded=["lm_head.weight"]))]
+    servers = [start(), start(loaded=["lm_head.weight"])]
     engine = connect(*servers)
     with pytest.raises(ClusterError, match=r"has no lm_head\.weight \(1 weights in all\)"):
         engine.load_weights_from(tmp_path, 4)
@@ -348,57 +304,58 @@ def test_a_model_folder_of_another_model_is_refused_before_anything_is_paused(fa
     assert "/pause" not in fake.paths()
 
 
-def test_a_url_that_answers_nothing_is_refused(start: Callable[[FakeServer], FakeServer]) -> None:
-    assert "execution.server.urls: http://127.0.0.1:1: no answer (" in complaint(
-        ServerConfig(urls=("http://127.0.0.1:1",))
-    )
+def test_a_url_that_answers_nothing_is_refused(start: Callable[..., FakeServer]) -> None:
+    assert "execution.server.urls: http://127.0.0.1:1: no answer (" in complaint("http://127.0.0.1:1")
     forever = threading.Event()
-    silent = start(FakeServer(replies={"/v1/models": [lambda: (200, {"waited": forever.wait(PATIENCE_S)})]}))
-    assert "no answer within 0.2 s; start the server or correct the URL" in complaint(
-        ServerConfig(urls=(silent.url,), request_timeout_s=0.2)
-    )
+    silent = start(replies={"/v1/models": [lambda: (200, {"waited": forever.wait(PATIENCE_S)})]})
+    said = complaint(silent.url, request_timeout_s=0.2)
+    assert "no answer within 0.2 s; start the server or correct the URL" in said
     forever.set()
 
 
 def test_a_wrong_api_key_is_refused_by_the_name_of_its_variable(fake, monkeypatch):
-    config = ServerConfig(urls=(fake.url,), api_key_variable="ENGINES_KEY")
-    assert "ENGINES_KEY (execution.server.api_key_variable), which is not set" in complaint(config)
+    assert "ENGINES_KEY (execution.server.api_key_variable), which is not set" in complaint(
+        fake.url, api_key_variable="ENGINES_KEY"
+    )
     monkeypatch.setenv("ENGINES_KEY", "hunter2")
-    assert "which holds a wrong one" in complaint(config)
-    assert "hunter2" not in complaint(config)
+    said = complaint(fake.url, api_key_variable="ENGINES_KEY")
+    assert "which holds a wrong one" in said and "hunter2" not in said
 
 
 @pytest.mark.parametrize("reply", [(404, b"<html>"), (200, {"data": [{"id": "gpt"}]}), (200, {"data": []})])
-def test_what_is_no_vllm_server_is_refused(start: Callable[[FakeServer], FakeServer], reply: Reply) -> None:
-    other = start(FakeServer(replies={"/v1/models": [lambda: reply]}))
-    assert "this is not a vLLM server" in complaint(ServerConfig(urls=(other.url,)))
+def test_what_is_no_vllm_server_is_refused(start: Callable[..., FakeServer], reply: Reply) -> None:
+    assert "this is not a vLLM server" in complaint(start(replies={"/v1/models": [lambda: reply]}).url)
+
+
+UNREADABLE = (
+    "--worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, --dtype float32, "
+    "--logprobs-mode processed_logprobs, --generation-config vllm"
+)
 
 
 @pytest.mark.parametrize(
     ("server", "missing"),
     [
-        (FakeServer(context=40), "--max-model-len 64 (it has 40)"),
-        (FakeServer(settings=SETTINGS | {"dtype": "bfloat16"}), "--dtype float32"),
-        (FakeServer(settings=SETTINGS | {"logprobs_mode": "raw_logprobs"}), "--logprobs-mode processed_logprobs"),
-        (FakeServer(settings=SETTINGS | {"generation_config": "auto"}), "--generation-config vllm"),
-        (FakeServer(settings=SETTINGS | {"chunked_prefill": True}), "--no-enable-chunked-prefill"),
-        (FakeServer(replies={GENERATE: [lambda: (403, {"error": "disabled"})]}), "--enable-scale-out"),
+        ({"context": 40}, "--max-model-len 64 (it has 40)"),
+        ({"settings": SETTINGS | {"dtype": "bfloat16"}}, "--dtype float32"),
+        ({"settings": SETTINGS | {"logprobs_mode": "raw_logprobs"}}, "--logprobs-mode processed_logprobs"),
+        ({"settings": SETTINGS | {"generation_config": "auto"}}, "--generation-config vllm"),
+        ({"settings": SETTINGS | {"chunked_prefill": True}}, "--no-enable-chunked-prefill"),
+        ({"replies": {GENERATE: [lambda: (403, {"error": "disabled"})]}}, "--enable-scale-out"),
         (
-            FakeServer(context=40, replies={"/collective_rpc": [lambda: (500, {"error": "no attribute"})]}),
-            "--max-model-len 64 (it has 40), --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, --dtype "
-            "float32, --logprobs-mode processed_logprobs, --generation-config vllm",
+            {"context": 40, "replies": {"/collective_rpc": [lambda: (500, {"error": "no attribute"})]}},
+            f"--max-model-len 64 (it has 40), {UNREADABLE}",
         ),
         (
-            FakeServer(replies={"/collective_rpc": [lambda: (404, {})]}),
-            "VLLM_SERVER_DEV_MODE=1 in its environment, --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, "
-            "--dtype float32, --logprobs-mode processed_logprobs, --generation-config vllm",
+            {"replies": {"/collective_rpc": [lambda: (404, {})]}},
+            f"VLLM_SERVER_DEV_MODE=1 in its environment, {UNREADABLE}",
         ),
     ],
-    ids=lambda value: "" if isinstance(value, FakeServer) else None,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_server_that_was_started_otherwise_is_told_what_to_add(start, server, missing):
-    url = start(server).url
-    assert complaint(ServerConfig(urls=(url,))) == f"{url}: start this server with {missing}"
+    url = start(**server).url
+    assert complaint(url) == f"{url}: start this server with {missing}"
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "http://", "http://a:b", "http://a:1/?x", "ftp://a", "http://k@a"])
@@ -408,12 +365,8 @@ def test_a_url_that_cannot_be_right_is_refused(url: str) -> None:
 
 
 def test_urls_are_those_of_different_servers_with_or_without_what_openai_puts_below_them() -> None:
-    config = ServerConfig(
-        urls=("http://a:1/", "https://a/x/v1/", "http://[::1]:8000/v1", "http://b", "https://c/openai")
-    )
+    given = ("http://a:1/", "https://a/x/v1/", "http://[::1]:8000/v1", "http://b", "https://c/openai")
+    config = ServerConfig(urls=given)
     assert config.roots == ("http://a:1", "https://a/x", "http://[::1]:8000", "http://b", "https://c/openai")
-    assert config.api_roots == (
-        "http://a:1/v1", "https://a/x/v1", "http://[::1]:8000/v1", "http://b/v1", "https://c/openai",
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="give each server once"):
-        ServerConfig(urls=("http://a:1", "http://a:1/v1"))
+    *v1, other = config.api_roots
+    assert (v1, other) == ([f"{root}/v1" for root in config.roots[:4]], "https://c/openai")

@@ -71,21 +71,17 @@ def in_turn(*replies: Reply | None) -> Answer:
 def test_a_chat_is_asked_with_all_that_the_protocol_says(serve, connect):
     served = serve(key=KEY)
     one(connect(served, request={"reasoning_effort": "low"}))
-    assert served.asked == [
-        (
-            CHAT,
-            {
-                "model": "gpt-x",
-                "messages": [{"role": "system", "content": "Think."}, {"role": "user", "content": "0 + 1?"}],
-                "max_tokens": 8,
-                "temperature": 0.7,
-                "top_p": 0.9,
-                "seed": 2**40 % 2**31,
-                "stop": ["</answer>"],
-                "reasoning_effort": "low",
-            },
-        )
-    ]
+    expected = {
+        "model": "gpt-x",
+        "messages": [{"role": "system", "content": "Think."}, {"role": "user", "content": "0 + 1?"}],
+        "max_tokens": 8,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "seed": 2**40 % 2**31,
+        "stop": ["</answer>"],
+        "reasoning_effort": "low",
+    }
+    assert served.asked == [(CHAT, expected)]
 
 
 def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[..., PaidEndpoint]) -> None:
@@ -119,8 +115,9 @@ def test_completions_come_in_the_order_of_the_requests_from_all_servers(serve, c
     ("message", "finish_reason", "text"),
     [
         ({"content": "2", "reasoning_content": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
-        ({"content": "2", "reasoning": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
+        ({"content": "2", "reasoning": "1 + 1"}, "eos", "<think>\n1 + 1\n</think>\n\n2"),
         ({"content": None, "reasoning_content": "\\boxed{2}"}, "length", "<think>\n\\boxed{2}"),
+        ({"content": "1"}, "model_length", "1"),
         ({"content": "", "reasoning": "hm"}, "stop", "<think>\nhm\n</think>\n\n"),
         ({"content": "<think>1</think>2", "reasoning_content": None}, "stop", "<think>1</think>2"),
         ({"content": None}, "content_filter", ""),
@@ -128,7 +125,8 @@ def test_completions_come_in_the_order_of_the_requests_from_all_servers(serve, c
     ],
 )
 def test_reasoning_stands_before_the_answer_as_models_write_it(serve, connect, message, finish_reason, text):
-    assert one(connect(serve(lambda path, body: completion("", finish_reason, **message)))).text == text
+    found = one(connect(serve(lambda path, body: completion("", finish_reason, **message))))
+    assert (found.text, found.finish_reason is FinishReason.LENGTH) == (text, "length" in finish_reason)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +148,6 @@ def test_reasoning_stands_before_the_answer_as_models_write_it(serve, connect, m
 def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(serve, connect, said, choice, text):
     endpoint = connect(serve(lambda path, body: text_completion(said, **choice)), paths=("/completions",))
     assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == text
-
-
-@pytest.mark.parametrize(("name", "reason"), [("eos", FinishReason.STOP), ("model_length", FinishReason.LENGTH)])
-def test_servers_have_their_own_names_for_why_a_response_ended(serve, connect, name, reason):
-    assert one(connect(serve(lambda path, body: completion("2", name)))).finish_reason is reason
 
 
 @pytest.mark.parametrize(
@@ -190,13 +183,12 @@ def test_silence_is_tried_again_too(serve: Callable[..., Endpoint], connect: Cal
     assert len(served.asked) == 2
 
 
-@pytest.mark.parametrize("asks", ["0.2", "a date"])
-def test_a_server_that_says_when_is_not_asked_before(serve, connect, asks):
-    when = email.utils.formatdate(time.time() + 2, usegmt=True) if asks == "a date" else asks
+def test_a_server_that_says_when_is_not_asked_before(serve, connect):
+    when = email.utils.formatdate(time.time() + 2, usegmt=True)
     served = serve(in_turn(refusal(429, "slow down", Retry_After=when)))
     began = time.monotonic()
     one(connect(served))
-    assert time.monotonic() - began > (0.9 if asks == "a date" else 0.2)
+    assert time.monotonic() - began > 0.9
     assert len(served.asked) == 2
 
 

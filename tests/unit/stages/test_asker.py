@@ -13,7 +13,7 @@ from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig, SuiteProtocol
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
 from luffy.data.templates import render_prompts
 from luffy.errors import ClusterError, DataError, EnvironmentFault
@@ -23,9 +23,8 @@ from luffy.grading.request import Grade, GradeRequest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.stages.answers.asker import Asker, graded_records
 from luffy.stages.answers.clients import (
-    EvaluationRequest,
     ModelClient,
-    SampleRequest,
+    Questions,
     Suite,
     TokenModelClient,
     check_suite,
@@ -84,7 +83,7 @@ class Bench:
     ) -> list[list[SampleRecord]]:
         """The records of each suite."""
         render = render_as_ids(tokenizer)
-        requests = [EvaluationRequest(suite, decoding, config, render, seed) for suite in suites]
+        requests = [Questions.of_suite(suite, decoding, config, render, seed) for suite in suites]
         asker = Asker(client, grader or self._grader, batch_size, calls_at_once=calls_at_once, limits=limits)
         asker.ask(requests, self.store, lambda answers: self.batches.append(len(answers)))
         return [list(graded_records(request, self.store)) for request in requests]
@@ -126,10 +125,8 @@ def test_records_say_what_was_asked_answered_and_found(evaluate):
 class FailingEpisodes(TokenModelClient):
     """Answers rightly, and says that the environment failed afterwards."""
 
-    def generate(
-        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> Iterable[ModelAnswer]:
-        for response in super().generate(samples, protocol, max_response_tokens):
+    def generate(self, batch: Questions) -> Iterable[ModelAnswer]:
+        for response in super().generate(batch):
             yield replace(response, finish_reason=FinishReason.ENVIRONMENT_ERROR)
 
 
@@ -272,10 +269,8 @@ def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_a
 
 
 class OneFailsInEachCall(TokenModelClient):
-    def generate(
-        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
-    ) -> list[ModelAnswer]:
-        first, *others = super().generate(samples, protocol, max_response_tokens)
+    def generate(self, batch: Questions) -> list[ModelAnswer]:
+        first, *others = super().generate(batch)
         return [replace(first, finish_reason=FinishReason.ENVIRONMENT_ERROR), *others]
 
 

@@ -41,6 +41,8 @@ arms:
   then_rl: {chain: expert_iteration_then_rl, method: on_policy, sft_steps: 6}
 """
 COMPARED = HEAD + STEPS + ARMS
+PAID = HEAD + TOKENS + BY_TOKENS
+HEAT = "evaluation.decodings.sampled.temperature"
 TUNED = f"""\
 {HEAD}overrides: [data.validation_prompts=4]
 {STEPS}select: {{on: validation, seeds: [100, 101]}}
@@ -68,6 +70,12 @@ def load(tmp_path):
 def changed(text, old, new):
     assert old in text
     return text.replace(old, new)
+
+
+def by_rollouts(other):
+    """Two arms in RL, and a budget of rollouts."""
+    arms = f"arms:\n  luffy: {{chain: rl, method: luffy}}\n  other: {{chain: rl, method: {other}}}\n"
+    return changed(HEAD, "[1, 2]", "[1]") + ROLLOUTS + arms
 
 
 def complaint(load, *arguments, **options):
@@ -127,36 +135,20 @@ def test_every_point_runs_with_every_seed(load):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "grid", "of"),
+    ("overrides", "grid", "last", "methods", "heats"),
     [
-        (
-            "[chain=expert_iteration]",
-            "{expert_iteration.rounds: [1, 2]}",
-            {
-                lambda run: run.nodes[2:]: [
-                    ("sample_1", "sft_1", "evaluate_sft_1"),
-                    ("sample_1", "sft_1", "sample_2", "sft_2", "evaluate_sft_2"),
-                ]
-            },
-        ),
-        (
-            "[chain=sft, method=sft]",
-            "{evaluation.decodings.sampled.temperature: [0.6, 1.0]}",
-            {lambda run: run.config.evaluation.decodings["sampled"].temperature: [0.6, 1.0]},
-        ),
-        ("[chain=rl]", "{method: [luffy, dapo]}", {lambda run: run.config.method: ["luffy", "dapo"]}),
-        (
-            '["stages=[prepare_data, base, evaluate]"]',
-            "{base.steps: [4, 8]}",
-            {lambda run: run.nodes[-1]: ["evaluate_base", "evaluate_base"]},
-        ),
+        ("chain=expert_iteration", "expert_iteration.rounds: [1, 2]", "sft_1 sft_2", "None None", [1.0, 1.0]),
+        ("chain=sft, method=sft", f"{HEAT}: [0.6, 1.0]", "sft sft", "sft sft", [0.6, 1.0]),
+        ("chain=rl", "method: [luffy, dapo]", "rl rl", "luffy dapo", [1.0, 1.0]),
+        ('"stages=[prepare_data, base, evaluate]"', "base.steps: [4, 8]", "base base", "luffy luffy", [1.0, 1.0]),
     ],
 )
-def test_a_grid_may_change_stages_evaluation_or_method(load, overrides, grid, of):
-    text = re.sub("overrides: .*", f"overrides: {overrides}", re.sub("grid: .*", f"grid: {grid}", GRID))
+def test_a_grid_may_change_stages_evaluation_or_method(load, overrides, grid, last, methods, heats):
+    text = re.sub("overrides: .*", f"overrides: [{overrides}]", re.sub("grid: .*", f"grid: {{{grid}}}", GRID))
     runs = load(changed(text, "[1, 2]\n", "[1]\n")).reported_runs()
-    ((get, expected),) = of.items()
-    assert [get(run) for run in runs] == expected
+    assert [run.nodes[-1] for run in runs] == [f"evaluate_{name}" for name in last.split()]
+    assert [str(run.config.method) for run in runs] == methods.split()
+    assert [run.config.evaluation.decodings["sampled"].temperature for run in runs] == heats
 
 
 # What every arm of a comparison gets.
@@ -179,14 +171,13 @@ def test_every_run_makes_the_optimizer_steps_of_the_budget(load):
 
 
 def test_a_budget_of_rollouts_counts_what_the_policy_draws(load):
-    arms = "arms:\n  luffy: {chain: rl, method: luffy}\n  on_policy: {chain: rl, method: on_policy}\n"
-    luffy, on_policy = load(changed(HEAD, "[1, 2]", "[1]") + ROLLOUTS + arms).reported_runs()
+    luffy, on_policy = load(by_rollouts("on_policy")).reported_runs()
     # 4 prompts a step; LUFFY draws 7 of 8 rows, on-policy RL all 8.
     assert (luffy.config.rl.steps, on_policy.config.rl.steps) == (448 // 28, 448 // 32)
 
 
 def test_a_budget_of_tokens_ends_every_stage_by_its_share(load):
-    runs = load(changed(HEAD, "[1, 2]", "[1]") + TOKENS + BY_TOKENS).reported_runs()
+    runs = load(changed(PAID, "[1, 2]", "[1]")).reported_runs()
     sft, luffy, both = (run.config for run in runs)
     assert (sft.sft.max_tokens, sft.sft.steps) == (9000, 21)
     assert (luffy.rl.max_tokens, luffy.rl.steps) == (9000, 10)  # two updates an RL step
@@ -258,10 +249,8 @@ def test_what_was_chosen_runs_with_the_reported_seeds_on_the_reported_suites(loa
 
 
 def test_a_suite_to_choose_on_is_not_reported(load):
-    sweep, reported = (
-        load(changed(TUNED, "on: validation", "on: longer")),
-        ("in_distribution", "other_mix", "retention"),
-    )
+    sweep = load(changed(TUNED, "on: validation", "on: longer"))
+    reported = ("in_distribution", "other_mix", "retention")
     assert sweep.common().evaluation.only == reported
     assert {run.config.evaluation.only for run in sweep.tuning_runs()} == {("longer",)}
     assert {run.config.evaluation.only for run in sweep.reported_runs()} == {reported}
@@ -376,33 +365,19 @@ def test_an_arm_cannot_be_unequal(load, override, says):
         (COMPARED, "12}", "12, max_optimizer_steps: 9}", "max_optimizer_steps has no effect without tokens"),
         (COMPARED, "sft_steps: 4", "sft_tokens: 4", "sft_tokens has no effect without budget.tokens"),
         (COMPARED, STEPS, ROLLOUTS, "samples no rollouts"),
-        (
-            HEAD + ROLLOUTS + "arms:\n  luffy: {chain: rl, method: luffy}\n  other: {chain: rl, method: dapo}\n",
-            "method: dapo", "method: dapo", "how many rollouts dapo samples in a step depends on their rewards",
-        ),
-        (
-            HEAD + ROLLOUTS + "arms:\n  luffy: {chain: rl, method: luffy}\n  other: {chain: rl, method: dapo}\n",
-            "dapo", "luffy_prefix", "depends on their rewards",
-        ),
-        (
-            HEAD + ROLLOUTS + "arms:\n  luffy: {chain: rl, method: luffy}\n  other: {chain: rl, method: on_policy}\n",
-            "448", "100", "samples 28 rollouts a step (4 prompts x 7), and budget.rollouts 100 is not a multiple",
-        ),
-        (HEAD + TOKENS + BY_TOKENS, ", max_optimizer_steps: 21", "", "max_optimizer_steps: missing"),
-        (HEAD + TOKENS + BY_TOKENS, "21", "1", "max_optimizer_steps 1 is less than the 2 that an RL step makes"),
+        (by_rollouts("dapo"), "448", "448", "how many rollouts dapo samples in a step depends on their rewards"),
+        (by_rollouts("luffy_prefix"), "448", "448", "depends on their rewards"),
+        (by_rollouts("on_policy"), "448", "100",
+         "samples 28 rollouts a step (4 prompts x 7), and budget.rollouts 100 is not a multiple"),
+        (PAID, ", max_optimizer_steps: 21", "", "max_optimizer_steps: missing"),
+        (PAID, "21", "1", "max_optimizer_steps 1 is less than the 2 that an RL step makes"),
         (HEAD + TOKENS + ARMS, "name", "name", "sft_then_rl: sft_steps: budget.tokens counts tokens; give sft_tokens"),
         (HEAD + TOKENS + ARMS, ", sft_steps: 4", "", "arms.sft_then_rl: sft_tokens: missing"),
-        (HEAD + TOKENS + BY_TOKENS, "2000", "9000", "sft_tokens 9000 leaves none of budget.tokens 9000 to RL"),
-        (HEAD + TOKENS + BY_TOKENS, "method: sft}", "method: sft, sft_tokens: 9}", "sft_tokens has no effect"),
-        (
-            HEAD + TOKENS + BY_TOKENS, "method: luffy}",
-            "method: luffy, overrides: [rl.optimizer.schedule.kind=cosine]}",
-            "arms.luffy: rl.optimizer.schedule depends on the number of steps",
-        ),
-        (
-            HEAD + TOKENS + BY_TOKENS, "method: sft}", "method: sft, overrides: [sft.max_tokens=9]}",
-            "change the budget",
-        ),
+        (PAID, "2000", "9000", "sft_tokens 9000 leaves none of budget.tokens 9000 to RL"),
+        (PAID, "method: sft}", "method: sft, sft_tokens: 9}", "sft_tokens has no effect"),
+        (PAID, "method: luffy}", "method: luffy, overrides: [rl.optimizer.schedule.kind=cosine]}",
+         "arms.luffy: rl.optimizer.schedule depends on the number of steps"),
+        (PAID, "method: sft}", "method: sft, overrides: [sft.max_tokens=9]}", "change the budget"),
         (HEAD + STEPS + ROUNDS, "12", "10", "arms.rounds: 10 optimizer steps of SFT are no multiple of its 3 rounds"),
         (HEAD + STEPS + ROUNDS, "sft_steps: 6", "sft_steps: 4", "then_rl: 4 optimizer steps of SFT are no multiple"),
         (HEAD + ROLLOUTS + ROUNDS, "448", "448", "arms.rounds: how many rollouts the stage sample of chain expert_it"),
@@ -448,26 +423,19 @@ def test_an_arm_cannot_be_unequal(load, override, says):
         (TUNED, "[100, 101]", "[100], decoding: greed", "decoding: no decoding is called 'greed'; there are greedy"),
         (TUNED, "on: validation", "on: longr", "select.on: no suite is called 'longr'"),
         (TUNED, "validation_prompts=4", "validation_prompts=0", "select.on: the validation split has no prompts"),
-        (
-            changed(TUNED, "on: validation", "on: longer"), "overrides: [data",
-            'overrides: ["evaluation.only=[longer, retention]", data',
-            "select.on: longer is also reported (evaluation.only)",
-        ),
+        (changed(TUNED, "on: validation", "on: longer"), "overrides: [data",
+         'overrides: ["evaluation.only=[longer, retention]", data',
+         "select.on: longer is also reported (evaluation.only)"),
         # Grids.
         (GRID, "sft.num_traces: [4, 8]", "sft.num_trace: [4, 8]", "sft.num_trace: unknown key"),
-        (GRID, "sft.num_traces: [4, 8]", "sft.num_traces: []", "grid.sft.num_traces"),
-        (GRID, "sft.num_traces: [4, 8]", "sft.num_traces: [4, 4]", "4 is listed twice"),
         (GRID, "sft.num_traces: [4, 8]", "rl.steps: [4, 8]", "are the same run; a key changes nothing"),
         (GRID, "sft.num_traces: [4, 8]", "sft.seed: [4, 8]", "every point runs with all of seeds"),
         (GRID, "sft.num_traces: [4, 8]", "name: [a, b]", "name cannot be tried"),
         (GRID, "sft.num_traces: [4, 8]", "sft.num_traces: [4, many]", "sft.num_traces"),
-        (GRID, "[1, 2]", "[1, 1]", "seeds: give each seed once"),
         (GRID, "seeds", "budget: {rollouts: 4}\nseeds", "budget: has no effect in a grid; allowed here: experiment, "),
-        (
-            changed(GRID, "[chain=sft, method=sft]", '["stages=[prepare_data, base, evaluate]"]'),
-            "sft.num_traces: [4, 8], sft.optimizer.lr: [1e-4, 1e-3]", "base.steps: [4, 8]",
-            "seeds: have no effect without the stage sft or rl",
-        ),
+        (changed(GRID, "[chain=sft, method=sft]", '["stages=[prepare_data, base, evaluate]"]'),
+         "sft.num_traces: [4, 8], sft.optimizer.lr: [1e-4, 1e-3]", "base.steps: [4, 8]",
+         "seeds: have no effect without the stage sft or rl"),
         # Studies.
         (STUDY, "cells: [centre, budget-long]", "cells: [budget-huge]", "no cell is called 'budget-huge'"),
         (STUDY, "arms: [luffy]}", "arms: [chord]}", "no arm is called 'chord'"),
