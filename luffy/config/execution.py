@@ -123,13 +123,15 @@ class ExecutionConfig(StrictModel):
     """Concatenate sequences into one row instead of padding them."""
     attention: AttentionKind = "sdpa"
     """Attention of the models in training; its memory grows linearly with the tokens of a micro-batch, packed or not.
-    `sdpa`: torch's scaled_dot_product_attention, sequence by sequence on packed rows. `flash_attention_2` and
+    `sdpa`: torch's own; packed rows take one call of its FlashAttention in bfloat16 on a GPU, elsewhere one call for
+    each sequence. `flash_attention_2` and
     `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
     flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
     compile: bool = False
-    """Compile the decoder layers of the models in training, except for their attention (torch.compile). Takes up to a
-    minute at the start of a stage, less when it was compiled before; needs a C++ compiler, and changes only the last
-    bits of floats. The embedded engine generates without it. Not for ZeRO 3, `sequence_parallel` or `flex`."""
+    """Compile the decoder layers of the models in training, except for their attention, and the output head's passes
+    over logits (torch.compile). Takes up to a minute at the start of a stage, less when it was compiled before; needs a
+    C++ compiler, and changes only the last bits of floats. The embedded engine generates without it. Not for ZeRO 3,
+    `sequence_parallel` or `flex`."""
     sequence_parallel: PositiveInt = 1
     """Trainer ranks that share the tokens of each sequence, for sequences too long for one GPU: a rank keeps only the
     activations of its slice (DeepSpeed Ulysses, arXiv 2309.14509). Must divide `ray.trainer_ranks` and the

@@ -255,9 +255,6 @@ class _Rank:
         of_adapter = "" if trained == parameters else f"{trained:,} parameters of the adapter; "
         if execution.zero_stage >= 2:
             gradients, gradient_words = _FLOAT32 / ranks, f"float32: 4 bytes per parameter / {ranks} ranks"
-        elif self._sums_whole_gradients:
-            gradients = float(_FLOAT32 + self._bytes)
-            gradient_words = "4 bytes per parameter summed and 2 of the pass, whole on each rank"
         else:
             gradients, gradient_words = float(_FLOAT32), "float32: 4 bytes per parameter, whole on each rank"
         moments, words = 2.0 * _FLOAT32, "two moments: 8 bytes per parameter"

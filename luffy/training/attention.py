@@ -11,7 +11,7 @@ output after it.
 
 Layers are compiled by torch.compile (`execution.compile`), that is what surrounds attention: norms, rotations,
 projections, MLP. Attention is left out: it has kernels of its own, and would be compiled again for the bounds of every
-packed micro-batch. So are the output head, the losses and generation.
+packed micro-batch. So are the losses and generation. The output head compiles its own passes (`fused_head`).
 
 Shape legend: `B` rows, `T` tokens, `A` attention heads, `D` size of a head, `H` hidden size.
 """

@@ -167,7 +167,10 @@ LAYOUTS = [
         for overrides, words in (
             (["execution.vllm.gpu_memory_utilization=0.9"], "lower execution.vllm.gpu_memory_utilization"),
             (["execution.gradient_checkpointing=false"], "set execution.gradient_checkpointing: true"),
-            (["execution.logprob_chunk_tokens=16384"], "lower execution.logprob_chunk_tokens"),
+            (
+                ["execution.logprob_chunk_tokens=32768", "execution.micro_batch_tokens=32768"],
+                "lower execution.logprob_chunk_tokens",
+            ),
             (["execution.micro_batch_tokens=262144"], "lower execution.micro_batch_tokens"),
         )
     ),
