@@ -39,13 +39,14 @@ def wait_until_ended(processes: Iterable[psutil.Process]) -> None:
     left = list(processes)
 
     def have_ended() -> bool:
-        left[:] = filter(_runs, left)
+        left[:] = filter(lives, left)
         return not left
 
     wait_until(have_ended, "the end of processes")
 
 
-def _runs(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that nobody has collected does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, lives
 
 from luffy.config.environment import SandboxConfig, SandboxLimits
 from luffy.sandbox import ExecutionResult, Sandbox, open_sandbox
@@ -75,9 +75,4 @@ def run_code(code: str, within: SandboxLimits = PATIENT) -> ExecutionResult:
 
 def processes_below(pid: int) -> list[psutil.Process]:
     """Everything that a process has started and that lives."""
-    return [child for child in psutil.Process(pid).children(recursive=True) if is_alive(child)]
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether a process still runs; one that nobody has collected does not."""
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return [child for child in psutil.Process(pid).children(recursive=True) if lives(child)]

@@ -187,10 +187,3 @@ def _metrics(stages: Path) -> list[dict]:
 
 def _model(stages: Path) -> str:
     return hashlib.sha256((only(stages, "rl") / "model/model.safetensors").read_bytes()).hexdigest()
-
-
-def test_the_samples_are_readable_on_the_terminal(finished):
-    env = {**os.environ, "LUFFY_WORKSPACE": str(finished.parent)}
-    shown = ran([sys.executable, "-m", "luffy", "show", "guess_number", "--samples", "8"], cwd=ROOT, env=env)
-    assert "--- policy ---" in shown.stdout and "--- environment ---" in shown.stdout
-    assert json.dumps("<|pad|>") not in shown.stdout

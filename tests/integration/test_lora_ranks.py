@@ -27,7 +27,7 @@ LAYOUTS = [(0, 0), (2, 2), (3, 3), (2, 0), (3, 1)]
 
 def test_two_ranks_give_the_reference_gradient_and_step(tmp_path):
     found = on_ranks("adapter_steps", ZERO, tmp_path)
-    assert len(found) == 3 * len(ZERO)
+    assert len(found) == len(ZERO) + 2
     for case, errors in found.items():
         assert errors["gradient"] < 1e-5, (case, errors)
         assert errors["movement"] < 1e-3, (case, errors)

@@ -1,4 +1,7 @@
-"""The proof over two ranks: every preset and the critic, and every ZeRO setting, against the float64 reference."""
+"""The proof over two ranks: every preset and the critic, and every ZeRO setting, against the float64 reference.
+
+And over four, as two shards of two slices, or one shard of four.
+"""
 
 import pytest
 from ranks import on_ranks
@@ -36,3 +39,15 @@ def test_two_ranks_give_the_reference_gradient_and_step_of_the_critic():
     assert len(cases) == len(zero_stages) * 3
     for case, errors in cases.items():
         assert max(errors.values()) < 1e-5, (case, errors)
+
+
+@pytest.mark.slow
+def test_ranks_that_share_sequences_learn_what_the_references_learn():
+    found = on_ranks("shared_sequences", ranks=4)
+    assert len(found["errors"]) == 6
+    for case, error in found["errors"].items():
+        # The learner is compared by its movement, which is small beside the parameters.
+        assert error < (3e-3 if case.startswith("learner") else 1e-5), (case, error)
+    # Each rank alone would see a difference in its own slice only.
+    refusal = "execution.sequence_parallel: the layers of FalconH1ForCausalLM need whole sequences; use 1"
+    assert found["refusals"] == [refusal] * 4

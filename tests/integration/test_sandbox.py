@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S, ran, wait_until
-from sandboxed import PATIENT, is_alive, limits, processes_below, require_bubblewrap, run_calls, run_code
+from patience import PATIENCE_S, ran, wait_until_ended
+from sandboxed import PATIENT, limits, processes_below, require_bubblewrap, run_calls, run_code
 
 from luffy.config.environment import SandboxConfig
 from luffy.errors import UserError
@@ -299,7 +299,7 @@ asyncio.run(main())
     if ending == "kill":
         ours.kill()
     ours.communicate(b"\n", timeout=PATIENCE_S)
-    wait_until(lambda: not any(map(is_alive, below)), "the end of all sandboxes")
+    wait_until_ended(below)
 
 
 # The kernel

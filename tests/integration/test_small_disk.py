@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from toy_run import Recorder, toy_experiment, toy_run
 
 from luffy.cli.main import main
-from luffy.errors import EXIT_USER_ERROR, StageFailed, WorkspaceError
+from luffy.errors import StageFailed, WorkspaceError
 from luffy.files import write_atomic
 from luffy.pipeline.disk import lack_of_space
 from luffy.pipeline.experiment import start_run
@@ -87,22 +87,6 @@ def test_a_stage_that_will_not_fit_is_refused_before_it_begins(disk):
     one_line(caught, "base needs", "parameters: a model in float32", "checkpoints of", "MiB left", "--workspace")
     assert not list((root / "stages").glob("base/*"))
     assert recorder.texts("error") == [str(caught.value)]
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_up_during_a_stage_is_one_line_and_the_stage_resumes(disk, monkeypatch):
-    root = disk(48)
-    monkeypatch.setenv("TOY_MODE", "fill")
-    with pytest.raises(StageFailed) as caught:
-        toy_run(root).execute("prepare_data", Recorder())
-    assert caught.value.exit_code == EXIT_USER_ERROR
-    one_line(caught, "no space left", "luffy gc", "resumes")
-    (directory,) = (root / "stages" / "prepare_data").iterdir()
-    (directory / "rollouts").unlink()
-    monkeypatch.delenv("TOY_MODE")
-    manifest = toy_run(root).execute("prepare_data", recorder := Recorder())
-    assert recorder.texts("planned") == ["resume from step 2"]
-    assert manifest.resumed_from == 2
 
 
 def test_a_full_disk_does_not_hide_the_error_that_ended_the_run(disk):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from nltk_words import WORDS, write_words
-from patience import wait_until
+from patience import wait_until_ended
 from synthetic.own_evaluation import PYTHON, needs_interpreter, needs_uv, own_evaluation, said
 
 from luffy.config.data import VerifiersPackage
@@ -208,7 +208,7 @@ def test_the_death_of_the_host_leaves_no_tool_server(opened):
     servers = psutil.Process(process.pid).children(recursive=True)
     assert servers
     psutil.Process(process.pid).kill()
-    wait_until(lambda: not any(server.is_running() and server.status() != "zombie" for server in servers))
+    wait_until_ended(servers)
     process.close()
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import psutil
-from patience import PATIENCE_S, wait_until
-from sandboxed import PATIENT, is_alive, limits, processes_below, run_calls
+from patience import PATIENCE_S, wait_until_ended
+from sandboxed import PATIENT, limits, processes_below, run_calls
 
 from luffy.config.environment import SandboxConfig
 from luffy.sandbox import open_sandbox
@@ -59,7 +59,7 @@ def test_closing_kills_what_the_code_has_started(started_here):
 
     below = asyncio.run(run())
     assert len(below) == 2
-    wait_until(lambda: not any(map(is_alive, below)), "the end of both")
+    wait_until_ended(below)
 
 
 def test_it_dies_with_us(tmp_path):
@@ -81,4 +81,4 @@ asyncio.run(main())
     ours.kill()
     ours.wait(PATIENCE_S)
     assert len(below) == 1
-    wait_until(lambda: not is_alive(below[0]), "the end of the interpreter")
+    wait_until_ended(below)

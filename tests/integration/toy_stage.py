@@ -30,8 +30,6 @@ def run(settings: object, context: StageContext) -> StageResult:
         (checkpoint / "COMPLETE").touch()
         if fault and (step == 2 or fault == "lost for good"):
             strike(fault)
-        if os.environ.get("TOY_MODE") == "fill" and step == 2:
-            fill(context.out / "rollouts")
         if os.environ.get("TOY_MODE") == "quota" and step == 2:
             use_up_quota()
     (context.out / "model").mkdir(exist_ok=True)
@@ -39,13 +37,6 @@ def run(settings: object, context: StageContext) -> StageResult:
     (context.out / "metrics.jsonl").write_text(f'{{"pid": {os.getpid()}}}\n')
     (context.out / "shards").mkdir(exist_ok=True)
     return StageResult(("model", "metrics.jsonl"), {"loss": 0.5}, resumed_from=first, scratch=("shards",))
-
-
-def fill(path: Path) -> None:
-    """Write until the disk is full."""
-    with path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 20))
 
 
 def use_up_quota() -> None:

@@ -16,13 +16,13 @@ def spread(row: ReferenceRow, value: float) -> Tensor:
     return torch.full((len(row.given),), value, dtype=torch.float64)
 
 
-def _by_group(formula: Callable[[Rows], Sequence[float]], among: Callable[[ReferenceRow], bool]) -> Estimator:
-    """The estimator whose population are the rows of the group that are `among`; others get 0."""
+def _by_group(formula: Callable[[Rows], Sequence[float]], rollouts_only: bool = False) -> Estimator:
+    """The estimator whose population are the rows of the group, or its rollouts alone; others get 0."""
 
     def estimate(rows: Rows) -> list[Tensor]:
         found = [spread(row, 0.0) for row in rows]
         for group in {row.group for row in rows}:
-            places = [i for i, row in enumerate(rows) if row.group == group and among(row)]
+            places = [i for i, row in enumerate(rows) if row.group == group and (row.is_rollout or not rollouts_only)]
             population = [rows[i] for i in places]
             for i, value in zip(places, formula(population) if places else (), strict=True):
                 found[i] = spread(rows[i], value)
@@ -43,31 +43,15 @@ def _standardised(rows: Rows) -> list[float]:
     return formulas.group_mean(_rewards(rows), scale_by_std=True)
 
 
-def _length_weighted(rows: Rows) -> list[float]:
-    return formulas.length_weighted(_rewards(rows), [len(row.given) for row in rows])
-
-
-def _best_of_two(rows: Rows) -> list[float]:
-    return formulas.pass_at_k([row.reward > 0 for row in rows], 2)
-
-
-def everyone(row: ReferenceRow) -> bool:
-    return True
-
-
-def rollouts_only(row: ReferenceRow) -> bool:
-    return row.is_rollout
-
-
-centred = _by_group(_centred, everyone)
+centred = _by_group(_centred)
 """R - mean: Dr.GRPO; LUFFY, demonstrations counted."""
-standardised = _by_group(_standardised, everyone)
+standardised = _by_group(_standardised)
 """GRPO."""
-centred_rollouts = _by_group(_centred, rollouts_only)
-standardised_rollouts = _by_group(_standardised, rollouts_only)
-leave_one_out = _by_group(lambda rows: formulas.leave_one_out(_rewards(rows)), everyone)
-length_weighted = _by_group(_length_weighted, everyone)
-best_of_two = _by_group(_best_of_two, everyone)
+centred_rollouts = _by_group(_centred, rollouts_only=True)
+standardised_rollouts = _by_group(_standardised, rollouts_only=True)
+leave_one_out = _by_group(lambda rows: formulas.leave_one_out(_rewards(rows)))
+length_weighted = _by_group(lambda rows: formulas.length_weighted(_rewards(rows), [len(row.given) for row in rows]))
+best_of_two = _by_group(lambda rows: formulas.pass_at_k([row.reward > 0 for row in rows], 2))
 
 
 def raw(rows: Rows) -> list[Tensor]:

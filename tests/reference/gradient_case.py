@@ -231,27 +231,34 @@ def as_groups(rows: Sequence[Trajectory], groups: Sequence[int]) -> list[Group]:
 # ---- constants of the step, the same for both sides ----
 
 
-def noisy_logp(model: PreTrainedModel, rows: Sequence[Trajectory], seed: int = 5) -> list[Tensor]:
+def _noisy(own: Sequence[Tensor], seed: int) -> list[Tensor]:
     """Log-probabilities a little off the model's own, one in ten far off, so that ratios differ from 1 and reach clips.
 
     Rounded to float32, which is what the engine holds.
     """
     generator = torch.Generator().manual_seed(seed)
     noisy = []
-    with torch.no_grad():
-        for row in rows:
-            n = row.num_learnable
-            own, _ = evaluate(model, row)
-            far = 2.0 * (torch.rand(n, generator=generator) < 0.1) * torch.randn(n, generator=generator).sign()
-            noisy.append((own + 0.3 * torch.randn(n, generator=generator) + far).float().double())
+    for logp in own:
+        n = len(logp)
+        far = 2.0 * (torch.rand(n, generator=generator) < 0.1) * torch.randn(n, generator=generator).sign()
+        noisy.append((logp + 0.3 * torch.randn(n, generator=generator) + far).float().double())
     return noisy
 
 
 @functools.cache
-def _constants(case: str, model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def first_with_rows_of(case: str) -> str:
+    """The first case with the same rows: what depends on rows and model alone is computed for that one."""
+    kind = reference_of(case).rows
+    first = next(other for other in CASES if reference_of(other).rows == kind)
+    return first + CONTEXTS if case.endswith(CONTEXTS) else first
+
+
+@functools.cache
+def _constants(first_case: str, model: PreTrainedModel) -> tuple[list[Tensor], ...]:
     """Log-probabilities of each row under the old policy, the reference and the teacher; kept for both sides."""
-    rows, _ = trajectories(case)
-    return noisy_logp(model, rows), noisy_logp(model, rows, seed=6), noisy_logp(model, rows, seed=7)
+    with torch.no_grad():
+        own = [evaluate(model, row)[0] for row in trajectories(first_case)[0]]
+    return tuple(_noisy(own, seed) for seed in (5, 6, 7))
 
 
 def critic_values(rows: Sequence[Trajectory]) -> list[Tensor]:
@@ -301,7 +308,8 @@ def make_batch(
         shard = one_shard(as_groups(all_rows, all_groups), objective.advantage)
         of_rank = [i for i, episode in enumerate(shard.episodes) if episode in kept]
         batch = batch_of(shard.part([of_rank]), objective.advantage, 0, total, critic)  # type: ignore[arg-type]
-    old, start, teacher = (_placed(batch, of_kept(logps)) for logps in _constants(case, model))
+    constants = _constants(first_with_rows_of(case), model)
+    old, start, teacher = (_placed(batch, of_kept(logps)) for logps in constants)
     return dataclasses.replace(batch, logp_old_BT=old, logp_ref_BT=start, logp_teacher_BT=teacher)
 
 
@@ -357,10 +365,33 @@ def reference_step(
     case: str, model: PreTrainedModel, temperature: float = 1.0
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Gradients and parameters after one AdamW step, in float64 on the whole batch; kept for the next split."""
+    loss, parameters = _reference_loss(case, model, temperature)
+    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True)
     model64 = copy.deepcopy(model).double()
-    gradients = reference_gradients(case, model64, model, reference_of(case), temperature)
+    for parameter, gradient in zip(model64.parameters(), found, strict=True):
+        parameter.grad = gradient.clone()
     adamw_step(model64, reference_optimizer(model64))
-    return gradients, {name: parameter.detach() for name, parameter in model64.named_parameters()}
+    after = {name: parameter.detach() for name, parameter in model64.named_parameters()}
+    return dict(zip(parameters, found, strict=True)), after
+
+
+def reference_loss(case: str, model: PreTrainedModel, temperature: float = 1.0) -> float:
+    """The loss of the same batch."""
+    return _reference_loss(case, model, temperature)[0].item()
+
+
+@functools.cache
+def _reference_loss(case: str, model: PreTrainedModel, temperature: float) -> tuple[Tensor, dict[str, Tensor]]:
+    model64, known = _evaluated(first_with_rows_of(case), model, temperature)
+    rows = [dataclasses.replace(same, row=row) for same, row in zip(known, _written(case, model), strict=True)]
+    return reference_of(case)(rows), dict(model64.named_parameters())
+
+
+@functools.cache
+def _evaluated(first_case: str, model: PreTrainedModel, temperature: float) -> tuple[torch.nn.Module, list[Evaluated]]:
+    """The rows under the model in float64, on a graph that the losses of all cases with these rows go back through."""
+    model64 = copy.deepcopy(model).double()
+    return model64, [forward(model64, row, temperature) for row in _written(first_case, model)]
 
 
 def reference_gradients(
@@ -375,15 +406,9 @@ def reference_gradients(
     return {name: parameter.grad.clone() for name, parameter in model64.named_parameters()}
 
 
-@functools.cache
-def reference_loss(case: str, model: PreTrainedModel, temperature: float = 1.0) -> float:
-    model64 = copy.deepcopy(model).double()
-    return float(reference_of(case)([forward(model64, row, temperature) for row in _written(case, model)]))
-
-
 def _written(case: str, model: PreTrainedModel) -> list[ReferenceRow]:
     rows, groups = trajectories(case)
-    return reference_rows(case, rows, groups, *_constants(case, model))
+    return reference_rows(case, rows, groups, *_constants(first_with_rows_of(case), model))
 
 
 def reference_optimizer(model64: torch.nn.Module) -> torch.optim.Optimizer:

@@ -24,6 +24,7 @@ from reference.gradient_case import (
     adamw_step,
     as_groups,
     execution,
+    first_with_rows_of,
     loaded_model,
     objective_of,
     reference_of,
@@ -94,16 +95,21 @@ def two_updates(
 
 
 @functools.cache
+def _logps(first_preset: str) -> list[list[Tensor]]:
+    """Of each row before the first update: under the policy, the reference and the teacher."""
+    rows, _ = trajectories(first_preset, num_groups=NUM_GROUPS)
+    models = [tiny_model(seed).double() for seed in (0, 1, 2)]
+    with torch.no_grad():
+        return [[evaluate(model, row)[0] for row in rows] for model in models]
+
+
+@functools.cache
 def reference_updates(preset: str, passes: int) -> dict[str, Tensor]:
     """The parameters after the same updates in float64, on all rows; kept for the next layout."""
     rows, index = trajectories(preset, num_groups=NUM_GROUPS)
     model64 = tiny_model().double()
     optimizer = reference_optimizer(model64)
-    with torch.no_grad():  # before the first of the two updates
-        old = [evaluate(model64, row)[0] for row in rows]
-        frozen = (tiny_model(seed).double() for seed in (1, 2))
-        start, teacher = ([evaluate(model, row)[0] for row in rows] for model in frozen)
-    written = reference_rows(preset, rows, index, old, start, teacher)
+    written = reference_rows(preset, rows, index, *_logps(first_with_rows_of(preset)))
     whole = shard_of(rows, index, preset, passes=passes)
     dealt = [{whole.groups[row] for row in update} for update in whole.updates]
     for update, groups in enumerate(dealt):

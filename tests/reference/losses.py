@@ -21,6 +21,16 @@ def ratio_to_old(r: Evaluated) -> Tensor:
     return (r.logp - r.row.logp_old).exp()
 
 
+def logp_sampler(r: Evaluated) -> Tensor:
+    """log mu of each token; that of the old policy where mu is not known."""
+    return torch.where(r.row.logp_sampler.isnan(), r.row.logp_old, r.row.logp_sampler)
+
+
+def k3(log_q_p: Tensor) -> Tensor:
+    """Schulman's estimator of KL(p || q): q / p - 1 - log(q / p)."""
+    return log_q_p.exp() - 1 - log_q_p
+
+
 def _surrogate(r: Evaluated) -> Tensor:
     return -r.row.advantage * ratio_to_old(r)
 
@@ -55,7 +65,7 @@ def _recorded_shape(r: Evaluated) -> Tensor:
     return -r.row.advantage * rho / (rho + 0.1)
 
 
-def _group_accuracy(rows: Rows, group: int) -> float:
+def group_accuracy(rows: Rows, group: int) -> float:
     rewards = [r.row.reward for r in rows if r.row.group == group and r.row.is_rollout]
     return sum(rewards) / len(rewards) if rewards else 0.0
 
@@ -155,17 +165,13 @@ def cispo(rows: Rows) -> Tensor:
 
 def aipo(rows: Rows) -> Tensor:
     """arXiv 2505.24034: -sg(min(p / mu, 4)) A log p; mu is pi_old where it is not known."""
-    parts = []
-    for r in rows:
-        mu = torch.where(r.row.logp_sampler.isnan(), r.row.logp_old, r.row.logp_sampler)
-        parts.append(-(r.logp - mu).exp().detach().clamp(max=4.0) * r.row.advantage * r.logp)
-    return mean(parts)
+    ratios = [(r.logp - logp_sampler(r)).exp().detach().clamp(max=4.0) for r in rows]
+    return mean([-ratio * r.row.advantage * r.logp for ratio, r in zip(ratios, rows, strict=True)])
 
 
 def _distilled(r: Evaluated) -> Tensor:
     """Thinking Machines, "On-Policy Distillation": importance sampling with -(log mu - log q) as the advantage."""
-    mu = torch.where(r.row.logp_sampler.isnan(), r.row.logp_old, r.row.logp_sampler)
-    return -(r.row.logp_teacher - mu) * (r.logp - mu).exp()
+    return -(r.row.logp_teacher - logp_sampler(r)) * (r.logp - logp_sampler(r)).exp()
 
 
 def opd(rows: Rows) -> Tensor:
@@ -220,26 +226,24 @@ def chord(mu: float, weight: Callable[[Tensor], Tensor]) -> Loss:
     return loss
 
 
+def _gated(rows: Rows, policy_gradient: Callable[[Evaluated], Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """RL on rollouts of prompts that are not all wrong, and cross entropy on demonstrations of the others."""
+    is_solved = [group_accuracy(rows, r.row.group) > 0 for r in rows]
+    solved = [r for r, solves in zip(rows, is_solved, strict=True) if solves]
+    failed = [r for r, solves in zip(rows, is_solved, strict=True) if not solves]
+    return _own(solved, policy_gradient), _given(failed, _nll)
+
+
 def hpt(rows: Rows) -> Tensor:
     """arXiv 2509.04419, gamma = 0: RL on rollouts of prompts not all wrong, divided by all rollouts' tokens; SFT on
     demonstrations of the others, divided by those."""
-    rl, supervised = [], []
-    for r in rows:
-        if _group_accuracy(rows, r.row.group) > 0:
-            rl.append(_surrogate(r)[r.own])
-        else:
-            supervised.append(_nll(r)[r.given])
+    rl, supervised = _gated(rows, _surrogate)
     return total(rl) / sum(int(r.own.sum()) for r in rows) + mean(supervised) + _entropy_bonus(rows)
 
 
 def superrl(rows: Rows) -> Tensor:
     """arXiv 2506.01096: the same gate on GRPO, both halves divided by all tokens of their kind, gated or not."""
-    rl, supervised = [], []
-    for r in rows:
-        if _group_accuracy(rows, r.row.group) > 0:
-            rl.append(clipped(r)[r.own])
-        else:
-            supervised.append(_nll(r)[r.given])
+    rl, supervised = _gated(rows, clipped)
     return total(rl) / sum(int(r.own.sum()) for r in rows) + total(supervised) / sum(int(r.given.sum()) for r in rows)
 
 
@@ -290,23 +294,15 @@ def guide(rows: Rows) -> Tensor:
 
 def uft(rows: Rows) -> Tensor:
     """arXiv 2505.16984: clipped policy gradient + 0.001 cross entropy of the hint + 0.001 KL (k3)."""
-
-    def k3(r: Evaluated) -> Tensor:
-        log_q_p = r.row.logp_start - r.logp
-        return log_q_p.exp() - 1 - log_q_p
-
-    return mean(_own(rows, clipped)) + 0.001 * mean(_given(rows, _nll)) + 0.001 * mean(_own(rows, k3))
+    divergence = mean(_own(rows, lambda r: k3(r.row.logp_start - r.logp)))
+    return mean(_own(rows, clipped)) + 0.001 * mean(_given(rows, _nll)) + 0.001 * divergence
 
 
 def bread(rows: Rows) -> Tensor:
     """arXiv 2506.17211: GRPO with KL (k3) on what follows the start of a trace; the mean of token means over the rows
     in which something follows it."""
-
-    def loss(r: Evaluated) -> Tensor:
-        log_q_p = r.row.logp_start - r.logp
-        return clipped(r) + 0.001 * (log_q_p.exp() - 1 - log_q_p)
-
-    return torch.stack([loss(r)[r.own].mean() for r in rows if r.own.any()]).mean()
+    losses = [(clipped(r) + 0.001 * k3(r.row.logp_start - r.logp))[r.own] for r in rows]
+    return torch.stack([loss.mean() for loss in losses if len(loss)]).mean()
 
 
 REFERENCES: dict[str, Reference] = {

@@ -4,6 +4,7 @@ The first step moves the value head away from 0, where it hides the decoder's gr
 """
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -75,8 +76,9 @@ def at_tokens(of_rows: Sequence[Tensor], like: TrainBatch) -> Tensor:
     return laid_BT
 
 
+@functools.cache
 def reference_steps(model: PreTrainedModel, value_clip: float | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The gradient of the second step and the parameters after it, in float64, without padding."""
+    """The gradient of the second step and the parameters after it, in float64, without padding; kept."""
     model64 = copy.deepcopy(model).double()
     weight = torch.zeros(model.config.hidden_size, dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(1, dtype=torch.float64, requires_grad=True)

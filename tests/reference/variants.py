@@ -6,7 +6,18 @@ import torch
 from torch import Tensor
 
 from reference import estimators
-from reference.losses import Rows, by_entropy, chord, clipped, dual_clip, prefix_rft, ratio_to_old
+from reference.losses import (
+    Rows,
+    by_entropy,
+    chord,
+    clipped,
+    dual_clip,
+    group_accuracy,
+    k3,
+    logp_sampler,
+    prefix_rft,
+    ratio_to_old,
+)
 from reference.rows import Evaluated, Reference, mean, total
 
 STEP, TOTAL_STEPS = 3, 10
@@ -57,13 +68,9 @@ def _correction(r: Evaluated) -> Tensor:
     return torch.where(r.row.logp_sampler.isnan(), 1.0, (r.row.logp_old - r.row.logp_sampler).exp())
 
 
-def _sampler(r: Evaluated) -> Tensor:
-    return torch.where(r.row.logp_sampler.isnan(), r.row.logp_old, r.row.logp_sampler)
-
-
 def truncated_importance(rows: Rows) -> Tensor:
     policy = mean([_correction(r).clamp(max=2.0) * clipped(r) for r in rows])
-    return policy + 0.1 * (1 - _PROGRESS / 0.5) * mean([(r.logp - _sampler(r)).square() / 2 for r in rows])
+    return policy + 0.1 * (1 - _PROGRESS / 0.5) * mean([(r.logp - logp_sampler(r)).square() / 2 for r in rows])
 
 
 # Sequences far from their sampler are left out, and half of each one's tokens, those of the lowest entropy.
@@ -94,8 +101,7 @@ def masked_sequences(rows: Rows) -> Tensor:
         entropy = r.entropy.tolist()
         kept = by_entropy(entropy)[: math.ceil(len(entropy) / 2)]
         means.append(weight * (-r.row.advantage * ratio_to_old(r))[kept].sum() / len(entropy))
-        log_q_p = r.row.logp_old - r.logp
-        divergences.append((log_q_p.exp() - 1 - log_q_p).mean())
+        divergences.append(k3(r.row.logp_old - r.logp).mean())
     return torch.stack(means).mean() + coefficient * torch.stack(divergences).mean()
 
 
@@ -119,19 +125,14 @@ terms:
 
 def total_variation(rows: Rows) -> Tensor:
     """The gate lets groups through of which some are right, but at most half."""
-    passed = [r for r in rows if 0 < _accuracy(rows, r.row.group) <= 0.5]
+    passed = [r for r in rows if 0 < group_accuracy(rows, r.row.group) <= 0.5]
     parts = []
     for r in passed:
-        moved = r.logp.detach().exp() - _sampler(r).exp()
+        moved = r.logp.detach().exp() - logp_sampler(r).exp()
         kept = torch.where(r.row.advantage > 0, moved <= 0.02, moved >= -0.03)
-        parts.append((-r.row.advantage * (r.logp - _sampler(r)).exp())[kept])
+        parts.append((-r.row.advantage * (r.logp - logp_sampler(r)).exp())[kept])
     start = total([r.logp - r.row.logp_start for r in rows]) / (12 * len(rows))
     return total(parts) / (12 * len(passed)) + 0.01 * start
-
-
-def _accuracy(rows: Rows, group: int) -> float:
-    rewards = [r.row.reward for r in rows if r.row.group == group]
-    return sum(rewards) / len(rewards)
 
 
 # Guided rows, shaped otherwise, clamped, with scaled advantages and an entropy bonus that adapts.
@@ -247,14 +248,10 @@ def reinforce(rows: Rows) -> Tensor:
     return torch.stack([(-r.row.advantage * ratio_to_old(r)).mean() for r in rows]).mean()
 
 
-def _one(p: Tensor) -> Tensor:
-    return torch.ones_like(p)
-
-
 _TRUNCATED = Reference("rollouts", estimators.best_of_two, truncated_importance)
 _SCALED = estimators.scaled(estimators.standardised, own=0.5, given=2.0)
 VARIANTS: dict[str, tuple[str, Reference]] = {
-    "chord_mu": (CHORD_MU, Reference("demonstrations", estimators.standardised_rollouts, chord(_MU, _one))),
+    "chord_mu": (CHORD_MU, Reference("demonstrations", estimators.standardised_rollouts, chord(_MU, torch.ones_like))),
     "truncated_importance": (TRUNCATED_IMPORTANCE, _TRUNCATED),
     "masked_sequences": (MASKED_SEQUENCES, Reference("rollouts", estimators.centred, masked_sequences)),
     "total_variation": (TOTAL_VARIATION, Reference("rollouts", estimators.centred, total_variation)),

@@ -15,6 +15,7 @@ from luffy.types import Message
 TOOLS = {tool.name: tool.schema for tool in map(tool_of, (weather, every_type, nothing))}
 WEATHER = {"weather": TOOLS["weather"]}
 HERMES, LLAMA3, XML = (CALL_FORMATS[name] for name in ("hermes", "llama3", "xml"))
+EVERY_FORMAT = pytest.mark.parametrize("syntax", CALL_FORMATS.values(), ids=CALL_FORMATS)
 CALL = ToolCall("weather", {"location": "Rome"})
 
 QWEN_SYSTEM_MESSAGE = """<|im_start|>system
@@ -89,29 +90,25 @@ def test_llama_instructions_are_what_its_template_writes_for_tools_and_results_m
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "arguments"),
+    ("name", "text", "arguments"),
     [
-        (
-            "<weather><location>Rome</location><unit>celsius</unit></weather>",
-            "weather",
-            {"location": "Rome", "unit": "celsius"},
-        ),
+        ("weather", "<location>Rome</location><unit>celsius</unit>", {"location": "Rome", "unit": "celsius"}),
         # Numbers and lists are JSON, and text is as it is.
         (
-            "<every_type>\n<count> 3 </count><numbers>[1, 2]</numbers><text>3</text><flag>true</flag></every_type>",
             "every_type",
+            "\n<count> 3 </count><numbers>[1, 2]</numbers><text>3</text><flag>true</flag>",
             {"count": 3, "numbers": [1, 2], "text": "3", "flag": True},
         ),
         (
-            "<weather><location>\nif a < b && c:\n    return '</weather>'\n</location></weather>",
             "weather",
+            "<location>\nif a < b && c:\n    return '</weather>'\n</location>",
             {"location": "if a < b && c:\n    return '</weather>'"},
         ),
     ],
     ids=["an element per argument", "types", "code"],
 )
-def test_xml_is_read_as_the_types_of_the_parameters(text, name, arguments):
-    assert XML.parse(text, TOOLS) == [ToolCall(name, arguments)]
+def test_xml_is_read_as_the_types_of_the_parameters(name, text, arguments):
+    assert XML.parse(f"<{name}>{text}</{name}>", TOOLS) == [ToolCall(name, arguments)]
 
 
 def test_xml_refuses_parameters_that_it_cannot_tell_apart_and_names_that_are_no_tags():
@@ -121,40 +118,31 @@ def test_xml_refuses_parameters_that_it_cannot_tell_apart_and_names_that_are_no_
         XML.instructions({"get-weather": tool_of(weather, "get-weather").schema})
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
-def test_an_answer_has_no_calls(name):
+@EVERY_FORMAT
+def test_an_answer_has_no_calls(syntax):
     for answer in ("The answer is 42.", "", 'It is {"value": 3}.', "a < b > c", "<b>20</b> degrees", "\\boxed{3}"):
-        assert CALL_FORMATS[name].parse(answer, TOOLS) == []
+        assert syntax.parse(answer, TOOLS) == []
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
-def test_reasoning_holds_no_calls(name):
-    syntax = CALL_FORMATS[name]
+@EVERY_FORMAT
+def test_reasoning_holds_no_calls_and_other_text_around_a_call_does_not_matter(syntax):
     other, call = syntax.render([ToolCall("nothing", {})]), syntax.render([CALL])
-    assert syntax.parse(f"<think>\nI could use {other}\n</think>\n{call}", TOOLS) == [CALL]
-    assert syntax.parse(f"I could use {other}\n</think>\n{call}", TOOLS) == [CALL]  # opened by the prompt
-    assert syntax.parse(f"<think>{other}</think><think>{other}</think>{call} and text", TOOLS) == [CALL]
+    for turn in (
+        f"I look it up.\n{call}\n<|im_end|>",
+        f"<think>\nI could use {other}\n</think>\n{call}",
+        f"I could use {other}\n</think>\n{call}",  # opened by the prompt
+        f"<think>{other}</think><think>{other}</think>{call} and text",
+        f"{call}<think>{call}",  # never closed
+    ):
+        assert syntax.parse(turn, TOOLS) == [CALL]
+    assert syntax.parse(f"<think>Let me call {call}", TOOLS) == []
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
-def test_a_call_inside_unfinished_thinking_is_none(name):
-    syntax = CALL_FORMATS[name]
-    assert syntax.parse(f"<think>Let me call {syntax.render([CALL])}", TOOLS) == []
-    assert syntax.parse(f"{syntax.render([CALL])}<think>{syntax.render([CALL])}", TOOLS) == [CALL]
-
-
-@pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
-def test_tags_inside_an_argument_belong_to_it(name):
-    syntax = CALL_FORMATS[name]
+@EVERY_FORMAT
+def test_tags_inside_an_argument_belong_to_it(syntax):
     for text in ("</tool_call>", "<think>", "</think>", "<tool_call>", "</weather>", "</location>", '{"name": "x"}'):
         call = ToolCall("weather", {"location": f"a{text}b"})
         assert syntax.parse(syntax.render([call, call]), TOOLS) == [call, call]
-
-
-@pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
-def test_the_stop_token_and_text_around_calls_do_not_matter(name):
-    syntax = CALL_FORMATS[name]
-    assert syntax.parse(f"I look it up.\n{syntax.render([CALL])}\n<|im_end|>", TOOLS) == [CALL]
 
 
 def test_llama_calls_may_follow_the_python_tag_and_each_other():
@@ -202,33 +190,31 @@ def test_what_was_meant_as_a_call_is_a_named_failure(name, turn, reason):
     assert reason in found.reason and len(found.reason) < 200
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
-def test_a_broken_call_does_not_hide_the_next_one(name):
-    syntax = CALL_FORMATS[name]
-    broken = {"hermes": "<tool_call>{</tool_call>", "llama3": '{"name": }', "xml": "<weather>?</weather>"}[name]
+@pytest.mark.parametrize(
+    ("syntax", "broken"), [(HERMES, "<tool_call>{</tool_call>"), (LLAMA3, '{"name": }'), (XML, "<weather>?</weather>")]
+)
+def test_a_broken_call_does_not_hide_the_next_one(syntax, broken):
     found = syntax.parse(f"{broken}\n{syntax.render([CALL])}", TOOLS)
     assert [type(call) for call in found] == [BrokenCall, ToolCall]
 
 
-@pytest.mark.parametrize("rest", ["", "</tool_call>", "\n</tool_call>\nThe end."])
-def test_a_call_that_an_unreadable_call_quotes_is_not_made(rest: str) -> None:
-    """A line break inside a string is no JSON; its text holds another call, which stands in a program."""
-    quoted = '<tool_call>{"name": "weather", "arguments": {"location": "Rome"}}'
-    (found,) = HERMES.parse(f'<tool_call>{{"name": "code", "arguments": {{"code": "a = 1\nb = {quoted}{rest}', TOOLS)
-    assert isinstance(found, BrokenCall)
+# A line break inside a string is no JSON; its text holds another call, which stands in a program.
+CODE = '<tool_call>{"name": "code", "arguments": {"code": "a = 1\nb = <tool_call>{"name": "weather", "arguments": {}}'
+QUOTED = XML.render([CALL])
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("syntax", "turn"),
     [
-        "<every_type>\nf('{quoted}')\n</every_type>",
-        "<every_type><text>f('{quoted}')",
-        "<every_type><count>three</count><text>{quoted}</text></every_type>",
-        "<every_type><text>a</text><text>{quoted}</text></every_type>",
+        *((HERMES, CODE + rest) for rest in ("", "</tool_call>", "\n</tool_call>\nThe end.")),
+        (XML, f"<every_type>\nf('{QUOTED}')\n</every_type>"),
+        (XML, f"<every_type><text>f('{QUOTED}')"),
+        (XML, f"<every_type><count>three</count><text>{QUOTED}</text></every_type>"),
+        (XML, f"<every_type><text>a</text><text>{QUOTED}</text></every_type>"),
     ],
 )
-def test_an_element_inside_an_unreadable_one_is_no_call(broken: str) -> None:
-    (found,) = XML.parse(broken.format(quoted=XML.render([CALL])), TOOLS)
+def test_a_call_that_an_unreadable_call_quotes_is_not_made(syntax, turn):
+    (found,) = syntax.parse(turn, TOOLS)
     assert isinstance(found, BrokenCall)
 
 
@@ -245,10 +231,9 @@ def test_a_tool_cannot_end_its_own_result():
     assert message.content.count("</result>") == 1
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
-def test_reading_stops_after_a_thousand_calls_those_of_reasoning_included(name):
+@EVERY_FORMAT
+def test_reading_stops_after_a_thousand_calls_those_of_reasoning_included(syntax):
     """Each broken call may cost time in proportion to the turn: their number is bounded, whatever stands between."""
-    syntax = CALL_FORMATS[name]
     assert len(syntax.parse(syntax.render([CALL] * 1500), TOOLS)) == 1000
     late = ToolCall("nothing", {})
     turn = f"{syntax.render([CALL])}</think>" * 1000 + syntax.render([late])
@@ -256,22 +241,8 @@ def test_reading_stops_after_a_thousand_calls_those_of_reasoning_included(name):
     assert syntax.parse(f"{syntax.render([CALL] * 999)}</think>{syntax.render([CALL])}", TOOLS) == [CALL]
 
 
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(
-    [
-        "</tool_call>",
-        "<think>",
-        "</think>",
-        "&lt;",
-        "&amp;lt;",
-        "\n",
-        "\n\n",
-        " a ",
-        "</text>",
-        "null",
-        "<|im_end|>",
-        "\x00",
-    ]
-)
+MARKS = ("</tool_call>", "<think>", "</think>", "&lt;", "&amp;lt;", "\n", "\n\n", " a ", "</text>", "null", "\x00")
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from((*MARKS, "<|im_end|>"))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),

@@ -253,11 +253,7 @@ def checked(calls: str, clause: str, history: History) -> None:
 @pytest.mark.parametrize("history", ["exact", "as_sampled", "branching"])
 @pytest.mark.parametrize(
     ("clause", "words"),
-    [
-        (RAISES, "unknown role"),
-        (ALTERNATES, "roles must alternate"),
-        (DROPS, "leaves out a message"),
-    ],
+    [(RAISES, "unknown role"), (ALTERNATES, "roles must alternate"), (DROPS, "leaves out a message")],
 )
 def test_a_template_that_cannot_write_results_of_tools_is_refused(history: History, clause: str, words: str) -> None:
     with pytest.raises(DataError, match=f"results of tools are messages of the role tool: .*{words}") as caught:

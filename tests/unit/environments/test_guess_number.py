@@ -1,10 +1,11 @@
-"""The game of guessing a number."""
+"""The game of guessing a number, and what environments of one's own read a turn with."""
 
 import asyncio
 
 import pytest
 
 from luffy.config.environment import GuessNumberEnvironment
+from luffy.environments import after_thinking, xml_fields
 from luffy.environments.registry import instructions_of, open_environment
 from luffy.errors import DataError
 from luffy.grading.request import Problem
@@ -64,3 +65,30 @@ def test_a_problem_without_a_number_is_refused(info):
 
 def test_the_rules_are_left_to_the_prompt():
     assert instructions_of(CONFIG) == ""
+
+
+@pytest.mark.parametrize(
+    ("turn", "reply"),
+    [
+        ("<think>a</think>b", "b"),
+        ("a</think>b", "b"),
+        ("<think>a</think>b<think>c</think>d", "d"),
+        ("plain", "plain"),
+        ("<think>never closed", ""),
+        ("<think>a</think>b<think>again", ""),
+        ("", ""),
+    ],
+)
+def test_only_the_text_after_the_reasoning_is_left(turn, reply):
+    assert after_thinking(turn) == reply
+
+
+def test_fields_are_the_first_elements_of_their_names():
+    text = "<reasoning>\nwhy\n</reasoning>\n<code>x = 1</code><code>second</code><empty></empty><open>"
+    assert xml_fields(text, ["reasoning", ("code", "answer"), "empty", "open"]) == {
+        "reasoning": "why",
+        "code": "x = 1",
+        "answer": None,
+        "empty": "",
+        "open": None,
+    }

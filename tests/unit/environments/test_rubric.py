@@ -15,7 +15,7 @@ from synthetic.endpoint import CHAT, Endpoint, completion
 from luffy.config.environment import EpisodeScoring, JudgeMeasure
 from luffy.config.grading import JudgeGrader
 from luffy.environments.limits import LateCall
-from luffy.environments.live_episode import called
+from luffy.environments.live_episode import FailedEpisode, called
 from luffy.environments.relative import shortest_correct
 from luffy.environments.rubric import EpisodeScorer, EpisodeView, NoVerdict
 from luffy.errors import ConfigError, LostError
@@ -121,48 +121,37 @@ def test_a_judge_is_read_again_as_a_stage_writes_it():
     assert JudgeMeasure.model_validate_json(measure.model_dump_json()) == measure
 
 
-def judge_says(word: str, tmp_path: Path, **settings: object) -> tuple[dict[str, float], str]:
-    """The measures of VIEW by a judge that says the word, and what the judge was asked."""
-    endpoint = Endpoint(lambda path, body: completion(f"Well. VERDICT: {word}"), (CHAT,))
+def judge_says(text: str, tmp_path: Path, **settings: object) -> tuple[dict[str, float], str]:
+    """The measures of VIEW by a judge that says the text, and what the judge was asked; it is gone without a text."""
+    endpoint = Endpoint(lambda path, body: completion(text), (CHAT,))
     with closing(endpoint), closing(Judges(tmp_path)) as judges:
-        scoring = EpisodeScoring(measures={"polite": judged(f"{endpoint.url}/v1", **settings)})
-        scorer = EpisodeScorer(scoring, (), judges=judges)
-        found = asyncio.run(scorer.measure(VIEW))
+        url = f"{endpoint.url}/v1" if text else "http://127.0.0.1:9/v1"
+        scorer = EpisodeScorer(EpisodeScoring(measures={"polite": judged(url, **settings)}), (), judges=judges)
+        found = asyncio.run(called(scorer.measure(VIEW)))
         assert asyncio.run(scorer.measure(VIEW)) == found
     ((_, body),) = endpoint.asked  # the second time, the verdict was remembered
     return found, body["messages"][0]["content"]
 
 
 def test_a_judge_measures_an_episode_by_a_rubric(tmp_path: Path) -> None:
-    found, asked = judge_says("MET", tmp_path)
+    found, asked = judge_says("Well. VERDICT: MET", tmp_path)
     assert found == {"polite": 1.0}
     assert "[Rubric]\nIs it polite?" in asked and "assistant: 3 + 4\n\nuser: 7\n\nassistant: 7" in asked
-    found, asked = judge_says("UNMET", tmp_path, shows="reply")
+    found, asked = judge_says("Well. VERDICT: UNMET", tmp_path, shows="reply")
     assert found == {"polite": 0.0}
     assert "[Response]\n7\n" in asked
 
 
-def test_a_judge_without_a_verdict_is_no_silent_zero(tmp_path: Path) -> None:
-    endpoint = Endpoint(lambda path, body: completion("I cannot say."), (CHAT,))
-    with closing(endpoint), closing(Judges(tmp_path)) as judges:
-        scoring = EpisodeScoring(measures={"polite": judged(f"{endpoint.url}/v1")})
-        with pytest.raises(NoVerdict, match="measure polite: judge: the reply holds no verdict"):
-            asyncio.run(EpisodeScorer(scoring, (), judges=judges).measure(VIEW))
-
-
-def test_a_judge_that_cannot_be_reached_is_no_failure_of_the_episode(tmp_path: Path) -> None:
-    with closing(Judges(tmp_path)) as judges:
-        scoring = EpisodeScoring(measures={"polite": judged("http://127.0.0.1:9/v1")})
-        with pytest.raises(LostError, match=r"measure polite: judge: http://127\.0\.0\.1:9/v1: no answer"):
-            asyncio.run(called(EpisodeScorer(scoring, (), judges=judges).measure(VIEW)))
+def test_a_judge_without_a_verdict_is_no_silent_zero_and_one_that_is_gone_no_failure_of_the_episode(tmp_path):
+    with pytest.raises(FailedEpisode) as failed:
+        judge_says("I cannot say.", tmp_path)
+    assert isinstance(failed.value.__cause__, NoVerdict)
+    assert str(failed.value.__cause__).startswith("measure polite: judge: the reply holds no verdict")
+    with pytest.raises(LostError, match=r"measure polite: judge: http://127\.0\.0\.1:9/v1: no answer"):
+        judge_says("", tmp_path)
 
 
 def test_the_rubric_makes_the_judges_prompt() -> None:
     with pytest.raises(ValidationError, match="prompt has no effect here"):
-        JudgeMeasure.model_validate(
-            {
-                "kind": "judge",
-                "rubric": "x",
-                "judge": {"url": "http://h", "model": "j", "prompt": "{reference} {answer}"},
-            }
-        )
+        judge = {"url": "http://h", "model": "j", "prompt": "{reference} {answer}"}
+        JudgeMeasure.model_validate({"kind": "judge", "rubric": "x", "judge": judge})

@@ -2,12 +2,14 @@
 
 import json
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from luffy.config.data import DataConfig, GuessNumberSource
+from luffy.config import load_experiment
+from luffy.config.data import ArithmeticSource, DataConfig, GuessNumberSource
 from luffy.config.environment import GuessNumberEnvironment, SandboxConfig, ToolsEnvironment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig
@@ -115,3 +117,56 @@ def test_prepared_traces_are_counted_and_kept_or_rejected_by_rule(tmp_path: Path
     assert card["replays"] == ({} if rule == "off" else {"same": 8, "differs": 2})
     assert card["rejected_traces"] == ({"trace_replay_differs": 2} if rule == "reject" else {})
     assert ("| traces played again | differs | 2 |" in (out / "card.md").read_text()) == (rule != "off")
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def _replayed(experiment: str, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
+    config = load_experiment(ROOT / "exp_configs" / experiment, []).environment
+    assert config is not None
+    return EnvironmentReplayer(config).replay(prompts)
+
+
+def _games(**settings: object) -> list[Prompt]:
+    return load_source(GuessNumberSource(kind="guess_number", num_prompts=60, **settings), "train", 3).prompts
+
+
+def _chains() -> list[Prompt]:
+    source = ArithmeticSource(
+        kind="arithmetic",
+        num_prompts=60,
+        num_operations=(1, 3),
+        operations={"add": 1.0, "reverse": 1.0, "multiply": 2.0},
+        by_calculator=("multiply",),
+    )
+    return [prompt for prompt in load_source(source, "train", 3).prompts if prompt.traces[0].turns]
+
+
+def test_the_calculator_answers_what_the_teacher_recorded() -> None:
+    prompts = _chains()
+    assert len(prompts) > 30
+    assert _replayed("tools.yaml", prompts) == [[Replayed.SAME]] * len(prompts)
+    for prompt in prompts:
+        assert prompt.traces[0].reply.endswith(rf"\boxed{{{prompt.ground_truth}}}")
+        num_products = prompt.messages[0].content.count("*")
+        calls = [turn for turn in prompt.traces[0].turns if "<tool_call>" in turn.content]
+        assert len(calls) == num_products > 0
+
+
+def test_the_game_answers_what_the_player_recorded() -> None:
+    assert _replayed("guess_number.yaml", _games()) == [[Replayed.SAME]] * 60
+    assert all(prompt.traces[0].reply == prompt.ground_truth for prompt in _games())
+
+
+@pytest.mark.parametrize(("player", "share"), [("bisecting", 1.0), ("random", 0.4)])
+def test_halving_the_interval_finds_every_number_in_six_guesses(player: str, share: float) -> None:
+    games = _games(player=player, max_turns=6)
+    found = [prompt.traces[0].reply == prompt.ground_truth for prompt in games]
+    assert all(found) if share == 1.0 else sum(found) < share * len(found)
+
+
+def test_traces_of_many_turns_come_back_from_parquet(tmp_path: Path) -> None:
+    prompts = [*_games(), *_chains()]
+    write_prompts(tmp_path / "prompts.parquet", prompts)
+    assert read_prompts(tmp_path / "prompts.parquet") == prompts

@@ -8,6 +8,7 @@ Groups are composed as the preset says, from its own `GroupConfig`; the optimize
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,7 @@ def _imitate_failures(toy: Toy, objective: ObjectiveConfig, step: int, lr: float
 # ---- presets ----
 
 
+@cache
 def _preset(name: str) -> tuple[ObjectiveConfig | None, Sequence[TermConfig]]:
     """The objective of an RL preset, or the terms of one that is supervised."""
     config = load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={name}", *teacher_overrides(name)])

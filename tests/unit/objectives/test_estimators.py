@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from reference import formulas
 from reference.row_batches import alone
 from torch import Tensor
@@ -64,58 +66,40 @@ def _spread(group: Sequence[Sample], population: str, advantages: Sequence[float
     return [next(taken) if population == "joint" or not sample.off else 0.0 for sample in group]
 
 
-def _assert_groups(
-    groups: Sequence[Sequence[Sample]], config: AdvantageConfig, formula: Callable[[list[Sample]], Sequence[float]]
-) -> None:
-    """Every group by itself is what the formula says of its population."""
-    population = config.population
-    for group, found in zip(groups, _estimate(groups, config), strict=True):
-        members = _inside(group, population)
-        expected = _spread(group, population, formula(members) if members else [])
-        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+def _rewards(rows: Sequence[Sample]) -> list[float]:
+    return [row.reward for row in rows]
 
 
+def _best_of(k: int, rows: Sequence[Sample]) -> Sequence[float]:
+    """A row is right where its reward is above 0, so also with partial credit."""
+    return formulas.pass_at_k([row.reward > 0 for row in rows], k) if len(rows) >= k else [0.0] * len(rows)
+
+
+Formula = Callable[[Sequence[Sample]], Sequence[float]]
+BY_GROUP: list[tuple[dict[str, object], Formula]] = [
+    *(
+        ({"kind": "group_mean", "scale_by_std": scales}, lambda rows, s=scales: formulas.group_mean(_rewards(rows), s))
+        for scales in (False, True)
+    ),
+    ({"kind": "leave_one_out"}, lambda rows: formulas.leave_one_out(_rewards(rows))),
+    ({"kind": "length_weighted"}, lambda rows: formulas.length_weighted(_rewards(rows), [r.length for r in rows])),
+    *(({"kind": "pass_at_k", "k": k}, partial(_best_of, k)) for k in (2, 3, 4)),
+]
+CONFIG: TypeAdapter[AdvantageConfig] = TypeAdapter(AdvantageConfig)
 POPULATIONS = pytest.mark.parametrize("population", ["joint", "on_policy"])
 
 
 @POPULATIONS
-@pytest.mark.parametrize("scale_by_std", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "formula"), BY_GROUP, ids=lambda value: str(value) if isinstance(value, dict) else ""
+)
 @given(groups=_GROUPS)
-def test_group_mean(population: str, scale_by_std: bool, groups: list[list[Sample]]) -> None:
-    config = GroupMeanAdvantage(kind="group_mean", population=population, scale_by_std=scale_by_std)
-    _assert_groups(groups, config, lambda rows: formulas.group_mean([row.reward for row in rows], scale_by_std))
-
-
-@POPULATIONS
-@given(groups=_GROUPS)
-def test_leave_one_out(population: str, groups: list[list[Sample]]) -> None:
-    config = LeaveOneOutAdvantage(kind="leave_one_out", population=population)
-    _assert_groups(groups, config, lambda rows: formulas.leave_one_out([row.reward for row in rows]))
-
-
-@POPULATIONS
-@given(groups=_GROUPS)
-def test_length_weighted(population: str, groups: list[list[Sample]]) -> None:
-    config = LengthWeightedAdvantage(kind="length_weighted", population=population)
-    _assert_groups(
-        groups,
-        config,
-        lambda rows: formulas.length_weighted([row.reward for row in rows], [row.length for row in rows]),
-    )
-
-
-@POPULATIONS
-@pytest.mark.parametrize("k", [2, 3, 4])
-@given(groups=_GROUPS)
-def test_pass_at_k_by_all_subsets(population: str, k: int, groups: list[list[Sample]]) -> None:
-    """A row is right where its reward is above 0, so also with partial credit."""
-    config = PassAtKAdvantage(kind="pass_at_k", population=population, k=k)
-
-    def formula(rows: list[Sample]) -> Sequence[float]:
-        enough = len(rows) >= k
-        return formulas.pass_at_k([row.reward > 0 for row in rows], k) if enough else [0.0] * len(rows)
-
-    _assert_groups(groups, config, formula)
+def test_every_group_by_itself_is_what_the_formula_says_of_its_population(settings, formula, population, groups):
+    config = CONFIG.validate_python({**settings, "population": population})
+    for group, found in zip(groups, _estimate(groups, config), strict=True):
+        members = _inside(group, population)
+        expected = _spread(group, population, formula(members) if members else [])
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 @POPULATIONS

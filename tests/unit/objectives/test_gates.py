@@ -1,6 +1,7 @@
 """Gates and denominators against a count by hand: who is let through, and by what a term divides."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
 
+from luffy.config import load_experiment
 from luffy.config.terms import (
     GateConfig,
     LossConfig,
@@ -20,6 +22,7 @@ from luffy.config.terms import (
 )
 from luffy.objectives.objective import objective_loss, token_weights
 
+ROOT = Path(__file__).resolve().parents[3]
 MAX_RESPONSE_TOKENS = 10
 SURROGATE = SurrogateLoss(kind="surrogate")
 SHAPED = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=RationalShaping(kind="rational"))
@@ -129,24 +132,6 @@ ROWS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("gate", "passing"),
-    [
-        (GateConfig(group_accuracy_above=0.0), {0, 1, 3}),
-        (GateConfig(group_accuracy_above=0.5), set()),
-        (GateConfig(group_accuracy_at_most=0.0), {2, 4}),
-        (GateConfig(group_accuracy_at_most=0.5), {0, 1, 2, 3, 4}),
-        (GateConfig(outcome="correct"), {0}),
-        (GateConfig(outcome="wrong"), {1, 2, 3, 4}),
-        (GateConfig(outcome="wrong", group_accuracy_above=0.25), {1, 3}),
-    ],
-    ids=lambda value: value.formula() if isinstance(value, GateConfig) else "",
-)
-def test_rows_that_a_gate_lets_through(gate: GateConfig, passing: set[int]) -> None:
-    (weight_BT,) = _weights([_term("gated", "response", SURROGATE, gate)], ROWS)
-    assert {b for b in range(len(ROWS)) if weight_BT[b].any()} == passing
-
-
 @pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("before_gate", [False, True])
 def test_a_term_without_tokens_weighs_nothing(mode: str, before_gate: bool) -> None:
@@ -171,3 +156,21 @@ def test_a_scheduled_coefficient_of_zero_weighs_nothing() -> None:
         normaliser=NormaliserConfig(mode="token", population="own"),
     )  # fmt: skip
     assert not _weights([rising], ROWS).any()
+
+
+# ---- denominators ----
+
+
+def test_one_trace_beside_seven_rollouts_of_its_length_weighs_one_eighth() -> None:
+    """Not one half, which is what a mean over the rollouts plus a mean over the trace would give it."""
+    config = load_experiment(ROOT / "exp_configs/smoke.yaml", ["method=luffy"])
+    assert config.objective is not None
+    on, off = _weights(config.objective.terms[:2], [*[Row(4)] * 7, demonstration(4)])
+    assert (on.sum(), off.sum()) == (pytest.approx(7 / 8), pytest.approx(1 / 8))
+
+
+@pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
+def test_denominators_are_summed_over_ranks(mode: str) -> None:
+    objective, batch = objective_of(_term("on", "on_policy", SURROGATE, mode=mode)), row_batch(ROWS)
+    two_ranks = token_weights(objective, batch, lambda tensor: tensor * 2)
+    torch.testing.assert_close(two_ranks, token_weights(objective, batch, alone) / 2)

@@ -1,4 +1,4 @@
-"""Scheduled values at points worked by hand, and the coefficients of an objective at a step."""
+"""Scheduled values at points worked by hand, the coefficients of an objective at a step, and learning rates."""
 
 import math
 
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from luffy.config.terms import AdaptiveValue, EntropyLoss, NormaliserConfig, ScheduledValue, TermConfig, bounds
-from luffy.objectives.schedules import AdaptiveCoefficients, objective_at, value_at
+from luffy.config.training import ScheduleConfig
+from luffy.objectives.schedules import AdaptiveCoefficients, objective_at, schedule_multiplier, value_at
 
 LINEAR = {"kind": "linear", "start": 1.0, "end": 0.0}
 COSINE = {"kind": "cosine", "start": 0.95, "end": 0.05}
@@ -98,3 +99,18 @@ def test_adaptive_coefficient_stays_within_its_bounds_and_comes_back_from_a_chec
     resumed = AdaptiveCoefficients((_entropy_term("bonus", ADAPTIVE),))
     resumed.restore(coefficients.values)
     assert resumed.values == coefficients.values
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [1.0] * 5),
+        ({"warmup_share": 0.4}, [0.25, 0.5, 0.75, *[1.0] * 7]),  # never 0
+        ({"kind": "linear", "final_share": 0.1}, [1.0, 0.775, 0.55, 0.325, 0.1]),
+        ({"kind": "cosine", "final_share": 0.1}, [1.0, 1 - 0.9 * QUARTER, 0.55, 0.1 + 0.9 * QUARTER, 0.1]),
+    ],
+    ids=str,
+)
+def test_learning_rates_by_hand(settings: dict[str, object], expected: list[float]) -> None:
+    config, total = ScheduleConfig(**settings), len(expected)
+    assert [schedule_multiplier(config, step, total) for step in range(total)] == pytest.approx(expected)

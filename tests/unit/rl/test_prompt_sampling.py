@@ -32,25 +32,24 @@ def _settings(*overrides: str, ahead: int = 0) -> RLSettings:
     return settings.model_copy(update={"rl": settings.rl.model_copy(update={"max_staleness": ahead, "steps": 40})})
 
 
-def _group(task: RolloutTask, step: int, difficulty: dict[str, float]) -> Group:
-    """Four rollouts of a policy that is right by the prompt's difficulty alone."""
+def _group(task: RolloutTask, step: int) -> Group:
+    """Four rollouts of a policy that solves every third prompt never, every third half of the time, the others always.
+
+    A step's draw of a prompt is always the same.
+    """
     rng = random.Random(f"{task.uid} {step}")
-    return Group(task.uid, tuple(RIGHT if rng.random() < difficulty[task.uid] else ROW for _ in range(4)))
+    difficulty = (0.0, 0.5, 1.0)[task.prompt_ids[0] % 3]
+    return Group(task.uid, tuple(RIGHT if rng.random() < difficulty else ROW for _ in range(4)))
 
 
-DIFFICULTY = {task.uid: (0.0, 0.5, 1.0)[i % 3] for i, task in enumerate(TASKS)}
-
-
-def _run(
-    sampler: PromptSampler, first: int, last: int, ahead: int, known: dict[int, list[Group]] | None = None
-) -> Iterator[tuple[int, list[str], PromptSampler]]:
+def _run(sampler: PromptSampler, first: int, last: int, ahead: int) -> Iterator[tuple[int, list[str], PromptSampler]]:
     """Each step's prompts as `Generation` plans them: up to `ahead` steps before the trainer is done."""
-    planned: dict[int, list[Group]] = dict(known or {})
+    planned: dict[int, list[Group]] = {}
     for step in range(first, last + 1):
         for later in range(step, min(step + ahead, last) + 1):
             if later not in planned:
                 tasks = sampler.draw(later, COUNT)
-                planned[later] = [_group(task, later, DIFFICULTY) for task in tasks]
+                planned[later] = [_group(task, later) for task in tasks]
                 sampler.plan(later, [task.uid for task in tasks])
         sampler.observe(step, planned[step])
         yield step, [group.uid for group in planned[step]], sampler
@@ -127,7 +126,7 @@ def test_a_pool_is_gone_through_before_a_prompt_comes_again() -> None:
 def test_metrics_tell_the_pools_of_a_step_before_it_is_observed() -> None:
     sampler = open_sampler(_settings(POOLS), TASKS)
     tasks = sampler.draw(1, COUNT)
-    groups = [_group(task, 1, DIFFICULTY) for task in tasks]
+    groups = [_group(task, 1) for task in tasks]
     first = sampler.metrics(1, groups)
     assert (first["batch/pool_new_share"], first["batch/pool_new_size"]) == (1.0, 60.0)
     sampler.plan(1, [task.uid for task in tasks])
@@ -196,37 +195,23 @@ def _mixed(sizes: dict[str, int]) -> list[RolloutTask]:
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_every_step_takes_the_share_of_every_part_and_a_resumed_run_the_same(ahead: int) -> None:
     """However few prompts a part has; over many steps the shares are exact."""
-    tasks = _mixed({"a": 3, "b": 40, "c": 17})
-    difficulty = {task.uid: 0.5 for task in tasks}
-    settings = _settings(ahead=ahead)
-    sampler, taken, drawn = open_sampler(settings, tasks), Counter[str](), {}
+    tasks, settings = _mixed({"a": 3, "b": 40, "c": 17}), _settings(ahead=ahead)
+    taken, drawn = Counter[str](), {}
     middle: dict[str, object] = {}
-    planned: dict[int, list[RolloutTask]] = {}
-    for step in range(1, 31):
-        for later in range(step, step + ahead + 1):
-            if later not in planned:
-                planned[later] = sampler.draw(later, COUNT)
-                sampler.plan(later, _uids(planned[later]))
-        drawn[step] = _uids(planned[step])
-        counts = Counter(uid[0] for uid in drawn[step])
-        groups = [_group(task, step, difficulty) for task in planned[step]]
-        assert sampler.metrics(step, groups)["batch/source_b_share"] == counts["b"] / COUNT
-        sampler.observe(step, groups)
+    for step, uids, sampler in _run(open_sampler(settings, tasks), 1, 30, ahead):
+        drawn[step], counts = uids, Counter(uid[0] for uid in uids)
+        metrics = sampler.metrics(step, [Group(uid, (ROW,)) for uid in uids])
+        assert metrics["batch/source_b_share"] == counts["b"] / COUNT
         taken += counts
         for name, weight in WEIGHTS.items():
             assert abs(counts[name] - weight * COUNT) < 1
             assert abs(taken[name] - weight * COUNT * step) < 3
         middle = sampler.state() if step == 15 else middle
-    assert [uid for step in drawn for uid in drawn[step] if uid[0] == "b"][:40] != sorted(
-        uid for uid in difficulty if uid[0] == "b"
-    )
-    assert len({uid for step in range(1, 18) for uid in drawn[step] if uid[0] == "b"}) == min(40, taken["b"])
+    of_b = [uid for step in drawn for uid in drawn[step] if uid[0] == "b"]
+    assert len({*of_b[:40]}) == 40 and of_b[:40] != sorted(of_b[:40])
     again = open_sampler(settings, tasks)
     again.restore(middle)
-    for step in range(16, 31):
-        uids = _uids(again.draw(step, COUNT))
-        assert uids == drawn[step]
-        again.plan(step, uids)
+    assert [uids for _, uids, _ in _run(again, 16, 30, ahead)] == [drawn[step] for step in range(16, 31)]
 
 
 def test_a_part_without_prompts_is_refused() -> None:

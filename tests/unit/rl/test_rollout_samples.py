@@ -10,6 +10,8 @@ from luffy.rl.groups import sample_rollouts
 from luffy.training.batching import row_advantages
 from luffy.types import FinishReason, Group, Hint, Source
 
+MEAN = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
+
 
 def group(uid: str) -> Group:
     return Group(uid, (row_of(1.0),) * 2)
@@ -20,9 +22,7 @@ def spelled(ids: Sequence[int]) -> str:
 
 
 def test_a_row_of_each_group_and_none_of_a_confidential_prompt() -> None:
-    groups = [group("a"), group("secret"), group("b"), group("c")]
-    advantage = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
-    samples = sample_rollouts(groups, advantage, 2, spelled, spelled, {"secret"})
+    samples = sample_rollouts(list(map(group, ("a", "secret", "b", "c"))), MEAN, 2, spelled, spelled, {"secret"})
     assert [(sample.uid, sample.prompt, sample.response) for sample in samples] == [("a", "1", "2"), ("b", "1", "2")]
 
 
@@ -36,14 +36,12 @@ def test_an_advantage_over_the_batch_counts_confidential_prompts_too() -> None:
 
 def test_a_group_whose_rows_all_failed_shows_one_of_them() -> None:
     failed = replace(group("a").trajectories[0], reward=0.0, finish_reason=FinishReason.ENVIRONMENT_ERROR)
-    advantage = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
-    samples = sample_rollouts([Group("a", (), failed=(failed,))], advantage, 1, spelled, spelled)
+    samples = sample_rollouts([Group("a", (), failed=(failed,))], MEAN, 1, spelled, spelled)
     assert [(sample.uid, sample.advantage) for sample in samples] == [("a", None)]
 
 
 def test_a_sample_says_which_hint_it_was_sampled_with() -> None:
     (bare, other) = group("a").trajectories
     hinted = replace(bare, source=(Source.HINTED,), hint=Hint(2, "first step"))
-    advantage = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
-    (sample,) = sample_rollouts([Group("a", (other, hinted))], advantage, 1, spelled, spelled)
+    (sample,) = sample_rollouts([Group("a", (other, hinted))], MEAN, 1, spelled, spelled)
     assert (sample.hint_level, sample.hint, sample.source) == (2, "first step", "off_policy")

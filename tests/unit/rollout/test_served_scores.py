@@ -1,6 +1,7 @@
 """Scores of given tokens by a served model: in order, from any number of servers, and refused in one line."""
 
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from synthetic.endpoint import Endpoint, Reply, refusal
@@ -25,6 +26,10 @@ def scoring(path: str, body: dict) -> Reply:
     return Reply(body={"choices": [{"prompt_logprobs": given}]})
 
 
+def scored(value: float) -> Reply:
+    return Reply(body={"choices": [{"prompt_logprobs": [None, {"9": {"logprob": value}}]}]})
+
+
 @pytest.fixture
 def scorers(serve: Callable[..., Endpoint]) -> Callable[..., Endpoint]:
     return lambda answer=scoring, key=None: serve(answer, PATHS, key)
@@ -37,24 +42,16 @@ def connect(
     return ServedScorer.connect(config, model, longest=longest, known={"a": text_ids}, setting="execution.rl_teacher")
 
 
-def test_the_tokens_after_the_first_ones_are_scored_in_order(scorers: Callable[..., Endpoint]) -> None:
-    served = scorers()
-    scorer = connect(served)
-    assert scorer.score(REQUESTS) == SCORES
-    (body, *_) = [body for path, body in served.asked if path == "/v1/completions"]
-    assert (body["model"], body["max_tokens"], body["prompt_logprobs"]) == ("big", 1, 0)
-    scorer.close()
-
-
-def test_servers_share_the_sequences_by_their_tokens(scorers: Callable[..., Endpoint]) -> None:
-    one, other = scorers(), scorers()
-    scorer = connect(one, other)
-    assert scorer.score(REQUESTS) == SCORES
-    tokens = [
-        sum(len(body["prompt"]) for path, body in each.asked if path == "/v1/completions") for each in (one, other)
-    ]
-    assert sorted(tokens) == [4, 5]
-    scorer.close()
+@pytest.mark.parametrize(("num_servers", "num_tokens"), [(1, [9]), (2, [4, 5])])
+def test_servers_share_the_sequences_by_their_tokens_and_score_those_after_the_first_in_order(
+    scorers: Callable[..., Endpoint], num_servers: int, num_tokens: list[int]
+) -> None:
+    servers = [scorers() for _ in range(num_servers)]
+    with closing(connect(*servers)) as scorer:
+        assert scorer.score(REQUESTS) == SCORES
+    asked = [[body for path, body in each.asked if path == "/v1/completions"] for each in servers]
+    assert sorted(sum(len(body["prompt"]) for body in of_one) for of_one in asked) == num_tokens
+    assert {(body["model"], body["max_tokens"], body["prompt_logprobs"]) for body in asked[0]} == {("big", 1, 0)}
 
 
 def test_a_request_that_fails_for_now_is_sent_again(scorers: Callable[..., Endpoint]) -> None:
@@ -64,9 +61,8 @@ def test_a_request_that_fails_for_now_is_sent_again(scorers: Callable[..., Endpo
         busy = path == "/v1/completions" and next(failing, False)
         return refusal(503, "busy") if busy else scoring(path, body)
 
-    scorer = connect(scorers(moody))
-    assert scorer.score(REQUESTS[:1]) == SCORES[:1]
-    scorer.close()
+    with closing(connect(scorers(moody))) as scorer:
+        assert scorer.score(REQUESTS[:1]) == SCORES[:1]
 
 
 @pytest.mark.parametrize(
@@ -75,43 +71,29 @@ def test_a_request_that_fails_for_now_is_sent_again(scorers: Callable[..., Endpo
         (refusal(503, "gone"), LostError, "status 503: gone"),
         (Reply(body={"choices": [{"text": "4"}]}), ClusterError, "no log-probability for every token of the prompt"),
         (Reply(body={"choices": [{"prompt_logprobs": [None]}]}), ClusterError, "needs vLLM servers"),
-        *(
-            (
-                Reply(body={"choices": [{"prompt_logprobs": [None, {"9": {"logprob": value}}]}]}),
-                ClusterError,
-                f"the log-probability of a token is {value}",
-            )
-            for value in (float("nan"), -float("inf"))
-        ),
+        (scored(float("nan")), ClusterError, "the log-probability of a token is nan"),
+        (scored(-float("inf")), ClusterError, "the log-probability of a token is -inf"),
     ],
 )
 def test_a_server_without_scores_ends_the_step_in_one_line(scorers, said, kind, words):
-    scorer = connect(scorers(lambda path, body: said if path == "/v1/completions" else scoring(path, body)))
-    with pytest.raises(kind, match=words) as found:
+    served = scorers(lambda path, body: said if path == "/v1/completions" else scoring(path, body))
+    with closing(connect(served)) as scorer, pytest.raises(kind, match=words) as found:
         scorer.score([ScoreRequest((5, 9), 1)])
     assert "\n" not in str(found.value)
-    scorer.close()
 
 
 def test_servers_that_cannot_score_the_policys_tokens_are_refused(scorers: Callable[..., Endpoint]) -> None:
     served, locked = scorers(), scorers(key="sesame")
-    with pytest.raises(ConfigError, match="serves small, big, and not huge"):
-        connect(served, model="huge")
-    with pytest.raises(ConfigError, match=r"needs --max-model-len 10 \(it has 9\)"):
-        connect(served, longest=9)
-    with pytest.raises(ConfigError, match="is not a vLLM server"):
-        connect(served, model="small")
-    with pytest.raises(ConfigError, match="the tokenizer of big is not the policy's"):
-        connect(served, text_ids=(1, 2))
-    with pytest.raises(
-        ConfigError, match=r"OPENAI_API_KEY \(execution.rl_teacher.api_key_variable\), which is not set"
+    loading, gone = scorers(lambda path, body: refusal(503, "loading")), scorers()
+    gone.close()
+    for server, settings, words in (
+        (served, {"model": "huge"}, "serves small, big, and not huge"),
+        (served, {"longest": 9}, r"needs --max-model-len 10 \(it has 9\)"),
+        (served, {"model": "small"}, "is not a vLLM server"),
+        (served, {"text_ids": (1, 2)}, "the tokenizer of big is not the policy's"),
+        (locked, {}, r"OPENAI_API_KEY \(execution.rl_teacher.api_key_variable\), which is not set"),
+        (loading, {}, "^execution.rl_teacher.urls: .*/v1/models: status 503: loading; is this a vLLM"),
+        (gone, {}, r"^execution.rl_teacher.urls: .* start the server or correct the URL$"),
     ):
-        connect(locked)
-    loading = scorers(lambda path, body: refusal(503, "loading"))
-    with pytest.raises(
-        ConfigError, match=r"^execution.rl_teacher.urls: .*/v1/models: status 503: loading; is this a vLLM"
-    ):
-        connect(loading)
-    locked.close()
-    with pytest.raises(ConfigError, match=r"^execution.rl_teacher.urls: .* start the server or correct the URL$"):
-        connect(locked)
+        with pytest.raises(ConfigError, match=words):
+            connect(server, **settings)

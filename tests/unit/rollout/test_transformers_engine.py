@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.attention_case import CONFIGS
 from reference.gradient_case import VOCABULARY, tiny_model
-from reference.losses import ReferenceRow, forward
+from reference.rows import evaluate
 from synthetic.arithmetic import tiny_tokenizer
+from synthetic.trajectories import row_of
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import RoomyLayer, TransformersEngine, roomy_cache
-from luffy.types import FinishReason, Source
+from luffy.types import FinishReason
 
 STOP = 4
 PROMPTS = ((1, 2, 3), (5,), (7, 8, 9, 10, 11, 12), (3, 3))
@@ -31,13 +32,6 @@ def _params(temperature: float = 1.0) -> SamplingParams:
     return SamplingParams(temperature, max_response_tokens=20, stop_token_ids=(STOP,))
 
 
-def test_draws_do_not_depend_on_the_batch_they_are_made_in() -> None:
-    model = tiny_model().eval()
-    together = TransformersEngine(model, batch_size=64).generate(_requests(), _params())
-    in_threes = TransformersEngine(model, batch_size=3).generate(_requests(), _params())
-    assert [c.token_ids for c in together] == [c.token_ids for c in in_threes]
-
-
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(temperature: float) -> None:
     model = tiny_model().eval()
@@ -46,15 +40,8 @@ def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(temperature:
     scaled = tiny_model().eval()
     scaled.lm_head.weight.data /= temperature
     for request, completion in zip(requests, completions, strict=True):
-        row = ReferenceRow(
-            request.prompt_ids,
-            completion.token_ids,
-            (Source.ON_POLICY,) * len(completion.token_ids),
-            torch.zeros(0),
-            torch.zeros(0),
-            torch.zeros(0),
-        )
-        assert forward(scaled, row).logp.tolist() == pytest.approx(completion.logprobs, abs=1e-5)
+        row = row_of(ids=completion.token_ids, prompt_ids=request.prompt_ids)
+        assert evaluate(scaled, row)[0].tolist() == pytest.approx(completion.logprobs, abs=1e-5)
 
 
 def test_greedy_equals_transformers_own_generate() -> None:
@@ -107,16 +94,21 @@ def test_a_prefix_is_continued_and_not_returned() -> None:
     assert split.logprobs == pytest.approx(whole.logprobs[:18], abs=1e-5)
 
 
-def test_the_limit_is_that_of_the_whole_response_and_draws_do_not_depend_on_the_batch() -> None:
+@pytest.mark.parametrize("stops", [(), (STOP,)])
+def test_the_limit_is_that_of_the_whole_response_and_draws_do_not_depend_on_the_batch(stops: tuple[int, ...]) -> None:
     model = tiny_model().eval()
-    prefixes = [tuple(range(1, 1 + length)) for length in (0, 1, 5, 12, 18, 19)]
+    prefixes = [(8,) * length for length in (0, 1, 5, 12, 18, 19)]
     requests = [RolloutRequest(PROMPTS[i % len(PROMPTS)], i, prefix) for i, prefix in enumerate(prefixes)]
-    params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())
-    together = TransformersEngine(model, 64).generate(requests + _requests(12), params)[: len(requests)]
-    alone = TransformersEngine(model, 1).generate(requests, params)
-    assert [len(completion.token_ids) for completion in alone] == [20, 19, 15, 8, 2, 1]
-    assert all(completion.finish_reason is FinishReason.LENGTH for completion in alone)
-    assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
+    params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=stops)
+    together, in_threes, alone = (
+        TransformersEngine(model, batch_size).generate(requests + _requests(18), params) for batch_size in (64, 3, 1)
+    )
+    drawn = [completion.token_ids for completion in alone]
+    assert [completion.token_ids for completion in together] == drawn
+    assert [completion.token_ids for completion in in_threes] == drawn
+    if not stops:
+        assert [len(ids) for ids in drawn[:6]] == [20, 19, 15, 8, 2, 1]
+        assert all(completion.finish_reason is FinishReason.LENGTH for completion in alone)
 
 
 def test_a_prefix_that_leaves_no_room_is_a_programmer_s_mistake() -> None:
@@ -147,10 +139,8 @@ def test_top_p_draws_from_the_likeliest_tokens_alone_and_reports_that_distributi
 def test_a_top_p_that_excludes_nothing_changes_no_draw() -> None:
     model = tiny_model().eval()
     plain = TransformersEngine(model, 64).generate(_requests(), _params())
-    almost = dataclasses.replace(_params(), top_p=1 - 1e-12)
-    assert [c.token_ids for c in TransformersEngine(model, 64).generate(_requests(), almost)] == [
-        c.token_ids for c in plain
-    ]
+    almost = TransformersEngine(model, 64).generate(_requests(), dataclasses.replace(_params(), top_p=1 - 1e-12))
+    assert [completion.token_ids for completion in almost] == [completion.token_ids for completion in plain]
 
 
 def test_a_stop_text_ends_the_rows_that_say_it_and_no_others(tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
-"""What is refused before vLLM is even imported."""
+"""What is refused before vLLM is even imported, and the fair lock between its steps and weight updates."""
 
 import importlib.util
 import json
+import statistics
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 
 from luffy.config.execution import VLLMConfig
-from luffy.errors import ConfigError
+from luffy.errors import ConfigError, LuffyError
 from luffy.rollout.engine import RolloutRequest, SamplingParams, limit
-from luffy.rollout.vllm_engine import VLLMEngine, _engine_arguments
+from luffy.rollout.vllm_engine import FairLock, VLLMEngine, _engine_arguments
 from luffy.rollout.vllm_limits import cpu_cache_bytes
 
 SHAPE = {"num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings": 1024}
@@ -99,3 +103,51 @@ def test_a_start_without_compilation(on_gpu, asked, expected, folder, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     found = _engine_arguments(folder, SMOLLM2, VLLMConfig(enforce_eager=asked), "float32", 256)
     assert found["enforce_eager"] is expected
+
+
+def started(target) -> threading.Thread:
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_thread_waits_for_about_one_turn_of_each_other_thread() -> None:
+    lock, stop, had = FairLock(timeout_s=PATIENCE_S), threading.Event(), []
+
+    def step() -> None:
+        while not stop.is_set():
+            with lock.held():
+                had.append(None)
+                time.sleep(0.002)
+
+    threads = [started(step) for _ in range(2)]
+    waits = []
+    for _ in range(40):
+        before = len(had)
+        with lock.held():
+            waits.append(len(had) - before)
+    stop.set()
+    for thread in threads:
+        thread.join(timeout=PATIENCE_S)
+    # The median: the scheduler may suspend this thread between counting and asking for the lock.
+    assert 1 <= statistics.median(waits) <= 3
+
+
+def test_a_wait_times_out_and_leaves_the_lock_usable() -> None:
+    lock = FairLock(timeout_s=0.05)
+    lock.acquire()
+    with pytest.raises(LuffyError, match=r"busy for 0\.05 s"), lock.held():
+        raise AssertionError("nobody released the lock")
+    lock.release()
+    with lock.held():
+        pass
+
+
+def test_the_lock_is_released_after_an_error_and_may_be_released_by_another_thread() -> None:
+    lock = FairLock(timeout_s=PATIENCE_S)
+    with pytest.raises(KeyError), lock.held():
+        raise KeyError
+    lock.acquire()
+    started(lock.release).join(timeout=PATIENCE_S)
+    with lock.held():
+        pass

@@ -26,7 +26,7 @@ from luffy.training.batching import (
     split_into_micro_batches,
     take_rows,
 )
-from luffy.types import Group, Source, Trajectory
+from luffy.types import Group, Source, TrainBatch, Trajectory
 
 MEAN = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
 LENGTHS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=5), min_size=1, max_size=7)
@@ -210,17 +210,18 @@ def test_seed_and_epoch_change_the_order() -> None:
     assert batch_indices(50, 50, 0, seed=1) != batch_indices(50, 50, 1, seed=1)
 
 
-def _index_weights(shape: tuple[int, int]) -> torch.Tensor:
-    """A weight for each place that names it."""
-    return torch.arange(1, shape[0] * shape[1] + 1, dtype=torch.float64).view(1, *shape)
+def _batch(num_groups: int) -> tuple[TrainBatch, torch.Tensor]:
+    """Groups of LUFFY, and `(1, B, T)` weights that number the places from 1."""
+    rows, _ = trajectories("luffy", num_groups)
+    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
+    num_rows, width = batch.input_ids_BT.shape
+    return batch, torch.arange(1, num_rows * width + 1, dtype=torch.float64).view(1, num_rows, width)
 
 
 @settings(deadline=None, max_examples=40)
 @given(max_tokens=st.integers(1, 200), packing=st.booleans(), num_groups=st.integers(1, 4))
 def test_every_real_token_is_in_exactly_one_micro_batch(max_tokens: int, packing: bool, num_groups: int) -> None:
-    rows, _ = trajectories("luffy", num_groups)
-    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    weight = _index_weights(tuple(batch.input_ids_BT.shape))
+    batch, weight = _batch(num_groups)
     micros = split_into_micro_batches(batch, weight, max_tokens, packing)
     seen = torch.cat([place_KBT[0][micro.attention_mask_BT] for micro, place_KBT in micros])
     assert sorted(seen.tolist()) == sorted(weight[0][batch.attention_mask_BT].tolist())
@@ -233,18 +234,14 @@ def test_every_real_token_is_in_exactly_one_micro_batch(max_tokens: int, packing
 @settings(deadline=None, max_examples=40)
 @given(max_tokens=st.integers(40, 200), packing=st.booleans())
 def test_micro_batches_keep_the_token_budget(max_tokens: int, packing: bool) -> None:
-    rows, _ = trajectories("luffy", 4)
-    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    weight = _index_weights(tuple(batch.input_ids_BT.shape))
+    batch, weight = _batch(4)
     for micro, _ in split_into_micro_batches(batch, weight, max_tokens, packing):
         assert micro.input_ids_BT.numel() <= max_tokens
 
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_width_that_ranks_can_share_adds_padding_without_weight_at_the_end(packing: bool) -> None:
-    rows, _ = trajectories("luffy", 2)
-    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    weight = _index_weights(tuple(batch.input_ids_BT.shape))
+    batch, weight = _batch(2)
     plain, wide = (split_into_micro_batches(batch, weight, 40, packing, multiple) for multiple in (1, 7))
     for (micro, place_KBT), (wider, wider_place_KBT) in zip(plain, wide, strict=True):
         width = micro.input_ids_BT.shape[1]
@@ -257,17 +254,13 @@ def test_a_width_that_ranks_can_share_adds_padding_without_weight_at_the_end(pac
 
 
 def test_packed_positions_restart_at_every_sequence() -> None:
-    rows, _ = trajectories("luffy", 1)
-    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    ((micro, _),) = split_into_micro_batches(
-        batch, _index_weights(tuple(batch.input_ids_BT.shape)), 10_000, packing=True
-    )
-    lengths = sorted((len(row.prompt_ids) + len(row.response_ids) for row in rows), reverse=True)
+    batch, weight = _batch(1)
+    ((micro, _),) = split_into_micro_batches(batch, weight, 10_000, packing=True)
+    lengths = sorted(batch.attention_mask_BT.sum(dim=-1).tolist(), reverse=True)
     assert micro.position_ids_BT[0].tolist() == [t for length in lengths for t in range(length)]
 
 
 def test_take_rows_trims_to_the_longest_row_left() -> None:
-    rows, _ = trajectories("luffy", 2)
-    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    shortest = min(range(len(rows)), key=lambda b: int(batch.attention_mask_BT[b].sum()))
+    batch, _ = _batch(2)
+    shortest = int(batch.attention_mask_BT.sum(dim=-1).argmin())
     assert take_rows(batch, [shortest]).attention_mask_BT.all()

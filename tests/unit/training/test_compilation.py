@@ -3,7 +3,7 @@
 All tests take models of one class, which share their code.
 """
 
-import copy
+import functools
 import os
 import shutil
 
@@ -14,6 +14,7 @@ from reference.attention_case import batch_of, rows_of
 from reference.gradient_case import OPTIMIZER, execution, make_batch, reference_step, relative_l2, step_of, tiny_model
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
+from transformers import PreTrainedModel
 
 from luffy.errors import ConfigError, DataError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
@@ -33,6 +34,12 @@ LAYOUTS = (
 LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
 
 
+@functools.cache
+def start() -> PreTrainedModel:
+    """What every layout starts from, so that the reference is computed once."""
+    return tiny_model()
+
+
 def num_compiled() -> int:
     return counters["stats"]["unique_graphs"]
 
@@ -40,11 +47,10 @@ def num_compiled() -> int:
 @needs_compiler
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["padded", "packed", "gradient_checkpointing"])
 def test_gradients_equal_the_float64_reference(layout: dict[str, object]) -> None:
-    model = tiny_model()
-    policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(compile=True, **layout), "float32")
+    policy = Policy(tiny_model(), OPTIMIZER, execution(compile=True, **layout), "float32")
     assert num_compiled() > 0
-    policy.accumulate(make_batch("luffy", model), step_of("luffy"))
-    gradients, parameters = reference_step("luffy", model)
+    policy.accumulate(make_batch("luffy", start()), step_of("luffy"))
+    gradients, parameters = reference_step("luffy", start())
     named = dict(policy.causal_lm.named_parameters())
     assert relative_l2({name: safe_get_full_grad(parameter) for name, parameter in named.items()}, gradients) < 1e-5
     policy.engine.step()

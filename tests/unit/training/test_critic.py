@@ -1,5 +1,6 @@
 """The critic: where its values stand, and that its gradient equals a float64 reference however a step is cut up."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from reference.gradient_case import execution, relative_l2, tiny_model
 from reference.value_case import at_tokens, batch, config, engine_steps, part_of, reference_steps, targets
+from transformers import PreTrainedModel
 
 from luffy.errors import NumericalError
 from luffy.training.critic import Critic, value_loss
@@ -21,6 +23,12 @@ SPLITS = {
     "gradient_checkpointing": {"micro_batch_tokens": 25, "gradient_checkpointing": True},
     "zero_2": {"micro_batch_tokens": 25, "zero_stage": 2},
 }
+
+
+@functools.cache
+def _model() -> PreTrainedModel:
+    """One for all splits, so that its reference is computed once."""
+    return tiny_model()
 
 
 def _critic(value_clip: float | None = 0.2, **settings: object) -> Critic:
@@ -39,9 +47,8 @@ def _with_targets(critic: Critic, rows: TrainBatch, return_BT: torch.Tensor) -> 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("value_clip", [None, 0.2])
 def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(value_clip, split):
-    model = tiny_model()
-    expected_gradients, expected_parameters = reference_steps(model, value_clip)
-    gradients, parameters, metrics = engine_steps(model, value_clip, slice(None), SPLITS[split])
+    expected_gradients, expected_parameters = reference_steps(_model(), value_clip)
+    gradients, parameters, metrics = engine_steps(_model(), value_clip, slice(None), SPLITS[split])
     for part in ("decoder.", "head."):
         assert relative_l2(part_of(gradients, part), part_of(expected_gradients, part)) < TOLERANCE, part
         assert relative_l2(part_of(parameters, part), part_of(expected_parameters, part)) < TOLERANCE, part

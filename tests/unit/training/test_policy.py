@@ -1,6 +1,5 @@
 """The policy's own numbers: log-probabilities, entropies, memory layout, export."""
 
-import copy
 import dataclasses
 from pathlib import Path
 
@@ -18,8 +17,12 @@ from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import Policy, check_fits
 
 
+def _policy(optimizer: OptimizerConfig = OPTIMIZER, **settings: object) -> Policy:
+    return Policy(tiny_model(), optimizer, execution(**settings), "float32")
+
+
 def test_export_is_a_plain_model_folder(tmp_path: Path) -> None:
-    policy = Policy(tiny_model(), OPTIMIZER, execution(), "float32")
+    policy = _policy()
     policy.export(tmp_path)
     again = load_causal_lm(tmp_path, "float32")
     for name, parameter in policy.causal_lm.state_dict().items():
@@ -27,35 +30,29 @@ def test_export_is_a_plain_model_folder(tmp_path: Path) -> None:
 
 
 def test_clipped_tokens_are_reported() -> None:
-    model = tiny_model()
-    batch = make_batch("on_policy", model)
-    metrics = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32").accumulate(batch, step_of("on_policy"))
-    ratio = torch.tensor(0.0)
-    clean = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32").logprobs(batch)
-    ratio_BT = (clean - batch.logp_old_BT).exp()
+    batch = make_batch("on_policy", tiny_model())
+    metrics = _policy().accumulate(batch, step_of("on_policy"))
+    ratio_BT = (_policy().logprobs(batch) - batch.logp_old_BT).exp()
     high = (ratio_BT > 1.2) & (batch.advantage_BT > 0)
     low = (ratio_BT < 0.8) & (batch.advantage_BT < 0)
-    ratio = ((high | low) & batch.response_mask_BT).sum() / batch.response_mask_BT.sum()
-    assert metrics["actor/clip_fraction"] == pytest.approx(float(ratio), abs=1e-6)
+    share = ((high | low) & batch.response_mask_BT).sum() / batch.response_mask_BT.sum()
+    assert metrics["actor/clip_fraction"] == pytest.approx(float(share), abs=1e-6)
     assert 0 < metrics["actor/clip_fraction"] < 1
 
 
 def test_the_largest_gap_to_the_sampler_is_reported_to_a_tenth() -> None:
     batch = make_batch("on_policy", tiny_model())
-    policy = Policy(tiny_model(), OPTIMIZER, execution(micro_batch_tokens=50), "float32")
-    found = policy.accumulate(batch, step_of("on_policy"))["rollout/logp_gap_max"]
+    found = _policy(micro_batch_tokens=50).accumulate(batch, step_of("on_policy"))["rollout/logp_gap_max"]
     largest = float((batch.logp_old_BT - batch.logp_behavior_BT)[batch.response_mask_BT].abs().nan_to_num().max())
     assert largest <= found <= 1.1 * largest
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_weights_change() -> None:
-    model = tiny_model()
-    batch = make_batch("luffy", model)
+    batch, policy = make_batch("luffy", tiny_model()), _policy()
     batch.advantage_BT[batch.response_mask_BT] = float("inf")
-    policy = Policy(copy.deepcopy(model), OptimizerConfig(lr=1e-2), execution(), "float32")
     with pytest.raises(NumericalError, match="lower the learning rate"):
         policy.update(batch, step_of("luffy"), 1e-2)
-    assert torch.equal(policy.causal_lm.lm_head.weight, model.lm_head.weight)
+    assert torch.equal(policy.causal_lm.lm_head.weight, tiny_model().lm_head.weight)
 
 
 def test_a_sequence_longer_than_the_model_is_refused() -> None:
@@ -83,9 +80,8 @@ def test_generation_between_updates_sees_the_updated_weights(zero_stage: int, dt
 def test_a_gradient_that_is_not_finite_stops_the_run_under_zero(zero_stage: int) -> None:
     batch = make_batch("luffy", tiny_model())
     batch.advantage_BT[batch.response_mask_BT] = 1e38
-    policy = Policy(tiny_model(), OptimizerConfig(lr=1e-2), execution(zero_stage=zero_stage), "float32")
     with pytest.raises(NumericalError):
-        policy.update(batch, step_of("luffy"), 1e-2)
+        _policy(zero_stage=zero_stage).update(batch, step_of("luffy"), 1e-2)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -93,10 +89,8 @@ def test_a_gradient_above_the_skip_bound_leaves_weights_and_moments_alone(zero_s
     batch = make_batch("luffy", tiny_model())
     loud = dataclasses.replace(batch, advantage_BT=batch.advantage_BT * 1e4)
     bounded = OptimizerConfig(lr=1e-2, max_grad_norm=10.0, skip_grad_norm=20.0)
-    skipping, plain = (
-        Policy(tiny_model(), optimizer, execution(zero_stage=zero_stage), "float32")
-        for optimizer in (bounded, bounded.model_copy(update={"skip_grad_norm": None}))
-    )
+    unbounded = bounded.model_copy(update={"skip_grad_norm": None})
+    skipping, plain = (_policy(optimizer, zero_stage=zero_stage) for optimizer in (bounded, unbounded))
     skipped = skipping.update(loud, step_of("luffy"), 1e-2)
     assert skipped["actor/skipped_update"] == 1.0 and skipped["actor/grad_norm"] > 20.0
     start = tiny_model().state_dict()

@@ -1,9 +1,27 @@
-"""What is kept of a call's output."""
+"""The lines between a session and its interpreter, and what is kept of a call's output."""
+
+import json
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from luffy.sandbox.interpreter import REPLIES, reply_line, request_line
 from luffy.sandbox.interpreter_session import PrintedOutput
+
+any_text = st.text(st.characters())  # lone surrogates included
+
+
+@given(any_text)
+def test_any_code_is_one_line_of_ascii(code: str) -> None:
+    line = request_line("0123", code)
+    assert line.isascii() and line.count(b"\n") == 1 and line.endswith(b"\n")
+    assert json.loads(line) == ["0123", code]
+
+
+def test_replies_to_different_calls_differ() -> None:
+    replies = {reply_line(call, status) for call in ("a", "b") for status in REPLIES}
+    assert len(replies) == 2 * len(REPLIES)
+    assert all(reply.count(b"\n") == 1 for reply in replies)
 
 
 def printed(chunks: list[bytes], shown_bytes: int) -> PrintedOutput:

@@ -1,20 +1,201 @@
-"""Branches off a trace: where it is cut, how the search goes, and which rows a group is made of."""
+"""What a row is given of a trace: prefixes, hints, and the branches of a search; and which rows a group is made of."""
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from patience import PATIENCE_S
 from pydantic import ValidationError
 from synthetic.trajectories import row_of
 
-from luffy.config.group import AnchorConfig, GroupConfig
+from luffy.config.group import AnchorConfig, GroupConfig, HintConfig, PrefixConfig
 from luffy.grading.pool import GraderPool
 from luffy.rl.groups import GroupCollector
 from luffy.rl.rows import Demonstration, RolloutTask
-from luffy.rl.trace_starts import Anchors, AnchorSearch, piece_ends
+from luffy.rl.trace_starts import (
+    Anchors,
+    AnchorSearch,
+    HintedPrompts,
+    PrefixedRow,
+    hint_text,
+    piece_ends,
+    prefix_length,
+    with_hinted_rows,
+)
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, StopTexts
 from luffy.tracking.rollout_metrics import anchor_metrics, rollout_metrics
-from luffy.types import FinishReason, Group, Source
+from luffy.types import FinishReason, Group, Hint, Message, Source, Trajectory
+
+LENGTHS = (
+    {"kind": "uniform", "low": 0.0, "high": 1.0},
+    {"kind": "uniform", "low": {"kind": "cosine", "start": 0.95, "end": 0.05}, "high": 0.95},
+    {"kind": "uniform", "low": 0.4, "high": 0.4},
+    {"kind": "binomial", "chunks": 5, "probability": {"kind": "cosine", "start": 0.95, "end": 0.0, "over": 0.6}},
+    {"kind": "evenly_spaced"},
+)
+
+
+def _config(length: dict, shared: bool = False) -> PrefixConfig:
+    return PrefixConfig.model_validate({"length": length, "shared": shared})
+
+
+def _lengths(length: dict, trace_tokens: int, step: int = 1, total: int = 101, rows: int = 500) -> list[int]:
+    config = _config(length)
+    return [prefix_length(config, trace_tokens, PrefixedRow("p", i, rows), step, total, 7) for i in range(rows)]
+
+
+@given(
+    length=st.sampled_from(LENGTHS),
+    trace_tokens=st.integers(1, 9000),
+    index=st.integers(0, 7),
+    step=st.integers(1, 50),
+    seed=st.integers(0, 2**31),
+)
+def test_a_prefix_leaves_a_token_to_write_and_is_the_same_again(length, trace_tokens, index, step, seed):
+    arguments = (_config(length), trace_tokens, PrefixedRow("p", index, 8), step, 50, seed)
+    tokens = prefix_length(*arguments)
+    assert 0 <= tokens < trace_tokens
+    assert tokens == prefix_length(*arguments)
+
+
+def test_uniform_shares_fill_their_moving_interval() -> None:
+    moving = {"kind": "uniform", "low": {"kind": "linear", "start": 0.9, "end": 0.1}, "high": 0.9}
+    assert set(_lengths(moving, 1000, step=1)) == {900}
+    last = _lengths(moving, 1000, step=101)
+    assert 100 <= min(last) < 120 and 880 < max(last) < 900
+    assert fmean(last) == pytest.approx(500, abs=4 * 231 / 500**0.5)
+
+
+def test_a_share_of_one_leaves_the_stop_token_to_write_and_of_zero_everything() -> None:
+    falling = {"kind": "linear", "start": 1.0, "end": 0.0}
+    length = {"kind": "uniform", "low": falling, "high": falling}
+    assert set(_lengths(length, 37, step=1)) == {36}
+    assert set(_lengths(length, 37, step=101)) == {0}
+    assert set(_lengths({"kind": "uniform", "low": 0.29, "high": 0.29}, 100)) == {29}
+
+
+def test_binomial_prefixes_end_at_chunks_with_the_binomial_s_shares() -> None:
+    length = {"kind": "binomial", "chunks": 4, "probability": 0.5}
+    found = _lengths(length, 10, rows=4000)
+    assert set(found) == {0, 2, 5, 7, 9}
+    for tokens, probability in {0: 1 / 16, 2: 4 / 16, 5: 6 / 16, 7: 4 / 16, 9: 1 / 16}.items():
+        error = (probability * (1 - probability) / 4000) ** 0.5
+        assert found.count(tokens) / 4000 == pytest.approx(probability, abs=4 * error)
+    # A trace shorter than its chunks is cut token by token.
+    assert set(_lengths({"kind": "binomial", "chunks": 5, "probability": 0.5}, 3)) == {0, 1, 2}
+
+
+def test_evenly_spaced_rows_go_from_low_to_high_and_a_lone_one_stands_between() -> None:
+    assert _lengths({"kind": "evenly_spaced"}, 100, rows=5) == [0, 25, 50, 75, 99]
+    assert _lengths({"kind": "evenly_spaced", "low": 0.2, "high": 0.6}, 100, rows=3) == [20, 40, 60]
+    assert _lengths({"kind": "evenly_spaced", "low": 0.2, "high": 0.6}, 100, rows=1) == [40]
+
+
+def test_shared_prefixes_are_equal_in_a_group_and_drawn_anew_for_every_visit_and_step() -> None:
+    config = _config({"kind": "uniform", "low": 0.0, "high": 1.0}, shared=True)
+
+    def tokens(index: int = 0, visit: int = 0, step: int = 1, uid: str = "p") -> int:
+        return prefix_length(config, 10**6, PrefixedRow(uid, index, 4, visit), step, 10, 7)
+
+    assert len({tokens(index=i) for i in range(4)}) == 1
+    assert len({tokens(), tokens(visit=1), tokens(step=2), tokens(uid="q")}) == 4
+
+
+REASONING = "<think>one\n two\n\nthree\nfour\n</think>\\boxed{7}"
+
+
+def hint_config(**changes: object) -> HintConfig:
+    values = {"levels": (0.25, 0.5, 0.9), "keep": "first_correct", "learn": "bare", "template": "{prompt} | {hint}"}
+    return HintConfig.model_validate({**values, **changes})
+
+
+def task_with(*replies: str) -> RolloutTask:
+    messages = (Message("system", "Be brief."), Message("user", "What is {hint}?"))
+    return RolloutTask("p", (1,), "7", tuple(Demonstration(text, (2,), None) for text in replies), messages=messages)
+
+
+def hints(settings: HintConfig, seed: int = 7, total_steps: int = 100) -> HintedPrompts:
+    def encode(messages: object) -> tuple[int, ...]:
+        encoded.append(messages)
+        return (len(encoded),)
+
+    encoded: list[object] = []
+    prompts = HintedPrompts(settings, encode, seed, total_steps)
+    prompts.encoded = encoded  # type: ignore[attr-defined]
+    return prompts
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0.01, "one"), (0.25, "one"), (0.5, "one\n two"), (0.75, "one\n two\nthree"), (0.99, "one\n two\nthree")],
+)
+def test_a_hint_is_the_first_steps_of_the_reasoning_and_never_the_last(share: float, shown: str) -> None:
+    assert hint_text(REASONING, share) == shown
+
+
+def test_a_trace_of_one_line_is_cut_at_words_and_one_of_a_single_step_gives_no_hint() -> None:
+    assert hint_text("so it is \\boxed{7}", 0.5) == "so it"
+    assert hint_text("\\boxed{7}", 0.5) == hint_text("", 0.5) == hint_text("<think>", 0.5) == ""
+
+
+def test_the_hint_stands_in_the_last_message_of_a_prompt_of_its_own() -> None:
+    prompts = hints(hint_config(rows_per_level=2))
+    found = prompts.of(task_with(REASONING), step=1)
+    assert [prompt.hint.level for prompt in found] == [1, 1, 2, 2, 3, 3]
+    assert found[2].hint == Hint(2, "one\n two") and not found[2].is_learned_from
+    assert found[2].prompt_ids == (2,) == found[3].prompt_ids
+    system, question = prompts.encoded[1]  # type: ignore[attr-defined]
+    assert (system.content, question.content) == ("Be brief.", "What is {hint}? | one\n two")
+
+
+def test_tasks_without_a_trace_of_two_steps_have_no_hints_and_several_traces_take_turns() -> None:
+    prompts = hints(hint_config(levels=(0.5,)))
+    assert prompts.of(task_with(), step=1) == prompts.of(task_with("\\boxed{7}"), step=1) == []
+    both = task_with("a\nb\n7", "\\boxed{7}", "c\nd\n7")
+    shown = [prompts.of(both, step)[0].hint.text for step in range(1, 30)]
+    assert set(shown) == {"a", "c"}
+    assert shown == [hints(hint_config(levels=(0.5,))).of(both, step)[0].hint.text for step in range(1, 30)]
+
+
+def test_the_longest_prompt_is_that_of_the_highest_level() -> None:
+    prompts = HintedPrompts(hint_config(), lambda messages: tuple(range(len(messages[-1].content))), 7, 10)
+    assert prompts.longest([task_with(), task_with("a\nb"), task_with(REASONING)]) == len(
+        "What is {hint}? | one\n two\nthree"
+    )
+    assert prompts.longest([task_with()]) == 0
+
+
+def test_hints_begin_after_their_share_of_the_steps() -> None:
+    late = hints(hint_config(after=0.29), total_steps=100)
+    assert [late.are_due(step) for step in (1, 29, 30, 100)] == [False, False, True, True]
+    assert hints(hint_config()).are_due(1)
+
+
+def hinted_row(reward: float, hint: Hint) -> Trajectory:
+    return row_of(reward, source=Source.HINTED, hint=hint)
+
+
+def test_the_accuracy_of_a_group_is_that_of_bare_rollouts_whatever_hints_achieve() -> None:
+    hinted = [hinted_row(1.0, Hint(1, "a")), hinted_row(0.0, Hint(1, "a"))]
+    bare = Group("p", (row_of(0.0), row_of(0.0), row_of(0.0)))
+    found = with_hinted_rows(bare, hinted, hint_config(keep="all"))
+    assert [each.hint is not None for each in found.trajectories] == [False, True, True]
+    assert found.accuracy == 0.0 and len(found.rollouts) == 3 and list(found.hinted) == hinted
+
+
+def test_right_rollouts_stay_and_hinted_rows_that_are_all_wrong_change_nothing() -> None:
+    right, wrong = row_of(1.0), [row_of(0.0) for _ in range(3)]
+    first = hint_config(keep="first_correct", accuracy_at_most=0.5)
+    helped = with_hinted_rows(
+        Group("p", (right, *wrong)), [hinted_row(0.0, Hint(1, "a")), hinted_row(1.0, Hint(2, "ab"))], first
+    )
+    assert [each.reward for each in helped.trajectories] == [1.0, 0.0, 0.0, 1.0]
+    assert len(helped.replaced) == 2 and helped.accuracy == 0.25
+    unhelped = with_hinted_rows(Group("p", tuple(wrong)), [hinted_row(0.0, Hint(1, "a"))], first)
+    assert unhelped.trajectories == tuple(wrong) and len(unhelped.replaced) == 1
+
 
 RIGHT, WRONG, STOP, LINE = 1, 2, 3, 4
 SIZE = 4

@@ -1,0 +1,205 @@
+"""Engine actors as one engine, of which one may be dead; where processes are placed; how weights reach the engines."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luffy.cluster import ray_engine
+from luffy.cluster import weights as sending
+from luffy.cluster.ray_engine import RayEngine, shares
+from luffy.cluster.ray_session import Place, by_machine, layout, layout_apart
+from luffy.cluster.supervision import Member, MemberDied, Supervisor
+from luffy.cluster.weights import buckets
+from luffy.config.execution import RayConfig
+from luffy.errors import ClusterError
+from luffy.rollout.engine import RolloutRequest
+
+
+class Engines:
+    """Starts engines, supervises them, and writes down which of them were put to sleep."""
+
+    ray = SimpleNamespace(call_timeout_s=1.0, start_timeout_s=1.0)
+
+    def __init__(self) -> None:
+        self.asleep: list[str] = []
+        self._dead: set[str] = set()
+
+    def started(self, name: str, *, is_dead: bool = False) -> Member:
+        self._dead |= {name} if is_dead else set()
+        handle: Any = SimpleNamespace(sleep=SimpleNamespace(remote=lambda: name))
+        return Member(name, handle, Path("no log"))
+
+    def start(self, place: int) -> Member:
+        return self.started(f"another {place}")
+
+    def open(self, members: Sequence[Member]) -> list[str]:
+        return []
+
+    def answers(self, members: Sequence[Member], asked: Sequence[str], timeout_s: float) -> list[None]:
+        for member, name in zip(members, asked, strict=False):
+            if name in self._dead:
+                raise MemberDied(member, "died")
+            self.asleep.append(name)
+        return [None for _ in asked]
+
+    def check_open(self) -> None: ...
+
+
+def test_the_replacement_of_a_dead_engine_is_put_to_sleep_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Awake, it would hold the memory of the GPU that it shares with a rank of the trainer."""
+    monkeypatch.setattr(ray_engine.ray, "kill", lambda handle: None)
+    engines: Any = Engines()
+    members = [engines.started("first", is_dead=True), engines.started("second")]
+    engine = RayEngine(members, engines, engines, load=lambda fresh: [])
+    engine.ask("sleep")
+    assert engines.asleep == ["another 0", "second"]
+    assert engine.num_restarts == 1
+
+
+PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=4).map(tuple), max_size=30)
+
+
+def requests_of(prompts):
+    return [RolloutRequest(prompt, seed=i) for i, prompt in enumerate(prompts)]
+
+
+@given(PROMPTS, st.integers(1, 4))
+def test_each_request_goes_to_one_engine_and_prompts_stay_together(prompts, num_engines):
+    parts = shares(requests_of(prompts), num_engines)
+    assert sorted(i for part in parts.values() for i in part) == list(range(len(prompts)))
+    assert all(parts.values())
+    assert set(parts) <= set(range(num_engines))
+    for prompt in prompts:
+        assert sum(any(prompts[i] == prompt for i in part) for part in parts.values()) == 1
+
+
+def test_the_engine_with_the_fewest_tokens_gets_the_next_prompt():
+    prompts = [(1,) * 9, (1,) * 9, (2,) * 5, (3,) * 5, (4,) * 5, (5,)]
+    assert shares(requests_of(prompts), 2) == {0: [0, 1], 1: [2, 3, 4, 5]}
+
+
+def test_equal_prompts_are_spread_evenly():
+    assert shares(requests_of([(i,) for i in range(6)]), 3) == {0: [0, 3], 1: [1, 4], 2: [2, 5]}
+
+
+def test_the_turns_of_an_episode_stay_at_one_engine_and_episodes_at_several() -> None:
+    """Whatever else is in the call."""
+    prompts = [(i, 7) for i in range(32)]
+    turns = [RolloutRequest(prompt, seed=0, shares_cache_with="play 1") for prompt in prompts]
+    together = {turns[i].prompt_ids: engine for engine, part in shares(turns, 3).items() for i in part}
+    alone = {turn.prompt_ids: next(iter(shares([turn], 3))) for turn in turns}
+    assert together == alone
+    assert {*alone.values()} == {0, 1, 2}
+
+
+def test_without_gpus_every_process_takes_a_cpu():
+    wanted = layout(RayConfig(trainer_ranks=2), tensor_parallel_size=4, gpus=False, num_engines=1)
+    assert wanted.bundles == [{"CPU": 1}] * 3
+    assert (wanted.total("GPU"), wanted.total("CPU")) == (0, 3)
+    assert wanted.engines == [Place(2, cpus=1, gpus=0)]
+
+
+def test_a_rank_takes_one_gpu_and_an_engine_as_many_as_it_is_cut_over():
+    wanted = layout(RayConfig(trainer_ranks=2), tensor_parallel_size=4, gpus=True, num_engines=3)
+    assert wanted.bundles == [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 4}] * 3
+    assert (wanted.total("GPU"), wanted.total("CPU")) == (14, 5)
+    assert [place.bundle for place in (*wanted.ranks, *wanted.engines)] == [0, 1, 2, 3, 4]
+
+
+def test_colocated_engines_take_half_of_the_gpu_of_their_rank():
+    config = RayConfig(trainer_ranks=2, engines=2, placement="colocated")
+    wanted = layout(config, tensor_parallel_size=1, gpus=True, num_engines=2)
+    assert wanted.bundles == [{"CPU": 2, "GPU": 1}] * 2
+    assert wanted.ranks == wanted.engines == [Place(0, cpus=1, gpus=0.5), Place(1, cpus=1, gpus=0.5)]
+    assert layout(config, 1, gpus=False, num_engines=2).bundles == [{"CPU": 1}] * 4
+
+
+def test_ranks_beside_servers_elsewhere_have_their_gpus_alone():
+    config = RayConfig(trainer_ranks=2, engines=2, placement="colocated")
+    wanted = layout(config, tensor_parallel_size=1, gpus=True, num_engines=0)
+    assert wanted.bundles == [{"CPU": 1, "GPU": 1}] * 2
+    assert wanted.engines == []
+
+
+def test_engines_without_ranks_have_bundles_of_their_own():
+    wanted = layout_apart(num_ranks=0, num_engines=2, tensor_parallel_size=4, gpus=True)
+    assert (wanted.ranks, wanted.bundles) == ([], [{"CPU": 1, "GPU": 4}] * 2)
+    assert wanted.engines == [Place(0, cpus=1, gpus=4), Place(1, cpus=1, gpus=4)]
+    assert layout_apart(0, 3, 4, gpus=False).bundles == [{"CPU": 1}] * 3
+
+
+def test_ranks_that_share_sequences_are_on_one_machine():
+    places = [Place(bundle, cpus=1, gpus=1) for bundle in range(4)]
+    ordered = by_machine(places, {0: "b", 1: "a", 2: "b", 3: "a"}, together=2)
+    assert [place.bundle for place in ordered] == [1, 3, 0, 2]
+    with pytest.raises(ClusterError, match=r"sequence_parallel: 2 ranks share each sequence .* placed some .* on 2;"):
+        by_machine(places, {0: "a", 1: "a", 2: "a", 3: "b"}, together=2)
+
+
+def member(log):
+    return Member("trainer rank 1", handle=None, log=log)
+
+
+def test_who_died_is_named_with_the_end_of_its_log(tmp_path):
+    log = tmp_path / "rank_1.log"
+    log.write_text("".join(f"line {i}\n" for i in range(100)))
+    first, *tail = str(MemberDied(member(log), "died")).splitlines()
+    assert first == f"trainer rank 1 died; the same command resumes the stage. The end of {log}:"
+    assert tail == [f"line {i}" for i in range(85, 100)]
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "(no log at "), ("", "(the log is empty)")])
+def test_a_log_that_says_nothing_is_no_second_error(tmp_path, text, said):
+    log = tmp_path / "rank_1.log"
+    if text is not None:
+        log.write_text(text)
+    assert said in str(MemberDied(member(log), "died"))
+
+
+def test_a_closed_cluster_is_waited_for_no_longer(tmp_path):
+    supervisor = Supervisor()
+    supervisor.close()
+    with pytest.raises(ClusterError, match="was closed"):
+        supervisor.answers([member(tmp_path)], ["a reference"], timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((2, 2, 2, 2, 2), [["0", "1"], ["2", "3"], ["4"]]),
+        ((1, 100, 1, 1), [["0"], ["1"], ["2", "3"]]),  # a tensor larger than a bucket makes its own
+        ((), []),
+    ],
+)
+def test_buckets_hold_the_weights_in_order_up_to_their_size(counts, expected):
+    weights = [(str(i), torch.zeros(count)) for i, count in enumerate(counts)]
+    assert [[name for name, _ in bucket] for bucket in buckets(iter(weights), 16)] == expected
+
+
+def test_a_bucket_is_given_before_the_next_weight_is_asked_for():
+    asked = []
+
+    def weights():
+        for i in range(4):
+            asked.append(i)
+            yield str(i), torch.zeros(2)
+
+    first = next(buckets(weights(), 8))
+    assert ([name for name, _ in first], asked) == (["0"], [0, 1])
+
+
+def test_a_group_for_broadcasts_that_fails_once_is_tried_again_and_twice_is_an_error(monkeypatch, caplog):
+    """Where all engines live: once may be a busy machine, and that update goes through the object store."""
+    monkeypatch.setattr(sending.ray.util, "get_node_ip_address", lambda: "192.0.2.1")  # nobody's address
+    monkeypatch.setattr(sending, "_all_answer", lambda engines, timeout_s: True)
+    rank = SimpleNamespace(broadcast_group=None, broadcast_failures=0)
+    assert sending._group(rank, [], num_receivers=1, timeout_s=4.0) is None
+    assert "192.0.2.1 cannot be reached" in caplog.text and "the object store is used" in caplog.text
+    with pytest.raises(ClusterError, match=r"weight_transfer: broadcast: .* twice .* use object_store"):
+        sending._group(rank, [], num_receivers=1, timeout_s=4.0)
