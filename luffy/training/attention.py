@@ -32,7 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.errors import ConfigError, DataError
-from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, rank_mesh
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, rank_mesh
 
 AttentionInputs: TypeAlias = Mapping[str, Tensor | int]
 """Further keyword arguments of a decoder, which it passes on to each of its attention layers."""
@@ -97,16 +97,21 @@ def attention_for_generation(causal_lm: PreTrainedModel) -> Iterator[None]:
 def attention_inputs(position_ids_BT: Tensor, execution: ExecutionConfig) -> AttentionInputs:
     """Where the sequences of a packed micro-batch begin and end; empty for padded rows.
 
-    Each sequence begins at position 0. `flex` reads that from the positions by itself.
+    Each sequence begins at position 0. `flex` reads that from the positions by itself. They are best on the CPU: then
+    no GPU is waited for.
     """
     if not execution.packing or execution.attention == "flex":
         return {}
-    starts = (position_ids_BT.flatten() == 0).nonzero().flatten().to(torch.int32)
-    bounds = torch.cat([starts, starts.new_tensor([position_ids_BT.numel()])])
-    on_cpu = bounds.cpu()  # waits for the GPU once, instead of in every layer
-    longest = int(on_cpu.diff().max())
-    found = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
-    return found | {"sequence_bounds": on_cpu} if execution.attention == "sdpa" else found
+    starts = (position_ids_BT.flatten() == 0).nonzero().flatten().to(torch.int32).cpu()
+    on_cpu = torch.cat([starts, starts.new_tensor([position_ids_BT.numel()])])
+    bounds, longest = on_cpu.to(device()), int(on_cpu.diff().max())
+    found: AttentionInputs = {
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+    return {**found, "sequence_bounds": on_cpu} if execution.attention == "sdpa" else found
 
 
 def attend_by_sequence(
@@ -135,9 +140,14 @@ def attend_by_sequence(
         raise DataError("model.path: the model caps its attention scores, which training does not support")
     assert attention_mask is None and query.shape[2] == key.shape[2], "training has neither a mask nor a cache"
     if cu_seq_lens_q is not None and dropout == 0.0 and has_packed_kernel(query):
-        rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        bounds, window = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q), (sliding_window or 0) - 1
-        return varlen_attn(*rows, *bounds, scale=scaling, window_size=(window, 0), enable_gqa=True).unsqueeze(0), None
+        queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        starts, longest = cu_seq_lens_q, max_length_q
+        window = (-1 if sliding_window is None else sliding_window - 1, 0)
+        found_TAD = varlen_attn(
+            queries, keys, values, starts, starts, longest, longest, scale=scaling, window_size=window, enable_gqa=True
+        )
+        assert isinstance(found_TAD, Tensor)
+        return found_TAD.unsqueeze(0), None
     lengths = [query.shape[2]] if sequence_bounds is None else sequence_bounds.diff().tolist()
     found = [
         _attend(*parts, window=sliding_window, dropout=dropout, scale=scaling).transpose(1, 2)

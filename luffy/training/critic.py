@@ -102,9 +102,12 @@ class Critic:
         return_sum = (mask_BT * batch.return_BT.double()).sum()
         num_tokens, return_sum = self._mesh.sum_over_shards(torch.stack([mask_BT.sum(), return_sum]))
         weight_BT = mask_BT / num_tokens.clamp(min=1)
-        return_mean, sums = float(return_sum / num_tokens.clamp(min=1)), torch.zeros(7, dtype=torch.float64)
+        return_mean = float(return_sum / num_tokens.clamp(min=1))
+        sums = torch.zeros(7, dtype=torch.float64, device=device())
         for micro, (micro_weight_BT,) in micro_batches(batch, weight_BT.unsqueeze(0), self._execution):
-            value_BT, return_BT = self._forward(micro), micro.return_BT.double()
+            value_BT = self._forward(micro)
+            micro, micro_weight_BT = micro.map(lambda tensor_BT: tensor_BT.to(device())), micro_weight_BT.to(device())
+            return_BT = micro.return_BT.double()
             token_loss_BT, is_clipped_BT = value_loss(
                 value_BT, micro.value_old_BT.double(), return_BT, self._config.value_clip
             )
@@ -117,7 +120,8 @@ class Critic:
                 torch.ones_like(return_BT), token_loss_BT.detach(), value_BT.detach(), error_BT, error_BT.square(),
                 centred_BT.square(), is_clipped_BT,
             )  # fmt: skip
-            sums += torch.stack([column_BT[micro.response_mask_BT].double().sum() for column_BT in columns]).cpu()
+            mask_BT = micro.response_mask_BT
+            sums += torch.stack([torch.where(mask_BT, column_BT.double(), 0.0).sum() for column_BT in columns])
         total, *others = self._mesh.sum_over_shards(sums).tolist()
         loss, value, error, error_square, return_variance, clipped = (each / max(total, 1) for each in others)
         check_finite("critic's loss", loss)

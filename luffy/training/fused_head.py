@@ -54,7 +54,7 @@ class LogProbHead(nn.Module):
 
 class _Scores(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override] # torch declares any arguments
+    def forward(
         ctx: Any,
         hidden_NH: Tensor,
         weight_VH: Tensor,

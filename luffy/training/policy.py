@@ -109,6 +109,7 @@ class Policy:
         metrics = UpdateMetrics(objective.terms)
         for micro, micro_weight_KBT in micro_batches(batch, weight_KBT, self._execution):
             scores = self._forward(micro, entropy, untempered)
+            micro, micro_weight_KBT = micro.map(lambda tensor_BT: tensor_BT.to(device())), micro_weight_KBT.to(device())
             (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores[:2], scores[-2:]
             tokens = TokenBatch(
                 logp_BT=logp_BT,

@@ -98,8 +98,9 @@ def response_scores(
 ) -> tuple[Tensor, ...]:
     """One `(B, T)` tensor for each score that `head` computes: the scores of response tokens, 0 elsewhere.
 
-    `head` maps `(N, H)` hidden states and the `(N,)` tokens that follow them to scores `(N,)`. Where ranks share
-    sequences, each computes those of its slice, and all get the whole rows.
+    `head` maps `(N, H)` hidden states and the `(N,)` tokens that follow them to float32 scores `(N,)`. Where ranks
+    share sequences, each computes those of its slice, and all get the whole rows. The mask is best on the CPU: nothing
+    then waits for a GPU to count the response tokens.
     """
     hidden_BTH = decoder(
         input_ids=mesh.own_slice(input_ids_BT),
@@ -107,12 +108,13 @@ def response_scores(
         use_cache=False,
         **attention,
     ).last_hidden_state
-    next_id_BT, predicts_BT = (
-        mesh.own_slice(F.pad(tensor_BT[:, 1:], (0, 1))) for tensor_BT in (input_ids_BT, response_mask_BT)
-    )
-    found = head(hidden_BTH[predicts_BT], next_id_BT[predicts_BT])
-    score_SBT = mesh.join(torch.stack([scatter(score_N, predicts_BT) for score_N in found]))
-    return tuple(F.pad(score_SBT[..., :-1], (1, 0)))
+    predicts_BT = mesh.own_slice(F.pad(response_mask_BT[:, 1:], (0, 1)))
+    place_N = predicts_BT.flatten().nonzero().squeeze(-1).to(hidden_BTH.device)
+    next_id_BT = mesh.own_slice(F.pad(input_ids_BT[:, 1:], (0, 1)))
+    found = head(hidden_BTH.flatten(0, 1).index_select(0, place_N), next_id_BT.flatten().index_select(0, place_N))
+    nothing = torch.zeros(predicts_BT.numel(), device=hidden_BTH.device)
+    rows = [nothing.index_copy(0, place_N, score_N).view(predicts_BT.shape) for score_N in found]
+    return tuple(F.pad(mesh.join(torch.stack(rows))[..., :-1], (1, 0)))
 
 
 @torch.no_grad()
@@ -145,11 +147,6 @@ def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
         )
 
 
-def scatter(value_N: Tensor, mask_BT: Tensor) -> Tensor:
-    """`(B, T)`: the N values at the places where the mask is true, in order; 0 elsewhere."""
-    return torch.zeros(mask_BT.shape, dtype=value_N.dtype, device=value_N.device).masked_scatter(mask_BT, value_N)
-
-
 Forward = Callable[[TrainBatch], Tensor]
 """`(B, T)` one number per token of a micro-batch."""
 
@@ -167,7 +164,7 @@ def score(module: nn.Module, forward: Forward, batch: TrainBatch, execution: Exe
     place_1BT = torch.arange(score_BT.numel()).view(1, *score_BT.shape)
     for micro, micro_place_1BT in micro_batches(batch, place_1BT, execution):
         place_N = micro_place_1BT[0][micro.response_mask_BT]
-        score_BT.view(-1)[place_N.cpu()] = forward(micro)[micro.response_mask_BT].float().cpu()
+        score_BT.view(-1)[place_N] = forward(micro).float().cpu()[micro.response_mask_BT]
     module.train(was_training)
     return score_BT
 
@@ -175,21 +172,23 @@ def score(module: nn.Module, forward: Forward, batch: TrainBatch, execution: Exe
 def micro_batches(
     batch: TrainBatch, weight_KBT: Tensor, execution: ExecutionConfig
 ) -> Iterator[tuple[TrainBatch, Tensor]]:
-    """This rank's micro-batches and their weights, on its device.
+    """This rank's micro-batches and their weights, on the CPU.
 
     Every rank gets the same number, so that all make the same collective calls.
     """
     slices = execution.sequence_parallel
     micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, execution.packing, slices)
     missing = max_over_ranks(len(micros)) - len(micros)
-    for micro, micro_weight_KBT in micros + [dummy_micro_batch(batch, weight_KBT, slices)] * missing:
-        yield micro.map(lambda tensor_BT: tensor_BT.to(device())), micro_weight_KBT.to(device())
+    yield from micros + [dummy_micro_batch(batch, weight_KBT, slices)] * missing
 
 
 def model_inputs(micro: TrainBatch, execution: ExecutionConfig) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
-    """Token ids, positions, response mask, and the bounds of packed sequences."""
-    bounds = attention_inputs(micro.position_ids_BT, execution)
-    return micro.input_ids_BT, micro.position_ids_BT, micro.response_mask_BT, bounds
+    """Token ids and positions on the device, response mask on the CPU, and the bounds of packed sequences.
+
+    `micro` is on the CPU, where its tokens are counted and its bounds found.
+    """
+    ids_BT, position_BT = micro.input_ids_BT.to(device()), micro.position_ids_BT.to(device())
+    return ids_BT, position_BT, micro.response_mask_BT, attention_inputs(micro.position_ids_BT, execution)
 
 
 ADAPTER_FOLDER = "adapter"
