@@ -5,12 +5,12 @@ Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 
 from contextlib import ExitStack
 
-from luffy.cluster.local import open_ranks
+from luffy.cluster.local import RanksEngine, open_ranks
 from luffy.config.environment import history_of
 from luffy.config.settings import SFTSettings
 from luffy.data.splits import read_demonstrations
 from luffy.data.templates import load_tokenizer
-from luffy.errors import DataError
+from luffy.errors import ConfigError, DataError
 from luffy.stages.held_out import open_for_sft
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
@@ -43,13 +43,19 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     spec = SupervisedSpec(
         plan, context.execution, settings.dtype, model, context.out, tokenizer.pad_token_id, settings.lora
     )
+    schedule, measured = None if settings.validation is None else settings.validation.schedule, None
+    if schedule is not None and (complaint := schedule.complaint_about_length(plan.steps)):
+        raise ConfigError(f"sft.validation.{complaint}")
     with ExitStack() as stack:
-        # The problems are checked here, before any rank is opened.
-        measuring = None if settings.validation is None else open_for_sft(settings, context, plan.steps, stack)
+        if schedule is not None:  # the problems are checked before any rank is opened
+            metrics = open_for_sft(settings, context, stack)
+
+            def measured(step: int) -> dict[str, float]:
+                return metrics(step, RanksEngine(ranks, context.execution.rollout_batch_size, step))
+
         ranks = stack.enter_context(open_ranks(settings.cluster, spec))
         shards = ShardRanks(ranks, context.execution.sequence_parallel)
-        held_out = None if measuring is None else measuring(ranks)
-        return run_supervised(settings, context, shards, examples, plan, hours, held_out, settings.sft.max_tokens)
+        return run_supervised(settings, context, shards, examples, plan, hours, schedule, measured, sft.max_tokens)
 
 
 if __name__ == "__main__":

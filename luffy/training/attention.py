@@ -27,7 +27,7 @@ from deepspeed.sequence.layer import DistributedAttention
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from luffy.config.execution import AttentionKind, ExecutionConfig
@@ -198,13 +198,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, dropo
     return torch.cat(blocks, dim=2)
 
 
-def _no_mask(*, attention_mask: Tensor | None, **_: object) -> None:
-    """An entry of transformers' mask interface: `attend_by_sequence` needs no mask."""
-    assert attention_mask is None, "rows padded on the left need attention_for_generation"
-
-
+# transformers makes no mask for an implementation that its interface of masks does not know.
 AttentionInterface.register(SDPA_BY_SEQUENCE, attend_by_sequence)
-AttentionMaskInterface.register(SDPA_BY_SEQUENCE, _no_mask)
 
 
 def _attends_plainly(causal_lm: PreTrainedModel) -> bool:
@@ -245,7 +240,6 @@ def _share_sequences(causal_lm: PreTrainedModel, mesh: RankMesh) -> None:
     alone = _states(causal_lm, WHOLE_SEQUENCES, 4 * mesh.slices)
     name = f"{SDPA_BY_SEQUENCE}_over_{mesh.slices}_ranks"
     AttentionInterface.register(name, over_slices(attend_by_sequence, mesh))
-    AttentionMaskInterface.register(name, _no_mask)
     causal_lm.set_attn_implementation(name)
     together = _states(causal_lm, mesh, 4 * mesh.slices)
     if (together - alone).norm() > _LEAK * alone.norm():
