@@ -1,7 +1,6 @@
 """Held-out accuracy of a policy in training, for the stages `sft` and `rl`."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -12,14 +11,13 @@ from luffy.config.environment import without_groups
 from luffy.config.evaluation import DECODING, MEASURES
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.data.parquet import read_prompts
-from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError, LuffyError
 from luffy.evaluation.results import EvaluationResults, ResultRow, read_results, tally_cells, write_results
 from luffy.grading.judge import Judges
 from luffy.grading.pool import GraderPool
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.vllm_limits import context_length, read_shape
-from luffy.stages.answers.asker import Asker, graded_records, open_graders
+from luffy.stages.answers.asker import Asker, graded_records
 from luffy.stages.answers.clients import FULL_BATCHES, Questions, Suite, check_suite, open_client, render_as_ids
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext
@@ -147,15 +145,3 @@ def measurer(
         return validation_metrics(measure_suites(asker, requests, confidence, context.out / FOLDER, step), step)
 
     return metrics
-
-
-def open_for_sft(
-    settings: SFTSettings, context: StageContext, stack: ExitStack
-) -> Callable[[int, RolloutEngine], dict[str, float]]:
-    """`measurer` for `sft`, whose graders close with `stack`; DataError for problems that do not fit."""
-    validation = settings.validation
-    assert validation is not None
-    tokenizer = load_tokenizer(context.inputs["model"] / "model")
-    requests, _ = read_problems(settings, context, tokenizer)
-    graders, judges = stack.enter_context(open_graders(validation.grading, context, validation.protocol))
-    return measurer(settings, context, requests, tokenizer, graders, judges)

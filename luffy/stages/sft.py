@@ -11,7 +11,8 @@ from luffy.config.settings import SFTSettings
 from luffy.data.splits import read_demonstrations
 from luffy.data.templates import load_tokenizer
 from luffy.errors import ConfigError, DataError
-from luffy.stages.held_out import open_for_sft
+from luffy.stages.answers.asker import open_graders
+from luffy.stages.held_out import measurer, read_problems
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.stages.training_span import adopt_shorter_run
@@ -46,8 +47,11 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     if validation is not None and (complaint := validation.schedule.complaint_about_length(plan.steps)):
         raise ConfigError(f"sft.validation.{complaint}")
     with ExitStack() as stack:
-        # The problems are checked here, before any rank is opened.
-        metrics = None if validation is None else open_for_sft(settings, context, stack)
+        metrics = None
+        if validation is not None:  # its problems are checked here, before any rank is opened
+            requests, _ = read_problems(settings, context, tokenizer)
+            graders, judges = stack.enter_context(open_graders(validation.grading, context, validation.protocol))
+            metrics = measurer(settings, context, requests, tokenizer, graders, judges)
         ranks = stack.enter_context(open_ranks(settings.cluster, spec))
 
         def measure_weights(step: int) -> dict[str, float]:
