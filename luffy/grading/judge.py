@@ -53,7 +53,7 @@ class Judges:
         self._judges: dict[JudgeGrader, _Judge] = {}
         self._closed = False
 
-    def submit(self, kind: JudgeGrader, request: JudgeRequest) -> "concurrent.futures.Future[Grade]":
+    def submit(self, request: JudgeRequest) -> "concurrent.futures.Future[Grade]":
         """Request a verdict in the background; `close` cancels the future.
 
         It holds a ConfigError where the endpoint refuses the request for good. An endpoint that cannot be reached or
@@ -62,11 +62,11 @@ class Judges:
         with self._lock:
             if self._closed:
                 raise LuffyError("the grader pool is closed")
-            if kind not in self._judges:
-                self._judges[kind] = _Judge(kind, self._cache)
+            if request.judge not in self._judges:
+                self._judges[request.judge] = _Judge(request.judge, self._cache)
             if self._loop is None:
                 self._loop = LoopThread()
-            return self._loop.submit(self._judges[kind].grade(request))
+            return self._loop.submit(self._judges[request.judge].grade(request))
 
     def close(self) -> None:
         with self._lock:
@@ -118,7 +118,7 @@ class _Judge:
         except (OSError, ValueError, LookupError, TypeError):
             known = None  # not asked yet; a file that is no verdict is written again
         if isinstance(known, str):
-            return _grade(kind, known, request)
+            return _grade(known, request)
         async with self._slots:
             started = time.monotonic()
             try:
@@ -130,7 +130,7 @@ class _Judge:
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(file, json.dumps({"verdict": word}))
-            return _grade(kind, word, request, time.monotonic() - started)
+            return _grade(word, request, time.monotonic() - started)
 
     async def _verdict(self, body: Mapping[str, object]) -> str:
         for attempt in range(self._kind.retries):
@@ -177,7 +177,7 @@ def _status(answer: Answer) -> str:
     return f"{answer.status}{name}{answer.complaint.removeprefix(f'status {answer.status}')}"
 
 
-def _grade(kind: JudgeGrader, word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
+def _grade(word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
     # The reason does not mention the cache: after a kill, samples have to be the same bytes as in an undisturbed stage.
-    outcome = Outcome.CORRECT if word == kind.correct.upper() else Outcome.WRONG
+    outcome = Outcome.CORRECT if word == request.judge.correct.upper() else Outcome.WRONG
     return Grade(outcome, request.answer, f"the judge says {word}", seconds)

@@ -27,7 +27,7 @@ from luffy.config.grading import GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LostError, LuffyError
 from luffy.grading.judge import Judges
 from luffy.grading.kinds import conclude, functions_of, steps
-from luffy.grading.request import LOAD, Grade, GradeRequest, Judging, Reply, Verification
+from luffy.grading.request import LOAD, Grade, GradeRequest, JudgeRequest, Reply, Verification
 from luffy.grading.workers import SERVER_DIED, WorkerProcess, Workers
 from luffy.types import Outcome
 
@@ -49,7 +49,7 @@ MEMO_SIZE = 65_536
 _KEY_CHARS = 32
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
-_Open = Verification | Judging
+_Open = Verification | JudgeRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -335,7 +335,7 @@ class GraderPool:
                 raise
             if not accepted:
                 self._refuse(jobs, _CLOSED)
-        judging = {step: self._judges.submit(*step) for step in wanted if isinstance(step, Judging)}
+        judging = {step: self._judges.submit(step) for step in wanted if isinstance(step, JudgeRequest)}
         graded: dict[_Open, Grade] = {}
         for work, (verdict, is_new) in claimed.items():  # each grade gets the answer, time and note of this request
             grade = _result(verdict)

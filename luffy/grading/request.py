@@ -117,18 +117,12 @@ class Verification(NamedTuple):
 
 
 class JudgeRequest(NamedTuple):
-    """An answer, and what a judge is shown with it."""
+    """An answer for a judge, and what it is shown with it."""
 
+    judge: JudgeGrader
     answer: str
     gold: str
     question: str
-
-
-class Judging(NamedTuple):
-    """A request to a judge."""
-
-    judge: JudgeGrader
-    request: JudgeRequest
 
 
 class Grader(Protocol):
