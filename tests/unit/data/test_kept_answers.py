@@ -29,16 +29,14 @@ def kept(answers: list[GradedAnswer], choose: str, most: int) -> list[str]:
     return [each.text for each in kept_traces(answers, rule)]
 
 
+UNUSABLE = [answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  ")]
+
+
 @pytest.mark.parametrize(
     ("answers", "choose", "most", "expected"),
     [
-        (
-            [answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  "), answer("right")],
-            "first",
-            4,
-            ["right"],
-        ),
-        ([answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  ")], "shortest", 4, []),
+        ([*UNUSABLE, answer("right")], "first", 4, ["right"]),
+        (UNUSABLE, "shortest", 4, []),
         ([answer("\\boxed{2} \ufffd")], "first", 1, []),
         ([answer("1 + 1\n= 2"), answer("1 + 1 = 2 "), answer("2")], "first", 3, ["1 + 1\n= 2", "2"]),
         ([answer("long", 9), answer("b", 3), answer("a", 3), answer("c", 4)], "shortest", 3, ["b", "a", "c"]),
