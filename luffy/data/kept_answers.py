@@ -16,7 +16,6 @@ from luffy.data.overlap import Hashes, run_hashes, word_hashes, words
 from luffy.types import FinishReason, Outcome, Trace
 
 UNDECODED = "\ufffd"
-"""What stands for undecodable bytes."""
 _RUN = 3
 """Words in a row that are compared."""
 

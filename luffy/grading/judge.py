@@ -23,7 +23,7 @@ from luffy.errors import ConfigError, LuffyError
 from luffy.files import write_atomic
 from luffy.grading.extract import final_reply
 from luffy.grading.request import Grade, JudgeRequest
-from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, RequestLimits, api_key_of
+from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, RequestLimits, api_key_of, cancel_others
 from luffy.json_text import parse_json
 from luffy.types import Outcome
 
@@ -75,10 +75,7 @@ class Judges:
 
             async def disconnect() -> None:
                 # First the requests, or one that waits for its turn would begin on a closed connection.
-                asked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-                for task in asked:
-                    task.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
+                await cancel_others()
                 await asyncio.gather(*(judge.client.close() for judge in self._judges.values()))
 
             self._loop.run(disconnect())
@@ -143,7 +140,6 @@ class _Judge:
         return await self._ask(body)
 
     async def _ask(self, body: Mapping[str, object]) -> str:
-        """The judge's word."""
         try:
             answer = await self.client.ask("/chat/completions", body)
         except NoAnswer as error:

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LostError, LuffyError
@@ -298,9 +297,7 @@ class GraderPool:
     def __enter__(self) -> "GraderPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def worker_pids(self) -> list[int]:

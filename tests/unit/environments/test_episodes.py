@@ -14,8 +14,7 @@ from patience import PATIENCE_S
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring, History
-from luffy.data.conversations import ConversationEncoder
-from luffy.data.cut_messages import is_cut_from
+from luffy.data.conversations import ConversationEncoder, is_cut_from
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import EOS, build_tokenizer
 from luffy.environments.environment import Environment
