@@ -252,13 +252,14 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what still runs, and end the loop and its thread."""
-        self.run(_cancel_others())
+        self.run(cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _cancel_others() -> None:
+async def cancel_others() -> None:
+    """Cancel all other tasks of the running loop, and wait for their ends."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

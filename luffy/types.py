@@ -64,7 +64,6 @@ class FinishReason(StrEnum):
     TURNS = "turns"
     """The limit of turns was reached, and the environment would have gone on."""
     ENVIRONMENT_ERROR = "environment_error"
-    """The environment failed."""
     REFUSED = "refused"
     """The model or its content filter declined, or the endpoint rejected the request for good."""
     FAILED = "failed"
@@ -93,7 +92,6 @@ class Origin(StrEnum):
     REWRITTEN = "rewritten"
     """The policy solved it with the expert's trace in its prompt."""
     EXPERT = "expert"
-    """The expert's own text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,6 @@ class Trace:
     model: str | None = None
     """The model that was sampled, where known: a folder, a hub id or the name at an endpoint."""
     decoding: str | None = None
-    """How it was sampled, where known."""
     num_tokens: int | None = None
     """Tokens by the author's tokenizer, stop token included, where known."""
     origin: Origin | None = None

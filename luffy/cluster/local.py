@@ -156,15 +156,12 @@ class Cluster(Protocol):
     @property
     def engine(self) -> RolloutEngine:
         """Generates with the weights published last."""
-        ...
 
     def publish(self, version: int) -> None:
         """Send the trainer's current weights, after `version` RL steps, to the engine unless it has them."""
-        ...
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the cluster for the step's log (`perf/`)."""
-        ...
 
     def __enter__(self) -> "Cluster": ...
 

@@ -105,7 +105,9 @@ class RayCluster:
         if self._asleep:
             call_everywhere(self._ranks, TrainerRank.free_cache)
             self._engines.ask("wake_up", "weights")
-        self._engines.update(lambda engines: self._send(engines, self._num_receivers))
+        by_broadcast = self._config.weight_transfer == "broadcast"  # to the workers of each engine
+        num_receivers = self._spec.execution.vllm.tensor_parallel_size if by_broadcast else 0
+        self._engines.update(lambda engines: self._send(engines, num_receivers))
         if self._asleep:
             self._engines.ask("wake_up", "kv_cache")
             self._asleep = False
@@ -130,12 +132,6 @@ class RayCluster:
             self._engines.ask("sleep")
             self._asleep = True
         return self._ranks.call(method, arguments)
-
-    @property
-    def _num_receivers(self) -> int:
-        """Workers of each engine that receive weights by broadcast."""
-        by_broadcast = self._config.weight_transfer == "broadcast"
-        return self._spec.execution.vllm.tensor_parallel_size if by_broadcast else 0
 
     def _send(self, engines: Sequence[Member], num_receivers: int = 0) -> list[int]:
         """Indices of the engines that did not take the weights."""

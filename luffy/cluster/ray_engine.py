@@ -41,16 +41,10 @@ class RayRanks(Generic[Rank]):
         self._places = places
         if slices > 1:
             self._places = by_machine(places, ray.util.placement_group_table(group)["bundles_to_node_id"], slices)
-        self.members = [
-            start_member(
-                f"trainer rank {rank}",
-                RankActor,
-                place,
-                group,
-                ProcessSetup(log_file(spec.out, f"rank_{rank}"), spec.execution.num_threads),
-            )
-            for rank, place in enumerate(self._places)
-        ]
+        self.members = []
+        for rank, place in enumerate(self._places):
+            setup = ProcessSetup(log_file(spec.out, f"rank_{rank}"), spec.execution.num_threads)
+            self.members.append(start_member(f"trainer rank {rank}", RankActor, place, group, setup))
 
     @property
     def num_ranks(self) -> int:
@@ -167,14 +161,8 @@ class EngineActors:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _EngineShare:
-    """The requests sent to one engine."""
-
-    place: int
-    member: Member
-    requests: Sequence[int]
-    """Indices into the requests of the `generate` call."""
+_EngineShare = tuple[int, Member, Sequence[int]]
+"""Place, engine, and the indices of the `generate` call's requests that were sent to it."""
 
 
 class RayEngine:
@@ -220,19 +208,18 @@ class RayEngine:
         num_deaths = 0
         while asked:
             try:
-                reference, found = self._supervisor.first_answer(
-                    {reference: share.member for reference, share in asked.items()}, self._timeout_s
-                )
-                completions.update(zip(asked.pop(reference).requests, found, strict=True))
+                members = {reference: member for reference, (_, member, _) in asked.items()}
+                reference, found = self._supervisor.first_answer(members, self._timeout_s)
+                completions.update(zip(asked.pop(reference)[2], found, strict=True))
             except MemberDied as death:
                 num_deaths += 1
                 if num_deaths > MAX_RESTARTS:
                     raise
-                reference = next(r for r, share in asked.items() if share.member is death.member)
-                lost = asked.pop(reference)
+                reference = next(r for r, (_, member, _) in asked.items() if member is death.member)
+                place, member, part = asked.pop(reference)
                 logger.warning("%s", death)
-                self.restart(lost.place, lost.member)
-                asked |= self._ask(lost.place, lost.requests, requests, params)
+                self.restart(place, member)
+                asked |= self._ask(place, part, requests, params)
         return [completions[i] for i in range(len(requests))]
 
     def restart(self, place: int, dead: Member) -> None:
@@ -283,7 +270,7 @@ class RayEngine:
     ) -> dict[Any, _EngineShare]:
         member = self.members[place]
         reference: Any = member.handle.generate.remote([requests[i] for i in part], params)
-        return {reference: _EngineShare(place, member, part)}
+        return {reference: (place, member, part)}
 
 
 def shares(requests: Sequence[RolloutRequest], num_engines: int) -> dict[int, list[int]]:

@@ -177,8 +177,7 @@ class SynthesizeConfig(StrictModel):
     keep: KeepAnswers = KeepAnswers()
     """Which correct answers of one teacher to one prompt become traces."""
     stop_when_kept: bool = True
-    """Request no further samples of a teacher once a prompt has `keep.max_per_prompt` usable answers of it. False gives
-    `choose: shortest` and `diverse` more to choose from."""
+    """No more samples of a teacher once a prompt has `keep.max_per_prompt` usable ones. False: more to choose from."""
     cascade: bool = False
     """Send each teacher only the prompts that earlier teachers left without a usable answer."""
     budget: SpendingLimit | None = None

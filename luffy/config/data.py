@@ -213,8 +213,7 @@ class FileSource(_StoredRows):
     reader: ClassVar[str] = "luffy.data.sources.stored_rows:FilePrompts"
     kind: Literal["file"]
     path: str
-    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*` of several, read in the order of their names.
-    Relative paths start at the working directory."""
+    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*`, read by name. Relative to the working directory."""
 
     def _complaints(self) -> Iterator[str]:
         if self.path.endswith(".csv") and self.fields is None:

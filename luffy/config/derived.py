@@ -41,8 +41,7 @@ class EvaluatedModel:
 
 
 def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentConfig:
-    """The experiment that evaluates `wanted` by the suites and the protocol of `config`. Raises ConfigError for both or
-    neither of model and steps, or for what does not fit."""
+    """The experiment that evaluates `wanted` by `config`'s suites and protocol; ConfigError for what does not fit."""
     if (wanted.model is None) == (not wanted.steps):
         raise ConfigError(
             "give one of --model (a folder, a hub id or api:NAME) and --steps (of the experiment's RL run); as "
@@ -154,8 +153,7 @@ def _of_endpoint(
 
 
 def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConfig:
-    """The chain up to RL, whose checkpoints of `steps` are to be evaluated. Raises ConfigError for an experiment
-    without RL or a protocol, and for steps that its run does not reach."""
+    """The chain up to RL for evaluating its checkpoints of `steps`; ConfigError without RL, protocol or such steps."""
     _protocol(config)
     if "rl" not in config.stages or config.rl is None:
         raise ConfigError(f"--steps: {config.name} has no stage rl; its stages are {', '.join(config.stages)}")

@@ -87,8 +87,7 @@ class EpisodeScoring(StrictModel):
     rewards, correct`, where `counts` (measures included), `rewards` (the grader's) and `correct` have an entry for each
     episode. They return a number for each, e.g. `luffy.environments.relative:shortest_correct`."""
     weights: dict[str, float] = Field(default={ANSWER: 1.0}, min_length=1)
-    """The reward of an episode: the weighted sum of `answer` (the grader's reward), of measures, of `turns`, and of
-    what the environment counts, e.g. `tool_errors: -0.1`."""
+    """Reward: the weighted sum of `answer` (the grader's), measures, `turns` and counts, e.g. `tool_errors: -0.1`."""
     timeout_s: PositiveFloat = _CALL_S
     """Time limit of one call of a function above; past it the episode (or the whole group) is `crashed`."""
     version: NonNegativeInt = 0

@@ -41,8 +41,8 @@ class VLLMConfig(StrictModel):
     gpu_memory_utilization: PositiveShare = 0.9
     """Share of each GPU's memory for weights and KV cache."""
     cpu_kv_cache_gb: PositiveFloat | None = None
-    """Memory of the KV cache in GiB on machines without a GPU; None: enough for `max_num_seqs` sequences of full
-    length, up to 4 GiB. Sequences that do not fit wait."""
+    """KV cache in GiB without a GPU; None: enough for `max_num_seqs` full sequences, at most 4. What does not fit
+    waits."""
     max_num_seqs: PositiveInt = 256
     """Sequences decoded at the same time."""
     max_num_batched_tokens: PositiveInt | None = None
@@ -172,8 +172,7 @@ class ExecutionConfig(StrictModel):
     gpu_memory_gb: PositiveFloat | None = None
     """Memory of each GPU in GiB, for the check whether a run fits; None: as detected on this machine."""
     retries: NonNegativeInt = 1
-    """How often a run resumes a stage that was killed (e.g. out of memory) or lost a process, a machine or an endpoint.
-    A mistake, or a program that fails, is never retried."""
+    """How often a run resumes a stage that was killed or lost a process, machine or endpoint; never after a mistake."""
     retry_delay_s: NonNegativeFloat = 10.0
     time_limits_s: dict[StageName, PositiveFloat] = Field(default_factory=dict)
     """Time limit of a stage in one run, by name; a stage that exceeds it is ended, and the next run resumes it."""

@@ -36,8 +36,7 @@ class ExperimentConfig(StrictModel):
     stages: tuple[StageName, ...]
     """The stages of the chain, in order; the sections `difficulty` and `synthesize` add those of their names."""
     cluster: Literal["local", "ray"] = "local"
-    """Where RL runs: `local` in one process, which trains and generates in turn; `ray` with DeepSpeed ranks and vLLM
-    engines as Ray actors, on one machine or many."""
+    """Where RL runs. `local`: in one process, in turn; `ray`: DeepSpeed ranks and vLLM actors, on any machines."""
     seed: NonNegativeInt = 0
     data: DataConfig
     model: ModelConfig

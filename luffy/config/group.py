@@ -75,8 +75,8 @@ class GlobalBatchAdvantage(_GroupBaseline):
 
 
 class RawAdvantage(_Advantage):
-    """REINFORCE without a baseline (Williams 1992): A_i = R_i, for rollouts and traces alike. A group whose rewards are
-    all equal then has a gradient, unless they are all 0."""
+    """REINFORCE (Williams 1992): A_i = R_i, also for traces. Groups of equal rewards have a gradient unless these are
+    0."""
 
     kind: Literal["raw"]
     population: ClassVar[Literal["joint"]] = "joint"

@@ -22,6 +22,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from luffy.config.evaluation import QUESTION_SLOT, TEMPLATES
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.fields import explain
 from luffy.config.shipped import (
     EXPERIMENTS,
     PresetKind,
@@ -31,18 +32,7 @@ from luffy.config.shipped import (
     named_file,
     recipe_files,
 )
-from luffy.config.validation_errors import explain
-from luffy.config.yaml_source import (
-    KeyPath,
-    Value,
-    child,
-    element_index,
-    key_paths,
-    nearest,
-    parse_scalar,
-    place_of,
-    read_yaml,
-)
+from luffy.config.yaml_source import KeyPath, Value, child, key_paths, nearest, parse_scalar, place_of, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import refuse_special
 from luffy.json_text import MAX_DEPTH
@@ -310,7 +300,7 @@ def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tup
     """`value` with the override merged in at `path`, and the whole path with indices in place of names."""
     at = ".".join(override.path[: len(above)])
     if isinstance(value, list) and path:
-        index = element_index(value, path[0], f"{override.origin}: {at}")
+        index = _element_index(value, path[0], f"{override.origin}: {at}")
         below, done = _set(value[index], path[1:], (*above, str(index)), override)
         return [*value[:index], below, *value[index + 1 :]], done
     if isinstance(value, dict) and path and isinstance(below := value.get(path[0]), dict | list):
@@ -322,6 +312,18 @@ def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tup
     if path:
         raise ConfigError(f"{override.origin}: {'.'.join(override.path)}: {at} is {value!r}, which has no keys")
     return override.value, above
+
+
+def _element_index(elements: list[Value], key: str, where: str) -> int:
+    """Index of the element that `key` names; ConfigError, which begins with `where`, where there is none."""
+    names = [element.get("name") if isinstance(element, dict) else None for element in elements]
+    if key in names:
+        return names.index(key)
+    if key.isdecimal() and int(key) < len(elements):
+        return int(key)
+    allowed = [str(index) if name is None else str(name) for index, name in enumerate(names)]
+    hint = nearest(key, allowed, "did you mean {!r}? ", cutoff=0.5)
+    raise ConfigError(f"{where}: no element {key!r} in this list; {hint}there are {', '.join(allowed) or 'none'}")
 
 
 def _nested(path: KeyPath, value: Value) -> dict[str, Value]:

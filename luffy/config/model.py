@@ -142,8 +142,7 @@ class ModelConfig(StrictModel):
 
 
 def locate(source: str) -> str:
-    """The folder, hub id or GGUF file that a `ModelConfig.source` means on this machine. Raises ConfigError where a
-    package is not installed or does not ship exactly one GGUF file."""
+    """The folder, hub id or GGUF file meant; ConfigError for a package that is missing or has not one GGUF file."""
     if not source.startswith(_PACKAGE):
         return source
     package = source.removeprefix(_PACKAGE)

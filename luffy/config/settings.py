@@ -23,16 +23,20 @@ StageSettings = StrictModel
 Settings = TypeVar("Settings", bound=StrictModel)
 
 
-class PrepareDataSettings(StrictModel):
+class _Graded(StrictModel):
+    seed: int
+    grading: GradingConfig
+    environment: EnvironmentConfig | None = None
+    """Answers the policy, or the teachers, between their turns."""
+
+
+class PrepareDataSettings(_Graded):
     """`prepare_data`: sources to verified parquet, and the tokenizer that counts its tokens."""
 
-    seed: int
     data: DataConfig
-    grading: GradingConfig
     model_path: str | None
     """`ModelConfig.source` whose tokenizer is adapted; None: a tokenizer is built from the data."""
     chat_template: str | None
-    environment: EnvironmentConfig | None = None
 
 
 class BaseSettings(StrictModel):
@@ -44,37 +48,28 @@ class BaseSettings(StrictModel):
     base: BaseConfig | None
 
 
-class DifficultySettings(StrictModel):
+class DifficultySettings(_Graded):
     """`difficulty`: pass rates of one policy, and the training prompts they leave to RL."""
 
-    seed: int
     dtype: DType
     difficulty: DifficultyConfig
-    grading: GradingConfig
-    environment: EnvironmentConfig | None = None
 
 
-class SynthesizeSettings(StrictModel):
+class SynthesizeSettings(_Graded):
     """`synthesize`: teachers' answers to training prompts, and the training data with those that are kept."""
 
-    seed: int
     synthesize: SynthesizeConfig
     data: DataConfig
     """Its limits and filters hold for what teachers write, too."""
-    grading: GradingConfig
-    environment: EnvironmentConfig | None = None
 
 
-class SampleSettings(StrictModel):
+class SampleSettings(_Graded):
     """`sample`: one policy's answers to the training prompts, and the traces that are kept of them."""
 
-    seed: int
     dtype: DType
     sample: SampleConfig
-    grading: GradingConfig
     round: PositiveInt = 1
     """Round of sampling and SFT, from 1; each round samples with different seeds."""
-    environment: EnvironmentConfig | None = None
 
 
 class SFTSettings(StrictModel):
@@ -102,18 +97,15 @@ class SFTSettings(StrictModel):
         )
 
 
-class RLSettings(StrictModel):
+class RLSettings(_Graded):
     """`rl`: mixed-policy reinforcement learning."""
 
-    seed: int
     dtype: DType
     cluster: Literal["local", "ray"]
     rl: RLConfig
     objective: ObjectiveConfig
-    grading: GradingConfig
     lora: LoRAConfig | None = None
     """Without its dropout. None: all weights are trained."""
-    environment: EnvironmentConfig | None = None
     validation: HeldOutSettings | None = None
     prompts: Literal["train", "complement"] = "train"
     """`DataConfig.rl`."""
@@ -134,14 +126,11 @@ class RLSettings(StrictModel):
         return sampling or self.objective.depends_on_length or any(schedule.depends_on_length for schedule in schedules)
 
 
-class EvaluateSettings(StrictModel):
+class EvaluateSettings(_Graded):
     """`evaluate`: one checkpoint over all suites and decodings."""
 
-    seed: int
     dtype: DType
     evaluation: EvaluationConfig
-    grading: GradingConfig
-    environment: EnvironmentConfig | None = None
 
 
 class SweepSettings(StrictModel):

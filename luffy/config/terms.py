@@ -298,8 +298,7 @@ class MultipleImportanceLoss(Written):
 
 
 Temperature = Literal["one", "rollout"]
-"""At which temperature a loss sees the policy: 1, the model's own distribution, or `rl.temperature`, the distribution
-that rollouts are sampled from. Equal where `rl.temperature` is 1."""
+"""Temperature at which a loss sees the policy: 1, the model's own distribution, or `rl.temperature`, the rollouts'."""
 
 TokenWeight = Literal["one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy"]
 _WEIGHT_FORMULAS: dict[TokenWeight, str] = {

@@ -256,8 +256,7 @@ class RLConfig(StrictModel):
     prompts_per_update: PositiveInt | None = None
     """Mini-batch of one optimizer step, in prompts; None: one optimizer step per pass."""
     passes: PositiveInt = 1
-    """Passes of an RL step's optimizer steps over its groups, with one `pi_old`: the policy before them. Later passes
-    repeat the mini-batches of the first one, each in another order."""
+    """Passes of an RL step over its groups, with one `pi_old`; later ones repeat the mini-batches in another order."""
     sampling: SamplingConfig = UniformSampling(kind="uniform")
     """Which prompts a step draws."""
     temperature: PositiveFloat = 1.0

@@ -142,8 +142,8 @@ def flow_yaml(value: object) -> str:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
-    """The mapping in `path`, and the `file:line` of each of its keys. Raises ConfigError when the file is missing, is
-    not UTF-8, is not YAML, is not a mapping or repeats a key."""
+    """The mapping in `path`, and the `file:line` of each key. ConfigError unless it is a UTF-8 YAML mapping, keys
+    unique."""
     try:
         with path.open("rb") as file:  # may be a pipe of the shell
             content = file.read(_MAX_BYTES + 1)
@@ -197,8 +197,7 @@ def key_paths(value: Value, above: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def child(value: Value, key: str) -> Value:
-    """The value below `key` in a mapping, or at that index in a list; None where there is none. A key of a mapping may
-    be a number, as in `stepwise_share: {1: 0.5}`, and is compared as text."""
+    """The value below a key (compared as text: `{1: 0.5}` has a number) or at an index; None where there is none."""
     if isinstance(value, dict):
         return next((below for name, below in value.items() if str(name) == key), None)
     if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
@@ -221,18 +220,6 @@ def dotted(path: KeyPath, values: Value) -> str:
         words.append(name if isinstance(name, str) else key)
         values = below
     return ".".join(words)
-
-
-def element_index(elements: list[Value], key: str, where: str) -> int:
-    """Index of the element that `key` names; ConfigError, which begins with `where`, where there is none."""
-    names = [element.get("name") if isinstance(element, dict) else None for element in elements]
-    if key in names:
-        return names.index(key)
-    if key.isdecimal() and int(key) < len(elements):
-        return int(key)
-    allowed = [str(index) if name is None else str(name) for index, name in enumerate(names)]
-    hint = nearest(key, allowed, "did you mean {!r}? ", cutoff=0.5)
-    raise ConfigError(f"{where}: no element {key!r} in this list; {hint}there are {', '.join(allowed) or 'none'}")
 
 
 def nearest(name: str, names: Iterable[str], question: str = "; did you mean {!r}?", cutoff: float = 0.6) -> str:

@@ -11,6 +11,7 @@ rendered again before each turn (`rewritten`).
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +21,6 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import History
-from luffy.data.cut_messages import cut
 from luffy.data.templates import (
     decode,
     encode_traces,
@@ -53,7 +53,6 @@ class EncodedTurns:
     length: int
     """Number of tokens after the prompt, in the longest context."""
     context_starts: tuple[int, ...] = ()
-    """`Trajectory.context_starts`."""
 
 
 def encode_demonstrations(
@@ -274,3 +273,39 @@ _TRIMS: tuple[_Write, ...] = (str, str.strip, str.lstrip, str.rstrip)
 _WRITES = [write for trim in _TRIMS for write in (trim, _escaped(trim))]
 """What templates do to the contents of messages: they trim them, and escape them as in a JSON string, which is how
 Llama 3.1 writes the results of tools."""
+
+
+_MARK = " ... [{count} {unit} left out] ... "
+_MARKED = re.compile(r"(?=(\.\.\. \[\d+ \w+ left out\] \.\.\.))")
+"""Finds marks that overlap, too: a message that was cut may have shown one itself."""
+_BROKEN = "\ufffd"
+"""What is decoded from the part of a character on one side of a cut between tokens."""
+
+
+def cut(start: str, count: int, unit: str, end: str) -> str:
+    """`start` and `end` of a message with a mark between them, which says how many tokens or characters are missing.
+
+    A policy sees the cut message, so the conversation, and any trace made from it, holds the cut text.
+    """
+    return start + _MARK.format(count=count, unit=unit) + end
+
+
+def is_cut_from(shown: str, whole: str) -> bool:
+    """Whether `shown` is `whole` without its middle. White space and Unicode forms, which decoding may change, are not
+    compared."""
+    composed = (unicodedata.normalize("NFC", text) for text in (shown, whole))
+    return _is_cut_from(shown, whole) or _is_cut_from(*composed)
+
+
+def _is_cut_from(shown: str, whole: str) -> bool:
+    text = _without_space(whole)
+    for mark in _MARKED.finditer(shown):
+        start = _without_space(shown[: mark.start(1)]).rstrip(_BROKEN)
+        end = _without_space(shown[mark.end(1) :]).lstrip(_BROKEN)
+        if text.startswith(start) and text[len(start) :].endswith(end):
+            return True
+    return False
+
+
+def _without_space(text: str) -> str:
+    return "".join(text.split())

@@ -89,12 +89,8 @@ _REMEDIES = {
     "give traces that close their reasoning, or a model.chat_template that does not open it": (
         Rejection.TRACE_INCOMPLETE,
     ),
-    "check the reference answers and grading.kind, or set data.require_verified_traces: false": (
-        Rejection.TRACE_WRONG,
-        Rejection.TRACE_NO_ANSWER,
-        Rejection.TRACE_UNPARSABLE,
-        Rejection.TRACE_TIMED_OUT,
-        Rejection.TRACE_CRASHED,
+    "check the reference answers and grading.kind, or set data.require_verified_traces: false": tuple(
+        Rejection(f"trace_{outcome}") for outcome in Outcome if outcome is not Outcome.CORRECT
     ),
     "check the environment, or set data.replay_traces: keep": (
         Rejection.TRACE_REPLAY_DIFFERS,

@@ -217,7 +217,6 @@ class XmlCalls:
 
 
 CallSyntax = HermesCalls | Llama3Calls | XmlCalls
-"""A way to write calls."""
 CALL_FORMATS: Mapping[CallFormat, CallSyntax] = {"hermes": HermesCalls(), "llama3": Llama3Calls(), "xml": XmlCalls()}
 
 

@@ -43,7 +43,6 @@ class Environment(Protocol):
 
     async def reset(self, problem: Problem) -> Sequence[Message]:
         """Begin the episode. Returns messages that follow the prompt's own, usually none."""
-        ...
 
     async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
         """Answer the policy's newest turn, the last message of `conversation`.
@@ -52,15 +51,12 @@ class Environment(Protocol):
         `limits.max_observation_tokens` are cut, so keep the state of the episode in attributes. Returns messages of
         other roles than `assistant`, at least one, or None when the episode is over.
         """
-        ...
 
     def counts(self) -> Mapping[str, float]:
         """Finite numbers of the episode so far, by name (`tool_calls`, `tool_errors`), for metrics and samples."""
-        ...
 
     async def close(self) -> None:
         """Free what the episode holds; called once, also after an exception or a cancellation."""
-        ...
 
 
 @runtime_checkable
@@ -73,7 +69,6 @@ class ScoringEnvironment(Environment, Protocol):
         Called once, also where a bound ended the episode: `conversation` may then end with a turn that `respond` was
         not asked about.
         """
-        ...
 
 
 EnvironmentFactory = Callable[[], Environment]

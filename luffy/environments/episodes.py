@@ -10,10 +10,10 @@ with `history: branching` may a turn have a context of its own, where the chat t
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from luffy.config.environment import EpisodeLimits
 from luffy.data.conversations import ConversationEncoder
@@ -58,11 +58,8 @@ class Episode:
     continue, or a bound ended the episode before. A context is among them only with `history: branching`."""
     finish_reason: FinishReason
     measures: Mapping[str, float]
-    """`EpisodeEnd.measures`."""
     completion: tuple[Message, ...] = ()
-    """The conversation after the prompt."""
     fault: str = ""
-    """Why the environment failed, if it did."""
 
 
 def context_starts(segments: Sequence[Segment], start: int = 0) -> tuple[int, ...]:
@@ -159,6 +156,7 @@ class TurnSampler:
                 done.set_result(result[index])
 
 
+@dataclass(slots=True)
 class EpisodePlayer:
     """Plays episodes of one kind of environment.
 
@@ -166,20 +164,12 @@ class EpisodePlayer:
     waits for all episodes, so the calls, and the sampled tokens, do not depend on how long tools take.
     """
 
-    def __init__(
-        self,
-        make: EnvironmentFactory,
-        encoder: ConversationEncoder,
-        limits: EpisodeLimits,
-        scorer: EpisodeScorer,
-        lanes: int = 0,
-    ) -> None:
-        self.scorer = scorer
-        self._make = make
-        self._lanes = lanes
-        self._plays = itertools.count()
-        self._encoder = encoder
-        self.limits = limits
+    make: EnvironmentFactory
+    encoder: ConversationEncoder
+    limits: EpisodeLimits
+    scorer: EpisodeScorer
+    lanes: int = 0
+    _plays: Iterator[int] = field(default_factory=itertools.count)
 
     def play(self, starts: Sequence[EpisodeStart], engine: RolloutEngine, params: SamplingParams) -> list[Episode]:
         """One episode per start, in order.
@@ -188,7 +178,7 @@ class EpisodePlayer:
         (`FailedShare`). Whatever the engine raises ends all episodes.
         """
         name = f"play {next(self._plays)}"
-        with closing(TurnSampler(engine, params, self._lanes, len(starts), name)) as sampler:
+        with closing(TurnSampler(engine, params, self.lanes, len(starts), name)) as sampler:
             return run_in_loop(self._play_all(starts, sampler))
 
     async def _play_all(self, starts: Sequence[EpisodeStart], sampler: TurnSampler) -> list[Episode]:
@@ -202,8 +192,8 @@ class EpisodePlayer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _play(self, start: EpisodeStart, index: int, sampler: TurnSampler) -> Episode:
-        live = LiveEpisode(start, self._make, self.scorer)
-        play = _Play(live, self._encoder, self.limits, sampler, index)
+        live = LiveEpisode(start, self.make, self.scorer)
+        play = _Play(live, self.encoder, self.limits, sampler, index)
         try:
             end = await live.play(play.turns())
         finally:

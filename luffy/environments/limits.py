@@ -174,10 +174,10 @@ def with_time_limit(environment: Environment, timeout_s: float) -> Environment:
     return limited(environment, timeout_s)
 
 
+@dataclass(slots=True)
 class _Limited:
-    def __init__(self, environment: Environment, timeout_s: float) -> None:
-        self._environment = environment
-        self._timeout_s = timeout_s
+    _environment: Environment
+    _timeout_s: float
 
     async def reset(self, problem: Problem) -> Sequence[Message]:
         async with self._limit("reset"):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar, cast
 
 from luffy.config.environment import EpisodeLimits
-from luffy.data.cut_messages import cut
+from luffy.data.conversations import cut
 from luffy.environments.environment import (
     Environment,
     EnvironmentFactory,
@@ -48,7 +48,6 @@ class EpisodeStart:
     problem: Problem
     ground_truth: str
     messages: tuple[Message, ...]
-    """Messages of the prompt."""
     prompt_ids: tuple[int, ...]
     """Empty for a model that answers with text."""
     seed: int
@@ -84,11 +83,9 @@ class TurnWriter(Protocol):
 
         A reason without a turn: the policy has no other.
         """
-        ...
 
     def show(self, messages: Sequence[Message]) -> bool:
         """Append the environment's messages; False, and nothing appended, where they leave no room for a turn."""
-        ...
 
 
 class LiveEpisode:
@@ -235,7 +232,6 @@ class TextEpisode:
     """A finished episode."""
 
     completion: tuple[Message, ...]
-    """The conversation after the prompt."""
     num_tokens: int
     """Tokens that the policy wrote, as the server counts them."""
     finish_reason: FinishReason
@@ -250,11 +246,9 @@ class Chat(Protocol):
     @property
     def max_response_tokens(self) -> int:
         """Limit of the model's tokens in all turns together."""
-        ...
 
     async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion | None:
         """The next turn, of at most `max_tokens`; None if there is no other. What it raises ends the episode."""
-        ...
 
 
 class ChatEndpoint(Protocol):
@@ -262,7 +256,6 @@ class ChatEndpoint(Protocol):
 
     async def complete(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
         """The completion; LuffyError where there is none."""
-        ...
 
 
 @dataclass(slots=True)
@@ -287,13 +280,13 @@ class _EndpointChat:
             raise
 
 
+@dataclass(frozen=True, slots=True)
 class TextEpisodePlayer:
     """Plays episodes of one kind of environment; a slow tool delays its own episode alone."""
 
-    def __init__(self, make: EnvironmentFactory, limits: EpisodeLimits, scorer: EpisodeScorer) -> None:
-        self._make = make
-        self.limits = limits
-        self.scorer = scorer
+    make: EnvironmentFactory
+    limits: EpisodeLimits
+    scorer: EpisodeScorer
 
     def play(self, starts: Sequence[EpisodeStart], endpoint: ChatEndpoint, params: SamplingParams) -> list[TextEpisode]:
         """One episode per start, in order; raises what `EpisodePlayer.play` and the endpoint raise."""
@@ -311,7 +304,7 @@ class TextEpisodePlayer:
         self, start: EpisodeStart, chat: Chat, around: Callable[[Environment], Environment] | None = None
     ) -> TextEpisode:
         """One episode, whose environment `around` may wrap; raises what the chat raises."""
-        make = self._make if around is None else lambda: around(self._make())
+        make = self.make if around is None else lambda: around(self.make())
         play = _TextPlay(LiveEpisode(start, make, self.scorer), chat, self.limits)
         try:
             end = await play.live.play(play.turns())

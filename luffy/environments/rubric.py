@@ -156,7 +156,7 @@ class EpisodeScorer:
         if kind.shows == "reply":
             turns = [turn.content for turn in view.completion if turn.role == "assistant"]
             shown = (final_reply(turns[-1]) or "").strip() if turns else ""
-        grade = await asyncio.wrap_future(self._judges.submit(kind.grader, JudgeRequest(shown, view.answer, question)))
+        grade = await asyncio.wrap_future(self._judges.submit(JudgeRequest(kind.grader, shown, view.answer, question)))
         if grade.is_unjudged:
             raise LostError(f"measure {name}: {grade.reason}; the same command continues")
         if grade.outcome not in (Outcome.CORRECT, Outcome.WRONG):

@@ -39,7 +39,6 @@ class ToolFault(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
     WRONG_ARGUMENTS = "wrong_arguments"
     RAISED = "raised"
-    """The function raised an exception."""
     TIMED_OUT = "timed_out"
     NOT_RUN = "not_run"
     """The turn had more calls than are allowed."""

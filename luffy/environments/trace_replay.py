@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from luffy.config.environment import EnvironmentConfig, EpisodeScoring
-from luffy.data.cut_messages import is_cut_from
+from luffy.data.conversations import is_cut_from
 from luffy.data.row_filters import Replayed
 from luffy.environments.environment import EnvironmentFactory
 from luffy.environments.limits import run_in_loop
@@ -37,15 +37,15 @@ class EnvironmentReplayer:
         return type(self), (self._config,)
 
     def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
-        self._make = self._make or open_environment(self._config)
-        return run_in_loop(_replay_all(self._make, prompts))
+        make = self._make = self._make or open_environment(self._config)
 
+        async def all_played() -> list[Replayed | None]:
+            places = asyncio.Semaphore(_AT_ONCE)
+            played = [_replay(make, prompt, trace, places) for prompt in prompts for trace in prompt.traces]
+            return list(await asyncio.gather(*played))
 
-async def _replay_all(make: EnvironmentFactory, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
-    places = asyncio.Semaphore(_AT_ONCE)
-    played = [_replay(make, prompt, trace, places) for prompt in prompts for trace in prompt.traces]
-    found = iter(await asyncio.gather(*played))
-    return [[next(found) for _ in prompt.traces] for prompt in prompts]
+        found = iter(run_in_loop(all_played()))
+        return [[next(found) for _ in prompt.traces] for prompt in prompts]
 
 
 async def _replay(make: EnvironmentFactory, prompt: Prompt, trace: Trace, places: asyncio.Semaphore) -> Replayed | None:

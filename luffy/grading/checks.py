@@ -1,17 +1,31 @@
-"""Checks that run in a worker process, since each may run forever, exhaust its memory or crash."""
+"""Checks that run in a worker process, since each may run forever, exhaust its memory or crash.
 
-from collections.abc import Callable
+The user's grading functions are called by name. Two signatures are understood: verl's `(data_source, solution_str,
+ground_truth, extra_info=None)` and verifiers' keywords (any of `completion, answer, prompt, info, task`). What cannot
+work here is refused when it is loaded: verifiers' async functions, and those that need its `parser` or the `state` of
+its environment.
+"""
+
+import functools
+import inspect
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from numbers import Real
 
 from sympy.core.cache import clear_cache
 from sympy.core.facts import InconsistentAssumptions
 from sympy.core.random import seed
 
-from luffy.grading.custom_functions import Verdict, call
 from luffy.grading.equivalence.alike import conflicting
 from luffy.grading.equivalence.math_strict import strictly_equal
 from luffy.grading.equivalence.verify import verify_answer
+from luffy.import_paths import NotImported, imported
 from luffy.types import Outcome
 
+Function = Callable[..., object]
+Verdict = tuple[Outcome, str, float | None]
 _ORDERS = 4
 """Random orders of sympy's deductions that are tried before the last one, whose contradiction is a crash."""
 MATH, STRICT, CUSTOM = "math", "math_strict", "custom"
@@ -68,3 +82,90 @@ def _custom(answer: str, gold: str, context: str) -> Verdict:
 
 
 CHECKS: dict[str, Callable[[str, str, str], Verdict]] = {MATH: _math, STRICT: _strict, CUSTOM: _custom}
+
+
+class UnusableFunction(Exception):
+    """The import path does not lead to a function that can be called as a grader."""
+
+
+def call(path: str, response: str, gold: str, context: str) -> Verdict:
+    """Return (outcome, reason, score); UnusableFunction where the path is wrong.
+
+    `context`: JSON text with `data_source`, `question`, `extra_info`, `completion` (messages or text) and
+    `correct_from`.
+    """
+    function, style = loaded(path)
+    known = json.loads(context)
+    question, source, info = known["question"], known["data_source"], known["extra_info"]
+    arguments = {"data_source": source, "solution_str": response, "ground_truth": gold, "extra_info": info}
+    if style == "verifiers":
+        arguments = {"completion": response, "prompt": question, "answer": gold, "info": info, "task": source}
+        if known["completion"] == "messages":
+            arguments["completion"] = [{"role": "assistant", "content": response}]
+            arguments["prompt"] = [{"role": "user", "content": question}]
+    named = inspect.signature(function).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
+        arguments = {name: value for name, value in arguments.items() if name in named}
+    try:
+        result = function(**arguments)
+    except Exception as error:  # noqa: BLE001 - an exception of the function fails this answer, not the pool
+        return Outcome.CRASHED, f"{path} raised {type(error).__name__}: {str(error)[:200]}", 0.0
+    score = result.get("score") if isinstance(result, Mapping) else result
+    # Where a result is numpy's, numpy is loaded; its truth values are no numbers to `numbers`.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(score, numpy.generic):
+        score = score.item()
+    if not isinstance(score, Real) or not math.isfinite(score):
+        return Outcome.CRASHED, f"{path} returned {repr(result)[:80]}, which is no finite number", 0.0
+    score = float(score)
+    right = score >= known["correct_from"]
+    return Outcome.CORRECT if right else Outcome.WRONG, f"{path} gave {score:g}", score
+
+
+@functools.cache
+def loaded(path: str) -> tuple[Function, str]:
+    """Return the function and its signature's style; a call in advance keeps the import out of a time limit."""
+    try:
+        function = imported(path)
+    except NotImported as error:
+        raise UnusableFunction(str(error)) from error.__cause__
+    if not callable(function):
+        raise UnusableFunction(f"{path} is not a function")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - an object's own
+        raise UnusableFunction(
+            f"{path} is asynchronous, and graders are called without an event loop; give a plain function (asyncio.run "
+            "inside it can call an asynchronous one)"
+        )
+    try:
+        named = inspect.signature(function).parameters
+    except ValueError:
+        raise UnusableFunction(f"{path} does not tell its parameters; call it in a function of your own") from None
+    style = next((style for style, parameter in _MARKS.items() if parameter in named), None)
+    if style is None:
+        raise UnusableFunction(
+            f"{path} takes ({', '.join(named)}); a grader takes (data_source, solution_str, ground_truth, "
+            "extra_info=None) or keywords with `completion`"
+        )
+    for parameter in named.values():
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UnusableFunction(f"{path} takes `{parameter.name}` by position alone; a grader is called by keywords")
+        name, is_variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is not parameter.empty or is_variadic or name in _PROVIDED[style]:
+            continue
+        why = f", which no grader is given: there are {', '.join(_PROVIDED[style])}; give it a default"
+        if name in _VERIFIERS_ONLY:
+            why = f", {_VERIFIERS_ONLY[name]}; take what it needs from `completion`, or give `{name}` a default"
+        raise UnusableFunction(f"{path} needs `{name}`{why}")
+    return function, style
+
+
+_MARKS = {"verl": "solution_str", "verifiers": "completion"}
+"""Parameter by which each signature is recognised."""
+_PROVIDED = {
+    "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
+    "verifiers": ("completion", "prompt", "answer", "info", "task"),
+}
+_VERIFIERS_ONLY = {
+    "parser": "which belongs to a rubric of verifiers, and there is none here",
+    "state": "which an environment of verifiers fills, and there is none here",
+}

@@ -23,7 +23,7 @@ from luffy.errors import ConfigError, LuffyError
 from luffy.files import write_atomic
 from luffy.grading.extract import final_reply
 from luffy.grading.request import Grade, JudgeRequest
-from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, RequestLimits, api_key_of
+from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, RequestLimits, api_key_of, cancel_others
 from luffy.json_text import parse_json
 from luffy.types import Outcome
 
@@ -53,7 +53,7 @@ class Judges:
         self._judges: dict[JudgeGrader, _Judge] = {}
         self._closed = False
 
-    def submit(self, kind: JudgeGrader, request: JudgeRequest) -> "concurrent.futures.Future[Grade]":
+    def submit(self, request: JudgeRequest) -> "concurrent.futures.Future[Grade]":
         """Request a verdict in the background; `close` cancels the future.
 
         It holds a ConfigError where the endpoint refuses the request for good. An endpoint that cannot be reached or
@@ -62,11 +62,11 @@ class Judges:
         with self._lock:
             if self._closed:
                 raise LuffyError("the grader pool is closed")
-            if kind not in self._judges:
-                self._judges[kind] = _Judge(kind, self._cache)
+            if request.judge not in self._judges:
+                self._judges[request.judge] = _Judge(request.judge, self._cache)
             if self._loop is None:
                 self._loop = LoopThread()
-            return self._loop.submit(self._judges[kind].grade(request))
+            return self._loop.submit(self._judges[request.judge].grade(request))
 
     def close(self) -> None:
         with self._lock:
@@ -75,10 +75,7 @@ class Judges:
 
             async def disconnect() -> None:
                 # First the requests, or one that waits for its turn would begin on a closed connection.
-                asked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-                for task in asked:
-                    task.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
+                await cancel_others()
                 await asyncio.gather(*(judge.client.close() for judge in self._judges.values()))
 
             self._loop.run(disconnect())
@@ -118,7 +115,7 @@ class _Judge:
         except (OSError, ValueError, LookupError, TypeError):
             known = None  # not asked yet; a file that is no verdict is written again
         if isinstance(known, str):
-            return _grade(kind, known, request)
+            return _grade(known, request)
         async with self._slots:
             started = time.monotonic()
             try:
@@ -130,7 +127,7 @@ class _Judge:
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(file, json.dumps({"verdict": word}))
-            return _grade(kind, word, request, time.monotonic() - started)
+            return _grade(word, request, time.monotonic() - started)
 
     async def _verdict(self, body: Mapping[str, object]) -> str:
         for attempt in range(self._kind.retries):
@@ -143,7 +140,6 @@ class _Judge:
         return await self._ask(body)
 
     async def _ask(self, body: Mapping[str, object]) -> str:
-        """The judge's word."""
         try:
             answer = await self.client.ask("/chat/completions", body)
         except NoAnswer as error:
@@ -177,7 +173,7 @@ def _status(answer: Answer) -> str:
     return f"{answer.status}{name}{answer.complaint.removeprefix(f'status {answer.status}')}"
 
 
-def _grade(kind: JudgeGrader, word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
+def _grade(word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
     # The reason does not mention the cache: after a kill, samples have to be the same bytes as in an undisturbed stage.
-    outcome = Outcome.CORRECT if word == kind.correct.upper() else Outcome.WRONG
+    outcome = Outcome.CORRECT if word == request.judge.correct.upper() else Outcome.WRONG
     return Grade(outcome, request.answer, f"the judge says {word}", seconds)

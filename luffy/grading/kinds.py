@@ -38,10 +38,10 @@ from luffy.grading.extract import (
     own_reply,
     plain_answer,
 )
-from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Judging, Verification
+from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Verification
 from luffy.types import Outcome
 
-Step = Grade | Verification | Judging
+Step = Grade | Verification | JudgeRequest
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
 _FAILED = Grade(Outcome.CRASHED, None, "the environment failed")
 _SCORED_BY_GYM = "luffy.grading.reasoning_gym_score:score"
@@ -232,7 +232,7 @@ def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
         return _OPEN
     if not reply.strip():
         return Grade(Outcome.NO_ANSWER, None, "nothing after the reasoning")
-    return Judging(kind, JudgeRequest(reply.strip(), request.ground_truth, request.problem.question))
+    return JudgeRequest(kind, reply.strip(), request.ground_truth, request.problem.question)
 
 
 _LEAVES: dict[str, Callable[..., Step]] = {

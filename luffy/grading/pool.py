@@ -21,13 +21,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LostError, LuffyError
 from luffy.grading.judge import Judges
 from luffy.grading.kinds import conclude, functions_of, steps
-from luffy.grading.request import LOAD, Grade, GradeRequest, Judging, Reply, Verification
+from luffy.grading.request import LOAD, Grade, GradeRequest, JudgeRequest, Reply, Verification
 from luffy.grading.workers import SERVER_DIED, WorkerProcess, Workers
 from luffy.types import Outcome
 
@@ -49,7 +48,7 @@ MEMO_SIZE = 65_536
 _KEY_CHARS = 32
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
-_Open = Verification | Judging
+_Open = Verification | JudgeRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -298,9 +297,7 @@ class GraderPool:
     def __enter__(self) -> "GraderPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def worker_pids(self) -> list[int]:
@@ -335,7 +332,7 @@ class GraderPool:
                 raise
             if not accepted:
                 self._refuse(jobs, _CLOSED)
-        judging = {step: self._judges.submit(*step) for step in wanted if isinstance(step, Judging)}
+        judging = {step: self._judges.submit(step) for step in wanted if isinstance(step, JudgeRequest)}
         graded: dict[_Open, Grade] = {}
         for work, (verdict, is_new) in claimed.items():  # each grade gets the answer, time and note of this request
             grade = _result(verdict)

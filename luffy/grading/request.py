@@ -60,7 +60,6 @@ class GradeRequest:
     kind: GraderKind | None = None
     """Grades this response; None: the problem's grader, or the default."""
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Measures of the episode; empty without one."""
     has_failed: bool = False
     """Whether the episode's environment failed: there is nothing to grade, and the outcome is `crashed`."""
 
@@ -73,7 +72,6 @@ class Grade:
     extracted: str | None = None
     """The final answer as written in the response; None without one."""
     reason: str = ""
-    """One short phrase."""
     seconds: float = field(default=0.0, compare=False)
     """Running time of a worker or a judge; 0 when neither was needed or the verdict was remembered."""
     own_reward: float | None = None
@@ -111,24 +109,17 @@ class Verification(NamedTuple):
     answer: str
     gold: str
     context: str = ""
-    """Further input of the check."""
     note: str = ""
     """Put in front of the grade's reason; workers do not need it."""
 
 
 class JudgeRequest(NamedTuple):
-    """An answer, and what a judge is shown with it."""
+    """An answer for a judge, and what it is shown with it."""
 
+    judge: JudgeGrader
     answer: str
     gold: str
     question: str
-
-
-class Judging(NamedTuple):
-    """A request to a judge."""
-
-    judge: JudgeGrader
-    request: JudgeRequest
 
 
 class Grader(Protocol):
@@ -136,7 +127,6 @@ class Grader(Protocol):
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
         """Return one grade for each request, in order."""
-        ...
 
 
 READY = "ready"

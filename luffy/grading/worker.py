@@ -69,11 +69,11 @@ def _fork_workers(control: socket.socket) -> int | None:
 
 def _work(connection: Connection, functions: Sequence[str]) -> None:
     # In each worker rather than once in the server: a user's module may start threads, which do not survive a fork.
-    from luffy.grading import checks, custom_functions
+    from luffy.grading import checks
 
     for function in functions:
-        with contextlib.suppress(custom_functions.UnusableFunction):  # reported when it is needed
-            custom_functions.loaded(function)
+        with contextlib.suppress(checks.UnusableFunction):  # reported when it is needed
+            checks.loaded(function)
     send(connection, (READY,))
     while True:
         try:
@@ -82,11 +82,11 @@ def _work(connection: Connection, functions: Sequence[str]) -> None:
             return
         try:
             if work.check == LOAD:
-                custom_functions.loaded(work.answer)
+                checks.loaded(work.answer)
                 reply = Reply(Outcome.CORRECT, "loaded")
             else:
                 reply = Reply(*checks.run_check(work.check, work.answer, work.gold, work.context))
-        except custom_functions.UnusableFunction as error:
+        except checks.UnusableFunction as error:
             reply = Reply(Outcome.CRASHED, str(error), misconfigured=True)
         except Exception as error:  # noqa: BLE001 - the libraries raise anything; it has to be named
             reply = Reply(Outcome.CRASHED, f"the check raised {type(error).__name__}: {str(error)[:200]}")

@@ -35,7 +35,6 @@ FRAME = (
     "config/load.py",
     "config/rules.py",
     "config/stage_kinds.py",
-    "config/validation_errors.py",
     "config/yaml_source.py",
 )
 """Files that never count: they affect a result only through settings and inputs, which the key contains."""

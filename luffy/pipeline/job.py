@@ -7,9 +7,9 @@ from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, fie
 
 from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.fields import explain
 from luffy.config.settings import SETTINGS, StageSettings
 from luffy.config.strict import StrictModel
-from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import dump_yaml, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import write_atomic

@@ -19,14 +19,18 @@ from luffy.environments.limits import refuse_failures
 from luffy.environments.transcript import transcript
 from luffy.grading.request import Grader
 from luffy.rl.rows import Demonstration, RolloutTask, Row, RowSampler, Visit, replayed_row
-from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, PrefixedRow, prefix_length, with_hinted_rows
+from luffy.rl.trace_starts import Anchors, AnchorSearch, HintedPrompts, prefix_length, with_hinted_rows
 from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
 from luffy.seeds import derive_seed
 from luffy.tracking.tracker import SampleRollout
 from luffy.training.batching import row_advantages
 from luffy.types import FinishReason, Group, Source, Trajectory
 
+_Sample = Callable[[Sequence[Sequence[Row]]], list[list[Trajectory]]]
+"""Samples and grades the rows planned for each task; returns those whose environment did not fail."""
 
+
+@dataclass(slots=True)
 class GroupCollector:
     """Plans the rows of each group, has them sampled and graded, and applies the fallback where rollouts fail.
 
@@ -38,29 +42,22 @@ class GroupCollector:
     For `decode`, `player` and `stops` see `RowSampler`; `hints` come with `group.hint`, `anchors` with `group.anchor`.
     """
 
-    def __init__(
-        self,
-        grader: Grader,
-        decode: Callable[[Sequence[int]], str],
-        params: SamplingParams,
-        group: GroupConfig,
-        seed: int,
-        total_steps: int,
-        player: EpisodePlayer | None = None,
-        stops: StopTexts | None = None,
-        hints: HintedPrompts | None = None,
-        anchors: Anchors | None = None,
-    ) -> None:
-        assert (hints is None) == (group.hint is None), "hints come with their section"
-        assert (anchors is None) == (group.anchor is None), "anchors come with their section"
-        self._sampler = RowSampler(grader, decode, params, player, stops)
-        self._limits = None if player is None else player.limits
-        self._group = group
-        self._seed = seed
-        self._total_steps = total_steps
-        self._stops = stops
-        self._hints = hints
-        self._anchors = anchors
+    grader: Grader
+    decode: Callable[[Sequence[int]], str]
+    params: SamplingParams
+    group: GroupConfig
+    seed: int
+    total_steps: int
+    player: EpisodePlayer | None = None
+    stops: StopTexts | None = None
+    hints: HintedPrompts | None = None
+    anchors: Anchors | None = None
+    sampler: RowSampler = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert (self.hints is None) == (self.group.hint is None), "hints come with their section"
+        assert (self.anchors is None) == (self.group.anchor is None), "anchors come with their section"
+        self.sampler = RowSampler(self.grader, self.decode, self.params, self.player, self.stops)
 
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
@@ -75,30 +72,40 @@ class GroupCollector:
         for task in tasks:
             visits.append(Visit(task, step, seen[task.uid]))
             seen[task.uid] += 1
-        sample = _SoundRows(self._sampler, engine, tasks)
+        failed: list[list[Trajectory]] = [[] for _ in tasks]
+        episodes: list[FinishReason] = []  # the end of every row that was played
+
+        def sample(plans: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
+            rows = self.sampler.sample(engine, tasks, plans)
+            for apart, plan, found in zip(failed, plans, rows, strict=True):
+                apart += [row for row in found if row.has_failed]
+                pairs = zip(plan, found, strict=True)
+                episodes.extend(row.finish_reason for planned, row in pairs if self.sampler.is_played(planned))
+            return [[row for row in found if not row.has_failed] for found in rows]
+
         rows = sample([self._plan(visit) for visit in visits])
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
-        if self._group.off_policy_when_accuracy_at_most is not None:
-            groups = self._with_traces(visits, groups, sample, self._group.off_policy_when_accuracy_at_most)
-        elif self._hints is not None:
-            groups = self._with_hints(visits, groups, sample, self._hints)
-        elif self._anchors is not None:
-            groups = self._anchored(visits, groups, sample, self._anchors)
-        if self._limits is not None:
-            refuse_failures(sample.episodes, self._limits)
-        return [replace(group, failed=tuple(failed)) for group, failed in zip(groups, sample.failed, strict=True)]
+        if self.group.off_policy_when_accuracy_at_most is not None:
+            groups = self._with_traces(visits, groups, sample, self.group.off_policy_when_accuracy_at_most)
+        elif self.hints is not None:
+            groups = self._with_hints(visits, groups, sample, self.hints)
+        elif self.anchors is not None:
+            groups = self._anchored(visits, groups, sample, self.anchors)
+        if self.player is not None:
+            refuse_failures(episodes, self.player.limits)
+        return [replace(group, failed=tuple(apart)) for group, apart in zip(groups, failed, strict=True)]
 
     def grading_s(self) -> float:
         """Seconds spent on grading since the last call."""
-        return self._sampler.grading_s()
+        return self.sampler.grading_s()
 
     def _plan(self, visit: Visit) -> list[Row]:
         """The rows of a group before generation: rollouts, then off-policy rows."""
         task = visit.task
-        traces = self._traces(task, visit.step) if self._group.off_policy_when_accuracy_at_most is None else []
-        num_rollouts = self._group.size - len(traces) - len(_replayed(task))
+        traces = self._traces(task, visit.step) if self.group.off_policy_when_accuracy_at_most is None else []
+        num_rollouts = self.group.size - len(traces) - len(_replayed(task))
         seeds = [
-            derive_seed(self._seed, "rollout", visit.step, task.uid, visit.repeat * self._group.size + sample)
+            derive_seed(self.seed, "rollout", visit.step, task.uid, visit.repeat * self.group.size + sample)
             for sample in range(num_rollouts + len(traces))
         ]
         return [Row(task.prompt_ids, seed) for seed in seeds[:num_rollouts]] + [
@@ -108,28 +115,28 @@ class GroupCollector:
 
     def _traces(self, task: RolloutTask, step: int) -> list[Demonstration]:
         """The trace of each off-policy row: consecutive ones from a random start, which differs from step to step."""
-        available, prefix = task.demonstrations, self._group.prefix
+        available, prefix = task.demonstrations, self.group.prefix
         if not available:
             return []
-        start = derive_seed(self._seed, "demonstration", step, task.uid) % len(available)
-        count = self._group.off_policy if prefix else min(self._group.off_policy, len(available))
+        start = derive_seed(self.seed, "demonstration", step, task.uid) % len(available)
+        count = self.group.off_policy if prefix else min(self.group.off_policy, len(available))
         stride = 0 if prefix and prefix.shared else 1
         return [available[(start + i * stride) % len(available)] for i in range(count)]
 
     def _num_given(self, trace: Demonstration, visit: Visit, index: int, count: int) -> int:
         """Tokens of the trace that off-policy row `index` of `count` begins with."""
-        if self._group.prefix is None:
+        if self.group.prefix is None:
             return len(trace.token_ids)
-        row = PrefixedRow(visit.task.uid, index, count, visit.repeat)
-        wanted = prefix_length(self._group.prefix, len(trace.token_ids), row, visit.step, self._total_steps, self._seed)
-        if self._stops is not None:  # no stop text in the prefix, so that the policy has something left to write
-            wanted = self._stops.before_first(trace.token_ids[:wanted])
+        length = len(trace.token_ids)
+        wanted = prefix_length(self.group.prefix, length, visit, index, count, self.total_steps, self.seed)
+        if self.stops is not None:  # no stop text in the prefix, so that the policy has something left to write
+            wanted = self.stops.before_first(trace.token_ids[:wanted])
         while wanted and trace.source and trace.source[wanted - 1] is Source.ENVIRONMENT:
             wanted -= 1  # the prefix ends with a turn of the assistant, which the live environment answers itself
         return wanted
 
     def _with_traces(
-        self, visits: Sequence[Visit], groups: Sequence[Group], sample: "_SoundRows", bound: float
+        self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample, bound: float
     ) -> list[Group]:
         """Whole traces in place of the last wrong rollouts (`group.off_policy_when_accuracy_at_most`)."""
         plans = [
@@ -149,7 +156,7 @@ class GroupCollector:
         return changed
 
     def _with_hints(
-        self, visits: Sequence[Visit], groups: Sequence[Group], sample: "_SoundRows", hints: HintedPrompts
+        self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample, hints: HintedPrompts
     ) -> list[Group]:
         """Rollouts under a prompt that shows the first steps of a trace (`group.hint`), in place of wrong ones."""
         plans: list[list[Row]] = []
@@ -159,7 +166,7 @@ class GroupCollector:
             prompts = hints.of(task, step) if is_due else []
             plans.append([])
             for place, prompt in enumerate(prompts, start=visit.repeat * len(prompts)):
-                seed = derive_seed(self._seed, "hinted rollout", step, task.uid, place)
+                seed = derive_seed(self.seed, "hinted rollout", step, task.uid, place)
                 plans[-1].append(Row(task.prompt_ids, seed, hinted=prompt))
         if not any(plans):
             return list(groups)
@@ -169,7 +176,7 @@ class GroupCollector:
         ]
 
     def _anchored(
-        self, visits: Sequence[Visit], groups: Sequence[Group], sample: "_SoundRows", anchors: Anchors
+        self, visits: Sequence[Visit], groups: Sequence[Group], sample: _Sample, anchors: Anchors
     ) -> list[Group]:
         """Groups that continue the start of a trace (`group.anchor`), as much of it as the policy needs to succeed
         sometimes."""
@@ -190,11 +197,11 @@ class GroupCollector:
         """The rows of a group for the next try of a search; empty where the search is over."""
         if search is None or search.num_pieces is None:
             return []
-        given, size = search.num_given, self._group.size
-        if self._stops is not None:  # no stop text in the prefix, so that the policy has something left to write
-            given = self._stops.before_first(search.trace.token_ids[:given])
+        given, size = search.num_given, self.group.size
+        if self.stops is not None:  # no stop text in the prefix, so that the policy has something left to write
+            given = self.stops.before_first(search.trace.token_ids[:given])
         uid, places = visit.task.uid, range(visit.repeat * size, (visit.repeat + 1) * size)
-        seeds = [derive_seed(self._seed, "branch", visit.step, uid, search.num_pieces, place) for place in places]
+        seeds = [derive_seed(self.seed, "branch", visit.step, uid, search.num_pieces, place) for place in places]
         return [Row(visit.task.prompt_ids, seed, search.trace, given) for seed in seeds]
 
 
@@ -203,36 +210,8 @@ def _fails(group: Group, accuracy_at_most: float) -> bool:
     return bool(group.rollouts) and group.accuracy <= accuracy_at_most
 
 
-@dataclass(slots=True)
-class _SoundRows:
-    """Samples and grades the rows planned for each task, and keeps those apart whose environment failed."""
-
-    sampler: RowSampler
-    engine: RolloutEngine
-    tasks: Sequence[RolloutTask]
-    failed: list[list[Trajectory]] = field(init=False)
-    """For each task, of all calls."""
-    episodes: list[FinishReason] = field(default_factory=list)
-    """The end of every row that was played, of all calls."""
-
-    def __post_init__(self) -> None:
-        self.failed = [[] for _ in self.tasks]
-
-    def __call__(self, plans: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
-        rows = self.sampler.sample(self.engine, self.tasks, plans)
-        for failed, plan, found in zip(self.failed, plans, rows, strict=True):
-            failed += [row for row in found if row.has_failed]
-            pairs = zip(plan, found, strict=True)
-            self.episodes += [row.finish_reason for planned, row in pairs if self.sampler.is_played(planned)]
-        return [[row for row in found if not row.has_failed] for found in rows]
-
-
 def _replayed(task: RolloutTask) -> tuple[Trajectory, ...]:
     return () if task.replayed is None else (replayed_row(task.replayed),)
-
-
-def has_zero_variance(group: Group) -> bool:
-    return len(set(group.rewards)) <= 1
 
 
 def kept_groups(groups: Sequence[Group], group_filter: GroupFilter | None, wanted: int) -> list[Group]:
@@ -245,7 +224,7 @@ def kept_groups(groups: Sequence[Group], group_filter: GroupFilter | None, wante
     learnable = [group for group in groups if group.is_learnable]
     if group_filter is None:
         return learnable
-    varied = [group for group in learnable if not has_zero_variance(group)]
+    varied = [group for group in learnable if len(set(group.rewards)) > 1]
     return varied[:wanted] if isinstance(group_filter, DynamicSampling) else varied
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from luffy.cluster.local import Cluster
 from luffy.config.model import DType
@@ -21,6 +21,7 @@ from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.prompts import NEVER_DRAWN, PromptHistory, fresh_uids, open_sampler
 from luffy.rl.replay import FailedPrompts, ReplayBuffer
 from luffy.rl.rows import BusyTime, RolloutTask
+from luffy.rl.teaching import ServedScorer, TeacherPrompts
 from luffy.rollout.engine import RolloutEngine
 from luffy.seeds import derive_seed
 from luffy.tracking.journal import RolloutJournal
@@ -47,12 +48,8 @@ class StepOutcome:
     metrics: dict[str, float]
 
 
-class RowTeacher(Protocol):
-    """Adds to the rows of a step the inputs of `rl.teacher` that the training ranks cannot compute themselves."""
-
-    def taught(self, groups: Sequence[Group]) -> Sequence[Group]:
-        """The same groups; nothing but the rows' teacher fields differs."""
-        ...
+RowTeacher = ServedScorer | TeacherPrompts
+"""Adds to the rows of a step the inputs of `rl.teacher` that the training ranks cannot compute themselves."""
 
 
 class StepRunner:
@@ -125,8 +122,8 @@ class StepRunner:
     def __enter__(self) -> "StepRunner":
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        self._generation.__exit__(*raised)
+    def __exit__(self, *_: object) -> None:
+        self._generation.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +158,13 @@ class Experience:
         self._journal = journal
         self._trainer = trainer
         objective = settings.objective
-        self._by_uid = {task.uid: task for task in tasks}
+        replay, guidance, sft = objective.replay, objective.group.guidance, objective.interleaved_sft
         ahead = settings.rl.max_staleness
-        self._replay = (
-            None
-            if objective.replay is None
-            else ReplayBuffer(objective.replay, settings.seed, journal.read_group, ahead)
-        )
+        self._by_uid = {task.uid: task for task in tasks}
         self._sampler = open_sampler(settings, tasks)
-        guidance = objective.group.guidance
+        self._replay = None if replay is None else ReplayBuffer(replay, settings.seed, journal.read_group, ahead)
         self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, ahead)
-        self._failed = None if objective.interleaved_sft is None else FailedPrompts(objective.interleaved_sft.take)
+        self._failed = None if sft is None else FailedPrompts(sft.take)
         memories = {"replay": self._replay, "failed": self._failed, "pass_rates": self._pass_rates}
         self._memories = {name: memory for name, memory in memories.items() if memory is not None}
         self._filter, self._wanted = objective.group.filter, settings.rl.prompts_per_step
@@ -196,12 +189,10 @@ class Experience:
         return StepPlan(step, self._guided(step, [*replayed, *fresh]), None)
 
     def generate(self, plan: StepPlan, engine: RolloutEngine) -> list[Group]:
-        """The graded groups of a planned step, in as many rounds as dynamic sampling needs.
+        """The graded groups of a planned step that the journal lacks, in as many rounds as dynamic sampling needs.
 
         Reads no state that other steps change, so several steps may be generated concurrently.
         """
-        if plan.journalled is not None:
-            return list(plan.journalled)
         groups: list[Group] = []
         rounds = 0
         while rounds == 0 or needs_more(groups, self._filter, self._wanted, rounds):
@@ -289,7 +280,6 @@ class Generation:
 
     With `max_staleness` k, rollouts of step s start once the weights after step s - 1 - k are published. This admission
     rule bounds staleness, so no rollouts have to be discarded. With k = 0, generation and training alternate.
-    A context manager: running generation is abandoned when the context ends.
     """
 
     def __init__(self, experience: Experience, cluster: Cluster, max_staleness: int, last_step: int) -> None:
@@ -340,10 +330,8 @@ class Generation:
             metrics["perf/rollout_tokens_per_s"] = num_tokens / busy
         return groups, metrics | self._cluster.metrics()
 
-    def __enter__(self) -> "Generation":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Abandon running generation."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _generate(self, plan: StepPlan) -> list[Group]:
@@ -358,14 +346,14 @@ class Generation:
 
 
 _SUSPICIOUS_GAP: Mapping[DType, float] = {"float32": 0.01, "bfloat16": 0.1}
-"""In nats. Different kernels differ by about 1e-6 in float32. In bfloat16, those of SmolLM2-135M differ by 0.01 on a
-CPU and by 0.03 to 0.05 on an H200 (docs/gpus.md)."""
 
 
 def suspicious_gap(dtype: DType, max_staleness: int) -> float | None:
     """The mean difference of log-probabilities, in nats, above which kernels do not explain it.
 
-    None with `max_staleness` above 0: then the policy has been updated since the tokens were sampled.
+    Different kernels differ by about 1e-6 in float32. In bfloat16, those of SmolLM2-135M differ by 0.01 on a CPU and by
+    0.03 to 0.05 on an H200 (docs/gpus.md). None with `max_staleness` above 0: then the policy has been updated since
+    the tokens were sampled.
     """
     return _SUSPICIOUS_GAP[dtype] if max_staleness == 0 else None
 

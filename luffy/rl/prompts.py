@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from luffy.config.settings import RLSettings
 from luffy.config.training import CurriculumSampling, PoolSampling
@@ -25,35 +25,7 @@ from luffy.training.batching import stream_indices
 from luffy.types import Group
 
 
-class PromptSampler(Protocol):
-    """Draws prompts, and keeps what later draws depend on."""
-
-    def draw(self, step: int, count: int, drawn: Sequence[str] = ()) -> list[RolloutTask]:
-        """`count` prompts for `step`, of which earlier rounds have drawn the uids `drawn`; changes nothing."""
-        ...
-
-    def plan(self, step: int, uids: Sequence[str]) -> None:
-        """Record what the first round of `step` has drawn; called once per step, in order."""
-        ...
-
-    def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Record all groups of a step, before filtering; called once per step, in order."""
-        ...
-
-    def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Where the prompts of a step came from; called before its groups are observed."""
-        ...
-
-    def state(self) -> dict[str, object]:
-        """The state for a checkpoint."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint."""
-        ...
-
-
-def open_sampler(settings: RLSettings, tasks: Sequence[RolloutTask]) -> PromptSampler:
+def open_sampler(settings: RLSettings, tasks: Sequence[RolloutTask]) -> "PromptSampler":
     """The sampler of `rl.sampling`; raises DataError where no prompt has the measure that a curriculum sorts by."""
     config, seed = settings.rl.sampling, settings.seed
     if isinstance(config, PoolSampling):
@@ -137,6 +109,7 @@ class StreamSampler:
         """Prompts of each stream for each step that is planned and not yet observed."""
 
     def draw(self, step: int, count: int, drawn: Sequence[str] = ()) -> list[RolloutTask]:
+        """`count` prompts for `step`, of which earlier rounds have drawn the uids `drawn`; changes nothing."""
         before = self._taken + self._count(drawn)
         for earlier, planned in self._planned.items():
             before += planned if earlier < step else Counter()
@@ -149,9 +122,11 @@ class StreamSampler:
         ]
 
     def plan(self, step: int, uids: Sequence[str]) -> None:
+        """Record what the first round of `step` has drawn; called once per step, in order."""
         self._planned[step] = self._count(uids)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
+        """Record all groups of a step, before filtering; called once per step, in order."""
         self._planned.pop(step, None)
         self._taken.update(self._count(fresh_uids(groups)))
 
@@ -279,6 +254,9 @@ class PoolSampler:
         self._total_steps = total_steps
         self._ahead = ahead
         self._history = PromptHistory(config.memory, ahead)
+        # All that later draws depend on.
+        self.plan, self.observe = self._history.plan, self._history.observe
+        self.state, self.restore = self._history.state, self._history.restore
 
     def draw(self, step: int, count: int, drawn: Sequence[str] = ()) -> list[RolloutTask]:
         """`count` prompts by the quotas of the pools; one that this step, or a step still in flight, has already drawn
@@ -304,12 +282,6 @@ class PoolSampler:
             chosen += [task for name, part in parts.items() for task in heapq.nsmallest(part, pools[name], key=age)]
         return chosen
 
-    def plan(self, step: int, uids: Sequence[str]) -> None:
-        self._history.plan(step, uids)
-
-    def observe(self, step: int, groups: Sequence[Group]) -> None:
-        self._history.observe(step, groups)
-
     def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Share of each pool among the drawn prompts, and number of prompts in the pool."""
         known, pool_of = self._history.as_known_to(step), self._pools(step)
@@ -317,12 +289,6 @@ class PoolSampler:
         all_prompts = Counter(pool_of(known.get(task.uid, NEVER_DRAWN)) for task in self._tasks)
         sizes = {f"batch/pool_{name}_size": float(all_prompts[name]) for name in POOLS}
         return drawn_shares("pool", POOLS, drawn) | sizes
-
-    def state(self) -> dict[str, object]:
-        return self._history.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._history.restore(state)
 
     def _pools(self, step: int) -> Callable[[PromptRecord], str]:
         hard, easy = (
@@ -339,6 +305,9 @@ class PoolSampler:
         return pool_of
 
 
+PromptSampler = StreamSampler | PoolSampler
+"""Draws prompts, and keeps what later draws depend on; its `metrics` of a step are read before the step's groups are
+observed."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 """Its multiples, modulo 1, fill the interval evenly."""
 

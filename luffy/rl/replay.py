@@ -44,14 +44,9 @@ class _PromptRecord:
     """Oldest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _StepRecord:
-    """What one step showed."""
-
-    share_correct: float
-    """Share of correct rollouts in all its groups."""
-    prompts: tuple[tuple[str, _PromptRecord], ...]
-    """Each of its groups with rollouts, in order: the uid and what the group itself showed."""
+_StepRecord = tuple[float, Sequence[tuple[str, _PromptRecord]]]
+"""The share of correct rollouts in all groups of a step; uid and record of each of its groups with rollouts, in
+order."""
 
 
 @dataclass(slots=True)
@@ -62,14 +57,12 @@ class _Memory:
     retired: set[str] = field(default_factory=set)
     prompts: dict[str, _PromptRecord] = field(default_factory=dict)
 
-    def copy(self) -> "_Memory":
-        return _Memory(self.started, set(self.retired), dict(self.prompts))
-
     def enter(self, step: _StepRecord, config: ReplayConfig) -> None:
+        share_correct, prompts = step
         if not self.started:
-            self.started = step.share_correct > config.start_accuracy
+            self.started = share_correct > config.start_accuracy
             return
-        for uid, seen in step.prompts:
+        for uid, seen in prompts:
             if uid in self.retired:
                 continue
             if seen.share_correct == 1.0 and config.retire_solved:
@@ -123,7 +116,7 @@ class ReplayBuffer:
                     if row.is_correct and not row.is_off_policy
                 )
                 prompts.append((group.uid, _PromptRecord(group.accuracy, successes)))
-        self._recent[step] = _StepRecord(share, tuple(prompts))
+        self._recent[step] = share, prompts
         for earlier in [s for s in self._recent if s <= step - self._ahead]:
             self._settled.enter(self._recent.pop(earlier), self._config)
 
@@ -156,8 +149,8 @@ class ReplayBuffer:
             "retired": sorted(self._settled.retired),
             "prompts": {uid: _written(record) for uid, record in self._settled.prompts.items()},
             "recent": {
-                str(step): [record.share_correct, [[uid, _written(seen)] for uid, seen in record.prompts]]
-                for step, record in self._recent.items()
+                str(step): [share, [[uid, _written(seen)] for uid, seen in prompts]]
+                for step, (share, prompts) in self._recent.items()
             },
         }
 
@@ -165,7 +158,7 @@ class ReplayBuffer:
         prompts = {uid: _read_record(record) for uid, record in state["prompts"].items()}
         self._settled = _Memory(state["started"], set(state["retired"]), prompts)
         self._recent = {
-            int(step): _StepRecord(share, tuple((uid, _read_record(record)) for uid, record in prompts))
+            int(step): (share, [(uid, _read_record(record)) for uid, record in prompts])
             for step, (share, prompts) in state["recent"].items()
         }
 
@@ -174,7 +167,7 @@ class ReplayBuffer:
         visible = [record for earlier, record in sorted(self._recent.items()) if earlier <= step - 1 - self._ahead]
         if not visible:
             return self._settled
-        known = self._settled.copy()
+        known = _Memory(self._settled.started, set(self._settled.retired), dict(self._settled.prompts))
         for record in visible:
             known.enter(record, self._config)
         return known

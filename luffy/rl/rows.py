@@ -87,7 +87,6 @@ class Row:
 
     prompt_ids: tuple[int, ...]
     seed: int = 0
-    """Seed for the sampled tokens."""
     trace: Demonstration | None = None
     num_given: int = 0
     """Number of tokens of `trace` that the row begins with."""
@@ -96,7 +95,6 @@ class Row:
     trace."""
     finish_reason: FinishReason = FinishReason.STOP
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Measures of the episode (`Episode.measures`)."""
     completion: tuple[Message, ...] = ()
     """The episode's conversation after the prompt, for measures of the group."""
     hinted: HintedPrompt | None = None
@@ -126,32 +124,18 @@ class Row:
         known = self.trace.logprobs if self.trace else None
         return known[: self.num_given] if known else (float("nan"),) * self.num_given
 
-    @property
-    def _given_starts(self) -> tuple[int, ...]:
-        return self.trace.context_starts if self.trace is not None and self.num_given else ()
-
     def request(self) -> RolloutRequest:
         prompt_ids = self.prompt_ids if self.hinted is None else self.hinted.prompt_ids
         return RolloutRequest(prompt_ids, self.seed, self.given_ids)
 
-    def continued(self, completion: Completion) -> "Row":
-        """The row with what the policy sampled in a single turn."""
-        return replace(self, segments=(completion,), finish_reason=completion.finish_reason)
-
     def played(self, episode: Episode) -> "Row":
         """The row with the episode that continued it; a whole trace takes only the measures of its replay."""
-        if self.is_whole_trace:
-            has_failed = episode.finish_reason is FinishReason.ENVIRONMENT_ERROR
-            reason = episode.finish_reason if has_failed else self.finish_reason
-            return replace(self, measures=episode.measures, completion=episode.completion, finish_reason=reason)
-        return replace(
-            self,
-            prompt_ids=episode.prompt_ids,
-            segments=episode.segments,
-            finish_reason=episode.finish_reason,
-            measures=episode.measures,
-            completion=episode.completion,
-        )
+        reason = episode.finish_reason
+        measured = replace(self, measures=episode.measures, completion=episode.completion)
+        if not self.is_whole_trace:
+            prompt_ids, segments = episode.prompt_ids, episode.segments
+            return replace(measured, prompt_ids=prompt_ids, segments=segments, finish_reason=reason)
+        return replace(measured, finish_reason=reason) if reason is FinishReason.ENVIRONMENT_ERROR else measured
 
     def reply(self, decode: Callable[[Sequence[int]], str]) -> str:
         """What is graded: the last turn as text; for a demonstration, the original text of the trace's last turn."""
@@ -175,9 +159,10 @@ class Row:
             else:
                 logp_behavior += (float("nan"),) * len(segment.token_ids)
                 weight_version += (DEMONSTRATION_VERSION,) * len(segment.token_ids)
-        learns_hint = self.hinted is not None and self.hinted.is_learned_from
+        hinted = self.hinted
+        given_starts = self.trace.context_starts if self.trace is not None and self.num_given else ()
         return Trajectory(
-            prompt_ids=self.hinted.prompt_ids if self.hinted is not None and learns_hint else self.prompt_ids,
+            prompt_ids=hinted.prompt_ids if hinted is not None and hinted.is_learned_from else self.prompt_ids,
             response_ids=self._token_ids,
             source=self._source,
             logp_behavior=logp_behavior,
@@ -186,8 +171,8 @@ class Row:
             outcome=grade.outcome,
             finish_reason=self.finish_reason,
             measures=self.measures,
-            hint=None if self.hinted is None else self.hinted.hint,
-            context_starts=self._given_starts + context_starts(self.segments, self.num_given),
+            hint=None if hinted is None else hinted.hint,
+            context_starts=given_starts + context_starts(self.segments, self.num_given),
         )
 
     @property
@@ -289,6 +274,7 @@ def with_group_measures(
     return run_in_loop(all_measured())
 
 
+@dataclass(slots=True)
 class RowSampler:
     """Has the policy continue rows, and grades them.
 
@@ -298,21 +284,15 @@ class RowSampler:
     With a `player` a response is an episode: an environment answers the policy's turns, and the last turn is graded.
     """
 
-    def __init__(
-        self,
-        grader: Grader,
-        decode: Callable[[Sequence[int]], str],
-        params: SamplingParams,
-        player: EpisodePlayer | None,
-        stops: StopTexts | None,
-    ) -> None:
-        assert player is None or stops is None, "the turns of an episode end with the stop token"
-        self._grader = grader
-        self._decode = decode
-        self._params = params
-        self._player = player
-        self._stops = stops
-        self._grading = BusyTime()
+    grader: Grader
+    decode: Callable[[Sequence[int]], str]
+    params: SamplingParams
+    player: EpisodePlayer | None
+    stops: StopTexts | None
+    grading: BusyTime = field(default_factory=BusyTime)
+
+    def __post_init__(self) -> None:
+        assert self.player is None or self.stops is None, "the turns of an episode end with the stop token"
 
     def sample(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], plans: Sequence[Sequence[Row]]
@@ -326,21 +306,24 @@ class RowSampler:
         return self._graded(tasks, [[next(finished) if self.is_played(row) else row for row in plan] for plan in plans])
 
     def grading_s(self) -> float:
-        return self._grading.since_last()[1]
+        return self.grading.since_last()[1]
 
     def is_played(self, row: Row) -> bool:
         """Whether the row has to be sampled or, for a whole trace, played again to measure it."""
-        return not row.is_whole_trace or (self._player is not None and self._player.scorer.needs_demonstrations)
+        return not row.is_whole_trace or (self.player is not None and self.player.scorer.needs_demonstrations)
 
     def _continued(self, engine: RolloutEngine, planned: Sequence[tuple[RolloutTask, Row]]) -> list[Row]:
         """Each row, continued by the policy: in a single call of the engine, or turn by turn with an environment."""
-        if self._player is None:
-            completions = engine.generate([row.request() for _, row in planned], self._params)
+        if self.player is None:
+            completions = engine.generate([row.request() for _, row in planned], self.params)
             rows = [row for _, row in planned]
-            if self._stops is not None:
+            if self.stops is not None:
                 pairs = zip(rows, completions, strict=True)
-                completions = [self._stops.cut(completion, row.given_ids) for row, completion in pairs]
-            return [row.continued(completion) for row, completion in zip(rows, completions, strict=True)]
+                completions = [self.stops.cut(completion, row.given_ids) for row, completion in pairs]
+            return [
+                replace(row, segments=(completion,), finish_reason=completion.finish_reason)
+                for row, completion in zip(rows, completions, strict=True)
+            ]
         starts = [
             EpisodeStart(
                 task.problem,
@@ -354,13 +337,13 @@ class RowSampler:
             )
             for task, row in planned
         ]
-        episodes = self._player.play(starts, engine, self._params)
+        episodes = self.player.play(starts, engine, self.params)
         return [row.played(episode) for (_, row), episode in zip(planned, episodes, strict=True)]
 
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         requests = [
             GradeRequest(
-                row.reply(self._decode),
+                row.reply(self.decode),
                 task.ground_truth,
                 task.problem,
                 measures=row.measures,
@@ -369,18 +352,18 @@ class RowSampler:
             for task, found in zip(tasks, rows, strict=True)
             for row in found
         ]
-        with self._grading.measured():
-            grades = self._grader.grade(requests)
+        with self.grading.measured():
+            grades = self.grader.grade(requests)
         # A reward of 0 for every answer would train the policy on the judge's absence.
         require_verdicts(grades, "responses", "the same command resumes after the last checkpoint")
         each = iter(grades)
         graded: list[GradedRows] = [[(row, next(each)) for row in found] for found in rows]
-        if self._player is not None and self._player.scorer.measures_groups:
-            graded = with_group_measures(self._player.scorer, tasks, graded)
+        if self.player is not None and self.player.scorer.measures_groups:
+            graded = with_group_measures(self.player.scorer, tasks, graded)
 
         def trajectory(row: Row, grade: Grade) -> Trajectory:
-            if self._player is None or row.has_failed:
+            if self.player is None or row.has_failed:
                 return row.trajectory(grade)
-            return row.trajectory(grade, self._player.scorer.reward(grade.reward, row.measures))
+            return row.trajectory(grade, self.player.scorer.reward(grade.reward, row.measures))
 
         return [[trajectory(row, grade) for row, grade in found] for found in graded]

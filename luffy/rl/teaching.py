@@ -42,11 +42,8 @@ class ScoreRequest:
     """Number of tokens at the start that are not scored, at least one."""
 
 
-@dataclass(slots=True)
-class _ScoringServer:
-    client: HTTPClient
-    places: asyncio.Semaphore
-    """Limits the concurrent requests."""
+_ScoringServer = tuple[HTTPClient, asyncio.Semaphore]
+"""The semaphore limits the concurrent requests."""
 
 
 class ServedScorer:
@@ -54,9 +51,8 @@ class ServedScorer:
 
     def __init__(self, config: ServerConfig, model: str, setting: str) -> None:
         self._loop = LoopThread()
-        self._servers = [
-            _ScoringServer(HTTPClient.to_server(url, config, setting), asyncio.Semaphore(config.concurrency))
-            for url in config.roots
+        self._servers: list[_ScoringServer] = [
+            (HTTPClient.to_server(url, config, setting), asyncio.Semaphore(config.concurrency)) for url in config.roots
         ]
         self._model = model
         self._setting = setting
@@ -73,8 +69,8 @@ class ServedScorer:
         """
         scorer = cls(config, model, setting)
         try:
-            for server in scorer._servers:
-                scorer._loop.run(scorer._check(server, longest, known))
+            for client, _ in scorer._servers:
+                scorer._loop.run(scorer._check(client, longest, known))
         except BaseException:
             scorer.close()
             raise
@@ -103,8 +99,8 @@ class ServedScorer:
     def close(self) -> None:
         """Close the connections; may be called twice."""
         if not self._loop.is_closed:
-            for server in self._servers:
-                self._loop.run(server.client.close())
+            for client, _ in self._servers:
+                self._loop.run(client.close())
             self._loop.close()
 
     async def _score_all(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
@@ -122,6 +118,7 @@ class ServedScorer:
         return [tasks[i].result() for i in range(len(requests))]
 
     async def _score(self, server: _ScoringServer, request: ScoreRequest) -> tuple[float, ...]:
+        client, places = server
         body = {
             "model": self._model,
             "prompt": list(request.token_ids),
@@ -129,28 +126,28 @@ class ServedScorer:
             # The token itself alone, without the most probable ones.
             "prompt_logprobs": 0,
         }
-        async with server.places:
+        async with places:
             # Scoring changes nothing, so that a request may be repeated.
-            answer = await server.client.post_with_retries(_COMPLETIONS, body, retry_timeouts=True)
+            answer = await client.post_with_retries(_COMPLETIONS, body, retry_timeouts=True)
         try:
             given = answer["choices"][0]["prompt_logprobs"]
             pairs = zip(request.token_ids[request.first :], given[request.first :], strict=True)
             found = tuple(float(entry[str(token)]["logprob"]) for token, entry in pairs)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ClusterError(
-                f"{server.client.url}{_COMPLETIONS}: the answer has no log-probability for every token of the prompt "
+                f"{client.url}{_COMPLETIONS}: the answer has no log-probability for every token of the prompt "
                 f"({type(error).__name__}); {self._setting} needs vLLM servers"
             ) from None
         for value in found:
             if not math.isfinite(value):
                 raise ClusterError(
-                    f"{server.client.url}: the log-probability of a token is {value}; the model is broken there"
+                    f"{client.url}: the log-probability of a token is {value}; the model is broken there"
                 )
         return found
 
-    async def _check(self, server: _ScoringServer, longest: int, known: Mapping[str, Sequence[int]]) -> None:
-        url = server.client.url
-        models = await served_models(server.client, self._config, self._setting)
+    async def _check(self, client: HTTPClient, longest: int, known: Mapping[str, Sequence[int]]) -> None:
+        url = client.url
+        models = await served_models(client, self._config, self._setting)
         if not models.ok:
             raise ConfigError(f"{self._setting}.urls: {url}{MODELS}: {models.complaint}; is this a vLLM server?")
         served = models.body.get("data")
@@ -170,7 +167,7 @@ class ServedScorer:
             )
         for text, ids in known.items():
             body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-            if (await server.client.post(_TOKENIZE, body)).get("tokens") != list(ids):
+            if (await client.post(_TOKENIZE, body)).get("tokens") != list(ids):
                 raise ConfigError(
                     f"{url}: the tokenizer of {self._model} is not the policy's, so it cannot score the policy's "
                     "tokens; take a teacher of the same family, or let it write traces instead (section synthesize)"

@@ -20,39 +20,28 @@ from luffy.config.group import (
     fill_slots,
 )
 from luffy.objectives.schedules import value_at
-from luffy.rl.rows import Demonstration, HintedPrompt, RolloutTask
+from luffy.rl.rows import Demonstration, HintedPrompt, RolloutTask, Visit
 from luffy.seeds import derive_seed, uniform
 from luffy.types import Group, Hint, Message, Trajectory
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixedRow:
-    """A prefix-conditioned row of a group."""
-
-    uid: str
-    """Uid of the prompt."""
-    index: int
-    """Index among the group's prefix-conditioned rows, from 0."""
-    count: int
-    """Number of prefix-conditioned rows in the group."""
-    visit: int = 0
-    """Number of earlier occurrences of the prompt in this step."""
-
-
 def prefix_length(
-    config: PrefixConfig, trace_tokens: int, row: PrefixedRow, step: int, total_steps: int, seed: int
+    config: PrefixConfig, trace_tokens: int, visit: Visit, index: int, count: int, total_steps: int, seed: int
 ) -> int:
-    """Prefix length of `row` in tokens, for a trace of `trace_tokens` (stop token included): at most all but one.
+    """Prefix length in tokens of the row `index` (from 0) of `count` prefix-conditioned rows in a group.
+
+    At most all but one of `trace_tokens`, the length of the trace with its stop token.
 
     The policy always samples at least the last token: a length of the whole trace is reduced by the stop token, and a
     trace that consists of its stop token alone gives an empty prefix.
 
     A pure function: the random number depends on (seed, step, prompt, visit, row), but not on the row when
-    `config.shared`. A share of the trace is rounded down to whole tokens. Schedules are evaluated at `step` (from 1)
+    `config.shared`. A share of the trace is rounded down to whole tokens. Schedules are evaluated at the visit's step
     of `total_steps`.
     """
-    sample = partial(uniform, seed, "prefix", step, row.uid, row.visit, 0 if config.shared else row.index)
-    at = partial(value_at, step=step, total_steps=total_steps)
+    row = 0 if config.shared else index
+    sample = partial(uniform, seed, "prefix", visit.step, visit.task.uid, visit.repeat, row)
+    at = partial(value_at, step=visit.step, total_steps=total_steps)
     match config.length:
         case BinomialLength(chunks=most, probability=probability):
             # A trace with fewer tokens than chunks is split into single tokens.
@@ -62,7 +51,7 @@ def prefix_length(
             length = _whole_tokens(at(low) + (at(high) - at(low)) * sample(0), trace_tokens)
         case EvenlySpacedLength(low=least, high=largest):
             # A single row takes the middle of the range; LUFFY's code divides by zero here.
-            place = row.index / (row.count - 1) if row.count > 1 else 0.5
+            place = index / (count - 1) if count > 1 else 0.5
             length = _whole_tokens(least + (largest - least) * place, trace_tokens)
     return min(length, trace_tokens - 1)
 
@@ -149,29 +138,28 @@ def _rows(tries: Sequence[_Try]) -> list[Trajectory]:
     return [row for tried in tries for row in tried.rows]
 
 
+@dataclass(frozen=True, slots=True)
 class Anchors:
     """Creates the anchor search of a task, a pure function of the task, the step and the seed.
 
     A task needs a trace that can be cut into at least two pieces; of several, each step chooses one at random.
     """
 
-    def __init__(self, config: AnchorConfig, decode: Decode, seed: int) -> None:
-        """`decode` gives the text of tokens and nothing else: a template's opener would put a line end into each."""
-        self.config = config
-        self._decode = decode
-        self._seed = seed
+    config: AnchorConfig
+    decode: Decode
+    """Gives the text of tokens and nothing else: a template's opener would put a line end into each."""
+    seed: int
 
     def search(self, task: RolloutTask, step: int) -> AnchorSearch | None:
         """A new search; None where no trace of the task can be cut."""
-        cut = [(trace, self._ends(trace)) for trace in task.demonstrations]
-        usable = [(trace, ends) for trace, ends in cut if ends]
+        usable = []
+        for trace in task.demonstrations:
+            if ends := piece_ends([self.decode([token_id]) for token_id in trace.token_ids], self.config.pieces):
+                usable.append((trace, ends))
         if not usable:
             return None
-        trace, ends = usable[derive_seed(self._seed, "anchoring trace", step, task.uid) % len(usable)]
+        trace, ends = usable[derive_seed(self.seed, "anchoring trace", step, task.uid) % len(usable)]
         return AnchorSearch(self.config, trace, ends)
-
-    def _ends(self, trace: Demonstration) -> tuple[int, ...]:
-        return piece_ends([self._decode([token_id]) for token_id in trace.token_ids], self.config.pieces)
 
 
 def piece_ends(texts: Sequence[str], pieces: int) -> tuple[int, ...]:

@@ -78,11 +78,9 @@ class RolloutEngine(Protocol):
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         """One completion per request, in order."""
-        ...
 
     def close(self) -> None:
         """Free what the engine holds."""
-        ...
 
 
 class SwappableEngine(RolloutEngine, Protocol):
@@ -93,7 +91,6 @@ class SwappableEngine(RolloutEngine, Protocol):
 
         The folder has to stay until the next call or `close`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

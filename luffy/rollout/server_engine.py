@@ -48,7 +48,6 @@ class _VLLMServer:
 
     client: HTTPClient
     places: asyncio.Semaphore
-    """Limits the concurrent requests."""
     steady: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the weights are replaced, so that no request is sent with the cache salt of the old ones."""
 

@@ -108,12 +108,6 @@ class TextCompletion:
     """Whether the endpoint's content filter ended it, or the model declined in the protocol's own field."""
 
 
-@dataclass(slots=True)
-class _EndpointServer:
-    client: HTTPClient
-    running: int = 0
-
-
 class TextEndpoint:
     """Generates with one model on any number of servers; each request goes to the least busy one.
 
@@ -122,8 +116,9 @@ class TextEndpoint:
 
     def __init__(self, model: EndpointModel, config: ServerConfig, setting: str = _SERVER_SETTING) -> None:
         self._loop = LoopThread()
-        self._servers = [_EndpointServer(HTTPClient.to_server(url, config, setting)) for url in config.api_roots]
-        self.concurrency = config.concurrency * len(self._servers)
+        self._clients = [HTTPClient.to_server(url, config, setting) for url in config.api_roots]
+        self._num_running = [0] * len(self._clients)
+        self.concurrency = config.concurrency * len(self._clients)
         """Requests that may be under way at the same time."""
         self._model = model
         self._setting = setting
@@ -165,13 +160,13 @@ class TextEndpoint:
         Raises RequestRejected for a request that the endpoint rejects, any other ConfigError for a wrong key or path,
         UnreadableAnswer for an incomplete answer, and LostError or ClusterError when it fails after all retries.
         """
-        server = min(self._servers, key=lambda server: server.running)
-        server.running += 1
+        place = min(range(len(self._clients)), key=self._num_running.__getitem__)
+        self._num_running[place] += 1
         try:
-            answer = await self._ask(server.client, request, params)
+            answer = await self._ask(self._clients[place], request, params)
         finally:
-            server.running -= 1
-        return self._completion(server.client.url, answer, params)
+            self._num_running[place] -= 1
+        return self._completion(self._clients[place].url, answer, params)
 
     def close(self) -> None:
         """Close the connections. May be called twice."""
@@ -179,20 +174,20 @@ class TextEndpoint:
             return
         if self._num_filtered:
             logger.warning("%d responses were ended by the endpoint's content filter", self._num_filtered)
-        for server in self._servers:
-            self._loop.run(server.client.close())
+        for client in self._clients:
+            self._loop.run(client.close())
         self._loop.close()
 
     async def _check(self, paths: Sequence[str]) -> None:
-        for server in self._servers:
+        for client in self._clients:
             for path in paths:
                 try:
                     # A request without a prompt, to see whether the endpoint exists.
-                    answer = await server.client.ask(path, {"model": self._model.name, _MAX_TOKENS: 1})
+                    answer = await client.ask(path, {"model": self._model.name, _MAX_TOKENS: 1})
                 except NoAnswer as error:
                     raise ConfigError(f"{self._setting}.urls: {error}; start the server or correct the URL") from error
                 if answer.status in (*_UNAUTHORISED, *_NO_SUCH_PATH, *_REDIRECTED):
-                    raise self._refusal(server.client, path, answer.status, answer.complaint)
+                    raise self._refusal(client, path, answer.status, answer.complaint)
 
     async def _ask(self, client: HTTPClient, request: TextRequest, params: SamplingParams) -> Mapping[str, Any]:
         limit_name = self._limit_name

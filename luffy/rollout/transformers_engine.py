@@ -44,6 +44,7 @@ class _DecodingRow:
     finish_reason: FinishReason | None = None
 
 
+@dataclass(eq=False)
 class TransformersEngine:
     """Generates with the current weights of `model`, which may be the one in training.
 
@@ -51,17 +52,10 @@ class TransformersEngine:
     cumulative distribution.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        batch_size: int,
-        weight_version: int = 0,
-        tokenizer_folder: Path | None = None,
-    ) -> None:
-        self.model = model
-        self.weight_version = weight_version
-        self._batch_size = batch_size
-        self._tokenizer_folder = tokenizer_folder
+    model: PreTrainedModel
+    batch_size: int
+    weight_version: int = 0
+    tokenizer_folder: Path | None = None
 
     @classmethod
     def from_folder(cls, folder: Path, dtype: str, batch_size: int) -> "TransformersEngine":
@@ -74,8 +68,8 @@ class TransformersEngine:
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         by_length = sorted(range(len(requests)), key=lambda i: (len(_context(requests[i])), i))
         completions: dict[int, Completion] = {}
-        for start in range(0, len(by_length), self._batch_size):
-            indices = by_length[start : start + self._batch_size]
+        for start in range(0, len(by_length), self.batch_size):
+            indices = by_length[start : start + self.batch_size]
             finished = self._generate_batch([requests[i] for i in indices], params)
             completions.update(zip(indices, finished, strict=True))
         return [completions[i] for i in range(len(requests))]
@@ -135,9 +129,9 @@ class TransformersEngine:
         return output.logits[:, -1].float()
 
     def _end_at_texts(self, running: Sequence[_DecodingRow], stop: Sequence[str]) -> None:
-        if not stop or self._tokenizer_folder is None:
+        if not stop or self.tokenizer_folder is None:
             return
-        tokenizer = _tokenizer(self._tokenizer_folder)
+        tokenizer = _tokenizer(self.tokenizer_folder)
         for row in running:
             if row.finish_reason is None:
                 tail = str(tokenizer.decode(row.tokens[-_STOP_TOKENS:]))

@@ -91,13 +91,7 @@ class FairLock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
-
-    def acquire(self) -> None:
+        """Hold the lock in the block, and then pass it to the thread that has waited longest."""
         ticket, acquired = object(), False
         with self._changed:
             self._queue.append(ticket)
@@ -109,12 +103,12 @@ class FairLock:
                     self._changed.notify_all()
         if not acquired:
             raise LuffyError(f"the engine was busy for {self._timeout_s:g} s: a step or an update of its weights hangs")
-
-    def release(self) -> None:
-        """Pass the lock to the thread that has waited longest."""
-        with self._changed:
-            self._queue.popleft()
-            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._queue.popleft()
+                self._changed.notify_all()
 
 
 class VLLMEngine:

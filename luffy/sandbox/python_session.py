@@ -34,7 +34,6 @@ class ExecutionStatus(StrEnum):
     TIMED_OUT = "timed_out"
     """A limit of CPU or wall-clock time was reached."""
     OUT_OF_MEMORY = "out_of_memory"
-    """The code raised MemoryError."""
     OUTPUT_LIMIT = "output_limit"
     """The code printed more than `printed_bytes`."""
     FILE_LIMIT = "file_limit"
@@ -58,7 +57,6 @@ class ExecutionResult:
     session_is_over: bool
     """Whether the interpreter has ended, and its names with it."""
     wall_s: float
-    """Time that the call took."""
 
 
 class PythonSession(Protocol):
@@ -66,11 +64,9 @@ class PythonSession(Protocol):
 
     async def run(self, code: str) -> ExecutionResult:
         """Run `code`. After the session's end, the result says so."""
-        ...
 
     async def close(self) -> None:
         """End the interpreter and return once it is gone; may be called again."""
-        ...
 
 
 class Sandbox(Protocol):
@@ -78,4 +74,3 @@ class Sandbox(Protocol):
 
     async def open(self, limits: SandboxLimits) -> PythonSession:
         """Start an interpreter; LuffyError when it does not start."""
-        ...

@@ -10,8 +10,7 @@ from pathlib import Path
 from luffy.config.environment import SandboxConfig, SandboxLimits
 from luffy.errors import LuffyError, UserError
 from luffy.sandbox import interpreter
-from luffy.sandbox.bubblewrap import BubblewrapSandbox
-from luffy.sandbox.installed_python import import_names, package_paths, program
+from luffy.sandbox.bubblewrap import BubblewrapSandbox, import_names, package_paths, program
 from luffy.sandbox.interpreter_process import (
     ENVIRONMENT,
     PYTHON_OPTIONS,

@@ -44,93 +44,38 @@ _MODES = {"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53)}
 """They succeed without effect. `/dev/null` is the host's and belongs to the superuser: a sandbox that the superuser
 opened could lock everybody out of it."""
 
-REFUSED: dict[str, tuple[int | None, int | None]] = {
+
+def _numbers(table: str) -> dict[str, tuple[int | None, int | None]]:
+    """Rows of `name number number;`, where `-` stands for a call that does not exist."""
+    rows = (row.split() for row in table.rstrip("; ").split(";"))
+    return {name: (None if x86 == "-" else int(x86), None if arm == "-" else int(arm)) for name, x86, arm in rows}
+
+
+REFUSED = _numbers(
     # Namespaces and mounts.
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
+    "unshare 272 97; setns 308 268; mount 165 40; umount2 166 39; pivot_root 155 41; chroot 161 51; "
+    "open_tree 428 428; move_mount 429 429; fsopen 430 430; fsconfig 431 431; fsmount 432 432; fspick 433 433; "
+    "swapon 167 224; swapoff 168 225; "
     # Other processes.
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "pidfd_getfd": (438, 438),
-    "process_madvise": (440, 440),
-    "kcmp": (312, 272),
-    # Memory that no limit of the process counts, and quotas that all processes of the machine share.
-    "memfd_create": (319, 279),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "shmctl": (31, 195),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "setsockopt": (54, 208),  # a socket's buffers, as large as the machine is tuned for
-    "inotify_init": (253, None),
-    "inotify_init1": (294, 26),
-    "fanotify_init": (300, 262),
-    "io_setup": (206, 0),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
+    "ptrace 101 117; process_vm_readv 310 270; process_vm_writev 311 271; pidfd_getfd 438 438; "
+    "process_madvise 440 440; kcmp 312 272; "
+    # Memory that no limit of the process counts, and quotas that all processes of the machine share. With setsockopt, a
+    # socket's buffers would be as large as the machine is tuned for.
+    "memfd_create 319 279; shmget 29 194; shmat 30 196; shmctl 31 195; semget 64 190; msgget 68 186; mq_open 240 180; "
+    "setxattr 188 5; lsetxattr 189 6; fsetxattr 190 7; setsockopt 54 208; inotify_init 253 -; inotify_init1 294 26; "
+    "fanotify_init 300 262; io_setup 206 0; add_key 248 217; request_key 249 218; keyctl 250 219; "
     # Large parts of the kernel that Python does not need.
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "vmsplice": (278, 75),
-    "personality": (135, 92),
-    "modify_ldt": (154, None),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "mbind": (237, 235),
-    "set_mempolicy": (238, 237),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "remap_file_pages": (216, 234),
-    "quotactl": (179, 60),
-    "lookup_dcookie": (212, 18),
-    "nfsservctl": (180, 42),
-    "uselib": (134, None),
-    "ustat": (136, None),
-    "sysfs": (139, None),
-    "_sysctl": (156, None),
+    "bpf 321 280; perf_event_open 298 241; userfaultfd 323 282; io_uring_setup 425 425; io_uring_enter 426 426; "
+    "io_uring_register 427 427; vmsplice 278 75; personality 135 92; modify_ldt 154 -; name_to_handle_at 303 264; "
+    "open_by_handle_at 304 265; mbind 237 235; set_mempolicy 238 237; migrate_pages 256 238; move_pages 279 239; "
+    "remap_file_pages 216 234; quotactl 179 60; lookup_dcookie 212 18; nfsservctl 180 42; uselib 134 -; ustat 136 -; "
+    "sysfs 139 -; _sysctl 156 -; "
     # The machine itself.
-    "sync": (162, 81),
-    "syncfs": (306, 267),
-    "syslog": (103, 116),
-    "acct": (163, 89),
-    "reboot": (169, 142),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "vhangup": (153, 58),
-}
+    "sync 162 81; syncfs 306 267; syslog 103 116; acct 163 89; reboot 169 142; kexec_load 246 104; "
+    "kexec_file_load 320 294; init_module 175 105; finit_module 313 273; delete_module 176 106; iopl 172 -; "
+    "ioperm 173 -; settimeofday 164 170; clock_settime 227 112; clock_adjtime 305 266; adjtimex 159 171; "
+    "sethostname 170 161; setdomainname 171 162; vhangup 153 58; "
+)
 """Numbers on x86_64 and aarch64 (Linux 6.1, `asm/unistd_64.h` and `asm-generic/unistd.h`); None: does not exist."""
 
 

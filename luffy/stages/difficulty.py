@@ -12,28 +12,18 @@ must not depend on a policy.
 
 from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import iterate_prompts, write_prompts
-from luffy.data.pass_rates import (
-    RATES_FILE,
-    Fit,
-    card_json,
-    card_markdown,
-    difficulty_card,
-    fit_of,
-    write_pass_rates,
-)
+from luffy.data.pass_rates import RATES_FILE, Fit, card_json, card_markdown, difficulty_card, fit_of, write_pass_rates
 from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.sample import TRAIN_FILE, AskedPrompts, answer_prompts, without_text
+from luffy.stages.sample import TRAIN_FILE, answer_prompts
 from luffy.training.model_folder import copy_tokenizer
 
 
 def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     """Measure the pass rate of every training prompt and keep those within the bounds; DataError if there are none."""
     config, out = settings.difficulty, context.out
-    bounds = ("min_pass_rate", "max_pass_rate")
-    asked = AskedPrompts("difficulty", "pass_rate", "difficulty", bounds, "other bounds")
-    with answer_prompts(settings, config, asked, context, without_text) as answered:
+    with answer_prompts(settings, context) as answered:
         rates = answered.rates
     fits = [fit_of(rate, config) for rate in rates]
     if Fit.KEPT not in fits:

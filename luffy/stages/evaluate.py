@@ -15,20 +15,17 @@ exactly the responses that would be sampled. Graders, confidence level and other
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from luffy.config.evaluation import EvaluationConfig
-from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
 from luffy.config.stage_kinds import ASKING_ROOMS, PLAYING_ROOMS
-from luffy.config.strict import FOR_IDENTITY, StrictModel
+from luffy.config.strict import FOR_IDENTITY
 from luffy.data.parquet import read_prompts, suite_files
 from luffy.data.prompt_templates import OWN, stops_of
 from luffy.data.templates import load_tokenizer
@@ -51,13 +48,10 @@ from luffy.evaluation.sample_files import (
     write_sample_records,
 )
 from luffy.files import write_atomic
-from luffy.grading.judge import Judges
-from luffy.grading.pool import JUDGE_CACHE, GraderPool
+from luffy.grading.pool import GraderPool
 from luffy.json_text import parse_json
 from luffy.pipeline.identity import code_identity
 from luffy.pipeline.manifest import consumed_digest, read_manifest
-from luffy.pipeline.reuse import PAID_ANSWERS
-from luffy.pipeline.workspace import is_discarded
 from luffy.report.evaluation_page import PAGE_FILE, SUMMARY_FILE, by_decoding, write_summaries
 from luffy.rollout.text_endpoint import CHAT, TEXT, TextEndpoint, read_endpoint
 from luffy.stages.answers.asker import Asker, ResponseProgress, graded, graded_records, open_asker, open_graders
@@ -65,14 +59,13 @@ from luffy.stages.answers.clients import (
     FULL_BATCHES,
     Questions,
     Render,
-    SampleRequest,
     Suite,
     check_problems,
     check_suite,
     render_as_ids,
 )
-from luffy.stages.answers.paid import PaidEndpoint, TextClient, earlier_paid, render_as_text
-from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer
+from luffy.stages.answers.paid import PaidEndpoint, TextClient, open_paid, render_as_text
+from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer, siblings
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.types import FinishReason
 
@@ -81,17 +74,6 @@ RESPONSES_FILE = "responses.json"
 OUTPUTS = (SAMPLES_FILE, RESPONSES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE)
 _NODE_PREFIX = "evaluate_"
 _REGRADING_BATCH = 1024
-
-
-class _Line(StrictModel):
-    """A line of `responses.json`."""
-
-    suite: str
-    decoding: str
-    digest: str
-
-
-_LINES = TypeAdapter(tuple[_Line, ...])
 
 
 def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
@@ -108,7 +90,17 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
             if endpoint is None:
                 asker, _ = stack.enter_context(open_asker(settings, settings.evaluation.engine, context, longest))
             else:
-                asker = _open_endpoint(endpoint, requests.values(), settings, context, stack)
+                server, environment = context.execution.server, settings.environment
+                paths = tuple({CHAT if each.protocol.template == OWN else TEXT: None for each in requests.values()})
+                paid = stack.enter_context(closing(open_paid(context.out)))
+                # ConfigError for a server without the paths that the templates need.
+                connected = stack.enter_context(closing(TextEndpoint.connect(endpoint, server, paths)))
+                grader, judges = stack.enter_context(open_graders(settings.grading, context, settings.evaluation))
+                client = TextClient(environment, PaidEndpoint(connected, paid), judges)
+                # Batches are large: each ends with fewer and fewer requests under way.
+                batch_size = FULL_BATCHES * server.concurrency * len(server.urls)
+                limits = None if environment is None else environment.limits
+                asker = Asker(client, grader, batch_size, limits=limits)
             progress.begin()
             evaluation.ask(asker, progress)
     rows = evaluation.write(context.node.removeprefix(_NODE_PREFIX))
@@ -149,7 +141,7 @@ class ModelEvaluation:
     @property
     def num_left(self) -> int:
         """Number of responses that are not there yet."""
-        return sum(map(len, self._left().values()))
+        return sum(self._left().values())
 
     def adopt(self, context: StageContext, progress: ResponseProgress) -> None:
         """Take over what is left from earlier evaluations in the workspace, graded again.
@@ -159,13 +151,13 @@ class ModelEvaluation:
         left = self._left()
         for folder, cells in _find_sampled(context.out, {cell: self._digests.get(cell, "") for cell in left}).items():
             try:
-                with open_graders(self._settings, context) as grader:
+                with open_graders(self._settings.grading, context, self._settings.evaluation) as (grader, _):
                     for cell, records in groupby(
                         read_samples_of(folder), lambda record: (record.suite, record.decoding)
                     ):
                         if cell in cells:
                             assert self._store is not None
-                            self._store.add_all(self._regraded(self._requests[cell], records, grader, progress))
+                            self._store.add(self._regraded(self._requests[cell], records, grader, progress))
                             context.events.message(f"{', '.join(cell)}: responses of {folder.name}, graded again")
             except DataError as error:
                 logger.warning("responses are not adopted from %s: %s", folder, error)
@@ -191,21 +183,15 @@ class ModelEvaluation:
         write_summaries(self._folder, results)
         return rows
 
-    def _left(self) -> dict[Cell, list[SampleRequest]]:
+    def _left(self) -> dict[Cell, int]:
         if (store := self._store) is None:
             return {}
-        left = {
-            cell: [sample for sample in request.samples if sample.key not in store]
-            for cell, request in self._requests.items()
-        }
-        return {cell: samples for cell, samples in left.items() if samples}
+        requests = self._requests.items()
+        left = {cell: sum(sample.key not in store for sample in request.samples) for cell, request in requests}
+        return {cell: count for cell, count in left.items() if count}
 
     def _regraded(
-        self,
-        request: Questions,
-        records: Iterator[SampleRecord],
-        grader: GraderPool,
-        progress: ResponseProgress,
+        self, request: Questions, records: Iterator[SampleRecord], grader: GraderPool, progress: ResponseProgress
     ) -> Iterator[tuple[str, ModelAnswer]]:
         """Responses that were sampled before for an equal request; DataError where they are not its responses.
 
@@ -214,24 +200,20 @@ class ModelEvaluation:
         assert self._store is not None
         for start in range(0, len(request.samples), _REGRADING_BATCH):
             samples = request.samples[start : start + _REGRADING_BATCH]
-            found = {sample.key: _answer_in(next(records, None), sample) for sample in samples}
+            found: dict[str, ModelAnswer] = {}
+            for sample in samples:
+                record = next(records, None)
+                asked = sample.prompt.uid, sample.sample, sample.seed, sample.rendered.text
+                if record is None or (record.uid, record.sample, record.seed, record.prompt) != asked:
+                    raise DataError(f"no response to sample {sample.sample} of problem {sample.prompt.uid}")
+                reason = FinishReason(record.finish_reason)
+                found[sample.key] = ModelAnswer(
+                    record.response, record.num_tokens, reason, record.reply, measures=record.measures
+                )
             if left := [sample for sample in samples if sample.key not in self._store]:
                 answers = graded(grader, replace(request, samples=left), [found[sample.key] for sample in left])
                 progress.add_adopted(answers)
                 yield from zip((sample.key for sample in left), answers, strict=True)
-
-
-def _answer_in(record: SampleRecord | None, sample: SampleRequest) -> ModelAnswer:
-    asked = sample.prompt.uid, sample.sample, sample.seed, sample.rendered.text
-    if record is None or (record.uid, record.sample, record.seed, record.prompt) != asked:
-        raise DataError(f"no response to sample {sample.sample} of problem {sample.prompt.uid}")
-    return ModelAnswer(
-        record.response,
-        record.num_tokens,
-        FinishReason(record.finish_reason),
-        record.reply,
-        measures=record.measures,
-    )
 
 
 def _digests(
@@ -254,15 +236,13 @@ def _find_sampled(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Ce
     """Finished, unmodified evaluations beside the stage's directory that have wanted digests, and the cells of each."""
     found: dict[Path, list[Cell]] = {}
     left = {cell: digest for cell, digest in wanted.items() if digest}
-    for directory in sorted(stage.parent.iterdir()):
-        if directory == stage or is_discarded(directory) or not left:
-            continue
+    for directory in siblings(stage) if left else ():
         for folder in (directory, *sorted(directory.glob("step_*"))):
             try:
-                lines = _LINES.validate_json((folder / RESPONSES_FILE).read_bytes())
-            except (OSError, ValidationError):
+                lines = parse_json((folder / RESPONSES_FILE).read_text(encoding="utf-8"))
+                there = {(line["suite"], line["decoding"]): line["digest"] for line in lines}
+            except (OSError, ValueError, LookupError, TypeError):
                 continue  # not finished, or written by another version
-            there = {(line.suite, line.decoding): line.digest for line in lines}
             cells = [cell for cell, digest in left.items() if there.get(cell) == digest]
             manifest = read_manifest(directory) if cells else None
             if manifest is not None and manifest.is_intact(directory):
@@ -316,26 +296,6 @@ def read_requests(settings: EvaluateSettings, data: Path, model: Path | None) ->
         for suite in suites
     }
     return requests, longest
-
-
-def _open_endpoint(
-    model: EndpointModel,
-    requests: Iterable[Questions],
-    settings: EvaluateSettings,
-    context: StageContext,
-    stack: ExitStack,
-) -> Asker:
-    """An asker of a model served by an endpoint; ConfigError for one without the paths that the templates need."""
-    server, environment, out = context.execution.server, settings.environment, context.out
-    paths = tuple(dict.fromkeys(CHAT if each.protocol.template == OWN else TEXT for each in requests))
-    paid = stack.enter_context(closing(AnswerStore(out / PAID_ANSWERS, earlier_paid(out))))
-    judges = stack.enter_context(closing(Judges(out / JUDGE_CACHE)))
-    endpoint = stack.enter_context(closing(TextEndpoint.connect(model, server, paths)))
-    grader = stack.enter_context(open_graders(settings, context))
-    client = TextClient(environment, PaidEndpoint(endpoint, paid), judges)
-    # Batches are large: each ends with fewer and fewer requests under way.
-    batch_size = FULL_BATCHES * server.concurrency * len(server.urls)
-    return Asker(client, grader, batch_size, limits=None if environment is None else environment.limits)
 
 
 if __name__ == "__main__":

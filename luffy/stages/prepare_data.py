@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.data import DataConfig, MixtureSource, SourceConfig, VerifiersSource
+from luffy.config.data import MixtureSource, SourceConfig, VerifiersSource
 from luffy.config.environment import history_of
 from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import DATA
@@ -66,7 +66,7 @@ from luffy.types import Prompt
 
 logger = logging.getLogger(__name__)
 
-_SUITES = "suites"
+_SUITES = "suites."
 _CORPUS = "corpus"
 _SHARDS = "shards"
 _MEANINGS = {FAILS: "are not graded correct as answers", TEXT_ALONE: "can only be matched by their exact text"}
@@ -84,8 +84,13 @@ def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
 
 def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     data, out = settings.data, context.out
-    opened = {name: open_source(config, name, settings.seed) for name, config in _configs(data).items()}
+    configs: dict[str, SourceConfig | MixtureSource | None] = {"train": data.train, "corpus": data.corpus}
+    configs |= {f"{_SUITES}{name}": source for name, source in data.suites.items()}
+    given = {name: config for name, config in configs.items() if config is not None}
+    opened = {name: open_source(config, name, settings.seed) for name, config in given.items()}
     sources = {name: _CachedSource(each, each.kind) if each.is_light else each for name, each in opened.items()}
+    # Those in which equal prompts may be different tasks.
+    many_tasks = {name for name, each in given.items() if isinstance(each, VerifiersSource) and each.equal_prompts}
     steps = itertools.count(1)
 
     def step_done() -> None:
@@ -103,20 +108,30 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
         name: open_source(other, f"decontamination.benchmarks.{name}", settings.seed)
         for name, other in data.decontamination.benchmarks.items()
     }
-    benchmarks, checked = _benchmarks(data, sources, others)
+    # Training data must not contain a problem of any benchmark.
+    benchmarks = BenchmarkIndex(data.decontamination.ngram, data.decontamination.overlap)
+    suites = {
+        name.removeprefix(_SUITES): sources[name] for name in sources if _is_suite(name) and name not in many_tasks
+    }
+    checked = {name: benchmarks.add(name, _prompts(source)) for name, source in [*suites.items(), *others.items()]}
+    benchmarks.finish()
     inputs = json.dumps([{name: source.inputs() for name, source in each.items()} for each in (sources, others)])
     step_done()
 
-    prepared: list[_Prepared] = []
+    cards: list[SourceCard] = []
+    files: list[str] = []
+    malformed: list[dict[str, object]] = []
+    rejected: list[dict[str, object]] = []
     judge_cache = out / JUDGE_CACHE
     replayer = None  # traces are used as recorded
     if environment is not None and data.replay_traces != "off":
         replayer = EnvironmentReplayer(environment)
     with GraderPool.configured(context.execution.grader_workers, settings.grading, judge_cache) as grader:
         for name, source in sources.items():
+            rules = _rules(name, settings, may_repeat=name == _CORPUS or name in many_tasks)
             job = FilterJob(
                 name=name,
-                filter=RowFilter(tokenizer, _rules(name, settings), benchmarks, replayer if name == "train" else None),
+                filter=RowFilter(tokenizer, rules, benchmarks, replayer if name == "train" else None),
                 system_prompt=data.system_prompt,
                 instructions={} if name == _CORPUS else instructions,
                 grading=settings.grading,
@@ -126,10 +141,27 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
             )
             workers = context.execution.data_workers or len(os.sched_getaffinity(0))
             filter_source(source, job, out / _SHARDS / name, workers, grader)
-            prepared.append(_finished(name, source, job.filter.rules, settings, out, grader))
+            statistics = ShardStatistics()
+            for shard in finished_shards(out / _SHARDS / name):
+                statistics += read_statistics(shard)
+            card, made = _finished(name, source, statistics, rules, settings, out, grader)
+            cards.append(card)
+            files += made
+            malformed += [{"source": name, **row} for row in statistics.quarantined]
+            shown: Counter[str] = Counter()
+            for sample in () if _is_suite(name) else statistics.samples:
+                shown[str(sample["reason"])] += 1
+                if shown[str(sample["reason"])] <= data.rejected_samples:
+                    rejected.append({"source": name, **sample})
             step_done()
-    files = [file for each in prepared for file in each.files]
-    _write_quarantine(out / "quarantine.jsonl", prepared, data.rejected_samples)
+    write_atomic(out / "quarantine.jsonl", "".join(json.dumps(line) + "\n" for line in [*malformed, *rejected]))
+    return _result(out, len(tokenizer), cards, files, checked)
+
+
+def _result(
+    out: Path, vocabulary_size: int, cards: Sequence[SourceCard], files: Sequence[str], checked: Mapping[str, int]
+) -> StageResult:
+    """Write the card; `checked` has the rows of each benchmark that training data was compared with."""
     written: dict[str, Mapping[str, object]] = {
         file: {
             "rows": pq.read_metadata(out / file).num_rows,
@@ -140,23 +172,16 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     }
     shipped = sorted(file.stem for file in (DATA / "benchmarks").glob("*.yaml"))
     not_checked = [name for name in shipped if name not in checked]
-    card = DataCard(len(tokenizer), [each.card for each in prepared], checked, not_checked, written)
-    write_atomic(out / "card.json", card_json(card))
-    write_atomic(out / "card.md", card_markdown(card))
+    whole = DataCard(vocabulary_size, cards, checked, not_checked, written)
+    write_atomic(out / "card.json", card_json(whole))
+    write_atomic(out / "card.md", card_markdown(whole))
     outputs = (*files, "quarantine.jsonl", "tokenizer", "card.json", "card.md")
-    metrics = {f"rows/{source.name}": float(source.rows_out) for source in card.sources}
-    metrics["rejected"] = float(sum(sum(source.rejected.values()) for source in card.sources))
-    metrics["folded"] = float(sum(source.folded for source in card.sources))
-    metrics["quarantined"] = float(sum(source.quarantined for source in card.sources))
-    metrics["vocabulary_size"] = float(card.vocabulary_size)
+    metrics = {f"rows/{card.name}": float(card.rows_out) for card in cards}
+    metrics["rejected"] = float(sum(sum(card.rejected.values()) for card in cards))
+    metrics["folded"] = float(sum(card.folded for card in cards))
+    metrics["quarantined"] = float(sum(card.quarantined for card in cards))
+    metrics["vocabulary_size"] = float(vocabulary_size)
     return StageResult(outputs, metrics, scratch=(_SHARDS,))
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    card: SourceCard
-    statistics: ShardStatistics
-    files: list[str]
 
 
 @dataclass(slots=True)
@@ -176,15 +201,8 @@ class _CachedSource:
         return iter(self.generated)
 
 
-def _configs(data: DataConfig) -> dict[str, SourceConfig | MixtureSource]:
-    """The sources to prepare, by their names on the data card."""
-    learned = {"train": data.train, "corpus": data.corpus}
-    suites = {f"{_SUITES}.{name}": source for name, source in data.suites.items()}
-    return {name: source for name, source in learned.items() if source is not None} | suites
-
-
 def _is_suite(name: str) -> bool:
-    return name.startswith(f"{_SUITES}.")
+    return name.startswith(_SUITES)
 
 
 def _prompts(source: TraceSource) -> Iterator[Prompt]:
@@ -201,31 +219,9 @@ def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]
     return build_tokenizer(itertools.chain(system, texts))
 
 
-def _benchmarks(
-    data: DataConfig, sources: Mapping[str, TraceSource], others: Mapping[str, TraceSource]
-) -> tuple[BenchmarkIndex, dict[str, int]]:
-    """Index of all benchmark problems, which training data must not contain, and the rows of each benchmark."""
-    config = data.decontamination
-    index = BenchmarkIndex(config.ngram, config.overlap)
-    checked = {
-        name.removeprefix(f"{_SUITES}."): index.add(name.removeprefix(f"{_SUITES}."), _prompts(source))
-        for name, source in sources.items()
-        if _is_suite(name) and not _has_equal_prompts(_configs(data)[name])
-    }
-    for name, source in others.items():
-        checked[name] = index.add(name, _prompts(source))
-    return index.finish(), checked
-
-
-def _has_equal_prompts(source: SourceConfig | MixtureSource) -> bool:
-    """Whether equal prompts may be different tasks."""
-    return isinstance(source, VerifiersSource) and source.equal_prompts
-
-
-def _rules(name: str, settings: PrepareDataSettings) -> Rules:
+def _rules(name: str, settings: PrepareDataSettings, *, may_repeat: bool) -> Rules:
     data = settings.data
     is_train = name == "train"
-    may_repeat = name == _CORPUS or _has_equal_prompts(_configs(data)[name])
     return Rules(
         # Without its long problems a suite would be a different benchmark under the same name.
         max_prompt_tokens=None if _is_suite(name) else data.max_prompt_tokens,
@@ -241,13 +237,16 @@ def _rules(name: str, settings: PrepareDataSettings) -> Rules:
 
 
 def _finished(
-    name: str, source: TraceSource, rules: Rules, settings: PrepareDataSettings, out: Path, grader: GraderPool
-) -> _Prepared:
+    name: str,
+    source: TraceSource,
+    statistics: ShardStatistics,
+    rules: Rules,
+    settings: PrepareDataSettings,
+    out: Path,
+    grader: GraderPool,
+) -> tuple[SourceCard, list[str]]:
     """Write the files of a source whose shards are finished; DataError when no rows are left."""
     folder = out / _SHARDS / name
-    statistics = ShardStatistics()
-    for shard in finished_shards(folder):
-        statistics += read_statistics(shard)
     rows = read_passed_rows(folder)
     selection = select(rows, rules)
     if rules.repeats == "merge":
@@ -281,7 +280,7 @@ def _finished(
     lengths = rows.prompt_tokens[kept], rows.lengths_of_traces(kept)
     card = source_card(name, source.kind, source.inputs(), statistics, selection, lengths, golds)
     logger.info("%s: %d of %d rows", name, card.rows_out, card.rows_in)
-    return _Prepared(card, statistics, files)
+    return card, files
 
 
 def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, settings: PrepareDataSettings) -> list[str]:
@@ -306,18 +305,6 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
         write_luffy(out / "train.luffy.parquet", out / "train.parquet")
         files.append("train.luffy.parquet")
     return files
-
-
-def _write_quarantine(path: Path, prepared: Sequence[_Prepared], samples: int) -> None:
-    """Write all malformed rows, then a sample of the rejected ones."""
-    lines = [{"source": each.card.name, **row} for each in prepared for row in each.statistics.quarantined]
-    for each in prepared:
-        shown: Counter[str] = Counter()
-        for sample in each.statistics.samples if not _is_suite(each.card.name) else ():
-            shown[str(sample["reason"])] += 1
-            if shown[str(sample["reason"])] <= samples:
-                lines.append({"source": each.card.name, **sample})
-    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ def _run_locked(
         extended = (recorded.extended if recorded else "") or (finished.extended or "" if finished else "")
     elif job.extends and (shorter := read_manifest(Path(job.extends))) is not None:  # else deleted since the plan
         shorter_run, extended = Path(job.extends), shorter.key
-    started = _now()
+    started = datetime.now(UTC)
     clear(out, condition)
     # Recorded before any work: an attempt that is killed leaves no manifest.
     write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, extended))
@@ -222,8 +222,8 @@ def _run_locked(
         execution=job.execution,
         versions=package_versions(),
         hardware=hardware(),
-        started=started,
-        ended=_now(),
+        started=started.isoformat(timespec="seconds"),
+        ended=datetime.now(UTC).isoformat(timespec="seconds"),
         earlier_s=earlier_s,
         resumed_from=result.resumed_from,
         extended=extended or None,
@@ -234,28 +234,24 @@ def _run_locked(
     events.tell("finished")
 
 
-class _Teller(logging.Handler):
-    """Shows log records on the terminal of the run."""
-
-    def __init__(self, events: EventWriter) -> None:
-        super().__init__(logging.WARNING)
-        self._events = events
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # a full disk, which is reported by the stage's own work
-            self._events.message(record.getMessage())
-
-
 @contextlib.contextmanager
 def _telling_of_waits(events: EventWriter) -> Iterator[None]:
-    teller, loggers = _Teller(events), [logging.getLogger(name) for name in _WAITING]
+    """Shows the warnings of the modules `_WAITING` on the terminal of the run."""
+
+    def tell(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            with contextlib.suppress(OSError):  # a full disk, which is reported by the stage's own work
+                events.message(record.getMessage())
+        return True
+
+    loggers = [logging.getLogger(name) for name in _WAITING]
     for each in loggers:
-        each.addHandler(teller)
+        each.addFilter(tell)
     try:
         yield
     finally:
         for each in loggers:
-            each.removeHandler(teller)
+            each.removeFilter(tell)
 
 
 def _orphaned() -> None:
@@ -267,8 +263,7 @@ def _orphaned() -> None:
 
 def _end_children(supervisor: int | None = None) -> None:
     """End the processes that this stage started; the supervisor may carry the same mark and is spared."""
-    mark = os.environ.get(MARK_VARIABLE)
-    if mark:
+    if mark := os.environ.get(MARK_VARIABLE):
         end_processes(mark, spared=supervisor)
 
 
@@ -277,8 +272,7 @@ def _give_up(events: EventWriter, supervisor: int | None) -> None:
 
     The event comes after the others have ended: its disk may hang.
     """
-    mark = os.environ.get(MARK_VARIABLE)
-    if mark:
+    if mark := os.environ.get(MARK_VARIABLE):
         end_processes(mark, 0.0, spared=supervisor)
     _record_failure(events, "interrupted")
     os._exit(EXIT_INTERRUPTED)
@@ -325,7 +319,3 @@ def _report(error: Exception) -> int:
         return error.exit_code
     logger.error("the stage failed", exc_info=error)
     return error.exit_code if isinstance(error, LuffyError) else EXIT_FAILURE
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -30,11 +30,11 @@ from luffy.rl.loop import RowTeacher, StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.teaching import TeacherPrompts, connect_teacher
 from luffy.rl.trace_starts import Anchors, HintedPrompts
-from luffy.rollout.engine import RolloutEngine, SamplingParams, StopTexts
+from luffy.rollout.engine import SamplingParams, StopTexts
 from luffy.rollout.vllm_limits import read_shape
-from luffy.stages.held_out import HeldOut, open_for_rl, read_problems
+from luffy.stages.held_out import measurer, read_problems
 from luffy.stages.program import StageContext
-from luffy.stages.training_span import Unmeasured
+from luffy.stages.training_span import HeldOut
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.tracker import SampleRollout
 from luffy.training.learner import TeacherSpec, Trainer, TrainerSpec
@@ -48,7 +48,7 @@ class RLComponents:
 
     steps: StepRunner
     trainer: Trainer
-    held_out: HeldOut | Unmeasured
+    held_out: HeldOut
     read: Callable[[Sequence[Group], int], list[SampleRollout]]
     """Called as `read(groups, count)`: rows of the first `count` groups as text."""
 
@@ -117,16 +117,17 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     def read(groups: Sequence[Group], count: int) -> list[SampleRollout]:
         return sample_rollouts(groups, settings.objective.advantage, count, text, reply, confidential)
 
-    def engine_at(step: int) -> RolloutEngine:
+    metrics = None if validation is None else measurer(settings, context, requests, tokenizer, graders, judges)
+
+    def measure_weights(step: int) -> dict[str, float]:
+        assert metrics is not None
         # With staleness, rollouts of later steps go on meanwhile; they get these weights now instead of at the next
         # step.
         cluster.publish(step)
-        return cluster.engine
+        return metrics(step, cluster.engine)
 
-    export = cluster.trainer.export
-    held_out: HeldOut | Unmeasured = Unmeasured(export)
-    if requests:
-        held_out = open_for_rl(settings, context, requests, engine_at, export, graders, judges, tokenizer)
+    schedule = None if validation is None else validation.schedule
+    held_out = HeldOut(cluster.trainer.export, context.out, rl.steps, schedule, measure_weights)
     return RLComponents(steps, cluster.trainer, held_out, read)
 
 
@@ -153,17 +154,12 @@ def _teacher_folder(path: str, tokenizer: PreTrainedTokenizerBase) -> Path:
     return folder
 
 
-_FILES = {"train": "train.parquet", "complement": "rl_complement.parquet"}
-"""Files of `RLSettings.prompts`."""
-_NONE_LEFT = {
-    "train": "data.train: no prompts are left; see card.md for why rows were rejected",
-    "complement": EMPTY_COMPLEMENT,
-}
+_NO_PROMPTS = "data.train: no prompts are left; see card.md for why rows were rejected"
 
 
 def prompts_file(settings: RLSettings, data: Path) -> Path:
     """The file of the stage's prompts in the result of `prepare_data`."""
-    return data / _FILES[settings.prompts]
+    return data / ("rl_complement.parquet" if settings.prompts == "complement" else "train.parquet")
 
 
 def read_tasks(settings: RLSettings, data: Path, tokenizer: PreTrainedTokenizerBase) -> list[RolloutTask]:
@@ -173,7 +169,7 @@ def read_tasks(settings: RLSettings, data: Path, tokenizer: PreTrainedTokenizerB
     tokenized = tokenize_tasks(tokenizer, prompts, history_of(settings.environment))
     tasks = [replace(task, pass_rate=rates.get(task.uid)) for task in tokenized]
     if not tasks:
-        raise DataError(_NONE_LEFT[settings.prompts])
+        raise DataError(EMPTY_COMPLEMENT if settings.prompts == "complement" else _NO_PROMPTS)
     group, with_traces = settings.objective.group, sum(bool(task.demonstrations) for task in tasks)
     uses = {"off_policy": group.off_policy, "hint": group.hint, "anchor": group.anchor}
     for name in (name for name, setting in uses.items() if setting and not with_traces):

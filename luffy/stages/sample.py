@@ -11,16 +11,15 @@ reads this directory in place of prepare_data's.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.settings import DifficultySettings, SampleSettings
-from luffy.data.kept_answers import kept_traces
+from luffy.data.kept_answers import kept_traces, may_be_kept
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.pass_rates import (
     CARD_FILE,
@@ -38,19 +37,10 @@ from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
 from luffy.pipeline.manifest import read_manifest
-from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.vllm_limits import context_length, read_shape
-from luffy.stages.answers.asker import Keep, ResponseProgress, open_asker
-from luffy.stages.answers.clients import (
-    Questions,
-    SampleRequest,
-    Suite,
-    as_trace,
-    graded_answer,
-    render_as_ids,
-    sample_key,
-)
-from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer
+from luffy.stages.answers.asker import ResponseProgress, open_asker
+from luffy.stages.answers.clients import Questions, SampleRequest, Suite, as_trace, render_as_ids, sample_key, trace_of
+from luffy.stages.answers.store import ANSWERS_FILE, AnswerStore, ModelAnswer, siblings
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.training.model_folder import copy_tokenizer
 from luffy.types import TOKEN_LIMITS, Outcome, Prompt
@@ -58,13 +48,17 @@ from luffy.types import TOKEN_LIMITS, Outcome, Prompt
 TRAIN_FILE = "train.parquet"
 _TRACES_FILE = "sampled.parquet"
 _AUTHOR = "policy"
+_FREE = {
+    "difficulty": (("min_pass_rate", "max_pass_rate"), "other bounds"),
+    "sample": (("keep",), "another sample.keep"),
+}
+"""By section of the experiment: its fields that no response depends on, and the same in words."""
 
 
 def run(settings: SampleSettings, context: StageContext) -> StageResult:
     """Sample and grade every training prompt and keep correct answers; DataError if there are none."""
     config, out, model = settings.sample, context.out, context.inputs["model"]
-    asked = AskedPrompts(f"sample_{settings.round}", "traces", "sample", ("keep",), "another sample.keep")
-    with answer_prompts(settings, config, asked, context, _kept) as answered:
+    with answer_prompts(settings, context) as answered:
         rates, kept = summarise_rates(answered.rates, config.num_samples), KeptCount()
         if not rates.ever_solved_share:
             found = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rates.outcomes.items() if count)
@@ -99,21 +93,6 @@ def run(settings: SampleSettings, context: StageContext) -> StageResult:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedPrompts:
-    """What distinguishes the stages that answer the training prompts."""
-
-    suite: str
-    decoding: str
-    """`suite` and `decoding` are what the seeds of responses are derived from, besides the stage's own seed."""
-    section: Literal["difficulty", "sample"]
-    """The stage's section of the experiment."""
-    free: tuple[str, ...]
-    """Fields of the section that no response depends on."""
-    free_words: str
-    """The same in words, e.g. `other bounds`."""
-
-
-@dataclass(frozen=True, slots=True)
 class AnsweredPrompts:
     """All training prompts, answered `num_samples` times each."""
 
@@ -122,43 +101,44 @@ class AnsweredPrompts:
     rates: Sequence[PassRate]
     resumed_from: int
     """Number of responses that an earlier attempt or another stage had sampled."""
-    shortest_first: Sequence[int]
-    """Places of the prompts, in the order in which they were answered."""
+    shortest_first: Sequence[Prompt]
+    """The same in the order in which they were answered."""
     answers: Callable[[Prompt], list[ModelAnswer]]
     """The answers to a prompt, in the order of sampling."""
 
 
 @contextmanager
-def answer_prompts(
-    settings: DifficultySettings | SampleSettings,
-    config: DifficultyConfig | SampleConfig,
-    asked: AskedPrompts,
-    context: StageContext,
-    keep: Keep,
-) -> Iterator[AnsweredPrompts]:
+def answer_prompts(settings: DifficultySettings | SampleSettings, context: StageContext) -> Iterator[AnsweredPrompts]:
     """Sample and grade what is left of the responses to all training prompts; DataError where prompts do not fit.
 
     The seed of a response depends on (seed, suite, decoding, uid, sample) alone. Finished batches are in answers.jsonl:
     a killed stage continues with the next batch, and a stage that differs only in what it makes of the responses reuses
     all of them.
     """
+    config: DifficultyConfig | SampleConfig
+    if isinstance(settings, SampleSettings):
+        section, config, suite, how = "sample", settings.sample, f"sample_{settings.round}", "traces"
+    else:
+        section, config, suite, how = "difficulty", settings.difficulty, "difficulty", "pass_rate"
+    free, free_words = _FREE[section]
     # Their traces would take most of the memory.
     whole = iterate_prompts(context.inputs["data"] / TRAIN_FILE)
     prompts = [dataclasses.replace(prompt, traces=()) for prompt in whole]
     model = context.inputs["model"] / "model"
     tokenizer = load_tokenizer(model)
     lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in prompts])
-    order = sorted(range(len(prompts)), key=lambda place: lengths[place])  # batches of equal lengths save padding
+    # Batches of equal lengths save padding.
+    order = [prompts[place] for place in sorted(range(len(prompts)), key=lambda place: lengths[place])]
 
     def keys(prompt: Prompt) -> list[str]:
-        return [sample_key(asked.suite, asked.decoding, prompt.uid, sample) for sample in range(config.num_samples)]
+        return [sample_key(suite, how, prompt.uid, sample) for sample in range(config.num_samples)]
 
-    alike = [directory / ANSWERS_FILE for directory in _sampled_alike(context.out, asked)]
+    alike = [directory / ANSWERS_FILE for directory in _sampled_alike(context.out, section, free)]
     with closing(AnswerStore(context.out / ANSWERS_FILE, alike)) as store:
-        sources = store.adopt(key for place in order for key in keys(prompts[place]))
+        sources = store.adopt(key for prompt in order for key in keys(prompt))
         if sources:
             names = ", ".join(path.parent.name for path in sources)
-            context.events.message(f"reuses the responses sampled for {asked.free_words} in {names}")
+            context.events.message(f"reuses the responses sampled for {free_words} in {names}")
         done, total = len(store), config.num_samples * len(prompts)
         if done < total:
             most = config.max_response_tokens
@@ -167,24 +147,19 @@ def answer_prompts(
             if room is not None and longest > room:
                 too_long = sum(length + most > room for length in lengths)
                 raise DataError(
-                    f"{asked.section}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
+                    f"{section}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
                     f"tokens, and the model's context of {room} less {most} for the response leaves {room - most}; "
-                    f"lower data.max_prompt_tokens or {asked.section}.max_response_tokens"
+                    f"lower data.max_prompt_tokens or {section}.max_response_tokens"
                 )
             decoding = DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)
-            protocol = EvaluationConfig(
-                decodings={asked.decoding: decoding}, max_response_tokens=most, stop=config.stop or ()
-            )
+            protocol = EvaluationConfig(decodings={how: decoding}, max_response_tokens=most, stop=config.stop or ())
             progress, render = ResponseProgress(context, total, done), render_as_ids(tokenizer)
-            policy = tokenizer if asked.section == "sample" else None
+            policy, keep = (tokenizer, _kept) if section == "sample" else (None, _without_text)
             with open_asker(settings, config.engine, context, longest, policy, keep) as (asker, generator):
                 progress.begin()
                 at_once = max(generator.batch_size // config.num_samples, 1)
-                batches = ([prompts[place] for place in order[i : i + at_once]] for i in range(0, len(order), at_once))
-                requests = (
-                    Questions.of_suite(Suite(asked.suite, batch), asked.decoding, protocol, render, settings.seed)
-                    for batch in batches
-                )
+                suites = (Suite(suite, order[start : start + at_once]) for start in range(0, len(order), at_once))
+                requests = (Questions.of_suite(each, how, protocol, render, settings.seed) for each in suites)
                 asker.ask(requests, store, progress.add)
 
         def answers(prompt: Prompt) -> list[ModelAnswer]:
@@ -202,7 +177,7 @@ def answer_prompts(
         yield AnsweredPrompts(prompts, rates, done, order, answers)
 
 
-def _sampled_alike(directory: Path, asked: AskedPrompts) -> list[Path]:
+def _sampled_alike(directory: Path, section_name: str, free: Collection[str]) -> list[Path]:
     """Directories of other stages whose responses would be those of the stage in `directory`.
 
     They differ at most in the fields `free` of their settings' section. Empty for a stage without a record.
@@ -210,21 +185,18 @@ def _sampled_alike(directory: Path, asked: AskedPrompts) -> list[Path]:
 
     def sampling(record: IdentityRecord | None) -> tuple[Identity, Mapping[str, str]] | None:
         """Everything that the responses depend on; None without a readable record."""
-        values = record.identity.settings.get(asked.section) if record is not None else None
+        values = record.identity.settings.get(section_name) if record is not None else None
         if record is None or not isinstance(values, dict):
             return None
-        section = {name: value for name, value in values.items() if name not in asked.free}
-        settings = {**record.identity.settings, asked.section: section}
+        section = {name: value for name, value in values.items() if name not in free}
+        settings = {**record.identity.settings, section_name: section}
         return dataclasses.replace(record.identity, settings=settings), record.consumed
 
     own = sampling(read_identity(directory))
-    if own is None:
-        return []
-    others = [path for path in sorted(directory.parent.iterdir()) if path != directory and not is_discarded(path)]
-    return [path for path in others if sampling(read_identity(path)) == own]
+    return [path for path in siblings(directory) if own is not None and sampling(read_identity(path)) == own]
 
 
-def without_text(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
+def _without_text(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
     """The answer's numbers and its grade: texts of all answers to all prompts would be gigabytes."""
     return ModelAnswer(None, answer.num_tokens, answer.finish_reason, grades=answer.grades)
 
@@ -232,18 +204,17 @@ def without_text(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
 def _kept(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
     """The answer with what a trace needs, where it may become one; raises as `as_trace` does."""
     kept = dataclasses.replace(as_trace(sample, answer), measures={})
-    may_be_kept = graded_answer(kept, kept.outcome, _AUTHOR).may_be_kept
-    return kept if may_be_kept else without_text(sample, answer)
+    assert kept.text is not None
+    return kept if may_be_kept(kept.text, kept.outcome, kept.finish_reason) else _without_text(sample, answer)
 
 
 def _with_traces(answered: AnsweredPrompts, config: SampleConfig, model: str) -> Iterator[Prompt]:
     """The solved prompts, each with the traces that are kept; `model` is stage and key, the same in every workspace."""
     decoding = f"temperature {config.temperature:g}"
-    for place in answered.shortest_first:
-        prompt = answered.prompts[place]
+    for prompt in answered.shortest_first:
         kept = [answer for answer in answered.answers(prompt) if answer.text is not None]
         if kept:
-            found = [graded_answer(answer, answer.outcome, _AUTHOR, model, decoding) for answer in kept]
+            found = [trace_of(answer, _AUTHOR, model, decoding) for answer in kept]
             yield dataclasses.replace(prompt, traces=kept_traces(found, config.keep))
 
 

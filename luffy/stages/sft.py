@@ -11,7 +11,8 @@ from luffy.config.settings import SFTSettings
 from luffy.data.splits import read_demonstrations
 from luffy.data.templates import load_tokenizer
 from luffy.errors import ConfigError, DataError
-from luffy.stages.held_out import open_for_sft
+from luffy.stages.answers.asker import open_graders
+from luffy.stages.held_out import measurer, read_problems
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.stages.training_span import adopt_shorter_run
@@ -24,7 +25,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     """Fine-tune the upstream model on traces; DataError without any."""
     if context.extends is not None:
         adopt_shorter_run(context.extends, context.out)
-    sft, hours = settings.sft, GpuHours(context.out)
+    sft, validation, hours = settings.sft, settings.validation, GpuHours(context.out)
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
     prompts = read_demonstrations(context.inputs["data"], sft.num_traces, settings.seed)
     examples = trace_examples(tokenizer, prompts, history_of(settings.environment))
@@ -43,19 +44,22 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     spec = SupervisedSpec(
         plan, context.execution, settings.dtype, model, context.out, tokenizer.pad_token_id, settings.lora
     )
-    schedule, measured = None if settings.validation is None else settings.validation.schedule, None
-    if schedule is not None and (complaint := schedule.complaint_about_length(plan.steps)):
+    if validation is not None and (complaint := validation.schedule.complaint_about_length(plan.steps)):
         raise ConfigError(f"sft.validation.{complaint}")
     with ExitStack() as stack:
-        if schedule is not None:  # the problems are checked before any rank is opened
-            metrics = open_for_sft(settings, context, stack)
-
-            def measured(step: int) -> dict[str, float]:
-                return metrics(step, RanksEngine(ranks, context.execution.rollout_batch_size, step))
-
+        metrics = None
+        if validation is not None:  # its problems are checked here, before any rank is opened
+            requests, _ = read_problems(settings, context, tokenizer)
+            graders, judges = stack.enter_context(open_graders(validation.grading, context, validation.protocol))
+            metrics = measurer(settings, context, requests, tokenizer, graders, judges)
         ranks = stack.enter_context(open_ranks(settings.cluster, spec))
+
+        def measure_weights(step: int) -> dict[str, float]:
+            assert metrics is not None
+            return metrics(step, RanksEngine(ranks, context.execution.rollout_batch_size, step))
+
         shards = ShardRanks(ranks, context.execution.sequence_parallel)
-        return run_supervised(settings, context, shards, examples, plan, hours, schedule, measured, sft.max_tokens)
+        return run_supervised(settings, context, shards, examples, plan, hours, measure_weights)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The supervised training run of `base` and `sft`: resume, train, export."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -9,9 +9,8 @@ from luffy.config.settings import BaseSettings, SFTSettings
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.templates import render_prompts
 from luffy.pipeline.reuse import complete_checkpoints
-from luffy.stages.held_out import HeldOut
 from luffy.stages.program import StageContext, StageResult
-from luffy.stages.training_span import Unmeasured, end_of_training
+from luffy.stages.training_span import HeldOut, end_of_training
 from luffy.tracking.metrics import METRICS_FILE, GpuHours, TokenBudget, metrics_until, read_metrics
 from luffy.tracking.tracker import Tracker
 from luffy.training.model_folder import copy_tokenizer
@@ -40,12 +39,17 @@ def run_supervised(
     examples: Sequence[Trajectory],
     plan: SupervisedPlan,
     hours: GpuHours,
-    held_out: HeldOut | Unmeasured | None = None,
-    max_tokens: int | None = None,
+    measure_weights: Callable[[int], dict[str, float]] | None = None,
 ) -> StageResult:
-    """Train on `examples` from the newest checkpoint to the end of the plan and write `model/`."""
-    trainer = SupervisedTrainer(plan, ranks)
-    held_out = held_out or Unmeasured(trainer.export)
+    """Train on `examples` from the newest checkpoint to the end of the plan and write `model/`.
+
+    `measure_weights` as in `HeldOut`.
+    """
+    trainer, max_tokens, schedule = SupervisedTrainer(plan, ranks), None, None
+    if isinstance(settings, SFTSettings):
+        max_tokens = settings.sft.max_tokens
+        schedule = None if settings.validation is None else settings.validation.schedule
+    held_out = HeldOut(trainer.export, context.out, plan.steps, schedule, measure_weights)
     start = max(complete_checkpoints(context.out), default=0)
     budget = TokenBudget(max_tokens, metrics_until(context.out / METRICS_FILE, start))
     with Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start) as tracker:

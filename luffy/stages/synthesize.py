@@ -19,51 +19,40 @@ stage of the workspace that asks for the same ones. They outlive changes of the 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
-from luffy.config.answers import TeacherConfig
 from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.environment import history_of
 from luffy.config.settings import SynthesizeSettings
 from luffy.data.kept_answers import kept_traces
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
-from luffy.data.row_filters import RowFilter, Rules, with_instructions
+from luffy.data.row_filters import RowFilter, Rules
 from luffy.data.sources import open_source
-from luffy.data.splits import TRAIN, WrittenData, add_traces, prompts_without_their_traces
+from luffy.data.splits import TRAIN, add_traces, prompts_without_their_traces
 from luffy.data.synthesis_card import SynthesisCard, write_synthesis_card
 from luffy.data.templates import load_tokenizer, prompt_lengths, render_prompts, with_opened_thinking
 from luffy.data.tokenizer import adapt_tokenizer
 from luffy.environments.registry import instructions_by_source
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import ConfigError, DataError
-from luffy.grading.judge import Judges
-from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.http_client import missing_key
-from luffy.pipeline.reuse import PAID_ANSWERS
 from luffy.rollout.text_endpoint import CHAT, TextEndpoint
 from luffy.rollout.vllm_limits import context_length, read_shape
-from luffy.stages.answers.asker import Asker
-from luffy.stages.answers.clients import SampleRequest, as_trace, graded_answer, open_client, open_generator
-from luffy.stages.answers.paid import earlier_paid
+from luffy.stages.answers.asker import Asker, open_graders
+from luffy.stages.answers.clients import SampleRequest, as_trace, open_client, open_generator, trace_of
+from luffy.stages.answers.paid import open_paid
 from luffy.stages.answers.store import AnswerStore
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.synthesis.ledger import Ledger, Usage
-from luffy.stages.synthesis.rounds import (
-    TeacherTurn,
-    take_turn,
-    teacher_card,
-    with_trace,
-)
-from luffy.stages.synthesis.teachers import PaidTeacher, Teacher
+from luffy.stages.synthesis.rounds import Teacher, TeacherTurn, Work, take_turn, teacher_card, with_trace
+from luffy.stages.synthesis.teachers import PaidTeacher
 from luffy.training.model_folder import copy_tokenizer, model_folder
-from luffy.types import Message, Origin, Outcome, Prompt, Trace
+from luffy.types import Origin, Prompt, Trace
 
 _FOLDER_ANSWERS = "folder_answers.jsonl"
 _PAID_BATCH, _PAID_BATCH_IN_BUDGET = 32, 4
@@ -90,11 +79,26 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
         )
     with _opened_work(settings, context) as work:
         turns = _ask_all(prompts, work)
-        taught = frozenset(prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns))
-        traces_of = _kept_traces(turns, taught, work)
+        traces_of = partial(_kept_traces, turns, work)
         written = add_traces(out, data, traces_of, settings.data, settings.seed, rewrites=rewrites)
     copy_tokenizer(data / "tokenizer", out / "tokenizer")
-    card = _card(prompts, turns, taught, written, work)
+    config, limit = settings.synthesize, settings.synthesize.budget
+    asked = {uid for turn in turns for uid in turn.verdicts}
+    taught = {prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns)}
+    in_vain = asked - taught
+    card = SynthesisCard(
+        prompts=sum(1 for _ in _all_prompts(data)),
+        asked_about=len(prompts),
+        given=len(taught),
+        without=tuple(prompt.uid for prompt in prompts if prompt.uid in in_vain),
+        never_asked=tuple(prompt.uid for prompt in prompts if prompt.uid not in asked),
+        train_rows=written.train_rows,
+        sft_rows=written.sft_rows,
+        max_tokens=limit.max_tokens if limit else None,
+        max_cost=limit.max_cost if limit else None,
+        teachers={turn.title: teacher_card(turn, config.teachers[turn.name], written) for turn in turns},
+        origins=dict(sorted(written.origins.items())),
+    )
     write_synthesis_card(out, card)
     for store in work.stores.values():
         if store.num_adopted:
@@ -114,35 +118,8 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     return StageResult((*written.files, "tokenizer", "card.json", "card.md"), metrics, resumed)
 
 
-@dataclass(slots=True)
-class _Work:
-    """State shared by the turns of all teachers."""
-
-    settings: SynthesizeSettings
-    context: StageContext
-    tokenizer: PreTrainedTokenizerBase
-    """Tokenizer of the policy."""
-    row_filter: RowFilter
-    grader: GraderPool
-    stores: Mapping[bool, AnswerStore]
-    """The answers of teachers behind an endpoint (True) and of teachers in a model folder (False)."""
-    ledger: Ledger
-    judges: Judges
-    """Judges for the measures of episodes that need one."""
-    answered: int = 0
-    total: int = 0
-    """Upper bound on the number of questions."""
-
-    def store_of(self, name: str) -> AnswerStore:
-        return self.stores[self.settings.synthesize.teachers[name].endpoint is not None]
-
-    def progress(self, count: int) -> None:
-        self.answered += count
-        self.context.events.progress(self.answered, self.total)
-
-
 @contextmanager
-def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterator[_Work]:
+def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterator[Work]:
     """The graders, the rules for traces, the stores and the budget."""
     data, config, out = context.inputs["data"], settings.synthesize, context.out
     tokenizer = load_tokenizer(data / "tokenizer")
@@ -153,19 +130,19 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
     row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed), replayer)
     ledger = Ledger({name: teacher.price for name, teacher in config.teachers.items()}, config.budget)
     with (
-        GraderPool.configured(context.execution.grader_workers, settings.grading, out / JUDGE_CACHE) as grader,
-        closing(AnswerStore(out / PAID_ANSWERS, earlier_paid(out))) as of_endpoints,
+        open_graders(settings.grading, context) as (grader, judges),
+        closing(open_paid(out)) as of_endpoints,
         closing(AnswerStore(out / _FOLDER_ANSWERS)) as of_folders,
-        closing(Judges(out / JUDGE_CACHE)) as judges,
     ):
         stores = {True: of_endpoints, False: of_folders}
-        yield _Work(settings, context, tokenizer, row_filter, grader, stores, ledger, judges)
+        instructions = {} if environment is None else instructions_by_source(environment)
+        yield Work(settings, context, tokenizer, row_filter, grader, stores, ledger, judges, instructions)
 
 
-def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
+def _ask_all(prompts: Sequence[Prompt], work: Work) -> list[TeacherTurn]:
     """Every teacher's turn, in their order; to rewrite, the policy's own answers, and then its answers with the
     expert's trace in the prompt for the rest."""
-    config, seed, turns = work.settings.synthesize, work.settings.seed, list[TeacherTurn]()
+    config, turns = work.settings.synthesize, list[TeacherTurn]()
 
     def is_solved(prompt: Prompt) -> bool:
         return any(turn.usable(prompt.uid) for turn in turns)
@@ -177,7 +154,7 @@ def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
         with _opened_teacher(name, asked, work) as teacher:
             for origin in (Origin.OWN, Origin.REWRITTEN):
                 left = [p for p in prompts if origin is Origin.OWN or (p.traces and not is_solved(p))]
-                turns.append(take_turn(teacher, left, config, seed, work.row_filter, work.grader, origin))
+                turns.append(take_turn(teacher, left, origin))
         return turns
     work.total = len(prompts) * sum(teacher.num_samples for teacher in config.teachers.values())
     for name in config.teachers:
@@ -186,73 +163,42 @@ def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
             turns.append(TeacherTurn(name, 0))
             continue
         with _opened_teacher(name, left, work) as teacher:
-            turns.append(take_turn(teacher, left, config, seed, work.row_filter, work.grader))
+            turns.append(take_turn(teacher, left))
     return turns
 
 
 @contextmanager
-def _opened_teacher(name: str, asked: Sequence[Prompt], work: _Work) -> Iterator[Teacher]:
-    config, context, store = work.settings.synthesize.teachers[name], work.context, work.store_of(name)
-    environment, system = work.settings.environment, config.system_prompt
-    instructions = instructions_by_source(environment) if environment is not None else {}
-    limits = None if environment is None else environment.limits
-
-    def messages(prompt: Prompt) -> tuple[Message, ...]:
-        """The prompt's, under the teacher's own system prompt if it has one; this gets the environment's instructions,
-        which the prompt's own has."""
-        if system is None:
-            return prompt.messages
-        others = tuple(message for message in prompt.messages if message.role != "system")
-        own = (Message("system", system), *others) if system else others
-        return with_instructions([replace(prompt, messages=own)], instructions)[0].messages if instructions else own
-
-    if config.endpoint is not None:
-        server = context.execution.teachers[name]
-        with closing(TextEndpoint.connect(config.endpoint, server, (CHAT,), f"execution.teachers.{name}")) as endpoint:
-            paid = PaidTeacher(name, config, endpoint, store, environment, work.judges, work.progress)
-            batches = _PAID_BATCH if work.settings.synthesize.budget is None else _PAID_BATCH_IN_BUDGET
-            asker = Asker(
-                paid,
-                None,
-                batches * endpoint.concurrency,
-                limits=limits,
-                keep=lambda _, answer: answer if answer.has_failed else None,
-            )
-            # It tells of each new answer itself.
-            yield Teacher(
-                name,
-                config,
-                messages,
-                store,
-                work.ledger,
-                asker,
-                paid.keyed,
-                paid.most,
-                work.progress,
-                lambda new: None,
-                paid.finish,
-            )
-    else:
-        with _opened_folder(name, config, messages, asked, work) as teacher:
+def _opened_teacher(name: str, asked: Sequence[Prompt], work: Work) -> Iterator[Teacher]:
+    config, environment = work.settings.synthesize.teachers[name], work.settings.environment
+    if config.endpoint is None:
+        with _opened_folder(name, asked, work) as teacher:
             yield teacher
+        return
+    server = work.context.execution.teachers[name]
+    with closing(TextEndpoint.connect(config.endpoint, server, (CHAT,), f"execution.teachers.{name}")) as endpoint:
+        paid = PaidTeacher(name, endpoint, work)
+        batches = _PAID_BATCH if work.settings.synthesize.budget is None else _PAID_BATCH_IN_BUDGET
+        asker = Asker(
+            paid,
+            None,
+            batches * endpoint.concurrency,
+            limits=None if environment is None else environment.limits,
+            keep=lambda _, answer: answer if answer.has_failed else None,
+        )
+        # It tells of each new answer itself.
+        yield Teacher(name, work, asker, paid.keyed, paid.most, lambda new: None, paid.finish)
 
 
 @contextmanager
-def _opened_folder(
-    name: str,
-    config: TeacherConfig,
-    messages: Callable[[Prompt], tuple[Message, ...]],
-    asked: Sequence[Prompt],
-    work: _Work,
-) -> Iterator[Teacher]:
+def _opened_folder(name: str, asked: Sequence[Prompt], work: Work) -> Iterator[Teacher]:
     """A teacher in a model folder; DataError where a question does not fit its context."""
+    config, context, environment = work.settings.synthesize.teachers[name], work.context, work.settings.environment
     assert config.path is not None
-    context, environment = work.context, work.settings.environment
     limits = None if environment is None else environment.limits
     setting, most = f"synthesize.teachers.{name}", config.max_response_tokens
     folder = model_folder(config.path, f"{setting}.path")
     tokenizer = adapt_tokenizer(str(folder), None, f"{setting}.path")
-    longest = max(prompt_lengths(tokenizer, list(map(messages, asked)))) + most
+    longest = max(prompt_lengths(tokenizer, [work.messages(name, prompt) for prompt in asked])) + most
     room = context_length(read_shape(folder))
     if room is not None and longest > room:
         raise DataError(
@@ -280,66 +226,25 @@ def _opened_folder(
     with closing(generator.engine):
         client_of = open_client(environment, tokenizer, generator.lanes, work.judges, policy=work.tokenizer)
         asker = Asker(client_of(generator.engine), None, generator.batch_size, limits=limits, keep=as_trace)
-        yield Teacher(
-            name,
-            config,
-            messages,
-            work.store_of(name),
-            work.ledger,
-            asker,
-            keyed,
-            most_used,
-            work.progress,
-            lambda answers: work.progress(len(answers)),
-        )
+        yield Teacher(name, work, asker, keyed, most_used, lambda answers: work.progress(len(answers)))
 
 
-def _kept_traces(
-    turns: Sequence[TeacherTurn], taught: AbstractSet[str], work: _Work
-) -> Callable[[str], Sequence[Trace]]:
-    """The new traces of the prompt with a given uid, read from the stores only then; `taught` are the uids of the
-    prompts that have any. Those of the first teacher come first; of equal answers only the first teacher's is kept."""
-    config = work.settings.synthesize
+def _kept_traces(turns: Sequence[TeacherTurn], work: Work, uid: str) -> list[Trace]:
+    """The new traces of a prompt, read from the stores only now.
 
-    def traces_of(uid: str) -> Sequence[Trace]:
-        found, seen = list[Trace](), set[str]()
-        for turn in turns if uid in taught else ():
-            teacher, store = config.teachers[turn.name], work.store_of(turn.name)
-            answers = []
-            for verdict in turn.usable(uid):
-                if verdict.text_hash not in seen:
-                    seen.add(verdict.text_hash)
-                    answer = graded_answer(
-                        store[verdict.key], Outcome.CORRECT, turn.name, teacher.model, teacher.decoding, turn.origin
-                    )
-                    text = answer.text if answer.turns else with_opened_thinking(answer.text)
-                    answers.append(replace(answer, text=text))
-            found += kept_traces(answers, config.keep)
-        return found
-
-    return traces_of
-
-
-def _card(
-    prompts: Sequence[Prompt], turns: Sequence[TeacherTurn], taught: AbstractSet[str], written: WrittenData, work: _Work
-) -> SynthesisCard:
-    """The card of the stage; `taught` are the uids of the prompts that have a new trace."""
-    config, data = work.settings.synthesize, work.context.inputs["data"]
-    asked = {uid for turn in turns for uid in turn.verdicts}
-    in_vain = asked - taught
-    return SynthesisCard(
-        prompts=sum(1 for _ in _all_prompts(data)),
-        asked_about=len(prompts),
-        given=len(taught),
-        without=tuple(prompt.uid for prompt in prompts if prompt.uid in in_vain),
-        never_asked=tuple(prompt.uid for prompt in prompts if prompt.uid not in asked),
-        train_rows=written.train_rows,
-        sft_rows=written.sft_rows,
-        max_tokens=config.budget.max_tokens if config.budget else None,
-        max_cost=config.budget.max_cost if config.budget else None,
-        teachers={turn.title: teacher_card(turn, config.teachers[turn.name], written) for turn in turns},
-        origins=dict(sorted(written.origins.items())),
-    )
+    Those of the first teacher come first; of equal answers only the first teacher's is kept.
+    """
+    config, found, seen = work.settings.synthesize, list[Trace](), set[str]()
+    for turn in turns:
+        teacher, store, traces = config.teachers[turn.name], work.store_of(turn.name), []
+        for verdict in turn.usable(uid):
+            if verdict.text_hash not in seen:
+                seen.add(verdict.text_hash)
+                trace = trace_of(store[verdict.key], turn.name, teacher.model, teacher.decoding, turn.origin)
+                text = trace.text if trace.turns else with_opened_thinking(trace.text)
+                traces.append(replace(trace, text=text))
+        found += kept_traces(traces, config.keep)
+    return found
 
 
 def _all_prompts(data: Path) -> Iterator[Prompt]:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -43,7 +42,6 @@ class SampleRollout:
     """One response of one RL step."""
 
     uid: str
-    """Identity of the prompt."""
     prompt: str
     response: str
     source: Literal["on_policy", "off_policy"]
@@ -56,7 +54,6 @@ class SampleRollout:
     hint_level: int | None = None
     """Level of the hint that was in the prompt while the response was sampled; None: no hint."""
     hint: str = ""
-    """The hint's text."""
 
 
 def read_samples(path: Path) -> Iterator[tuple[int, SampleRollout]]:
@@ -111,10 +108,8 @@ class Tracker:
     def __enter__(self) -> "Tracker":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(failed=error is not None)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
 
 
 class WandbRun:

@@ -311,11 +311,6 @@ def _widened(micro: TrainBatch, weight_KBT: Tensor, multiple: int) -> tuple[Trai
     return micro.map(lambda tensor_BT: F.pad(tensor_BT, (0, missing))), F.pad(weight_KBT, (0, missing))
 
 
-def batch_indices(num_items: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """Items of step `step` (from 0), in batches of equal size."""
-    return stream_indices(num_items, step * batch_size, batch_size, seed)
-
-
 def stream_indices(num_items: int, first: int, count: int, seed: int) -> list[int]:
     """`count` items from position `first` (from 0) of a stream of epochs, each shuffled anew.
 

@@ -13,6 +13,7 @@ of elements. An entry `exp_avg/96/decoder.norm.weight` is a flat piece of that p
 element 96; the header holds the parameter's shape.
 """
 
+import itertools
 import json
 import logging
 import math
@@ -246,7 +247,6 @@ def export_checkpoint(checkpoint: Path, stage: Path, tokenizer: Path, dtype: DTy
 
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of parameters by name."""
 
 _FILE_BYTES = 2**30
 """Size at which a file is closed, which bounds the data that a rank copies from its GPU at a time."""
@@ -268,22 +268,21 @@ def write_pieces(
 ) -> None:
     """Write the pieces of this rank, synced to disk, into `folder`, which all ranks share; pieces must not overlap."""
 
-    def portions() -> Iterator[dict[PieceKey, Tensor]]:
-        pending: dict[PieceKey, Tensor] = {}
+    left = iter(pieces)
+    for number in itertools.count():
+        written: dict[str, Tensor] = {}
+        held: dict[str, tuple[int, ...]] = {}
         size_bytes = 0
-        for key, tensor in pieces:
-            pending[key] = tensor.detach().to("cpu").flatten()
+        for key, tensor in left:
+            written[f"{key.kind}/{key.start}/{key.name}"] = tensor.detach().to("cpu").flatten()
+            held[key.name] = shapes[key.name]
             size_bytes += tensor.nbytes
             if size_bytes >= file_bytes:
-                yield pending
-                pending, size_bytes = {}, 0
-        if pending:
-            yield pending
-
-    for number, pending in enumerate(portions()):
+                break
+        if not written:
+            return
         path = folder / f"rank_{rank:04d}_{number:04d}.safetensors"
-        written = {f"{key.kind}/{key.start}/{key.name}": tensor for key, tensor in pending.items()}
-        save_file(written, path, {_SHAPES: json.dumps({key.name: shapes[key.name] for key in pending})})
+        save_file(written, path, {_SHAPES: json.dumps(held)})
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
@@ -297,10 +296,7 @@ def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill the tensors from what `write_whole` wrote; CheckpointError when it wrote others, or a file is broken."""
     stored = PieceReader(folder)
-    if stored.shapes != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
-        raise CheckpointError(
-            f"{folder} does not hold the parameters of this run's model; delete {folder.parent} to resume earlier"
-        )
+    stored.check({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     for name, tensor in tensors.items():
         stored.read(PieceKey(_WHOLE, 0, name), tensor.view(-1))
 
@@ -313,7 +309,8 @@ class PieceReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pieces: dict[tuple[str, str], list[_StoredPiece]] = defaultdict(list)
+        self._pieces: dict[tuple[str, str], list[tuple[safe_open, str, int, int]]] = defaultdict(list)
+        """File, entry, start and end of each piece, by kind and name."""
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in sorted(folder.glob("*.safetensors")):
             try:
@@ -323,11 +320,19 @@ class PieceReader:
                 for entry in file.keys():  # noqa: SIM118 - not a dictionary
                     kind, start, name = entry.split("/", 2)
                     (numel,) = file.get_slice(entry).get_shape()
-                    self._pieces[kind, name].append(_StoredPiece(file, entry, int(start), int(start) + numel))
+                    self._pieces[kind, name].append((file, entry, int(start), int(start) + numel))
             except SafetensorError as error:
                 raise CheckpointError(
                     f"{path} is broken ({error}); delete {folder.parent} to resume earlier"
                 ) from error
+
+    def check(self, shapes: Shapes) -> None:
+        """Raise CheckpointError unless the folder holds parameters of these names and shapes."""
+        if self.shapes != shapes:
+            raise CheckpointError(
+                f"{self._folder} does not hold the parameters of this run's model; delete {self._folder.parent} to "
+                "resume earlier"
+            )
 
     def has(self, kind: str, name: str) -> bool:
         return (kind, name) in self._pieces
@@ -338,25 +343,16 @@ class PieceReader:
         Raises CheckpointError when elements are missing.
         """
         end, num_found = key.start + into.numel(), 0
-        for piece in self._pieces.get((key.kind, key.name), ()):
-            low, high = max(key.start, piece.start), min(end, piece.end)
+        for file, entry, first, last in self._pieces.get((key.kind, key.name), ()):
+            low, high = max(key.start, first), min(end, last)
             if low < high:
-                found = piece.file.get_slice(piece.entry)[low - piece.start : high - piece.start]
-                into[low - key.start : high - key.start].copy_(found)
+                into[low - key.start : high - key.start].copy_(file.get_slice(entry)[low - first : high - first])
                 num_found += high - low
         if num_found != into.numel():
             raise CheckpointError(
                 f"{self._folder} holds {num_found} of the {into.numel()} elements of {key.kind} of "
                 f"{key.name}; delete {self._folder.parent} to resume from an older one"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredPiece:
-    file: safe_open
-    entry: str
-    start: int
-    end: int
 
 
 _WEIGHT, _STEP = "weight", "step"
@@ -387,7 +383,8 @@ def write_engine(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
     """Write this rank's share of the engine's state into `folder`; not a collective call."""
     # At stage 0 every rank has the full state.
     if engine.zero_optimization_stage() or dist.get_rank() == 0:
-        write_pieces(folder, dist.get_rank(), _shapes(engine), _tensors(engine))
+        shapes = {name: _shape(parameter) for name, parameter in _trained(engine)}
+        write_pieces(folder, dist.get_rank(), shapes, _tensors(engine))
 
 
 def read_engine(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
@@ -396,10 +393,7 @@ def read_engine(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
     Raises CheckpointError when `folder` belongs to another model, or when something in it is missing or broken.
     """
     stored = PieceReader(folder)
-    if stored.shapes != _shapes(engine):
-        raise CheckpointError(
-            f"{folder} does not hold the parameters of this run's model; delete {folder.parent} to resume earlier"
-        )
+    stored.check({name: _shape(parameter) for name, parameter in _trained(engine)})
     by_flat: dict[Tensor, list[_Piece]] = {}
     for piece in _pieces(engine):
         by_flat.setdefault(piece.flat, []).append(piece)
@@ -481,10 +475,6 @@ def _adamw(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:
 
 def _trained(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad)
-
-
-def _shapes(engine: deepspeed.DeepSpeedEngine) -> dict[str, tuple[int, ...]]:
-    return {name: _shape(parameter) for name, parameter in _trained(engine)}
 
 
 def _shape(parameter: nn.Parameter) -> tuple[int, ...]:

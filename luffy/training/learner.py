@@ -8,7 +8,7 @@ Shape legend: `B` rows, `T` tokens, `P` prompts (groups).
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,30 +73,24 @@ def batch_of(
     return replace(batch, advantage_BT=batch.advantage_BT * scale_BT)
 
 
+@dataclass(slots=True)
 class Learner:
     """Takes the optimizer steps of RL steps, for the policy and the critic if there is one."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        objective: ObjectiveConfig,
-        rl: RLConfig,
-        pad_id: int,
-        critic: Critic | None = None,
-        reference: ReferencePolicy | None = None,
-        teacher: TokenScorer | None = None,
-    ) -> None:
-        assert (critic is not None) == objective.needs_critic
-        assert (reference is not None) == objective.needs_reference
-        assert (teacher is not None) == objective.needs_teacher
-        self.policy = policy
-        self.critic = critic
-        self.reference = reference
-        self._teacher = teacher
-        self._objective = objective
-        self._rl = rl
-        self._pad_id = pad_id
-        self._adaptive = AdaptiveCoefficients(objective.terms)
+    policy: Policy
+    objective: ObjectiveConfig
+    rl: RLConfig
+    pad_id: int
+    critic: Critic | None = None
+    reference: ReferencePolicy | None = None
+    teacher: TokenScorer | None = None
+    adaptive: AdaptiveCoefficients = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert (self.critic is not None) == self.objective.needs_critic
+        assert (self.reference is not None) == self.objective.needs_reference
+        assert (self.teacher is not None) == self.objective.needs_teacher
+        self.adaptive = AdaptiveCoefficients(self.objective.terms)
 
     def learn(self, shard: Shard, step: int) -> Metrics:
         """Take the optimizer steps of RL step `step` (from 1), none without groups; returns their mean metrics.
@@ -107,7 +101,7 @@ class Learner:
             return {}
         times, mesh = PartTimes(), self.policy.mesh
         with times.part("batch"):  # with a critic, also its values
-            batch = batch_of(shard, self._objective.advantage, self._pad_id, mesh.sum_over_shards, self.critic)
+            batch = batch_of(shard, self.objective.advantage, self.pad_id, mesh.sum_over_shards, self.critic)
         if len(shard.updates) > 1:
             # With several updates the policy moves away from the old one; with a single update they are equal.
             with times.part("logp_old"):
@@ -115,12 +109,12 @@ class Learner:
         if self.reference is not None:
             with times.part("reference"):
                 batch = replace(batch, logp_ref_BT=self.reference.logprobs(batch))
-        if self._teacher is not None:
+        if self.teacher is not None:
             with times.part("teacher"):
-                batch = replace(batch, logp_teacher_BT=self._teacher.logprobs(batch, shard.rows))
+                batch = replace(batch, logp_teacher_BT=self.teacher.logprobs(batch, shard.rows))
         with times.part("update"):
             history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
-        teaching = 0.0 if self._teacher is None else self._teacher.forward_flops(shard.rows)
+        teaching = 0.0 if self.teacher is None else self.teacher.forward_flops(shard.rows)
         times.count((self._flops(batch, len(shard.updates), step) + teaching) / mesh.slices)
         means = {}
         for name in dict.fromkeys(name for metrics in history for name in metrics):
@@ -134,27 +128,27 @@ class Learner:
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
         """One SFT step on demonstrations between the RL steps (`objective.interleaved_sft`)."""
-        config = self._objective.interleaved_sft
+        config = self.objective.interleaved_sft
         assert config is not None
-        batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id, episodes=shard.episodes)
-        lr = config.lr_scale * self._lr(self._rl.optimizer, step, update=self._rl.updates_per_step - 1)
+        batch = collate(shard.rows, torch.zeros(len(shard.rows)), self.pad_id, episodes=shard.episodes)
+        lr = config.lr_scale * self._lr(self.rl.optimizer, step, update=self.rl.updates_per_step - 1)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)
         kept = [name for name in ("loss", "grad_norm", "lr", "skipped_update") if f"actor/{name}" in metrics]
         return {f"actor/interleaved_{name}": metrics[f"actor/{name}"] for name in kept}
 
     def state(self) -> Mapping[str, float]:
-        return self._adaptive.values
+        return self.adaptive.values
 
     def restore(self, state: Mapping[str, float]) -> None:
-        self._adaptive.restore(state)
+        self.adaptive.restore(state)
 
     def _update(self, batch: TrainBatch, step: int, update: int) -> Metrics:
         metrics: Metrics = {}
-        if self.critic is not None and self._rl.critic is not None:
-            metrics |= self.critic.update(batch, self._lr(self._rl.critic.optimizer, step, update))
+        if self.critic is not None and self.rl.critic is not None:
+            metrics |= self.critic.update(batch, self._lr(self.rl.critic.optimizer, step, update))
         if not self._critic_warms_up(step):
-            objective = self._objective_at(self._objective.terms, step)
-            metrics |= self.policy.update(batch, objective, self._lr(self._rl.optimizer, step, update))
+            objective = self._objective_at(self.objective.terms, step)
+            metrics |= self.policy.update(batch, objective, self._lr(self.rl.optimizer, step, update))
             metrics |= {
                 f"actor/{term.name}_coefficient": coefficient
                 for term, coefficient in zip(objective.terms, objective.coefficients, strict=True)
@@ -162,7 +156,7 @@ class Learner:
             }
             # Mean entropy of each term's tokens over all ranks; terms without tokens are left out.
             names = {term.name: f"actor/{term.name}_entropy" for term in objective.terms}
-            self._adaptive.react({term: metrics[name] for term, name in names.items() if name in metrics})
+            self.adaptive.react({term: metrics[name] for term, name in names.items() if name in metrics})
         return metrics
 
     def _flops(self, batch: TrainBatch, num_updates: int, step: int) -> float:
@@ -170,25 +164,25 @@ class Learner:
         flops, lengths = self.policy.flops, batch.row_lengths
         if flops is None:
             return 0.0
-        scorings, passes = int(num_updates > 1) + int(self.reference is not None), self._rl.passes
+        scorings, passes = int(num_updates > 1) + int(self.reference is not None), self.rl.passes
         total = scorings * flops.forward(lengths, batch.num_scored)
         if not self._critic_warms_up(step):
             total += passes * flops.training(lengths, batch.num_scored)
         if self.critic is not None:
-            critic = flops.without_adapter()
+            critic = replace(flops, adapter_weights=None)
             total += critic.forward(lengths, num_scored=0) + passes * critic.training(lengths, num_scored=0)
         return total
 
     def _critic_warms_up(self, step: int) -> bool:
-        return self._rl.critic is not None and step <= self._rl.critic.warmup_steps
+        return self.rl.critic is not None and step <= self.rl.critic.warmup_steps
 
     def _objective_at(self, terms: Sequence[TermConfig], step: int) -> StepObjective:
-        return objective_at(terms, step, self._rl.steps, self._rl.max_response_tokens, self._adaptive.values)
+        return objective_at(terms, step, self.rl.steps, self.rl.max_response_tokens, self.adaptive.values)
 
     def _lr(self, optimizer: OptimizerConfig, step: int, update: int) -> float:
         """Learning rate of an optimizer step, by its position among all optimizer steps of the stage."""
-        num_updates = self._rl.updates_per_step
-        place, total = (step - 1) * num_updates + update, self._rl.steps * num_updates
+        num_updates = self.rl.updates_per_step
+        place, total = (step - 1) * num_updates + update, self.rl.steps * num_updates
         return optimizer.lr * schedule_multiplier(optimizer.schedule, place, total)
 
 

@@ -46,19 +46,8 @@ from luffy.files import clone_or_copy, link_or_copy, refuse_special
 from luffy.json_text import parse_json
 from luffy.model_shape import num_embeddings
 
-_LEFT_OUT = (
-    "tokenizer*",
-    "vocab*",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "generation_config.json",
-    "config.json",
-    ".*",
-)
+_OF_TOKENIZER = "tokenizer*", "vocab*", "*.txt", "*.model", "*.jinja", "special_tokens_map.json", "added_tokens.json"
+_LEFT_OUT = (*_OF_TOKENIZER, "chat_template*", "generation_config.json", "config.json", ".*")
 """Files of the tokenizer, which `prepare_data` writes, and what is adapted."""
 _BLOBS, _CACHED_MODEL = "blobs", "models--"
 
@@ -223,7 +212,6 @@ class FolderWeight:
     """A weight of a model folder, computed from parameters of the model in training."""
 
     name: str
-    """Its name in the folder."""
     parameters: tuple[nn.Parameter, ...]
     """What it is computed from; under ZeRO 3 they are sharded until they are gathered."""
     value: Callable[[], Tensor]
@@ -261,7 +249,6 @@ class StoredWeights:
 
     folder: Path
     shards: tuple[str, ...]
-    """Names of the files."""
     setting: str
 
     @classmethod

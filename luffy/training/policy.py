@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import deepspeed
 import torch
@@ -197,14 +196,6 @@ def check_fits(model: PreTrainedModel, longest: int, what: str) -> None:
         )
 
 
-class ReferencePolicy(Protocol):
-    """The policy that KL terms compare with."""
-
-    def logprobs(self, batch: TrainBatch) -> Tensor:
-        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
-        ...
-
-
 class UnadaptedPolicy:
     """The policy in training without its adapter: the policy that the stage starts from, without a copy of it."""
 
@@ -290,16 +281,8 @@ class MovingReference:
                 self._parameters[name].copy_(average)
 
 
-class TokenScorer(Protocol):
-    """The teacher of terms with `kind: distillation`."""
-
-    def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
-        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere; `rows` are those of the batch, in order."""
-        ...
-
-    def forward_flops(self, rows: Sequence[Trajectory]) -> float:
-        """Operations of scoring the rows; 0 where they are not counted."""
-        ...
+ReferencePolicy = UnadaptedPolicy | FrozenPolicy | MovingReference
+"""The policy that KL terms compare with; `logprobs` are `(B, T)`, 0 at tokens that are no response."""
 
 
 class ServedScores:
@@ -335,9 +318,14 @@ class DistillationTeacher:
         return logp_BT
 
     def forward_flops(self, rows: Sequence[Trajectory]) -> float:
+        """Operations of scoring the rows; 0 where they are not counted."""
         if self.flops is None:
             return 0.0
         return self.flops.forward([_shown(row).num_tokens for row in rows], sum(row.num_learnable for row in rows))
+
+
+TokenScorer = DistillationTeacher | ServedScores
+"""The teacher of terms with `kind: distillation`; the `rows` that it scores are those of the batch, in order."""
 
 
 def _shown(row: Trajectory) -> Trajectory:

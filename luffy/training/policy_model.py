@@ -232,11 +232,7 @@ class Adapter:
         }
         trained = {name: weight for name, weight in causal_lm.named_parameters() if weight.requires_grad}
         self._factors = list(trained)
-        self._num_parameters = sum(weight.numel() for weight in trained.values())  # before ZeRO 3 takes them apart
-
-    @property
-    def num_parameters(self) -> int:
-        return self._num_parameters
+        self.num_parameters = sum(weight.numel() for weight in trained.values())  # before ZeRO 3 takes them apart
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

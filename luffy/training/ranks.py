@@ -181,11 +181,9 @@ class RankSpec(Protocol[_Rank_co]):
     @property
     def out(self) -> Path:
         """The stage's directory, on a file system shared by all ranks."""
-        ...
 
     def open_rank(self) -> _Rank_co:
         """Build the rank in this process, which has joined the process group; a collective call."""
-        ...
 
 
 class Ranks(Protocol[_Rank_co]):
@@ -197,13 +195,11 @@ class Ranks(Protocol[_Rank_co]):
     @property
     def num_gpus(self) -> int:
         """Number of GPUs that the ranks hold, including those of their engines."""
-        ...
 
     def call(
         self, method: Callable[[_Rank_co, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
     ) -> list[Result]:
         """Call `method` on every rank at once; `arguments` and the results are in order of rank."""
-        ...
 
 
 def call_everywhere(

@@ -19,7 +19,7 @@ from luffy.config.training import OptimizerConfig
 from luffy.objectives.schedules import objective_at, schedule_multiplier
 from luffy.seeds import derive_seed
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
-from luffy.training.batching import Shard, batch_indices, branches_of, collate, shard_rows
+from luffy.training.batching import Shard, branches_of, collate, shard_rows, stream_indices
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.policy import Policy, check_fits
@@ -54,7 +54,6 @@ class SupervisedSpec:
     execution: ExecutionConfig
     dtype: DType
     model: Path
-    """Folder of the model to train."""
     out: Path
     """The stage's directory, for checkpoints, on a file system shared by all ranks."""
     pad_id: int
@@ -171,7 +170,8 @@ class SupervisedTrainer:
 
     def _take_step(self, examples: Sequence[Trajectory], step: int) -> dict[str, float]:
         began, plan = time.perf_counter(), self._plan
-        rows = [examples[i] for i in batch_indices(len(examples), plan.batch_size, step - 1, plan.seed)]
+        first = (step - 1) * plan.batch_size
+        rows = [examples[i] for i in stream_indices(len(examples), first, plan.batch_size, plan.seed)]
         shards = shard_rows(rows, self._ranks.num_ranks)
         metrics = self._ranks.call(SupervisedRank.take_step, [(shard, step) for shard in shards])[0]
         seconds = time.perf_counter() - began

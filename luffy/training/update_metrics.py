@@ -17,7 +17,7 @@ import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -249,17 +249,6 @@ class ModelFlops:
         shape = from_model_config(config)
         return None if shape is None else cls(shape, adapter_weights)
 
-    def without_adapter(self) -> "ModelFlops":
-        """The same model, trained as a whole."""
-        return replace(self, adapter_weights=None)
-
-    @property
-    def decoder_weights(self) -> int:
-        """Weights of the matrix products in all layers."""
-        shape = self.shape
-        attention = shape.hidden_size * (2 * shape.attention_size + 2 * shape.kv_size)
-        return shape.num_layers * (attention + 3 * shape.hidden_size * shape.intermediate_size)
-
     def forward(self, lengths: Sequence[int], num_scored: int) -> float:
         """Operations of a forward pass over sequences of `lengths` tokens, whose head scores `num_scored` of them.
 
@@ -277,7 +266,10 @@ class ModelFlops:
 
     def _products(self, lengths: Sequence[int], num_scored: int) -> int:
         """Operations of the matrix products in a forward pass, without an adapter's; weight gradients take as many."""
-        return _FORWARD * (self.decoder_weights * sum(lengths) + self.shape.embedding_parameters * num_scored)
+        shape = self.shape
+        attention = shape.hidden_size * (2 * shape.attention_size + 2 * shape.kv_size)
+        decoder = shape.num_layers * (attention + 3 * shape.hidden_size * shape.intermediate_size)
+        return _FORWARD * (decoder * sum(lengths) + shape.embedding_parameters * num_scored)
 
 
 def peak_flops(gpu_name: str) -> float | None:

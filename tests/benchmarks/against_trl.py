@@ -185,7 +185,7 @@ def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str)
         say("started")
         grader = stack.enter_context(GraderPool.configured(2, settings.grading, folder / JUDGE_CACHE))
         params = SamplingParams(1.0, size.response_tokens, (END,))
-        collector = GroupCollector(grader, decode, params, settings.objective.group, steps, settings.seed)
+        collector = GroupCollector(grader, decode, params, settings.objective.group, settings.seed, steps)
         runner = stack.enter_context(StepRunner(settings, cluster, tasks, collector, RolloutJournal(folder / "j")))
         for step in range(1, steps + 1):
             outcome = runner.run(step)

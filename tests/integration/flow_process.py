@@ -1,13 +1,11 @@
 """Flows as processes of their own, which report to the shared server, and what they say."""
 
-import contextlib
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 from patience import PATIENCE_S
 from prefect_api import shared_api, without_prefect
 
@@ -45,14 +43,3 @@ def stage_states(result):
 def states(result):
     """The same for the stages of many runs: `{"luffy 1: rl": "reused", ...}`."""
     return dict(re.findall(r"^\d\d:\d\d:\d\d ([\w ]+(?: \([^)]*\))?(?:: \w+)?): (\w+)", result.stdout, re.MULTILINE))
-
-
-def processes_of(workspace):
-    """Live ones whose environment names the workspace: the flow's own and those of its stages."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
-            if environment.get("LUFFY_WORKSPACE") == str(workspace):
-                found.append(process)
-    return found

@@ -32,6 +32,12 @@ def execute(experiment: Experiment, *nodes: str) -> Path:
     return folder
 
 
+def only(stages: Path, kind: str) -> Path:
+    """The one finished stage of its kind."""
+    (directory,) = (path.parent for path in (stages / kind).glob("*/manifest.json"))
+    return directory
+
+
 def started(experiment: Experiment, node: str) -> tuple[StagePlan, ForkedProgram]:
     """The program of a stage that has no folder yet, with nothing that supervises it."""
     plan = experiment.plan_node(node)

@@ -16,6 +16,15 @@ from toy_run import Recorder
 from luffy.errors import StageFailed
 
 
+def named_below(process: psutil.Process, name: str) -> list[psutil.Process]:
+    """Everything that it has started, of that name."""
+    found = []
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found += [child] if name in child.name() else []
+    return found
+
+
 class StagesInThread:
     """`work`, which supervises stages. Behind the block none of their processes is left."""
 
@@ -38,11 +47,7 @@ class StagesInThread:
 
     def processes(self, name: str = "") -> list[psutil.Process]:
         """The stage that runs and all that it has started, of that name."""
-        found = []
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                found += [process] if process not in self._earlier and name in process.name() else []
-        return found
+        return [process for process in named_below(psutil.Process(), name) if process not in self._earlier]
 
     def stage(self) -> psutil.Process:
         """The stage program, which has started the others."""

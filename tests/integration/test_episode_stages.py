@@ -1,7 +1,6 @@
 """Episodes through the real flow: data, SFT, difficulty, RL and evaluation with an environment; and a kill of the RL
 stage in the middle of an episode, of a tool call and of sandboxed code."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -14,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from patience import ran, wait_until
 from prefect_api import shared_api
-from real_run import execute, opened
+from real_run import execute, only, opened
+from test_methods import assert_same_result
 
 from luffy.errors import StageFailed
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows, without_times
+from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows
 from luffy.tracking.tracker import SAMPLES_FILE, read_samples
 from luffy.types import Source
 
@@ -85,11 +85,6 @@ def unlearned(finished, tmp_path_factory, request) -> Iterator[Path]:
 def learn(workspace: Path) -> None:
     """Make the RL stage."""
     execute(opened(workspace, "guess_number.yaml", *GAME), "rl")
-
-
-def only(stages: Path, kind: str) -> Path:
-    (directory,) = (path.parent for path in (stages / kind).glob("*/manifest.json"))
-    return directory
 
 
 def journal(stages: Path) -> list[dict]:
@@ -160,8 +155,7 @@ def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished, unlearned):
     wait_until(lambda: not any(_is_alive(int(pid), float(started)) for pid, started in children))
     assert [path.name for path in (unlearned / "stages/rl").glob("*/journal/*.parquet")] == ["step_000001.parquet"]
     learn(unlearned)
-    assert _metrics(unlearned / "stages") == _metrics(finished)
-    assert _model(unlearned / "stages") == _model(finished)
+    assert_same_result(only(finished, "rl"), only(unlearned / "stages", "rl"))
 
 
 def _is_alive(pid: int, started: float) -> bool:
@@ -179,11 +173,3 @@ def test_difficulty_measures_episodes(finished):
     assert any(row["mean_tokens"] > 8 for row in rows)  # which no single turn may have
     card = json.loads((only(finished, "difficulty") / "card.json").read_text())
     assert card["outcomes"]["correct"] and not card["outcomes"]["crashed"]
-
-
-def _metrics(stages: Path) -> list[dict]:
-    return [without_times(row) for row in read_metrics(only(stages, "rl") / METRICS_FILE)]
-
-
-def _model(stages: Path) -> str:
-    return hashlib.sha256((only(stages, "rl") / "model/model.safetensors").read_bytes()).hexdigest()

@@ -14,7 +14,8 @@ from pathlib import Path
 import flow_process
 import psutil
 import pytest
-from flow_process import UNDISTURBED, processes_of
+from campaigns.random_kills import processes_of, promised_of
+from flow_process import UNDISTURBED
 from flow_process import stage_states as states
 from holding import Hold
 from patience import PATIENCE_S, ran, wait_until
@@ -50,13 +51,6 @@ def stage(workspace, node):
 def program_of(directory):
     """The process that works in `directory`."""
     return psutil.Process(int(re.search(r"pid (\d+)", holder_of(directory))[1]))
-
-
-def learned(directory):
-    """What a training stage must reproduce bit for bit: weights, and metrics without times."""
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    metrics = [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in rows]
-    return (directory / "model" / "model.safetensors").read_bytes(), metrics
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +147,7 @@ def test_a_run_that_its_gpus_cannot_hold_is_refused_before_anything_starts(tmp_p
 def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, tmp_path):
     """Of the stage, of the flow that resumes it, and of the warm server of the next one."""
     directory = stage(workspace, "rl")
-    undisturbed = learned(directory)
+    undisturbed = promised_of(directory)
     shutil.rmtree(stage(workspace, "evaluate_rl"))
     shutil.rmtree(directory)
     for step, victim in ((3, "stage"), (4, "flow"), (5, "warm server")):
@@ -172,7 +166,7 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, tmp_pa
     found = states(result)
     found.pop("report")  # shows times, too, which differ
     assert found.items() <= only("rl", "evaluate_rl").items()
-    assert learned(directory) == undisturbed
+    assert promised_of(directory) == undisturbed
 
 
 def test_a_longer_rl_run_continues_and_equals_one_of_that_length_from_the_start(workspace):
@@ -180,11 +174,11 @@ def test_a_longer_rl_run_continues_and_equals_one_of_that_length_from_the_start(
     result = run(workspace, SMOKE, *longer)
     assert re.search(r"rl: continue \w{16} from step 6: rl.steps 6 -> 8", result.stdout)
     continued = stage(workspace, "rl")
-    found = learned(continued)
+    found = promised_of(continued)
     for directory in (workspace / "stages" / "rl").iterdir():
         shutil.rmtree(directory)
     run(workspace, SMOKE, *longer)
-    assert learned(continued) == found
+    assert promised_of(continued) == found
 
 
 def test_a_run_that_has_nothing_to_make_loads_and_starts_nothing_heavy(workspace):

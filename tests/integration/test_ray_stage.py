@@ -19,7 +19,7 @@ import pytest
 from holding import Hold
 from installed import needs_vllm
 from patience import PATIENCE_S, wait_until, wait_until_ended
-from stages_in_thread import RayStagesInThread
+from stages_in_thread import RayStagesInThread, named_below
 
 from luffy.errors import EXIT_TEMPORARY
 from luffy.pipeline.reuse import complete_checkpoints
@@ -144,11 +144,7 @@ def test_no_process_outlives_the_stages_supervisor(workspace):
         )
 
     def processes(name: str = "") -> list[psutil.Process]:
-        found = []
-        for process in psutil.Process(driver.pid).children(recursive=True) if driver.poll() is None else ():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += [process] if name in process.name() else []
-        return found
+        return named_below(psutil.Process(driver.pid), name) if driver.poll() is None else []
 
     try:
         until_an_engine_starts(processes, lambda: driver.poll() is not None)

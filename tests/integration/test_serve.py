@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from campaigns.random_kills import processes_of
 from patience import PATIENCE_S, ran, wait_until
 from prefect_api import place_empty_database
 
@@ -154,16 +155,12 @@ class Checkout:
         assert sum(line in message and "\n" not in message for message in logs) >= 1
 
     def processes(self, *words):
-        """The commands of all live processes of this checkout's workspace."""
+        """Live ones of this checkout's workspace whose commands have these words."""
         found = []
-        for process in psutil.process_iter():
-            try:
-                live = process.status() != psutil.STATUS_ZOMBIE
-                if live and process.environ().get("LUFFY_WORKSPACE") == str(self.workspace):
-                    found.append(" ".join(process.cmdline()))
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return [command for command in found if all(word in command for word in words)]
+        for process in processes_of(self.workspace):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [process] if all(word in " ".join(process.cmdline()) for word in words) else []
+        return found
 
     def task_states(self, run):
         """The last state of each task of a run, by name."""
@@ -171,13 +168,8 @@ class Checkout:
         return {task["name"]: task["state_name"] for task in found}
 
     def worker(self):
-        """The process of the worker."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                ours = process.environ().get("LUFFY_WORKSPACE") == str(self.workspace)
-                if ours and "worker" in process.cmdline() and "prefect" in process.cmdline():
-                    return process
-        raise AssertionError("no worker")
+        (worker,) = self.processes(" prefect worker ")
+        return worker
 
     def newest_run(self, process):
         """The run that `process`, a flow started by hand, is about to report."""

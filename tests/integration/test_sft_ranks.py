@@ -14,6 +14,7 @@ from reference.sft_case import ENDS_AFTER, PLAN, sft
 from stages_in_thread import RayStagesInThread
 
 from luffy.errors import EXIT_TEMPORARY
+from luffy.tracking.metrics import without_times
 
 pytestmark = pytest.mark.slow
 CASES: list[dict[str, object]] = [
@@ -57,17 +58,13 @@ def assert_same(found: Path, expected: Path, start: Path) -> None:
     assert relative_l2(movement(found, start), movement(expected, start)) < 1e-3
 
 
-def untimed(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if not name.startswith("perf/")}
-
-
 def test_two_ranks_learn_what_one_learns(tmp_path, start, alone):
     runs = [{"model": start, "out": folder(tmp_path, str(index)), **case} for index, case in enumerate(CASES)]
     for run, history in zip(runs, on_ranks("supervised", runs), strict=True):
         assert_same(Path(str(run["out"])) / "model", alone[0], start)
         assert len(history) == PLAN.steps
         for found, wanted in zip(history, alone[1], strict=True):
-            assert untimed(found) == pytest.approx(untimed(wanted), rel=1e-4)
+            assert without_times(found) == pytest.approx(without_times(wanted), rel=1e-4)
 
 
 def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(tmp_path, start, alone):

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from real_run import execute, opened
+from real_run import execute, only, opened
 
 from luffy.errors import StageFailed
 from luffy.evaluation.sample_files import read_samples_of
@@ -56,11 +56,6 @@ def folder(tmp_path_factory, request) -> Iterator[Path]:
 def stages(folder) -> Path:
     run(folder / "undisturbed", "prepare_data", "base", "rl", "evaluate_rl")
     return folder / "undisturbed" / "stages"
-
-
-def only(stages: Path, kind: str) -> Path:
-    (directory,) = (path.parent for path in (stages / kind).glob("*/manifest.json"))
-    return directory
 
 
 def test_the_reward_of_a_rollout_is_the_environments(stages):

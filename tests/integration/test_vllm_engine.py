@@ -44,13 +44,15 @@ PARAMS = {
 }
 
 
-def model_of(seed: int, tied: bool) -> PreTrainedModel:
+def model_of(
+    seed: int, tied: bool = True, vocab_size: int = VOCABULARY, intermediate_size: int = 32
+) -> PreTrainedModel:
     # Of vLLM's CPU attention 32 is the smallest head.
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=CONTEXT, tie_word_embeddings=tied, initializer_range=0.2,
-        eos_token_id=EOS,
+        vocab_size=vocab_size, hidden_size=64, intermediate_size=intermediate_size, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=CONTEXT, tie_word_embeddings=tied,
+        initializer_range=0.2, eos_token_id=EOS,
     )  # fmt: skip
     return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
 

@@ -20,7 +20,7 @@ from reference.gradient_case import ROOT, as_groups, trajectories
 from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import problems, tiny_tokenizer
 from test_vllm_engine import CONTEXT, EOS, MAX_GAP, PARAMS, PROMPTS, REQUESTS, STOP
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2ForCausalLM
 from vllm_serving import server_process
 
 from luffy.cluster.local import LocalCluster
@@ -48,14 +48,7 @@ OPTIONS = """
 """
 
 
-def model_of(seed: int, intermediate_size: int = 32) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(tiny_tokenizer()), hidden_size=64, intermediate_size=intermediate_size, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
-        initializer_range=0.2, eos_token_id=EOS,
-    )  # fmt: skip
-    return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
+model_of = partial(test_vllm_engine.model_of, vocab_size=len(tiny_tokenizer()))
 
 
 def save(model: PreTrainedModel, folder: Path) -> Path:

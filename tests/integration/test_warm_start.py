@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from campaigns.random_kills import promised_of
 from flow_process import UNDISTURBED
 from patience import PATIENCE_S, wait_until
 from toy_run import Recorder
@@ -22,12 +23,10 @@ from luffy.config import load_experiment
 from luffy.errors import EXIT_FAILURE, StageFailed
 from luffy.pipeline import supervise as supervision
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.manifest import finished_manifest
 from luffy.pipeline.supervise import supervise
 from luffy.pipeline.warm_start import WarmServer, can_start_warm, current_warm_server
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import marked_processes
-from luffy.tracking.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("warm_run.py")
@@ -277,15 +276,6 @@ def test_after_the_death_of_the_server_stages_start_cold(program, tmp_path):
         assert run(tmp_path).endswith(f"\n{os.getpid()}\n")
 
 
-def made_in(directory):
-    """What a stage has made: hashes of all files, but of metrics.jsonl what is no time."""
-    made = {file.path: file.sha256 for file in finished_manifest(directory).outputs}
-    if made.pop("metrics.jsonl", None):
-        rows = read_metrics(directory / "metrics.jsonl")
-        made["metrics"] = [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
-    return made
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not can_start_warm(), reason="needs a machine without a GPU")
 def test_warm_and_cold_training_are_equal_bit_for_bit(undisturbed, tmp_path):
@@ -294,8 +284,8 @@ def test_warm_and_cold_training_are_equal_bit_for_bit(undisturbed, tmp_path):
     assert (workspace / "warm_server.log").exists() and current_warm_server() is None
     experiment = open_experiment(load_experiment(ROOT / UNDISTURBED[0], UNDISTURBED[1:]), Workspace(workspace))
     directory = experiment.plan_node("rl").directory
-    warm = made_in(directory)
+    warm = promised_of(directory)
     shutil.rmtree(directory)
     ExperimentRun(experiment, experiment.workspace.new_run("cold", {})).execute("rl", recorder := Recorder())
     assert recorder.texts("planned") == ["run"]
-    assert made_in(directory) == warm
+    assert promised_of(directory) == warm

@@ -114,10 +114,17 @@ def evaluate(config: LossConfig, *parts: Tokens) -> Loss:
     return loss_BT.detach().numpy()[0], gradient_BT.numpy()[0]
 
 
-def term(loss: LossConfig, select: str = "on_policy", **settings: object) -> TermConfig:
-    return TermConfig(
-        name="tested", select=select, loss=loss, normaliser=NormaliserConfig(mode="token", population="own"), **settings
-    )
+def term(
+    loss: LossConfig,
+    select: str = "on_policy",
+    name: str = "tested",
+    mode: str = "token",
+    population: str = "own",
+    before_gate: bool = False,
+    **settings: object,
+) -> TermConfig:
+    normaliser = NormaliserConfig(mode=mode, population=population, before_gate=before_gate)
+    return TermConfig(name=name, select=select, loss=loss, normaliser=normaliser, **settings)
 
 
 def evaluate_term(config: TermConfig, *parts: Tokens, selected: Sequence[bool] | None = None) -> tuple[float, Array]:

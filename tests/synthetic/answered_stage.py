@@ -9,7 +9,8 @@ import pytest
 
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.data.parquet import write_prompts
-from luffy.pipeline.events import EventWriter
+from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext, StageResult
 from luffy.types import Trace
@@ -23,6 +24,16 @@ def stage_context(
     out.mkdir(exist_ok=True, parents=True)
     execution = execution or ExecutionConfig(rollout_batch_size=batch)
     return StageContext(out, inputs, "key", node, execution, TrackingConfig(), EventWriter(out / "events.jsonl"))
+
+
+def messages_of(out: Path) -> list[str]:
+    """What the stage in `out` said to the person."""
+    return [event.text for event in EventReader(out / "events.jsonl").read() if event.kind == "message"]
+
+
+def contents(out: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """The bytes of these files in `out`."""
+    return {name: (out / name).read_bytes() for name in names}
 
 
 def use(monkeypatch: pytest.MonkeyPatch, script: Callable[[str, int], str]) -> ScriptedEngine:
@@ -71,5 +82,12 @@ def assert_an_interrupted_stage_asks_for_the_rest_alone(
     whole = use(monkeypatch, script)
     run(root / "whole")
     assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[8:]]
-    for output in outputs:
-        assert (root / "out" / output).read_bytes() == (root / "whole" / output).read_bytes()
+    assert contents(root / "out", outputs) == contents(root / "whole", outputs)
+
+
+def recorded(context: StageContext, chosen: object, consumed: str = "x") -> StageContext:
+    """The context, in a directory whose identity is that of a stage with the settings `chosen`."""
+    stage, name = context.node.partition("_")[0], context.out.name
+    identity = identity_of(stage, chosen, {"data": "1", "model": "2"}, {"code": "3"}, {})
+    write_identity(context.out, IdentityRecord(name, context.node, identity, {"data": consumed}))
+    return context

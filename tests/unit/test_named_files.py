@@ -1,5 +1,6 @@
-"""Files of this repository that the documentation names are there."""
+"""Files and tests of this repository that the documentation names are there."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -21,3 +22,18 @@ def test_every_file_that_a_page_names_exists(page):
 
 def test_the_pages_name_many():
     assert sum(len(NAMED.findall(page.read_text())) for page in PAGES) > 200
+
+
+SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("file", "name"), re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", SECURITY))
+def test_a_test_that_a_promise_names_exists(file, name):
+    body = ast.parse((ROOT / file).read_text()).body
+    assert name in {node.name for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_promise_names_a_test():
+    table = SECURITY.split("## Promises")[1].split("\n## ")[0]
+    promises = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(promises) >= 15 and all("::test_" in promise for promise in promises)

@@ -118,8 +118,7 @@ class SelectConfig(StrictModel):
     """How each arm's values are chosen: by runs of equally many points, evaluated on nothing that is reported."""
 
     on: str = VALIDATION
-    """`validation`: the prompts that `data.validation_prompts` holds out; or a suite of the experiment, which is then
-    not reported. A study chooses on the validation split."""
+    """`validation`: the prompts of `data.validation_prompts` (always in a study), or a suite, which is not reported."""
     seeds: _Seeds
     """Seeds of the runs that are chosen from; none of them is reported."""
     decoding: str | None = None

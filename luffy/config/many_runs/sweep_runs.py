@@ -23,12 +23,12 @@ from pydantic import JsonValue, ValidationError
 
 from luffy.config.evaluation import VALIDATION, EvaluationConfig
 from luffy.config.experiment import ExperimentConfig, visits_of
+from luffy.config.fields import explain
 from luffy.config.load import FileKind, file_kind, load_experiment, parse_overrides, read_overridden, refuse_other_kind
 from luffy.config.many_runs.arms import SEEDED, SHARED_NODES, Candidate, candidates_of_arms, learning, made_as
 from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SelectConfig, SweepDesign, grid_points
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.stage_kinds import STAGE_KINDS
-from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath, Value
 from luffy.errors import ConfigError
 
@@ -123,8 +123,7 @@ class Sweep:
         return self.design.seeds if cell == CENTRE else self.design.seeds_elsewhere
 
     def candidates(self, cell: str = CENTRE, points: Mapping[str, GridPoint] | None = None) -> tuple[Candidate, ...]:
-        """Every arm of a cell at every point of its grid, or at the one of `points`, chosen in another cell. In the
-        order of arms and grids; ConfigError, one line, for the first mistake."""
+        """Every arm of a cell at every point of its grid, or that of `points`; ConfigError, one line, for a mistake."""
         key = cell + json.dumps({arm: point.number for arm, point in (points or {}).items()})
         if key in self._loaded:
             return self._loaded[key]

@@ -38,7 +38,6 @@ class Operation:
     """One step of a chain."""
 
     symbol: str
-    """Its text in the question."""
     results: tuple[int, ...]
     """The result for each number from 0 to 99."""
 

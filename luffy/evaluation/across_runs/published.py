@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
+from luffy.config.fields import explain
 from luffy.config.shipped import DATA
 from luffy.config.strict import StrictModel
-from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import ConfigError
 

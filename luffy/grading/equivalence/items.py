@@ -17,8 +17,7 @@ from itertools import product
 from luffy.grading.equivalence.expression import Apply, Expression, Variable, read_or_none, substituted, variables
 from luffy.grading.equivalence.numeric import proportional, same
 from luffy.grading.equivalence.statement import Item, Statement, top_level
-from luffy.grading.equivalence.text import compact
-from luffy.grading.equivalence.units import canonical_unit, units_differ
+from luffy.grading.equivalence.text import canonical_unit, compact, units_differ
 from luffy.grading.equivalence.values import Compound, Value, are_far, expansions, matched, same_values, scaled, value
 
 _FUNCTION = re.compile(

@@ -12,8 +12,7 @@ from fractions import Fraction
 
 from luffy.grading.equivalence.expression import read_or_none
 from luffy.grading.equivalence.numeric import same
-from luffy.grading.equivalence.text import compact, number, strict_text
-from luffy.grading.equivalence.units import QUALIFIERS, SCALES, split_noun, words
+from luffy.grading.equivalence.text import QUALIFIERS, SCALES, compact, number, split_noun, strict_text, words
 
 MAX_ITEMS = 40
 

@@ -23,8 +23,7 @@ from luffy.grading.equivalence.expression import (
 )
 from luffy.grading.equivalence.numeric import close, constant_value, is_decimal, rounded_decimal, same
 from luffy.grading.equivalence.statement import bases, brackets, top_level
-from luffy.grading.equivalence.text import compact, number
-from luffy.grading.equivalence.units import QUALIFIERS, split_noun, units_differ, words
+from luffy.grading.equivalence.text import QUALIFIERS, compact, number, split_noun, units_differ, words
 
 MAX_SIGNS = 4
 _MATRIX = re.compile(

@@ -24,15 +24,16 @@ from luffy.grading.equivalence.math_strict import strictly_equal
 from luffy.grading.equivalence.numeric import constant_value, distinct, is_decimal, rounded_decimal
 from luffy.grading.equivalence.statement import bases, brackets, elements
 from luffy.grading.equivalence.text import (
+    UNITS,
     compact,
     number,
     readable,
+    split_noun,
     strict_text,
     unadorned,
     without_unit,
     without_variable,
 )
-from luffy.grading.equivalence.units import UNITS, split_noun
 from luffy.grading.extract import last_box
 from luffy.types import Outcome
 

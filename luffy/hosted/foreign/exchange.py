@@ -81,15 +81,12 @@ class HostedEpisode(Protocol):
     @property
     def exchange(self) -> "TurnExchange":
         """Takes the turns after `begin`."""
-        ...
 
     async def begin(self) -> list[PlainMessage]:
         """The messages that follow the prompt's own; TaskFault if the task has changed."""
-        ...
 
     async def score(self) -> dict[str, Any]:
         """`reward`, and `metrics`: the value of every reward function and metric by its name."""
-        ...
 
 
 class HostedEnvironment(Protocol):
@@ -97,19 +94,15 @@ class HostedEnvironment(Protocol):
 
     async def open(self) -> dict[str, Any]:
         """Make it ready, and describe it (`HostedDescription`); Unusable if it cannot be used."""
-        ...
 
     async def tasks(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:
         """Tasks of a split, each with `messages`, `answer`, `info`, `task` and `digest`."""
-        ...
 
     def episode(self, split: str, row: int, digest: str) -> HostedEpisode:
         """An episode of a task; TaskFault if there is no such task, or it has changed."""
-        ...
 
     async def teardown(self) -> None:
         """The environment's own teardown."""
-        ...
 
 
 class Channel:

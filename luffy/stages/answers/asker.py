@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Generator as Iterating
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol, TypeAlias, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.confidential import may_show_prompt
 from luffy.config.environment import EpisodeLimits
+from luffy.config.evaluation import EvaluationConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.settings import DifficultySettings, EvaluateSettings, SampleSettings
 from luffy.data.templates import load_tokenizer
 from luffy.environments.limits import FailedShare
@@ -28,14 +30,7 @@ from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
-from luffy.stages.answers.clients import (
-    Generator,
-    ModelClient,
-    Questions,
-    SampleRequest,
-    open_client,
-    open_generator,
-)
+from luffy.stages.answers.clients import Generator, ModelClient, Questions, SampleRequest, open_client, open_generator
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext
 from luffy.stop_request import check_stop_request
@@ -73,42 +68,32 @@ class Budget(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class Asker:
     """Asks one model.
 
-    `batch_size` answers are generated at a time, and graded while the next batch is generated; math responses get a
-    second grade, too, unless `second_grade` is false. `calls_at_once` is the number of batches that the model can
-    generate at the same time; the batches themselves, and the order of all results, do not depend on it. With `limits`,
-    those of an environment, EnvironmentFault is raised when the environment fails in too many episodes of a suite; the
-    batch with which it does is not kept. `keep` decides what of an answer is stored. Without a grader, answers are
-    stored as they are.
-
     After a request to end (`luffy.stop_request`) no further batch is generated, and StoppedOnRequest is raised once
-    those under way are graded. An asker that `finishes` goes on to its end, since it is part of a training step.
+    those under way are graded.
     """
 
-    def __init__(
-        self,
-        client: ModelClient,
-        grader: GraderPool | None,
-        batch_size: int,
-        *,
-        calls_at_once: int = 1,
-        second_grade: bool = True,
-        finishes: bool = False,
-        limits: EpisodeLimits | None = None,
-        keep: Keep = lambda sample, answer: answer,
-    ) -> None:
-        self._client = client
-        self._grader = grader
-        self._batch_size = batch_size
-        self._calls_at_once = calls_at_once
-        self._second_grade = second_grade
-        self._finishes = finishes
-        self._limits = limits
-        self._keep = keep
-        self._failures: dict[tuple[str, str], FailedShare] = {}
-        """By suite and decoding."""
+    client: ModelClient
+    grader: GraderPool | None
+    """None: answers are stored as they are."""
+    batch_size: int
+    """Answers are generated so many at a time, and graded while the next batch is generated."""
+    _: KW_ONLY
+    calls_at_once: int = 1
+    """Batches that the model can generate at the same time; they, and the order of results, do not depend on it."""
+    second_grade: bool = True
+    """Whether math responses get a second grade, too."""
+    finishes: bool = False
+    """It goes on to its end after a request to end, since it is part of a training step."""
+    limits: EpisodeLimits | None = None
+    """Those of an environment: EnvironmentFault is raised when it fails in too many episodes of a suite; the batch with
+    which it does is not kept."""
+    keep: Keep = lambda sample, answer: answer
+    failures: dict[tuple[str, str], FailedShare] = field(default_factory=dict, init=False)
+    """By suite and decoding."""
 
     def ask(
         self, requests: Iterable[Questions], store: AnswerStore, progress: Progress, budget: Budget | None = None
@@ -119,14 +104,14 @@ class Asker:
         budget needs one call at a time, and no grader.
         """
         batches = (batch for request in requests for batch in self._left(request, store, budget))
-        threads = 0 if self._calls_at_once == 1 else self._calls_at_once
+        threads = 0 if self.calls_at_once == 1 else self.calls_at_once
         with (
             closing(in_order(self._generate, batches, threads, _WAITING_CALLS * threads)) as generated,
-            closing(in_order(self._graded, generated, 0 if self._grader is None else 1, ahead=1)) as results,
+            closing(in_order(self._graded, generated, 0 if self.grader is None else 1, ahead=1)) as results,
         ):
             for (batch, _), answers in results:
-                kept = zip(batch.samples, map(self._keep, batch.samples, answers), strict=True)
-                store.add({sample.key: answer for sample, answer in kept if answer is not None})
+                kept = zip(batch.samples, map(self.keep, batch.samples, answers), strict=True)
+                store.add((sample.key, answer) for sample, answer in kept if answer is not None)
                 if budget is not None:
                     for sample, answer in zip(batch.samples, answers, strict=True):
                         budget.settle(sample, answer)
@@ -135,12 +120,12 @@ class Asker:
     def _left(self, request: Questions, store: AnswerStore, budget: Budget | None) -> Iterator[Questions]:
         samples, batch = request.samples, list[SampleRequest]()
         if budget is None:  # prompts of similar length share a batch, to save padding
-            samples = sorted(samples, key=lambda sample: sample.rendered.length)
-        if self._limits is not None:
+            samples = sorted(samples, key=lambda sample: len(sample.rendered.ids) or len(sample.rendered.text))
+        if self.limits is not None:
             known = [store[sample.key].has_failed for sample in samples if sample.key in store]
             self._count_failures(request, known)
         for sample in samples:
-            if batch and (len(batch) == self._batch_size or (budget is not None and budget.may_be_spent)):
+            if batch and (len(batch) == self.batch_size or (budget is not None and budget.may_be_spent)):
                 yield replace(request, samples=batch)
                 batch = []
             is_known = sample.key in store
@@ -152,27 +137,34 @@ class Asker:
             yield replace(request, samples=batch)
 
     def _generate(self, batch: Questions) -> Iterable[ModelAnswer]:
-        if not self._finishes:
+        if not self.finishes:
             check_stop_request("all finished responses are kept")
-        return self._client.generate(batch)
+        return self.client.generate(batch)
 
     def _graded(self, generated: tuple[Questions, Iterable[ModelAnswer]]) -> list[ModelAnswer]:
         batch, answers = generated[0], list(generated[1])
         self._count_failures(batch, [answer.has_failed for answer in answers])
-        if self._grader is None:
+        if self.grader is None:
             return answers
-        return graded(self._grader, batch, answers, second=self._second_grade)
+        return graded(self.grader, batch, answers, second=self.second_grade)
 
     def _count_failures(self, request: Questions, failed: Sequence[bool]) -> None:
-        if self._limits is not None and failed:
-            share = self._failures.setdefault((request.suite, request.decoding), FailedShare(self._limits))
+        if self.limits is not None and failed:
+            share = self.failures.setdefault((request.suite, request.decoding), FailedShare(self.limits))
             share.add(failed)
 
 
-def open_graders(settings: _Settings, context: StageContext) -> GraderPool:
-    """The stage's graders, with those that single suites set for themselves."""
-    own = settings.evaluation.own_graders if isinstance(settings, EvaluateSettings) else ()
-    return GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE, own)
+@contextmanager
+def open_graders(
+    grading: GradingConfig, context: StageContext, own: EvaluationConfig | None = None
+) -> Iterator[tuple[GraderPool, Judges]]:
+    """The stage's graders, with those that suites set for themselves in `own`, and the judges of its episodes."""
+    cache, of_suites = context.out / JUDGE_CACHE, () if own is None else own.own_graders
+    with (
+        GraderPool.configured(context.execution.grader_workers, grading, cache, of_suites) as grader,
+        closing(Judges(cache)) as judges,
+    ):
+        yield grader, judges
 
 
 @contextmanager
@@ -190,19 +182,16 @@ def open_asker(
     get second grades.
     """
     model, environment = context.inputs["model"] / "model", settings.environment
+    evaluation = settings.evaluation if isinstance(settings, EvaluateSettings) else None
     generator = open_generator(engine, model, settings.dtype, longest, context)
-    with (
-        closing(generator.engine),
-        open_graders(settings, context) as grader,
-        closing(Judges(context.out / JUDGE_CACHE)) as judges,
-    ):
+    with closing(generator.engine), open_graders(settings.grading, context, evaluation) as (grader, judges):
         client_of = open_client(environment, load_tokenizer(model), generator.lanes, judges, policy)
         asker = Asker(
             client_of(generator.engine),
             grader,
             generator.batch_size,
             calls_at_once=generator.calls_at_once,
-            second_grade=isinstance(settings, EvaluateSettings),
+            second_grade=evaluation is not None,
             limits=None if environment is None else environment.limits,
             keep=keep,
         )
@@ -220,29 +209,27 @@ def in_order(
     if not threads:
         yield from ((item, function(item)) for item in items)
         return
-    source = iter(items)
-    failure: Exception | None = None
+    failures: list[Exception] = []
+
+    def until_failure() -> Iterator[_Item]:
+        try:
+            yield from items
+        except Exception as error:  # noqa: BLE001 - an engine may raise anything; what it generated before is kept
+            failures.append(error)
+
     waiting: deque[tuple[_Item, Future[_Result]]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="answers")
     try:
-        while failure is None:
-            try:
-                item = next(source)
-            except StopIteration:
-                break
-            except Exception as error:  # noqa: BLE001 - an engine may raise anything; what it generated before is kept
-                failure = error
-                break
+        for item in until_failure():
             waiting.append((item, pool.submit(function, item)))
             if len(waiting) > ahead:
                 first, result = waiting.popleft()
                 yield first, result.result()
-        while waiting:
-            first, result = waiting.popleft()
-            yield first, result.result()
+        for item, result in waiting:
+            yield item, result.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    if failure is not None:
+    for failure in failures:
         raise failure
 
 

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
 from luffy.config.model import DType
-from luffy.data.kept_answers import GradedAnswer
 from luffy.data.prompt_templates import OWN, ask, stops_of, template_opener
 from luffy.data.schema import joined_text
 from luffy.data.templates import decode, encode_traces, prompt_opener, stop_token_ids
@@ -38,7 +37,7 @@ from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.seeds import derive_seed
 from luffy.stages.answers.store import ModelAnswer
 from luffy.stages.program import StageContext
-from luffy.types import FinishReason, Message, Origin, Outcome, Prompt, Source
+from luffy.types import FinishReason, Message, Origin, Prompt, Source, Trace
 
 _Rendered = TypeVar("_Rendered")
 
@@ -59,11 +58,6 @@ class RenderedPrompt:
     """For records."""
     ids: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()
-
-    @property
-    def length(self) -> int:
-        """Tokens, or characters where the tokenizer is unknown; only comparable between prompts for one model."""
-        return len(self.ids) or len(self.text)
 
 
 Render = Callable[[Sequence[Prompt], str], list[RenderedPrompt]]
@@ -287,26 +281,18 @@ def as_trace(sample: SampleRequest, answer: ModelAnswer) -> ModelAnswer:
     return replace(answer, text=joined_text(answer.turns), turns=turns, reply=None)
 
 
-def graded_answer(
-    answer: ModelAnswer,
-    outcome: Outcome,
-    author: str,
-    model: str = "",
-    decoding: str = "",
-    origin: Origin | None = None,
-) -> GradedAnswer:
-    """An answer of `as_trace` in the form that the rule for keeping answers takes."""
+def trace_of(answer: ModelAnswer, author: str, model: str, decoding: str, origin: Origin | None = None) -> Trace:
+    """An answer of `as_trace` that was graded correct, as a trace."""
     assert answer.text is not None
-    return GradedAnswer(
+    return Trace(
         answer.text,
-        answer.num_tokens,
-        outcome,
-        is_complete=answer.finish_reason is FinishReason.STOP,
-        author=author,
-        model=model,
-        decoding=decoding,
+        author,
+        verified=True,
         logprobs=answer.logprobs,
         turns=answer.turns,
+        model=model,
+        decoding=decoding,
+        num_tokens=answer.num_tokens,
         origin=origin,
     )
 

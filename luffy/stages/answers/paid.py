@@ -1,7 +1,6 @@
 """Models that are paid for by the answer: each response, and each turn of an episode, is saved before anything sees it.
 
-    store = AnswerStore(out / PAID_ANSWERS, earlier_paid(out))
-    endpoint = PaidEndpoint(TextEndpoint.connect(...), store)
+    endpoint = PaidEndpoint(TextEndpoint.connect(...), open_paid(out))
 
 The key of an answer covers everything that is sent with the request and its full seed. So answers stay valid after any
 change of the stage, and other stages of the workspace adopt them.
@@ -20,19 +19,18 @@ from luffy.environments.transcript import headed
 from luffy.errors import LuffyError
 from luffy.grading.judge import Judges
 from luffy.pipeline.reuse import PAID_ANSWERS
-from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.engine import SamplingParams, end_of_first
 from luffy.rollout.text_endpoint import TextCompletion, TextEndpoint, TextRequest
 from luffy.stages.answers.clients import Questions, RenderedPrompt, episode_start
-from luffy.stages.answers.store import AnswerStore, ModelAnswer
+from luffy.stages.answers.store import AnswerStore, ModelAnswer, siblings
 from luffy.stop_request import check_stop_request
 from luffy.types import FinishReason, Message, Prompt, Source
 
 
-def earlier_paid(out: Path) -> list[Path]:
-    """The paid answers that other stages beside the stage's directory have."""
-    others = (path for path in sorted(out.parent.iterdir()) if path != out and not is_discarded(path))
-    return [folder / PAID_ANSWERS for folder in others if (folder / PAID_ANSWERS).is_file()]
+def open_paid(out: Path) -> AnswerStore:
+    """The paid answers of a stage, which may adopt those of the others beside it."""
+    others = [folder / PAID_ANSWERS for folder in siblings(out) if (folder / PAID_ANSWERS).is_file()]
+    return AnswerStore(out / PAID_ANSWERS, others)
 
 
 def paid_answer(completion: TextCompletion, prompt_tokens: int | None, observed: Sequence[Message] = ()) -> ModelAnswer:
@@ -72,17 +70,14 @@ class PaidEndpoint:
 
         A caller that is cancelled leaves the request running: it is paid for, and its response is saved.
         """
-        running = self._endpoint.submit(self._complete(request, params, ()))
-        completion = await asyncio.shield(asyncio.wrap_future(running))
-        assert completion is not None  # only another request's failure leaves one out
-        return completion
+        return await asyncio.shield(asyncio.wrap_future(self._endpoint.submit(self._complete(request, params, ()))))
 
     async def _generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
         failures: list[LuffyError] = []
 
         async def complete(request: TextRequest) -> TextCompletion | None:
             try:
-                return None if failures else await self._complete(request, params, failures)
+                return await self._complete(request, params, failures)
             except LuffyError as error:
                 failures.append(error)
                 return None
@@ -95,18 +90,18 @@ class PaidEndpoint:
 
     async def _complete(
         self, request: TextRequest, params: SamplingParams, failures: Sequence[LuffyError]
-    ) -> TextCompletion | None:
-        """The completion; None when another request failed before this one was sent."""
+    ) -> TextCompletion:
+        """The completion; raises the first failure of other requests before it is sent."""
         key, store = self._endpoint.key_of(request, params), self._store
         if (known := store.get(key)) is None:
             async with self._places:
                 if failures:
-                    return None
+                    raise failures[0]
                 check_stop_request("all responses that had been requested are kept")
                 completion = await self._endpoint.complete(request, params)
             # To an evaluation a refusal is a response like any other.
             known = paid_answer(replace(completion, is_refusal=False), completion.prompt_tokens)
-            store.add({key: known})
+            store.add([(key, known)])
         return completion_in(known)
 
 

@@ -2,7 +2,7 @@
 
     store = AnswerStore(out / "answers.jsonl", [sibling / "answers.jsonl"])
     store.adopt(keys)                # what the other stores have of these
-    store.add({key: answer, ...})    # all or none; durable when it returns
+    store.add([(key, answer), ...])  # all or none; durable when it returns
     if key in store: store[key]      # from the file
 
 Each line is the JSON of one answer, and an empty line commits those above it. A kill leaves whole commits and at most a
@@ -24,6 +24,7 @@ import numpy as np
 from luffy.evaluation.second_grades import ResponseGrades
 from luffy.files import sync_directory
 from luffy.grading.request import Grade
+from luffy.pipeline.workspace import is_discarded
 from luffy.types import FinishReason, Message, Outcome
 
 ANSWERS_FILE = "answers.jsonl"
@@ -37,6 +38,11 @@ _OLD_STATUS = {
     "failed": FinishReason.FAILED,
     "crashed": FinishReason.ENVIRONMENT_ERROR,
 }
+
+
+def siblings(stage: Path) -> list[Path]:
+    """Directories of other stages beside a stage's own, whose answers it may adopt."""
+    return [path for path in sorted(stage.parent.iterdir()) if path != stage and not is_discarded(path)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +152,12 @@ class AnswerStore:
         """Whether there is an answer of that author that is neither missing nor a refusal."""
         return author in self._authors
 
-    def add(self, answers: Mapping[str, ModelAnswer], author: str = "") -> None:
-        """Save answers together, all or none; they survive a power cut as soon as this returns."""
-        self._commit((key, author, answer) for key, answer in answers.items())
+    def add(self, answers: Iterable[tuple[str, ModelAnswer]], author: str = "") -> None:
+        """Save answers by key together, all or none (none where the iterable raises, which may be long).
 
-    def add_all(self, answers: Iterable[tuple[str, ModelAnswer]]) -> None:
-        """As `add`, from an iterator, which may be long; where it raises, none is saved."""
-        self._commit((key, "", answer) for key, answer in answers)
+        They survive a power cut as soon as this returns.
+        """
+        self._commit((key, author, answer) for key, answer in answers)
 
     def adopt(self, keys: Iterable[str]) -> list[Path]:
         """Copy the answers under these keys that only others have, in one commit; returns the others that had any."""

@@ -52,18 +52,18 @@ class Ledger:
     def __init__(self, prices: Mapping[str, PriceConfig | None], limit: SpendingLimit | None) -> None:
         self._prices = prices
         self._limit = limit
-        self._used = dict.fromkeys(prices, Usage())
+        self.used = dict.fromkeys(prices, Usage())
         self._reserved = dict.fromkeys(prices, Usage())
 
     @property
     def is_spent(self) -> bool:
         """Whether what was used has reached the limit."""
-        return self._reaches_limit(self._used)
+        return self._reaches_limit(self.used)
 
     @property
     def may_be_spent(self) -> bool:
         """Whether it could reach the limit with what is under way."""
-        return self._reaches_limit({name: used + self._reserved[name] for name, used in self._used.items()})
+        return self._reaches_limit({name: used + self._reserved[name] for name, used in self.used.items()})
 
     def reserve(self, teacher: str, most: Usage) -> None:
         """Record that a question was sent whose answer uses at most `most`."""
@@ -71,15 +71,12 @@ class Ledger:
 
     def settle(self, teacher: str, used: Usage, reserved: Usage | None = None) -> None:
         """An answer is there: it used `used` of what was reserved for it."""
-        self._used[teacher] += used
+        self.used[teacher] += used
         if reserved is not None:
             self._reserved[teacher] -= reserved
 
-    def used(self, teacher: str) -> Usage:
-        return self._used[teacher]
-
     def cost(self, teacher: str) -> float:
-        return self._used[teacher].cost(self._prices[teacher])
+        return self.used[teacher].cost(self._prices[teacher])
 
     def _reaches_limit(self, usages: Mapping[str, Usage]) -> bool:
         if self._limit is None:

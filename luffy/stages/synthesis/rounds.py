@@ -1,5 +1,7 @@
 """One teacher's turn: the first sample of every prompt, then the second, until the prompts or the budget are done.
 
+A teacher answers questions in order, each answer into the store, until the ledger's limit is reached.
+
 Answers that are good enough to learn from are those that are graded correct, as the experiment grades, and pass the
 rules for traces.
 """
@@ -7,23 +9,30 @@ rules for traces.
 import hashlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from luffy.config.answers import RewriteConfig, SynthesizeConfig, TeacherConfig
+from transformers import PreTrainedTokenizerBase
+
+from luffy.config.answers import RewriteConfig, TeacherConfig
+from luffy.config.evaluation import SuiteProtocol
 from luffy.config.group import fill_slots
+from luffy.config.settings import SynthesizeSettings
 from luffy.data.kept_answers import UNDECODED
-from luffy.data.row_filters import Rejection, RowFilter
+from luffy.data.prompt_templates import OWN
+from luffy.data.row_filters import Rejection, RowFilter, with_instructions
 from luffy.data.splits import WrittenData
 from luffy.data.synthesis_card import TeacherCard
+from luffy.grading.judge import Judges
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.seeds import derive_seed
-from luffy.stages.answers.clients import RenderedPrompt, SampleRequest
+from luffy.stages.answers.asker import Asker, Progress
+from luffy.stages.answers.clients import Questions, RenderedPrompt, SampleRequest
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
-from luffy.stages.synthesis.ledger import Usage
-from luffy.stages.synthesis.teachers import Teacher
-from luffy.types import FinishReason, Origin, Outcome, Prompt, Trace
+from luffy.stages.program import StageContext
+from luffy.stages.synthesis.ledger import Ledger, Usage
+from luffy.types import FinishReason, Message, Origin, Outcome, Prompt, Trace
 
 logger = logging.getLogger(__name__)
 _EMPTY = "empty"
@@ -39,6 +48,98 @@ _UNGRADED = {
 """Outcomes of answers that are not graded, by how they ended."""
 _AT_ONCE = 512
 """Answers in memory at the same time."""
+
+
+@dataclass(slots=True)
+class Work:
+    """State shared by the turns of all teachers."""
+
+    settings: SynthesizeSettings
+    context: StageContext
+    tokenizer: PreTrainedTokenizerBase
+    """Tokenizer of the policy."""
+    row_filter: RowFilter
+    grader: GraderPool
+    stores: Mapping[bool, AnswerStore]
+    """The answers of teachers behind an endpoint (True) and of teachers in a model folder (False)."""
+    ledger: Ledger
+    judges: Judges
+    """Judges for the measures of episodes that need one."""
+    instructions: Mapping[str | None, str]
+    """The environment's, by data source."""
+    answered: int = 0
+    total: int = 0
+    """Upper bound on the number of questions."""
+
+    def store_of(self, name: str) -> AnswerStore:
+        return self.stores[self.settings.synthesize.teachers[name].endpoint is not None]
+
+    def progress(self, count: int) -> None:
+        self.answered += count
+        self.context.events.progress(self.answered, self.total)
+
+    def messages(self, name: str, prompt: Prompt) -> tuple[Message, ...]:
+        """The prompt's, under the teacher's own system prompt if it has one; this gets the environment's instructions,
+        which the prompt's own has."""
+        system = self.settings.synthesize.teachers[name].system_prompt
+        if system is None:
+            return prompt.messages
+        others = tuple(message for message in prompt.messages if message.role != "system")
+        own = (Message("system", system), *others) if system else others
+        if not self.instructions:
+            return own
+        return with_instructions([replace(prompt, messages=own)], self.instructions)[0].messages
+
+
+@dataclass(slots=True)
+class Teacher:
+    """An opened teacher; of the asker, it is the budget."""
+
+    name: str
+    work: Work
+    asker: Asker
+    keyed: Callable[[Sequence[SampleRequest]], list[SampleRequest]]
+    """The questions as the model takes them, with the keys of their answers."""
+    most: Callable[[SampleRequest], Usage]
+    """The most that the answer to a question uses."""
+    progress: Progress
+    """Called with batches of new answers."""
+    finish: Callable[[], None] = lambda: None
+    """Called when all questions of a round have been asked."""
+    num_admitted: int = 0
+
+    def ask(self, questions: Sequence[SampleRequest]) -> list[SampleRequest]:
+        """Get the answers to questions, in order, into the store; returns these questions, with their keys there.
+
+        Questions that the budget does not allow are left out at the end.
+        """
+        config, store = self.work.settings.synthesize.teachers[self.name], self.work.store_of(self.name)
+        samples = self.keyed(questions)
+        store.adopt(sample.key for sample in samples)
+        self.num_admitted = 0
+        protocol = SuiteProtocol(config.temperature, config.top_p, 1, OWN, (), None)
+        asked = Questions(self.name, "", protocol, config.max_response_tokens, samples)
+        self.asker.ask([asked], store, self.progress, self)
+        self.finish()
+        return samples[: self.num_admitted]
+
+    @property
+    def may_be_spent(self) -> bool:
+        return self.work.ledger.may_be_spent
+
+    def admit(self, sample: SampleRequest, known: ModelAnswer | None) -> bool:
+        if self.work.ledger.is_spent:
+            return False
+        self.num_admitted += 1
+        if known is None:
+            self.work.ledger.reserve(self.name, self.most(sample))
+        else:
+            self.work.ledger.settle(self.name, Usage.of(known))
+            self.work.progress(1)
+        return True
+
+    def settle(self, sample: SampleRequest, answer: ModelAnswer) -> None:
+        self.work.ledger.settle(self.name, Usage.of(answer), self.most(sample))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +195,13 @@ class TeacherTurn:
         return list(found.values())
 
 
-def take_turn(
-    teacher: Teacher,
-    prompts: Sequence[Prompt],
-    config: SynthesizeConfig,
-    seed: int,
-    rules: RowFilter,
-    grader: GraderPool,
-    origin: Origin | None = None,
-) -> TeacherTurn:
+def take_turn(teacher: Teacher, prompts: Sequence[Prompt], origin: Origin | None = None) -> TeacherTurn:
     """Ask one teacher about `prompts`, whose seeds depend on (seed, teacher, uid, sample) alone; to be rewritten, they
     are asked with their first trace."""
-    name, ledger = teacher.name, teacher.ledger
+    name, work = teacher.name, teacher.work
+    config, ledger = work.settings.synthesize, work.ledger
     turn = TeacherTurn(name, len(prompts), origin)
-    before, paid = ledger.used(name), ledger.cost(name)
+    before, paid = ledger.used[name], ledger.cost(name)
     rewrite = config.rewrite if origin is Origin.REWRITTEN else None
     num_samples = config.teachers[name].num_samples if rewrite is None else rewrite.num_samples
     purpose, enough = "synthesize" if rewrite is None else "rewrite", config.keep.max_per_prompt
@@ -117,20 +211,20 @@ def take_turn(
             SampleRequest(
                 "",
                 replace(p, traces=()),
-                RenderedPrompt("", messages=teacher.messages(p if rewrite is None else with_trace(p, rewrite))),
+                RenderedPrompt("", messages=work.messages(name, p if rewrite is None else with_trace(p, rewrite))),
                 sample,
-                derive_seed(seed, purpose, name, p.uid, sample),
+                derive_seed(work.settings.seed, purpose, name, p.uid, sample),
             )
             for p in left
         ]
         asked = teacher.ask(questions)
         for start in range(0, len(asked), _AT_ONCE):
-            for verdict in _verdicts(asked[start : start + _AT_ONCE], teacher.store, rules, grader):
+            for verdict in _verdicts(asked[start : start + _AT_ONCE], work.store_of(name), work):
                 turn.verdicts[verdict.uid].append(verdict)
         if len(asked) < len(questions):
             turn.not_asked = len(questions) - len(asked) + (num_samples - sample - 1) * len(questions)
             break
-    turn.used, turn.cost = ledger.used(name) - before, ledger.cost(name) - paid
+    turn.used, turn.cost = ledger.used[name] - before, ledger.cost(name) - paid
     logger.info("%s: %d prompts with a usable answer", turn.title, sum(bool(turn.usable(p.uid)) for p in prompts))
     return turn
 
@@ -168,9 +262,7 @@ def teacher_card(turn: TeacherTurn, config: TeacherConfig, written: WrittenData)
     )
 
 
-def _verdicts(
-    samples: Sequence[SampleRequest], store: AnswerStore, rules: RowFilter, grader: GraderPool
-) -> list[Verdict]:
+def _verdicts(samples: Sequence[SampleRequest], store: AnswerStore, work: Work) -> list[Verdict]:
     """One verdict per question, always the same for the same answers; LostError where a judge is gone."""
     answers = [store[sample.key] for sample in samples]
     # None: to be graded.
@@ -183,14 +275,14 @@ def _verdicts(
         for sample, answer, outcome in zip(samples, answers, outcomes, strict=True)
         if outcome is None
     ]
-    prompts = rules.normalised([prompt for prompt, _ in answered])
+    prompts = work.row_filter.normalised([prompt for prompt, _ in answered])
     requests = [
         GradeRequest(prompt.traces[0].reply, prompt.ground_truth, problem_of(prompt), measures=measures)
         for prompt, (_, measures) in zip(prompts, answered, strict=True)
     ]
-    grades = grader.grade(requests)
+    grades = work.grader.grade(requests)
     require_verdicts(grades, "answers", "answers are kept, and the same command grades them")
-    rows = iter(rules.judged(prompts, [[grade.outcome] for grade in grades]))
+    rows = iter(work.row_filter.judged(prompts, [[grade.outcome] for grade in grades]))
     verdicts = []
     for sample, answer, outcome in zip(samples, answers, outcomes, strict=True):
         rejection = None

@@ -1,38 +1,33 @@
-"""Teachers answer questions in order, each answer into the store, until the ledger's limit is reached.
+"""Teachers that are paid for: each turn is saved before the environment sees it.
 
-Each turn of a teacher that is paid for is saved before the environment sees it. An episode that a kill interrupted is
-played again from its start: saved turns are not asked for again, each with the environment's messages before it. So the
-conversation stays as the teacher saw it, even where a tool now answers differently, and the same turns bring the live
-environment into its state.
+An episode that a kill interrupted is played again from its start: saved turns are not asked for again, each with the
+environment's messages before it. So the conversation stays as the teacher saw it, even where a tool now answers
+differently, and the same turns bring the live environment into its state.
 """
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from luffy.config.answers import TeacherConfig
 from luffy.config.environment import CustomEnvironment, EnvironmentConfig, MixtureEnvironment
-from luffy.config.evaluation import SuiteProtocol
 from luffy.config.strict import FOR_IDENTITY
-from luffy.data.prompt_templates import OWN
 from luffy.data.schema import joined_text
 from luffy.environments.environment import Environment, ScoringEnvironment, received_messages
 from luffy.environments.live_episode import CHARACTERS_PER_TOKEN
 from luffy.environments.registry import open_text_player
 from luffy.environments.transcript import trace_turns
 from luffy.errors import EnvironmentFault, LuffyError, UserError
-from luffy.grading.judge import Judges
 from luffy.grading.request import Problem
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_endpoint import RequestRejected, TextCompletion, TextEndpoint, TextRequest, UnreadableAnswer
-from luffy.stages.answers.asker import Asker, Progress
 from luffy.stages.answers.clients import Questions, SampleRequest, episode_start
 from luffy.stages.answers.paid import completion_in, paid_answer
-from luffy.stages.answers.store import AnswerStore, ModelAnswer
-from luffy.stages.synthesis.ledger import Ledger, Usage
+from luffy.stages.answers.store import ModelAnswer
+from luffy.stages.synthesis.ledger import Usage
+from luffy.stages.synthesis.rounds import Work
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.types import FinishReason, Message, Prompt
 
@@ -48,88 +43,24 @@ _CALL_S = 600.0
 """What both limits of calls were before they could be set."""
 
 
-@dataclass(slots=True)
-class Teacher:
-    """An opened teacher; of the asker, it is the budget."""
-
-    name: str
-    config: TeacherConfig
-    messages: Callable[[Prompt], tuple[Message, ...]]
-    """Those that it is sent for a prompt."""
-    store: AnswerStore
-    ledger: Ledger
-    asker: Asker
-    keyed: Callable[[Sequence[SampleRequest]], list[SampleRequest]]
-    """The questions as the model takes them, with the keys of their answers."""
-    most: Callable[[SampleRequest], Usage]
-    """The most that the answer to a question uses."""
-    answered: Callable[[int], None]
-    """Called with the number of answers that were there already."""
-    progress: Progress
-    """Called with batches of new answers."""
-    finish: Callable[[], None] = lambda: None
-    """Called when all questions of a round have been asked."""
-    num_admitted: int = 0
-
-    def ask(self, questions: Sequence[SampleRequest]) -> list[SampleRequest]:
-        """Get the answers to questions, in order, into the store; returns these questions, with their keys there.
-
-        Questions that the budget does not allow are left out at the end.
-        """
-        config, samples = self.config, self.keyed(questions)
-        self.store.adopt(sample.key for sample in samples)
-        self.num_admitted = 0
-        protocol = SuiteProtocol(config.temperature, config.top_p, 1, OWN, (), None)
-        asked = Questions(self.name, "", protocol, config.max_response_tokens, samples)
-        self.asker.ask([asked], self.store, self.progress, self)
-        self.finish()
-        return samples[: self.num_admitted]
-
-    @property
-    def may_be_spent(self) -> bool:
-        return self.ledger.may_be_spent
-
-    def admit(self, sample: SampleRequest, known: ModelAnswer | None) -> bool:
-        if self.ledger.is_spent:
-            return False
-        self.num_admitted += 1
-        if known is None:
-            self.ledger.reserve(self.name, self.most(sample))
-        else:
-            self.ledger.settle(self.name, Usage.of(known))
-            self.answered(1)
-        return True
-
-    def settle(self, sample: SampleRequest, answer: ModelAnswer) -> None:
-        self.ledger.settle(self.name, Usage.of(answer), self.most(sample))
-
-
 class PaidTeacher:
     """The client of a teacher behind an endpoint: each answer, and each turn of an episode, is saved as it arrives.
 
     A question that fails, or is rejected, while others are answered has that as its outcome. Where none is answered,
     the fault is the endpoint's: `generate` raises it, and the unanswered questions are asked again when the stage
-    resumes. With an `environment` an answer is an episode. `answered` is called for each answer.
+    resumes. With an environment an answer is an episode.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: TeacherConfig,
-        endpoint: TextEndpoint,
-        store: AnswerStore,
-        environment: EnvironmentConfig | None,
-        judges: Judges,
-        answered: Callable[[int], None],
-    ) -> None:
+    def __init__(self, name: str, endpoint: TextEndpoint, work: Work) -> None:
+        config = work.settings.synthesize.teachers[name]
         self.name = name
         self.params = SamplingParams(config.temperature, config.max_response_tokens, (), config.top_p)
         self._endpoint = endpoint
-        self.store = store
-        self._environment = environment
-        self._player = None if environment is None else open_text_player(environment, judges)
-        self._answered = answered
-        self._has_answered = store.has_answered(name)
+        self.store = work.store_of(name)
+        self._environment = work.settings.environment
+        self._player = None if self._environment is None else open_text_player(self._environment, work.judges)
+        self._work = work
+        self._has_answered = self.store.has_answered(name)
         self._unanswered: list[tuple[str, ModelAnswer, LuffyError]] = []
         """Since the last answer; not in the store yet."""
         self._fault: LuffyError | None = None
@@ -171,7 +102,7 @@ class PaidTeacher:
         self._save_unanswered()
 
     def _save_unanswered(self) -> None:
-        self.store.add({key: answer for key, answer, _ in self._unanswered}, self.name)
+        self.store.add([(key, answer) for key, answer, _ in self._unanswered], self.name)
         self._unanswered.clear()
 
     async def _ask_all(self, samples: Sequence[SampleRequest]) -> list[ModelAnswer]:
@@ -190,41 +121,39 @@ class PaidTeacher:
 
     async def _answer(self, sample: SampleRequest) -> ModelAnswer | None:
         """The answer to one question, saved unless it did not come; None for a fault, which `generate` raises."""
-        chat = _PaidChat(self, sample.key)
+        played = _PaidEpisode(self, sample.key)
         try:
             if self._player is None:
                 request = TextRequest(sample.rendered.messages, sample.seed)
                 completion, used = await self.ask(request, self.params.max_response_tokens)
                 answer = paid_answer(completion, used.prompt_tokens)
             else:
-                episode = await self._player.play_one(
-                    episode_start(sample), chat, lambda environment: _RecordedEnvironment(environment, chat)
-                )
+                episode = await self._player.play_one(episode_start(sample), played, played.around)
                 # DataError where the environment spoke before the teacher.
                 answer = ModelAnswer(
                     joined_text(episode.completion),
-                    chat.used.num_tokens,
+                    played.used.num_tokens,
                     episode.finish_reason,
                     turns=trace_turns(episode.completion, sample.prompt.data_source),
                     measures=episode.measures,
-                    prompt_tokens=chat.used.prompt_tokens,
+                    prompt_tokens=played.used.prompt_tokens,
                     fault=episode.fault,
                 )
             # The asker keeps crashed episodes unless there are too many: then the stage ends, and with the environment
             # corrected it plays the same turns again.
             if not answer.has_failed:
-                self.store.add({sample.key: answer}, self.name)
+                self.store.add([(sample.key, answer)], self.name)
         except _RefusedTurn:
-            answer = _without_text(FinishReason.REFUSED, chat.used)
-            self.store.add({sample.key: answer}, self.name)
+            answer = _without_text(FinishReason.REFUSED, played.used)
+            self.store.add([(sample.key, answer)], self.name)
         except RequestRejected as error:
-            answer = self._missed(sample.key, _without_text(FinishReason.REFUSED, chat.used), error)
+            answer = self._missed(sample.key, _without_text(FinishReason.REFUSED, played.used), error)
         except (UserError, EnvironmentFault) as error:
             self._fault = error
             return None
         except LuffyError as error:
-            answer = self._missed(sample.key, _without_text(FinishReason.FAILED, chat.used), error)
-        self._answered(1)
+            answer = self._missed(sample.key, _without_text(FinishReason.FAILED, played.used), error)
+        self._work.progress(1)
         # The asker needs its numbers alone: the texts of a batch may be gigabytes.
         return answer if answer.has_failed else replace(answer, text="", turns=(), measures={})
 
@@ -256,14 +185,17 @@ class _RefusedTurn(Exception):
 
 
 @dataclass(slots=True)
-class _PaidChat:
-    """A teacher's side of one episode, whose key in the store is `episode`.
+class _PaidEpisode:
+    """A teacher's side of one episode, and its environment, which answers as it did in an earlier attempt as far as
+    that went. The live environment sees every turn.
 
     Raises _RefusedTurn if the model declines, and the errors of the endpoint.
     """
 
     teacher: PaidTeacher
-    episode: str
+    key: str
+    """The episode's, in the store."""
+    inner: Environment = field(init=False)
     used: Usage = field(default_factory=Usage)
     """By all turns so far, those of earlier attempts included."""
     turn: int = 0
@@ -271,61 +203,55 @@ class _PaidChat:
     before: Sequence[Message] = ()
     """What the environment wrote before the next turn, which is saved with it."""
 
+    def around(self, environment: Environment) -> Environment:
+        self.inner = environment
+        return self
+
     @property
     def max_response_tokens(self) -> int:
         return self.teacher.params.max_response_tokens
 
-    @property
-    def key(self) -> str:
-        """The one of the next turn."""
-        return hashlib.sha256(json.dumps([self.episode, "turn", self.turn]).encode()).hexdigest()
-
-    def observed(self, live: Sequence[Message] | None) -> Sequence[Message] | None:
-        """What the environment writes before the next turn: as recorded, or as it is now."""
-        if (known := self.teacher.store.get(self.key)) is not None:
-            return known.turns
-        self.before = live or ()
-        return live
-
     async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion:
         """The next turn, saved or from the model."""
-        key, store = self.key, self.teacher.store
+        key, store = self._turn_key, self.teacher.store
         self.turn += 1
         if (known := store.get(key)) is None:
             completion, used = await self.teacher.ask(request, max_tokens)
             known = paid_answer(completion, used.prompt_tokens, self.before)
-            store.add({key: known}, self.teacher.name)
+            store.add([(key, known)], self.teacher.name)
         self.used += Usage.of(known)
         if known.finish_reason is FinishReason.REFUSED:
             raise _RefusedTurn
         return completion_in(known)
 
-
-class _RecordedEnvironment:
-    """An environment of a chat, which answers as it did in an earlier attempt as far as that went."""
-
-    def __init__(self, inner: Environment, chat: _PaidChat) -> None:
-        self._inner = inner
-        self._chat = chat
-
     async def reset(self, problem: Problem) -> Sequence[Message]:
-        return self._chat.observed(received_messages("reset", await self._inner.reset(problem))) or ()
+        return self._observed(received_messages("reset", await self.inner.reset(problem))) or ()
 
     async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
-        """The recorded answer to the newest turn, or the live one; the live environment sees every turn."""
-        found = await self._inner.respond(conversation)
-        return self._chat.observed(None if found is None else received_messages("respond", found))
+        found = await self.inner.respond(conversation)
+        return self._observed(None if found is None else received_messages("respond", found))
 
     def counts(self) -> Mapping[str, float]:
-        return self._inner.counts()
+        return self.inner.counts()
 
     async def score(self, conversation: Sequence[Message]) -> None:
-        """Score by the live environment, where it does so itself."""
-        if isinstance(self._inner, ScoringEnvironment):
-            await self._inner.score(conversation)
+        if isinstance(self.inner, ScoringEnvironment):
+            await self.inner.score(conversation)
 
     async def close(self) -> None:
-        await self._inner.close()
+        await self.inner.close()
+
+    @property
+    def _turn_key(self) -> str:
+        """The one of the next turn."""
+        return hashlib.sha256(json.dumps([self.key, "turn", self.turn]).encode()).hexdigest()
+
+    def _observed(self, live: Sequence[Message] | None) -> Sequence[Message] | None:
+        """What the environment writes before the next turn: as recorded, or as it is now."""
+        if (known := self.teacher.store.get(self._turn_key)) is not None:
+            return known.turns
+        self.before = live or ()
+        return live
 
 
 def _unused(environment: EnvironmentConfig) -> dict[str, Any]:

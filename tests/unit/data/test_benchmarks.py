@@ -69,14 +69,8 @@ def graded(kind: MathGrader | StrictMathGrader, pairs: list[tuple[str, str]]) ->
 
 @pytest.mark.parametrize("kind", [MathGrader(), StrictMathGrader()], ids=lambda kind: kind.kind)
 def test_benchmark_style_references_match_model_style_answers(kind):
-    right = [
-        ("033", "33"),
-        ("27", "27.0"),
-        ("$69$,$84$", "84, 69"),
-        ("1,3,5", "5, 3, 1"),
-        ("45", "45 \\text{ minutes}"),
-        ("$(6,3),(9,3)$", "(9,3),(6,3)"),
-    ]
+    right = [("033", "33"), ("27", "27.0"), ("45", "45 \\text{ minutes}")]
+    right += [("$69$,$84$", "84, 69"), ("1,3,5", "5, 3, 1"), ("$(6,3),(9,3)$", "(9,3),(6,3)")]
     wrong = [("033", "330"), ("$69$,$84$", "69"), ("1,3,5", "1,3"), ("$(6,3),(9,3)$", "(3,6),(3,9)")]
     found = graded(kind, right + wrong)
     unequal = [pair for pair, outcome in zip(right, found, strict=False) if outcome is not Outcome.CORRECT]
@@ -105,10 +99,8 @@ def test_real_benchmarks_have_their_published_number_of_problems(name: str, file
 @needs_datasets
 def test_mmlu_pro_has_three_to_ten_options_and_its_own_letters() -> None:
     prompts = benchmark("mmlu_pro", DATASETS / "mmlu_pro" / "test.parquet")
-    letters = {
-        row["question_id"]: row["answer"] for row in pq.read_table(DATASETS / "mmlu_pro/test.parquet").to_pylist()
-    }
-    assert Counter(prompt.ground_truth for prompt in prompts) == Counter(letters.values())
+    letters = pq.read_table(DATASETS / "mmlu_pro/test.parquet", columns=["answer"])["answer"].to_pylist()
+    assert Counter(prompt.ground_truth for prompt in prompts) == Counter(letters)
     numbers = Counter(prompt.extra_info["num_options"] for prompt in prompts)
     assert (min(numbers), max(numbers), numbers[10]) == (3, 10, 9982)  # type: ignore[type-var]
     with GraderPool(1, PATIENCE_S) as grader:

@@ -25,10 +25,6 @@ def asked(row: dict[str, object], choices: dict[str, object], **more: object) ->
     return prompt_from_fields({"q": "Which?", **row}, FieldsConfig.model_validate(config), author="x")
 
 
-def arc(labels: list[str], answer: str) -> dict[str, object]:
-    return {"choices": {"text": [f"text {label}" for label in labels], "label": labels}, "a": answer}
-
-
 def test_the_standard_form() -> None:
     prompt = asked({"options": ["8", "7"], "a": "B"}, {"column": "options"})
     assert prompt.messages == (Message("user", "Which?\n\nA. 8\nB. 7"),)
@@ -38,16 +34,11 @@ def test_the_standard_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "answer", "letter"),
-    [
-        (["A", "B", "C", "D"], "C", "C"),
-        (["1", "2", "3", "4"], "3", "C"),
-        (["A", "B", "C"], "A", "A"),
-        (["A", "B", "C", "D", "E"], "E", "E"),
-    ],
+    ("labels", "answer", "letter"), [("ABCD", "C", "C"), ("1234", "3", "C"), ("ABC", "A", "A"), ("ABCDE", "E", "E")]
 )
-def test_digit_labels_and_three_or_five_options(labels: list[str], answer: str, letter: str) -> None:
-    prompt = asked(arc(labels, answer), ARC)
+def test_digit_labels_and_three_or_five_options(labels: str, answer: str, letter: str) -> None:
+    row = {"choices": {"text": [f"text {label}" for label in labels], "label": list(labels)}, "a": answer}
+    prompt = asked(row, ARC)
     assert prompt.ground_truth == letter
     assert prompt.extra_info["num_options"] == len(labels)
     assert f"{letter}. text {answer}" in prompt.messages[-1].content.splitlines()
@@ -141,10 +132,8 @@ def test_rows_name_their_grader(more: dict[str, object], grader: str | None) -> 
 
 
 def test_all_columns_of_a_question_are_read() -> None:
-    fields = FieldsConfig.model_validate(
-        {"data_source": "d", "problem": "q", "id": "n", "choices": APART, "extra": ("s",)}
-    )
-    assert columns_of(fields) == ["q", "right", "w1", "w2", "w3", "n", "s"]
+    config = {"data_source": "d", "problem": "q", "id": "n", "choices": APART, "extra": ("s",)}
+    assert columns_of(FieldsConfig.model_validate(config)) == ["q", "right", "w1", "w2", "w3", "n", "s"]
 
 
 def test_an_id_distinguishes_equal_questions() -> None:

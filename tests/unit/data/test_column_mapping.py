@@ -52,14 +52,8 @@ def test_several_traces_with_flags_authors_and_logprobs() -> None:
 @pytest.mark.parametrize(
     ("flag", "kept"),
     [
-        ("true", 1),
-        ("True", 1),
-        ("TRUE ", 1),
-        ("false", 0),
-        ("False", 0),
-        (None, 0),
-        (True, 1),
-        (False, 0),
+        *((flag, 1) for flag in ("true", "True", "TRUE ", True)),
+        *((flag, 0) for flag in ("false", "False", None, False)),
     ],
 )
 def test_a_flag_may_be_written_as_text(flag: object, kept: int) -> None:
@@ -148,9 +142,8 @@ def test_a_damaged_parquet_names_the_last_readable_row(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "d.parquet", row_group_size=1000, compression="zstd", use_dictionary=False)
     column = pq.read_metadata(tmp_path / "d.parquet").row_group(1).column(0)
     content = bytearray((tmp_path / "d.parquet").read_bytes())
-    content[column.data_page_offset : column.data_page_offset + column.total_compressed_size] = bytes(
-        column.total_compressed_size
-    )
+    start, size = column.data_page_offset, column.total_compressed_size
+    content[start : start + size] = bytes(size)
     (tmp_path / "d.parquet").write_bytes(content)
     with pytest.raises(DataError, match=r"d\.parquet: cannot be read after row \d+"):
         load(tmp_path / "d.parquet", fields=QA)

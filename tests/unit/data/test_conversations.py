@@ -1,4 +1,5 @@
-"""Conversations are append-only: nothing is tokenised twice, and no content forges the marks of a role."""
+"""Conversations are append-only: nothing is tokenised twice, no content forges the marks of a role, and cut
+messages are recognised."""
 
 import unicodedata
 from pathlib import Path
@@ -9,8 +10,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.shipped import template_file
-from luffy.data.conversations import ConversationEncoder, encode_demonstrations
-from luffy.data.cut_messages import is_cut_from
+from luffy.data.conversations import ConversationEncoder, cut, encode_demonstrations, is_cut_from
 from luffy.data.templates import PLAIN_TEMPLATE, decode, encode_traces, render_prompts, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.errors import DataError
@@ -53,6 +53,10 @@ def _prompt(*traces: Trace) -> Prompt:
     return Prompt("uid", "numbers", (USER,), "7", traces)
 
 
+def _turns(first: str, answer: str, last: str) -> tuple[Message, ...]:
+    return Message("assistant", first), Message("user", answer), Message("assistant", last)
+
+
 @pytest.fixture(scope="module", params=TEMPLATES)
 def encoder(request: pytest.FixtureRequest) -> tuple[ConversationEncoder, PreTrainedTokenizerBase]:
     tokenizer = _tokenizer(TEMPLATES[request.param])
@@ -90,36 +94,35 @@ def test_the_turns_of_a_trace_are_those_of_a_live_conversation(encoder):
     )
 
 
-def test_results_that_the_template_escapes_are_escaped() -> None:
-    tokenizer = _tokenizer(ESCAPING)
-    ids = ConversationEncoder(tokenizer).between([Message("tool", 'a "b"\nc')])
-    assert decode(tokenizer, ids) == '<|bos|>tool\n"a \\"b\\"\\nc"<|eos|><|bos|>assistant\n'
-
-
-def test_a_template_may_trim_contents_and_escape_them() -> None:
-    tokenizer = _tokenizer(TRIMMING.replace("| tojson", "| trim | tojson"))
-    written = decode(
-        tokenizer, ConversationEncoder(tokenizer).between([Message("user", " 7\n"), Message("tool", ' "\n')])
-    )
-    assert written == '<|bos|>user\n7<|eos|><|bos|>tool\n"\\""<|eos|><|bos|>assistant\n'
+@pytest.mark.parametrize(
+    ("template", "messages", "written"),
+    [
+        (ESCAPING, [Message("tool", 'a "b"\nc')], '<|bos|>tool\n"a \\"b\\"\\nc"<|eos|>'),
+        (
+            TRIMMING.replace("| tojson", "| trim | tojson"),
+            [Message("user", " 7\n"), Message("tool", ' "\n')],
+            '<|bos|>user\n7<|eos|><|bos|>tool\n"\\""<|eos|>',
+        ),
+    ],
+    ids=["escapes", "trims and escapes"],
+)
+def test_contents_are_written_as_the_template_writes_them(template, messages, written):
+    tokenizer = _tokenizer(template)
+    assert decode(tokenizer, ConversationEncoder(tokenizer).between(messages)) == f"{written}<|bos|>assistant\n"
 
 
 def test_a_template_that_drops_earlier_reasoning_is_refused_unless_the_turns_are_kept() -> None:
     tokenizer = _tokenizer(QWEN3_LIKE)
     with pytest.raises(DataError, match="rewrites earlier turns"):
         ConversationEncoder(tokenizer)
-    turns = (Message("assistant", "<think>4</think>call"), Message("user", "4"), Message("assistant", "4"))
+    turns = _turns("<think>4</think>call", "4", "4")
     with pytest.raises(DataError, match="rewrites earlier turns"):
         encode_demonstrations(tokenizer, [_prompt(Trace("", "me", turns=turns))])
     ((kept,),) = encode_demonstrations(tokenizer, [_prompt(Trace("", "me", turns=turns))], "as_sampled")
     assert "<think>4</think>call<|eos|>" in decode(tokenizer, kept.token_ids)
 
 
-THOUGHT = (
-    Message("assistant", "<think>3 4</think>call"),
-    Message("user", "7"),
-    Message("assistant", "<think>7</think>7"),
-)
+THOUGHT = _turns("<think>3 4</think>call", "7", "<think>7</think>7")
 
 
 def test_each_turn_of_a_trace_is_learned_under_the_context_that_the_template_writes_for_it() -> None:
@@ -142,7 +145,7 @@ def test_each_turn_of_a_trace_is_learned_under_the_context_that_the_template_wri
 def test_a_template_that_only_extends_makes_one_sequence_of_a_branching_trace(template: str) -> None:
     tokenizer = _tokenizer(TEMPLATES[template])
     tokenizer.eos_token = "<|eos|>" if template == "escaping" else "<|im_end|>"  # which ends a turn there
-    turns = (Message("assistant", "3 + 4"), Message("user", "7"), Message("assistant", "7"))
+    turns = _turns("3 + 4", "7", "7")
     ((branching,),) = encode_demonstrations(tokenizer, [_prompt(Trace("", "me", turns=turns))], "branching")
     ((exact,),) = encode_demonstrations(tokenizer, [_prompt(Trace("", "me", turns=turns))], "exact")
     assert branching == exact
@@ -177,7 +180,7 @@ def test_a_long_observation_is_cut_in_the_middle() -> None:
 
 def test_single_replies_are_encoded_as_before(tmp_path: Path) -> None:
     tokenizer = _tokenizer(PLAIN_TEMPLATE)
-    turns = (Message("assistant", "3"), Message("user", "4"), Message("assistant", "7"))
+    turns = _turns("3", "4", "7")
     ((single, many), (last,)) = encode_demonstrations(
         tokenizer, [_prompt(Trace("3 + 4", "me"), Trace("", "me", turns=turns)), _prompt(Trace("7", "me"))]
     )
@@ -196,3 +199,24 @@ def test_a_prompt_and_its_turns_are_the_whole_conversation() -> None:
     (whole,) = render_prompts(tokenizer, [[USER, Message("assistant", "3 + 4"), Message("user", "7")]])
     assert ids == whole
     assert conversations.is_stopped([*ids, *stop_token_ids(tokenizer)])
+
+
+@given(st.text(), st.text(), st.text())
+def test_a_message_that_was_cut_is_recognised(start: str, middle: str, end: str) -> None:
+    assert is_cut_from(cut(start, len(middle), "characters", end), start + middle + end)
+
+
+def test_a_character_broken_at_the_cut_and_changed_white_space_do_not_matter() -> None:
+    assert is_cut_from(cut("a  é\ufffd", 3, "tokens", "\ufffd b\nc"), "a é€€€ b c")
+    assert is_cut_from(cut("e\u0301", 3, "tokens", "\n\n").strip(), "éabc\n\n")
+
+
+@pytest.mark.parametrize("whole", ["ab", "abxcd?", "?abxcd", "abd", ""])
+def test_another_message_is_not(whole: str) -> None:
+    assert not is_cut_from(cut("ab", 1, "tokens", "cd"), whole)
+    assert not is_cut_from("abcd", "abcd")  # without a mark it is cut from nothing
+
+
+def test_a_message_that_shows_such_a_mark_itself_can_be_cut() -> None:
+    whole = "log: " + cut("a", 1, "tokens", "b") + " and much more"
+    assert is_cut_from(cut(whole[:30], 2, "characters", whole[32:]), whole)

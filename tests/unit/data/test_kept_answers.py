@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.answers import KeepAnswers
-from luffy.data.kept_answers import GradedAnswer, farthest_first, kept_traces
+from luffy.data.kept_answers import farthest_first, kept_traces, may_be_kept
 from luffy.data.overlap import words
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import with_verdict
-from luffy.types import Message, Outcome, Prompt
+from luffy.types import FinishReason, Message, Outcome, Prompt, Trace
 
 RULES = st.builds(KeepAnswers, choose=st.sampled_from(["first", "shortest"]), max_per_prompt=st.integers(1, 6)) | (
     st.builds(KeepAnswers, choose=st.just("diverse"), max_per_prompt=st.integers(2, 6))
@@ -20,32 +20,39 @@ RULES = st.builds(KeepAnswers, choose=st.sampled_from(["first", "shortest"]), ma
 TEXTS = st.lists(st.sampled_from("abcde"), max_size=6).map(" ".join)
 
 
-def answer(text: str, num_tokens: int = 5, outcome: Outcome = Outcome.CORRECT, complete: bool = True) -> GradedAnswer:
-    return GradedAnswer(text, num_tokens, outcome, complete, "policy")
+def answer(text: str, num_tokens: int = 5) -> Trace:
+    return Trace(text, "policy", verified=True, num_tokens=num_tokens)
 
 
-def kept(answers: list[GradedAnswer], choose: str, most: int) -> list[str]:
+def kept(answers: list[Trace], choose: str, most: int) -> list[str]:
     rule = KeepAnswers.model_validate({"choose": choose, "max_per_prompt": most})
     return [each.text for each in kept_traces(answers, rule)]
 
 
 @pytest.mark.parametrize(
+    ("text", "outcome", "reason", "expected"),
+    [
+        ("right", Outcome.CORRECT, FinishReason.STOP, True),
+        ("w", Outcome.WRONG, FinishReason.STOP, False),
+        ("cut", Outcome.CORRECT, FinishReason.LENGTH, False),
+        ("  ", Outcome.CORRECT, FinishReason.STOP, False),
+        ("\\boxed{2} \ufffd", Outcome.CORRECT, FinishReason.STOP, False),
+    ],
+)
+def test_only_correct_text_that_ended_by_itself_may_be_kept(text, outcome, reason, expected):
+    assert may_be_kept(text, outcome, reason) is expected
+
+
+@pytest.mark.parametrize(
     ("answers", "choose", "most", "expected"),
     [
-        (
-            [answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  "), answer("right")],
-            "first",
-            4,
-            ["right"],
-        ),
-        ([answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  ")], "shortest", 4, []),
-        ([answer("\\boxed{2} \ufffd")], "first", 1, []),
+        ([], "shortest", 4, []),
         ([answer("1 + 1\n= 2"), answer("1 + 1 = 2 "), answer("2")], "first", 3, ["1 + 1\n= 2", "2"]),
         ([answer("long", 9), answer("b", 3), answer("a", 3), answer("c", 4)], "shortest", 3, ["b", "a", "c"]),
     ],
-    ids=["correct", "none", "broken character", "equal but for space", "shortest as sampled"],
+    ids=["none", "equal but for space", "shortest as sampled"],
 )
-def test_only_correct_different_answers_that_ended_by_themselves_are_kept(answers, choose, most, expected):
+def test_different_answers_are_kept_in_the_order_of_choice(answers, choose, most, expected):
     assert kept(answers, choose, most) == expected
 
 

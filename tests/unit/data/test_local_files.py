@@ -68,12 +68,14 @@ def test_maps_are_read_as_mappings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
-def test_a_misspelt_demonstration_is_found_in_any_format(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("column", "meant"), [("targte", "target"), ("trace", "traces")])
+def test_a_misspelt_demonstration_is_found_in_any_format(tmp_path: Path, name: str, column: str, meant: str) -> None:
     misspelt = row(0)
-    misspelt["targets"] = misspelt.pop("target")
+    misspelt[column] = misspelt.pop("target")
     (tmp_path / "d.jsonl").write_text(json.dumps(misspelt))
     pq.write_table(pa.Table.from_pylist([misspelt]), tmp_path / "d.parquet")
-    with pytest.raises(DataError, match=r"none of its 1 rows can be used.* field targets: .*did you mean 'target'"):
+    message = f"none of its 1 rows can be used.* field {column}: is no column; did you mean '{meant}'"
+    with pytest.raises(DataError, match=message):
         load(tmp_path / name)
 
 

@@ -16,10 +16,9 @@ from luffy.pipeline.outside import outside_files
 from tests.synthetic.loaded_source import load_source
 
 SMOKE = Path(__file__).resolve().parents[3] / "exp_configs/smoke.yaml"
-PARTS = (
-    "{sums: {weight: 3, source: {kind: arithmetic, num_prompts: 7, num_operations: [2]}}, "
-    "stories: {source: {kind: word_problems, num_prompts: 5, num_events: [2]}}}"
-)
+STORIES = "{kind: word_problems, num_prompts: 5, num_events: [2]}"
+SUMS = "{kind: arithmetic, num_prompts: 7, num_operations: [2]}"
+PARTS = f"{{sums: {{weight: 3, source: {SUMS}}}, stories: {{source: {STORIES}}}}}"
 
 
 def _load(parts: str = PARTS, *overrides: str) -> ExperimentConfig:
@@ -44,9 +43,8 @@ def test_every_prompt_keeps_its_data_source_and_knows_its_part() -> None:
 
 
 def test_a_part_may_be_a_recipe() -> None:
-    parts = PARTS.replace("{kind: word_problems, num_prompts: 5, num_events: [2]}", "{kind: recipe, name: gsm8k}")
+    parts = PARTS.replace(STORIES, "{kind: recipe, name: gsm8k}")
     source = _load(parts).data.train
-    assert isinstance(source, MixtureSource)
     assert source.parts["stories"].source.kind == "hub"
     assert source.parts["stories"].weight == 1.0
 
@@ -62,10 +60,8 @@ def test_a_changed_part_is_a_changed_input() -> None:
 def test_files_of_a_part_are_among_the_files_of_the_stage(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("{}\n")
-    parts = PARTS.replace("{kind: word_problems, num_prompts: 5, num_events: [2]}", f"{{kind: file, path: {file}}}")
-    (settings,) = (
-        node.settings for node in build_graph(_load(parts)) if isinstance(node.settings, PrepareDataSettings)
-    )
+    graph = build_graph(_load(PARTS.replace(STORIES, f"{{kind: file, path: {file}}}")))
+    (settings,) = (node.settings for node in graph if isinstance(node.settings, PrepareDataSettings))
     assert str(file) in outside_files(settings)
 
 
@@ -73,14 +69,11 @@ def test_files_of_a_part_are_among_the_files_of_the_stage(tmp_path: Path) -> Non
     ("parts", "override", "says"),
     [
         (PARTS, "rl.sampling={kind: pools}", "use one of them"),
-        ("{sums: {source: {kind: arithmetic, num_prompts: 7, num_operations: [2]}}}", "seed=1", "data.train.parts"),
+        (f"{{sums: {{source: {SUMS}}}}}", "seed=1", "data.train.parts"),
         (PARTS.replace("weight: 3", "weight: 0"), "seed=1", "data.train.parts.sums.weight"),
         (PARTS.replace("word_problems", "word_problem"), "seed=1", "did you mean 'word_problems'?"),
         (
-            PARTS.replace(
-                "{kind: word_problems, num_prompts: 5, num_events: [2]}",
-                "{kind: verifiers, environment: games, python: x, equal_prompts: true}",
-            ),
+            PARTS.replace(STORIES, "{kind: verifiers, environment: games, python: x, equal_prompts: true}"),
             "seed=1",
             "in a mixture equal prompts count as repeats",
         ),

@@ -64,9 +64,8 @@ def write_folder(folder: Path, rows: list[dict[str, object]]) -> Path:
 @pytest.mark.usefixtures("offline")
 def test_a_local_folder_is_read_by_datasets(tmp_path: Path) -> None:
     rows = [{"q": f"{n}+1", "a": str(n + 1), "t": [f"\\boxed{{{n + 1}}}"], "unused": n} for n in range(600)]
-    loaded = load_source(
-        hub(write_folder(tmp_path / "d", [*rows, {"q": None, "a": "1", "t": [], "unused": 0}])), "t", 0
-    )
+    rows.append({"q": None, "a": "1", "t": [], "unused": 0})
+    loaded = load_source(hub(write_folder(tmp_path / "d", rows)), "t", 0)
     assert [prompt.ground_truth for prompt in loaded.prompts] == [str(n + 1) for n in range(600)]
     assert loaded.prompts[5].traces[0].text == "\\boxed{6}"
     assert [(row.row, row.field, row.reason) for row in loaded.quarantined] == [(601, "q", "is missing")]
@@ -101,32 +100,19 @@ def test_luffys_columns_need_no_fields(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_rows_of_a_dataset_are_filtered_and_its_questions_have_options(tmp_path: Path) -> None:
-    rows = [
-        {"q": f"Q{n}", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "a": "2", "subject": "ab"[n % 2]}
-        for n in range(600)
-    ]
-    fields = {
-        "data_source": "quiz",
-        "problem": "q",
-        "choices": {"column": "choices.text", "labels": "choices.label"},
-        "answer": {"column": "a"},
-    }
-    source = hub(
-        write_folder(tmp_path / "d", rows), fields=fields, only={"subject": "b"}, max_rows=3, confidential=True
-    )
+    options = {"text": ["x", "y"], "label": ["1", "2"]}
+    rows = [{"q": f"Q{n}", "choices": options, "a": "2", "subject": "ab"[n % 2]} for n in range(600)]
+    choices = {"column": "choices.text", "labels": "choices.label"}
+    fields = {"data_source": "quiz", "problem": "q", "choices": choices, "answer": {"column": "a"}}
+    only = {"fields": fields, "only": {"subject": "b"}}
+    source = hub(write_folder(tmp_path / "d", rows), max_rows=3, confidential=True, **only)
     prompts = load_source(source, "t", 0).prompts
     assert [prompt.messages[0].content.split("\n")[0] for prompt in prompts] == ["Q1", "Q3", "Q5"]
-    assert {(prompt.ground_truth, prompt.grader, prompt.extra_info["confidential"]) for prompt in prompts} == {
-        ("B", "choice", True)
-    }
+    marks = {(prompt.ground_truth, prompt.grader, prompt.extra_info["confidential"]) for prompt in prompts}
+    assert marks == {("B", "choice", True)}
+    bare = write_folder(tmp_path / "e", [{"q": "1", "choices": 1, "a": "2"}])
     with pytest.raises(DataError, match="column subject missing; found q"):
-        open_source(
-            hub(
-                write_folder(tmp_path / "e", [{"q": "1", "choices": 1, "a": "2"}]), fields=fields, only={"subject": "b"}
-            ),
-            "t",
-            0,
-        )
+        open_source(hub(bare, **only), "t", 0)
 
 
 @pytest.mark.usefixtures("offline")
@@ -174,9 +160,8 @@ def test_reasoning_gym_takes_its_tasks_in_turn() -> None:
     pytest.importorskip("reasoning_gym", reason="needs the package reasoning-gym")
     config = gym(tasks=("chain_sum", "gcd"), options={"chain_sum": {"max_terms": 3}})
     one, again, other = (load_source(config, purpose, 0).prompts for purpose in ("train", "train", "suites.a"))
-    assert [prompt.data_source for prompt in one] == ["reasoning_gym/chain_sum", "reasoning_gym/gcd"] * 2 + [
-        "reasoning_gym/chain_sum"
-    ]
+    tasks = [prompt.data_source.removeprefix("reasoning_gym/") for prompt in one]
+    assert tasks == ["chain_sum", "gcd", "chain_sum", "gcd", "chain_sum"]
     assert one == again != other
     assert all(prompt.ground_truth.lstrip("-").isdigit() and not prompt.traces for prompt in one)
 
@@ -196,19 +181,12 @@ def test_reasoning_gym_scores_its_own_tasks_where_answers_have_many_forms() -> N
     assert prompt.grader == "gym"
     grading = GradingConfig(named={"gym": ReasoningGymGrader()})
 
-    def asked(response: str) -> GradeRequest:
-        return GradeRequest(response, prompt.ground_truth, problem_of(prompt))
-
+    gold = prompt.ground_truth
+    boxed, tag = rf"So \boxed{{({gold})}}.", f"So <answer>{gold}</answer>"
+    responses = (f"<think>hm</think>{gold}", boxed, tag, f"{gold} + 99", "<think>hm")
     with GraderPool(1, PATIENCE_S, grading) as pool:
-        right, other_form, tagged, wrong, open_reasoning = pool.grade(
-            [
-                asked(f"<think>hm</think>{prompt.ground_truth}"),
-                asked(rf"So \boxed{{({prompt.ground_truth})}}."),
-                asked(f"So <answer>{prompt.ground_truth}</answer>"),
-                asked(prompt.ground_truth + " + 99"),
-                asked("<think>hm"),
-            ]
-        )
+        grades = pool.grade([GradeRequest(response, gold, problem_of(prompt)) for response in responses])
+    right, other_form, tagged, wrong, open_reasoning = grades
     assert [grade.outcome for grade in (right, other_form, tagged)] == [Outcome.CORRECT] * 3
     assert right.reward == 1.0
     assert wrong.outcome is Outcome.WRONG and 0 < wrong.reward < 1

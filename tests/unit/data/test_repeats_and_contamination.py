@@ -104,11 +104,7 @@ def test_known_contamination_is_found() -> None:
 
 @needs_datasets
 def test_real_traces_of_test_questions_are_found_by_their_questions() -> None:
-    fields = FieldsConfig.model_validate(
-        {"data_source": "d", "problem": "question", "answer": {"column": "correct_answer"}}
-    )
-    path = DATASETS / "reasoning_traces" / "gsm8k_qwq32b.parquet"
-    asked = load_source(FileSource(kind="file", path=str(path), fields=fields), "train", 0).prompts
+    asked = read("reasoning_traces/gsm8k_qwq32b.parquet", "question")
     index = BenchmarkIndex(ngram=13, overlap=0.5)
     index.add("gsm8k_test", read("gsm8k/test.jsonl", "question"))
     index.finish()

@@ -14,8 +14,7 @@ from patience import PATIENCE_S
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring, History
-from luffy.data.conversations import ConversationEncoder
-from luffy.data.cut_messages import is_cut_from
+from luffy.data.conversations import ConversationEncoder, is_cut_from
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import EOS, build_tokenizer
 from luffy.environments.environment import Environment
@@ -29,7 +28,7 @@ from luffy.grading.request import Grade, Problem
 from luffy.rl.rows import Row
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
 from luffy.rollout.vllm_limits import check_lengths
-from luffy.types import FinishReason, Message, Outcome, Source
+from luffy.types import FinishReason, Message, Outcome, Source, Trajectory
 
 SCORER = EpisodeScorer(EpisodeScoring(), ())
 PROMPT = (Message("user", "Begin."),)
@@ -52,6 +51,10 @@ class Scripted:
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         self.calls.append(list(requests))
         return [self._completion(request, limit(request, params)) for request in requests]
+
+    @property
+    def requests(self) -> list[RolloutRequest]:
+        return [request for call in self.calls for request in call]
 
     def close(self) -> None: ...
 
@@ -137,6 +140,10 @@ def _play(
     return episode, engine
 
 
+def _row(episode: Episode) -> Trajectory:
+    return Row(episode.prompt_ids).played(episode).trajectory(Grade(Outcome.CORRECT))
+
+
 def _ids(episode: Episode) -> list[int]:
     return [token for segment in episode.segments for token in segment.token_ids]
 
@@ -145,12 +152,12 @@ def _ids(episode: Episode) -> list[int]:
 def test_each_turn_extends_the_ids_of_all_before_it(tokenizer: PreTrainedTokenizerBase, lanes: int) -> None:
     environment = Echo(num_answers=2)
     episode, engine = _play(tokenizer, environment, ["turn 0", "turn 1", "turn 2"], lanes=lanes)
-    prefixes = [request.prefix_ids for call in engine.calls for request in call]
+    prefixes = [request.prefix_ids for request in engine.requests]
     whole = tuple(_ids(episode))
     assert len(prefixes) == 3
     assert all(whole[: len(prefix)] == prefix for prefix in prefixes)
     assert [type(segment) for segment in episode.segments] == [Completion, Observation] * 2 + [Completion]
-    seeds = [request.seed for call in engine.calls for request in call]
+    seeds = [request.seed for request in engine.requests]
     assert seeds[0] == START.seed and len({*seeds}) == 3, "turns have random numbers of their own"
     assert episode.finish_reason is FinishReason.STOP
     assert episode.measures == {"answers": 3.0, "turns": 3.0}
@@ -189,13 +196,14 @@ THOUGHTS = ["<think>higher</think>turn 0", "<think>lower</think>turn 1", "<think
 
 def test_turns_are_sampled_and_learned_under_what_the_template_makes_of_earlier_ones(tokenizer):
     episode, engine = _branching(tokenizer, THOUGHTS)
-    row = Row(episode.prompt_ids).played(episode).trajectory(Grade(1.0, Outcome.CORRECT))
+    row = _row(episode)
     branches = row.branches()
-    seen = [request.prompt_ids + request.prefix_ids for call in engine.calls for request in call]
+    seen = [request.prompt_ids + request.prefix_ids for request in engine.requests]
     assert [branch.prompt_ids for branch in branches] == seen
-    check_lengths([request for call in engine.calls for request in call], PARAMS, len(episode.prompt_ids) + 400)
-    rooms = [room(request, PARAMS) for call in engine.calls for request in call]
-    assert rooms == [400 - len(ids) + len(episode.prompt_ids) for ids in seen]
+    check_lengths(engine.requests, PARAMS, len(episode.prompt_ids) + 400)
+    assert [room(request, PARAMS) for request in engine.requests] == [
+        400 - len(ids) + len(episode.prompt_ids) for ids in seen
+    ]
     assert decode(tokenizer, branches[2].prompt_ids) == (
         "user\nBegin.<|eos|>assistant\nturn 0<|eos|>user\nsaid <think>higher</think>turn 0<|eos|>"
         "assistant\nturn 1<|eos|>user\nsaid <think>lower</think>turn 1<|eos|>assistant\n"
@@ -209,7 +217,7 @@ def test_turns_are_sampled_and_learned_under_what_the_template_makes_of_earlier_
 
 def test_the_limit_of_a_response_holds_for_each_context(tokenizer: PreTrainedTokenizerBase) -> None:
     whole, _ = _branching(tokenizer, THOUGHTS)
-    branches = Row(whole.prompt_ids).played(whole).trajectory(Grade(1.0, Outcome.CORRECT)).branches()
+    branches = _row(whole).branches()
     longest = max(branch.num_tokens for branch in branches) - len(whole.prompt_ids)
     same, _ = _branching(tokenizer, THOUGHTS, max_tokens=longest)
     assert same.finish_reason is FinishReason.STOP
@@ -222,7 +230,7 @@ def test_the_limit_of_a_response_holds_for_each_context(tokenizer: PreTrainedTok
 
 def test_a_transcript_shows_a_context_from_where_it_differs(tokenizer: PreTrainedTokenizerBase) -> None:
     episode, _ = _branching(tokenizer, THOUGHTS)
-    row = Row(episode.prompt_ids).played(episode).trajectory(Grade(1.0, Outcome.CORRECT))
+    row = _row(episode)
     shown = transcript(
         row.response_ids, row.source, lambda ids: decode(tokenizer, ids), row.prompt_ids, row.context_starts
     )
@@ -255,7 +263,7 @@ def test_an_episode_ends_with_a_token_of_the_policy_and_keeps_its_budget(turns: 
     sampled = [segment for segment in episode.segments if isinstance(segment, Completion)]
     assert isinstance(episode.segments[-1], Completion)
     assert len(_ids(episode)) <= max_tokens
-    assert len(sampled) == sum(map(len, engine.calls)) == episode.measures["turns"]
+    assert len(sampled) == len(engine.requests) == episode.measures["turns"]
 
 
 def _recorded(tokenizer: PreTrainedTokenizerBase, is_whole: bool = False) -> EpisodeStart:
@@ -310,16 +318,15 @@ def test_what_reset_adds_counts_towards_the_limit_of_the_response(tokenizer, his
     start = EpisodeStart(Problem(), "7", PROMPT, bare, seed=3)
     environment = Echo(2, opening=[OPENING])
     episode, engine = _play(tokenizer, environment, turns, start, max_tokens=max_tokens, history=history)
-    requests = [request for call in engine.calls for request in call]
-    check_lengths(requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
-    row = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG))
-    assert all(branch.num_tokens <= len(bare) + max_tokens for branch in row.branches())
+    check_lengths(engine.requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
+    branches = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG)).branches()
+    assert all(branch.num_tokens <= len(bare) + max_tokens for branch in branches)
     opened = encoder.prompt([*PROMPT, OPENING])
     if len(opened) - len(bare) >= max_tokens:
         assert (episode.finish_reason, episode.segments, engine.calls) == (FinishReason.LENGTH, (), [])
         assert episode.prompt_ids == bare
     else:
-        assert requests[0].prompt_ids == episode.prompt_ids == opened
+        assert engine.requests[0].prompt_ids == episode.prompt_ids == opened
 
 
 @pytest.mark.parametrize("history", ["exact", "branching"])

@@ -1,12 +1,12 @@
 """Episodes with a model behind OpenAI's chat protocol, over HTTP: the rules of episodes without token ids."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, mortal, refusal
 
-from luffy import http_client
 from luffy.config.environment import EnvironmentConfig, EpisodeLimits, GuessNumberEnvironment, ToolsEnvironment
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
@@ -37,10 +37,7 @@ def halving(path: str, body: dict) -> Reply:
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
-    opened: list[Endpoint] = []
-
+def play(tmp_path: Path, serve: Callable[..., Endpoint]) -> Play:
     def run(
         answer: Callable[[str, dict], Reply],
         starts: Sequence[EpisodeStart],
@@ -48,20 +45,16 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
         environment: EnvironmentConfig | None = None,
         **limits: int,
     ) -> tuple[list[TextEpisode], list[tuple[str, dict]]]:
-        opened.append(Endpoint(answer, (CHAT,)))
-        config = ServerConfig(urls=(opened[-1].url,), max_retries=0)
+        served = serve(answer, (CHAT,))
+        config = ServerConfig(urls=(served.url,), max_retries=0)
         endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ("/chat/completions",))
         paid = PaidEndpoint(endpoint, AnswerStore(tmp_path / "paid_answers.jsonl"))
         guessing = GuessNumberEnvironment(kind="guess_number", limits=EpisodeLimits(**limits))
         player = open_text_player(environment or guessing, Judges(None))
-        try:
-            return player.play(starts, paid, SamplingParams(1.0, max_tokens, ())), opened[-1].asked
-        finally:
-            endpoint.close()
+        with closing(endpoint):
+            return player.play(starts, paid, SamplingParams(1.0, max_tokens, ())), served.asked
 
-    yield run
-    for endpoint in opened:
-        endpoint.close()
+    return run
 
 
 def game(number: int, seed: int = 3) -> EpisodeStart:
@@ -80,25 +73,23 @@ def test_a_game_is_played_in_text_and_measured(play: Play) -> None:
     assert longest[2]["content"] == "4"  # earlier turns go without their reasoning
 
 
-def test_turns_have_seeds_of_their_own(play: Play) -> None:
-    _, asked = play(halving, [game(7)])
-    seeds = [body["seed"] for _, body in asked]
-    assert seeds[0] == 3
-    assert len({*seeds}) == 3
-
-
 @pytest.mark.parametrize(
     ("limits", "max_tokens", "reason", "num_turns"),
     [
+        ({}, 64, FinishReason.STOP, 3),
         ({"max_turns": 2}, 64, FinishReason.TURNS, 2),
         ({}, 2 * TOKENS, FinishReason.LENGTH, 2),
     ],
 )
-def test_bounds_end_an_episode_with_their_reason(play, limits, max_tokens, reason, num_turns):
-    (episode,), _ = play(halving, [game(7)], max_tokens, **limits)
+def test_bounds_end_an_episode_with_their_reason_and_turns_have_seeds_of_their_own(
+    play, limits, max_tokens, reason, num_turns
+):
+    (episode,), asked = play(halving, [game(7)], max_tokens, **limits)
     assert episode.finish_reason is reason
     assert episode.measures["turns"] == num_turns
     assert episode.completion[-1].role == "assistant"
+    seeds = [body["seed"] for _, body in asked]
+    assert seeds[0] == 3 and len({*seeds}) == num_turns
 
 
 @pytest.mark.parametrize(

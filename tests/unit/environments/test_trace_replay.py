@@ -14,7 +14,7 @@ from luffy.config.environment import GuessNumberEnvironment, SandboxConfig, Tool
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig
 from luffy.config.settings import PrepareDataSettings
-from luffy.data.cut_messages import cut
+from luffy.data.conversations import cut
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.row_filters import Replayed
 from luffy.environments.call_formats import HermesCalls, ToolCall

@@ -15,41 +15,35 @@ from luffy.types import Outcome
 _numbers = st.from_regex(r"[+-]?(0{0,2}[0-9]{1,6}(\.[0-9]{0,6})?|\.[0-9]{1,6})", fullmatch=True)
 
 
-@pytest.mark.parametrize(
-    ("answer", "truth"),
-    [
-        ("28 percent", "28\\%"),
-        ("07", "7"),
-        ("52.0", "52"),
-        ("-0", "0"),
-        (".5", "0.50"),
-        ("+3", "3"),
-        ("$\\dfrac{1}{2}$", "\\frac{1}{2}"),
-        ("6+9 i", "6+9i"),
-        ("( 3, 4 )", "(3,4)"),
-        ("\\text{C}", "C"),
-        ("11.", "11"),
-        ("32\\!348", "32348"),
-    ],
-)
-def test_notations_of_one_value_are_equal(answer: str, truth: str) -> None:
-    assert settle(answer, truth) is Outcome.CORRECT
+CERTAIN, OPEN = Outcome.CORRECT, None
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth"),
+    ("answer", "truth", "settled"),
     [
-        ("1 1/2", "11/2"),
-        ("1,234", "1234"),
-        ("50\\%", "50"),
-        ("\\sin x", "\\sinx"),
-        ("x", "y"),
-        ("", "."),
-        ("٣", "3"),
+        ("28 percent", "28\\%", CERTAIN),
+        ("07", "7", CERTAIN),
+        ("52.0", "52", CERTAIN),
+        ("-0", "0", CERTAIN),
+        (".5", "0.50", CERTAIN),
+        ("+3", "3", CERTAIN),
+        ("$\\dfrac{1}{2}$", "\\frac{1}{2}", CERTAIN),
+        ("6+9 i", "6+9i", CERTAIN),
+        ("( 3, 4 )", "(3,4)", CERTAIN),
+        ("\\text{C}", "C", CERTAIN),
+        ("11.", "11", CERTAIN),
+        ("32\\!348", "32348", CERTAIN),
+        ("1 1/2", "11/2", OPEN),
+        ("1,234", "1234", OPEN),
+        ("50\\%", "50", OPEN),
+        ("\\sin x", "\\sinx", OPEN),
+        ("x", "y", OPEN),
+        ("", ".", OPEN),
+        ("٣", "3", OPEN),
     ],
 )
-def test_uncertain_pairs_are_left_to_a_worker(answer: str, truth: str) -> None:
-    assert settle(answer, truth) is None
+def test_notations_of_one_value_are_equal_and_uncertain_pairs_are_left_to_a_worker(answer, truth, settled):
+    assert settle(answer, truth) is settled
 
 
 @given(_numbers, _numbers)
@@ -95,34 +89,14 @@ POWER, FACTORIAL = "a power too large to write out", "a factorial too large to w
         (r"\begin{vmatrix}" + r"\\".join("&".join("abcdefgh") for _ in range(8)), "a determinant too large to expand"),
         ("x" * 5000, "longer than 4096 characters"),
         ("(" * 200, "nested deeper than 50"),
+        *((answer, None) for answer in ["2^{2004}", "2^{2^{3}}", "(10^{10})^{10}", "1^{9^{9^9}}", "x^{2}", "e^{x^2}"]),
+        *((answer, None) for answer in (r"\sum_{k=1}^{100} k", "10,000,000", "n! + 2^n", "9" * 1000)),
+        *((answer, None) for answer in ("100!", "100!!", r"\frac{2008!}{3}", r"\binom{100000}{2}")),
+        (r"\begin{pmatrix}1&0\\0&1\end{pmatrix}", None),
     ],
 )
-def test_answers_that_would_never_finish_are_refused(answer: str, reason: str) -> None:
+def test_answers_that_would_never_finish_are_refused_and_those_like_real_references_are_not(answer, reason):
     assert refusal(answer) == reason
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "2^{2004}",
-        "2^{2^{3}}",
-        "(10^{10})^{10}",
-        "1^{9^{9^9}}",
-        "x^{2}",
-        "e^{x^2}",
-        "100!",
-        "100!!",
-        r"\frac{2008!}{3}",
-        r"\binom{100000}{2}",
-        r"\sum_{k=1}^{100} k",
-        "10,000,000",
-        "n! + 2^n",
-        r"\begin{pmatrix}1&0\\0&1\end{pmatrix}",
-        "9" * 1000,
-    ],
-)
-def test_answers_like_real_references_are_computed(answer: str) -> None:
-    assert refusal(answer) is None
 
 
 def test_a_refused_answer_costs_no_worker_and_says_why() -> None:

@@ -26,6 +26,13 @@ from luffy.types import Outcome
 MATH, STRICT = MathGrader(), StrictMathGrader()
 PREFERRED = MathGrader(boxed="preferred")
 R1_ZERO = FormatGrader(template="r1_zero")
+MATRIX = r"\begin{pmatrix}%s\\2\end{pmatrix}"
+
+
+def weighted(form: float) -> WeightedGrader:
+    return WeightedGrader(
+        parts=(WeightedPart(weight=1.0, grader=MATH), WeightedPart(weight=form, grader=FormatGrader()))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +60,7 @@ def pool() -> Iterator[GraderPool]:
         (STRICT, r"\boxed{[0,1)}", "[0,1]", Outcome.WRONG),
         (STRICT, "the answer is 5", "5", Outcome.NO_ANSWER),
         (STRICT, r"\boxed{the whole truth}", "5", Outcome.UNPARSABLE),
-        (
-            STRICT,
-            r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}",
-            r"\begin{pmatrix}\frac22\\2\end{pmatrix}",
-            Outcome.CORRECT,
-        ),
+        (STRICT, rf"\boxed{{{MATRIX % 1}}}", MATRIX % r"\frac22", Outcome.CORRECT),
         (ExactGrader(), "The answer is  New   York.", "new york", Outcome.CORRECT),
         (ExactGrader(), "Answer: Paris", "Paris", Outcome.CORRECT),
         (ExactGrader(), "Final Answer: Paris", "Paris", Outcome.CORRECT),
@@ -111,9 +113,7 @@ def test_any_and_both_combine_their_parts(pool: GraderPool) -> None:
 
 
 def test_a_weighted_sum_has_the_outcome_of_its_first_part(pool: GraderPool) -> None:
-    kind = WeightedGrader(
-        parts=(WeightedPart(weight=1.0, grader=MATH), WeightedPart(weight=0.25, grader=FormatGrader()))
-    )
+    kind = weighted(0.25)
     cases = [(r"<think>hm</think>\boxed{5}", 1.25), (r"\boxed{5}", 1.0), (r"<think>hm</think>\boxed{6}", 0.25)]
     grades = pool.grade([GradeRequest(response, "5", kind=kind) for response, _ in cases])
     assert [grade.reward for grade in grades] == [reward for _, reward in cases]
@@ -142,7 +142,7 @@ def test_a_problem_names_its_grader_and_an_unknown_one_is_named(pool: GraderPool
         R1_ZERO,
         BothGrader(of=(MATH, FormatGrader())),
         AnyGrader(of=(ExactGrader(), MATH)),
-        WeightedGrader(parts=(WeightedPart(weight=1.0, grader=MATH), WeightedPart(weight=0.5, grader=FormatGrader()))),
+        weighted(0.5),
     ],
 )
 def test_an_episode_whose_environment_failed_is_crashed_whatever_it_says(pool: GraderPool, kind: GraderKind) -> None:

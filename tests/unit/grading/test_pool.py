@@ -15,7 +15,7 @@ from patience import PATIENCE_S, wait_until, wait_until_ended
 
 from luffy.errors import EXIT_TEMPORARY, LostError, LuffyError
 from luffy.grading.pool import GraderPool
-from luffy.grading.request import Grade, GradeRequest
+from luffy.grading.request import GradeRequest
 from luffy.types import Outcome
 
 LIMIT_S = 5.0
@@ -23,7 +23,7 @@ LIMIT_S = 5.0
 
 HANGS = r"\boxed{(1+\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7}+\sqrt{11})^{60}}"
 """An honest formula, which nothing refuses and nobody waits for."""
-SLOW = HANGS.replace("60", "7")
+SLOW = [GradeRequest(HANGS.replace("60", "7").replace("11", number), "3") for number in ("11", "13", "17", "19")]
 WORKING_CPU_S = 0.3
 """A worker is forked with all that it needs loaded: one that has used this much is in the middle of an answer."""
 
@@ -35,26 +35,13 @@ def test_the_server_of_the_workers_loads_neither_the_configuration_nor_http() ->
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def grade_one(pool: GraderPool, response: str, truth: str) -> Grade:
-    return pool.grade([GradeRequest(response, truth)])[0]
+DEEP = "{" * 2000 + "1" + "}" * 2000, "(" * 1500 + "1" + ")" * 1500, "\\frac{" * 500, "9" * 4000 + "x"
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "{" * 2000 + "1" + "}" * 2000,
-        "(" * 1500 + "1" + ")" * 1500,
-        "\\frac{" * 500,
-        "\ud800 5",
-        "5\x00",
-        "__import__('os').system('exit')",
-        "\u202e123",
-        "9" * 4000 + "x",
-    ],
-)
+@pytest.mark.parametrize("answer", [*DEEP, "\ud800 5", "5\x00", "__import__('os').system('exit')", "\u202e123"])
 def test_nasty_answers_are_never_correct_and_never_break_the_pool(pool: GraderPool, answer: str) -> None:
-    assert grade_one(pool, f"\\boxed{{{answer}}}", "x+1").outcome is not Outcome.CORRECT
-    assert grade_one(pool, r"\boxed{1+x}", "x + 1").outcome is Outcome.CORRECT
+    assert pool.grade_one(f"\\boxed{{{answer}}}", "x+1").outcome is not Outcome.CORRECT
+    assert pool.grade_one(r"\boxed{1+x}", "x + 1").outcome is Outcome.CORRECT
 
 
 def test_a_million_characters_are_graded_at_once(pool: GraderPool) -> None:
@@ -70,7 +57,7 @@ def test_a_hanging_verification_and_a_stopped_worker_time_out_and_the_others_are
         assert [grade.outcome for grade in grades] == [Outcome.TIMED_OUT, Outcome.CORRECT]
         pids = pool.worker_pids()
         os.kill(pids[0], signal.SIGSTOP)
-        assert grade_one(pool, r"\boxed{x+2}", "1+x").outcome is Outcome.TIMED_OUT
+        assert pool.grade_one(r"\boxed{x+2}", "1+x").outcome is Outcome.TIMED_OUT
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
@@ -90,13 +77,13 @@ def kill_the_grading_worker(pool: GraderPool, killed: set[int]) -> None:
 
 def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced(caplog):
     with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
-        crashing = thread.submit(grade_one, pool, HANGS, "3")
+        crashing = thread.submit(pool.grade_one, HANGS, "3")
         killed: set[int] = set()
         kill_the_grading_worker(pool, killed)
         kill_the_grading_worker(pool, killed)
         assert crashing.result(PATIENCE_S).outcome is Outcome.CRASHED
         assert "grading by math crashed: the worker died" in caplog.text
-        assert grade_one(pool, r"\boxed{x+2}", "2+x").outcome is Outcome.CORRECT
+        assert pool.grade_one(r"\boxed{x+2}", "2+x").outcome is Outcome.CORRECT
         assert len(killed) == 2
         assert not killed & set(pool.worker_pids())
 
@@ -109,7 +96,7 @@ def kill_the_server_of(pool: GraderPool) -> None:
 
 
 def with_two_idle_workers(pool: GraderPool) -> GraderPool:
-    pool.grade([GradeRequest(SLOW.replace("11", number), "3") for number in ("11", "13", "17", "19")])
+    pool.grade(SLOW)
     assert len(pool.worker_pids()) == 2
     return pool
 
@@ -122,14 +109,13 @@ def test_the_death_of_what_waited_for_work_is_no_verdict(victim: str) -> None:
         else:
             for pid in with_two_idle_workers(pool).worker_pids():
                 os.kill(pid, signal.SIGKILL)
-        assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
-        assert grade_one(pool, r"\boxed{x+2}", "1+x").outcome is Outcome.WRONG
+        assert pool.grade_one(r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
+        assert pool.grade_one(r"\boxed{x+2}", "1+x").outcome is Outcome.WRONG
 
 
 def test_answers_whose_server_is_killed_are_graded_by_another_one() -> None:
     with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
-        slow = [GradeRequest(SLOW.replace("11", number), "3") for number in ("11", "13", "17", "19")]
-        grading = thread.submit(pool.grade, slow)
+        grading = thread.submit(pool.grade, SLOW)
         wait_until(pool.worker_pids)
         kill_the_server_of(pool)
         assert [grade.outcome for grade in grading.result(PATIENCE_S)] == [Outcome.WRONG] * 4
@@ -137,7 +123,7 @@ def test_answers_whose_server_is_killed_are_graded_by_another_one() -> None:
 
 def test_a_server_that_is_killed_again_and_again_ends_the_stage_as_a_lost_process() -> None:
     with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
-        grading = thread.submit(grade_one, pool, HANGS, "3")
+        grading = thread.submit(pool.grade_one, HANGS, "3")
         while not grading.done():
             wait_until(lambda: grading.done() or any(is_at_work(pid) for pid in pool.worker_pids()))
             if not grading.done():
@@ -145,47 +131,51 @@ def test_a_server_that_is_killed_again_and_again_ends_the_stage_as_a_lost_proces
         with pytest.raises(LostError, match="grading server was killed") as caught:
             grading.result()
         assert caught.value.exit_code == EXIT_TEMPORARY
-        assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
+        assert pool.grade_one(r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
 
 
-def test_a_server_that_is_killed_while_it_loads_is_a_lost_process(monkeypatch, tmp_path):
-    killed = tmp_path / "python"
-    killed.write_text("#!/bin/sh\nkill -9 $$\n")
-    killed.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(killed))
-    with GraderPool(1, PATIENCE_S) as pool, pytest.raises(LostError, match=r"exit code -9.*short of memory"):
-        grade_one(pool, r"\boxed{x+1}", "1+x")
+@pytest.mark.parametrize(
+    ("ends_with", "error", "message"),
+    [("kill -9 $$", LostError, r"exit code -9.*short of memory"), ("exit 1", LuffyError, "did not start")],
+)
+def test_a_server_that_ends_while_it_loads_says_so(monkeypatch, tmp_path, ends_with, error, message):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{ends_with}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with GraderPool(1, PATIENCE_S) as pool, pytest.raises(error, match=message):
+        pool.grade_one(r"\boxed{x+1}", "1+x")
 
 
 def test_a_timeout_is_remembered_and_a_crash_is_not() -> None:
     with GraderPool(num_workers=1, timeout_s=0.5) as pool:
-        assert grade_one(pool, HANGS, "3").outcome is Outcome.TIMED_OUT
+        assert pool.grade_one(HANGS, "3").outcome is Outcome.TIMED_OUT
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool, "_queue", None)  # nothing can reach a worker
-            assert grade_one(pool, HANGS, "3").outcome is Outcome.TIMED_OUT
+            assert pool.grade_one(HANGS, "3").outcome is Outcome.TIMED_OUT
 
 
 def test_a_timeout_is_remembered_by_the_next_pool_that_reads_its_file(tmp_path: Path) -> None:
     file = tmp_path / "stage" / "timed_out.txt"
     with GraderPool(1, 0.5, timeouts_file=file) as pool:
-        first = grade_one(pool, HANGS, "3")
+        first = pool.grade_one(HANGS, "3")
     with file.open("a") as torn:
         torn.write("0123")  # what a kill leaves of a line
     with GraderPool(1, 0.5, timeouts_file=file) as pool:
-        assert grade_one(pool, HANGS, "3") == first
+        assert pool.grade_one(HANGS, "3") == first
         assert pool.worker_pids() == []
-        assert grade_one(pool, HANGS.replace("60", "61"), "3").outcome is Outcome.TIMED_OUT
+        assert pool.grade_one(HANGS.replace("60", "61"), "3").outcome is Outcome.TIMED_OUT
     with GraderPool(1, 0.5, timeouts_file=file) as pool:
-        assert grade_one(pool, HANGS.replace("60", "61"), "3").outcome is Outcome.TIMED_OUT
+        assert pool.grade_one(HANGS.replace("60", "61"), "3").outcome is Outcome.TIMED_OUT
         assert pool.worker_pids() == []
 
 
 def test_a_timeout_under_another_limit_does_not_count(tmp_path: Path) -> None:
     file, slow = tmp_path / "timed_out.txt", HANGS.replace("60", "5")
     with GraderPool(1, 0.001, timeouts_file=file) as pool:
-        assert grade_one(pool, slow, "3").outcome is Outcome.TIMED_OUT
+        assert pool.grade_one(slow, "3").outcome is Outcome.TIMED_OUT
     with GraderPool(1, PATIENCE_S, timeouts_file=file) as pool:
-        assert grade_one(pool, slow, "3").outcome is Outcome.WRONG
+        assert pool.grade_one(slow, "3").outcome is Outcome.WRONG
 
 
 def test_short_jobs_overtake_long_ones() -> None:
@@ -201,40 +191,28 @@ def test_short_jobs_overtake_long_ones() -> None:
 
 
 def test_a_job_put_aside_continues_where_it_stopped() -> None:
-    slow = HANGS.replace("60", "7")
     with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool:
-        requests = [GradeRequest(slow.replace("11", str(11 + n)), "3") for n in (0, 2, 6)]
-        grades = pool.grade([*requests, *(GradeRequest(rf"\boxed{{x+{n}}}", "y") for n in range(20))])
-    assert [grade.outcome for grade in grades] == [Outcome.WRONG] * 23
+        grades = pool.grade([*SLOW, *(GradeRequest(rf"\boxed{{x+{n}}}", "y") for n in range(20))])
+    assert [grade.outcome for grade in grades] == [Outcome.WRONG] * 24
 
 
 def test_a_pair_requested_by_several_threads_is_graded_once() -> None:
     with GraderPool(num_workers=4, timeout_s=1.0) as pool, ThreadPoolExecutor(4) as threads:
-        grades = list(threads.map(lambda _: grade_one(pool, HANGS, "3"), range(4)))
+        grades = list(threads.map(lambda _: pool.grade_one(HANGS, "3"), range(4)))
     assert {grade.outcome for grade in grades} == {Outcome.TIMED_OUT}
     assert sum(grade.seconds > 0 for grade in grades) == 1
 
 
-def test_several_verifications_run_at_once() -> None:
-    with GraderPool(num_workers=3, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
-        hanging = [GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)]
-        grading = thread.submit(pool.grade, hanging)
-        wait_until(lambda: sum(is_at_work(pid) for pid in pool.worker_pids()) == 3)
-        pool.close()
-        with pytest.raises(LuffyError, match="closed"):
-            grading.result(PATIENCE_S)
-
-
 def test_threads_share_a_pool(pool: GraderPool) -> None:
     def grade(n: int) -> Outcome:
-        return grade_one(pool, rf"\boxed{{{n}+x}}", f"x+{n}").outcome
+        return pool.grade_one(rf"\boxed{{{n}+x}}", f"x+{n}").outcome
 
     with ThreadPoolExecutor(8) as threads:
         assert set(threads.map(grade, range(40))) == {Outcome.CORRECT}
 
 
 def test_a_worker_outlives_the_thread_that_started_it(pool: GraderPool) -> None:
-    asking = threading.Thread(target=grade_one, args=(pool, r"\boxed{x+1}", "1+x"))
+    asking = threading.Thread(target=pool.grade_one, args=(r"\boxed{x+1}", "1+x"))
     asking.start()
     asking.join()
     pids = pool.worker_pids()
@@ -243,12 +221,10 @@ def test_a_worker_outlives_the_thread_that_started_it(pool: GraderPool) -> None:
     assert all(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_closing_ends_a_grade_in_flight_and_may_be_repeated() -> None:
-    pool = GraderPool(num_workers=1, timeout_s=PATIENCE_S)
-    with ThreadPoolExecutor(1) as thread:
-        hanging = thread.submit(pool.grade, [GradeRequest(HANGS, "3"), GradeRequest(r"\boxed{x+1}", "1+x")])
-        wait_until(lambda: bool(pool.worker_pids()))
-        pool.close()
+def test_several_verifications_run_at_once_and_closing_ends_them_and_may_be_repeated() -> None:
+    with GraderPool(num_workers=3, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(pool.grade, [GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)])
+        wait_until(lambda: sum(is_at_work(pid) for pid in pool.worker_pids()) == 3)
         pool.close()
         with pytest.raises(LuffyError, match="closed"):
             hanging.result(PATIENCE_S)
@@ -259,7 +235,7 @@ def test_closing_ends_a_grade_in_flight_and_may_be_repeated() -> None:
 def test_a_worker_inherits_no_lock(pool: GraderPool, tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as lock, GraderPool(num_workers=1, timeout_s=PATIENCE_S) as fresh:
         os.set_inheritable(lock.fileno(), True)
-        grade_one(fresh, r"\boxed{x+1}", "1+x")
+        fresh.grade_one(r"\boxed{x+1}", "1+x")
         (pid,) = fresh.worker_pids()
         opened = {str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
     assert lock.name not in opened
@@ -279,9 +255,3 @@ def test_workers_die_with_a_killed_parent() -> None:
         worker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
-
-
-def test_a_pool_whose_workers_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with GraderPool(1, 1.0) as pool, pytest.raises(LuffyError, match="did not start"):
-        grade_one(pool, r"\boxed{x+1}", "1+x")

@@ -2,6 +2,7 @@
 
 import ast
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,18 +90,16 @@ def test_frames_hold_no_text_of_problems():
 
 def reads(tree: ast.AST) -> bool:
     """Whether code reads a mark `.confidential`, or names the benchmark or the key of `extra_info` itself."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr == "confidential":
-            return True
-        if isinstance(node, ast.Compare) and any(
-            isinstance(part, ast.Constant) and "gpqa" in str(part.value).lower() for part in ast.walk(node)
-        ):
-            return True
-        if isinstance(node, ast.Call) and any(
-            isinstance(part, ast.Constant) and part.value == "confidential" for part in node.args
-        ):
-            return True
-    return False
+
+    def constants(nodes: Iterable[ast.AST]) -> list[str]:
+        return [str(node.value).lower() for node in nodes if isinstance(node, ast.Constant)]
+
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == "confidential")
+        or (isinstance(node, ast.Compare) and any("gpqa" in text for text in constants(ast.walk(node))))
+        or (isinstance(node, ast.Call) and "confidential" in constants(node.args))
+        for node in ast.walk(tree)
+    )
 
 
 def test_only_the_rule_itself_reads_marks():

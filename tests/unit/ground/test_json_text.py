@@ -14,7 +14,7 @@ from luffy.json_text import MAX_DEPTH, NestedTooDeep, parse_json, refuse_deep
 OWN_TEXT = {
     # What luffy's own processes write: to each other, and into their own files.
     "bubblewrap.py", "chain_page.py",
-    "checkpoint.py", "custom_functions.py",
+    "checkpoint.py", "checks.py",
     "events.py", "form.py", "interpreter.py", "pass_rates.py", "reasoning_gym_score.py", "request.py",
     "sample_files.py", "shards.py", "splits.py", "store.py", "synthesis_card.py",
     "identity.py",

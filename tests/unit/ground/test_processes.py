@@ -39,17 +39,11 @@ def start(started: list[subprocess.Popen[bytes]], program: str) -> tuple[subproc
 
 
 @pytest.mark.parametrize("ending", [end, end_group])
-def test_a_process_that_heeds_sigterm_ends_by_it(started, ending):
-    process, _ = start(started, READY)
-    ending(process, grace_s=60.0)
-    assert process.returncode == -15
-
-
-@pytest.mark.parametrize("ending", [end, end_group])
-def test_a_process_that_ignores_sigterm_is_killed(started, ending):
-    process, _ = start(started, DEAF)
-    ending(process, grace_s=0.1)
-    assert process.returncode == -9
+@pytest.mark.parametrize(("program", "grace_s", "code"), [(READY, 60.0, -15), (DEAF, 0.1, -9)])
+def test_a_process_that_ignores_sigterm_is_killed_and_any_other_ends_by_it(started, ending, program, grace_s, code):
+    process, _ = start(started, program)
+    ending(process, grace_s=grace_s)
+    assert process.returncode == code
 
 
 @pytest.mark.parametrize("ending", [end, end_group])

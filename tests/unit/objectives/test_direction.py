@@ -24,7 +24,8 @@ from luffy.config.terms import TermConfig
 from luffy.objectives.advantages import RowRewards, generalized_advantages, group_advantages, whiten
 from luffy.objectives.objective import objective_loss, token_weights
 from luffy.objectives.schedules import objective_at
-from luffy.rl.trace_starts import PrefixedRow, prefix_length
+from luffy.rl.rows import RolloutTask, Visit
+from luffy.rl.trace_starts import prefix_length
 from luffy.training.batching import collate
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 
@@ -88,12 +89,11 @@ def _row(ids: tuple[int, ...], source: tuple[Source, ...], logp: tuple[float, ..
 def _group(toy: Toy, config: GroupConfig, prompt: int, step: int) -> Group:
     if config.off_policy_when_accuracy_at_most is not None:
         return _with_traces_where_rollouts_fail(toy, config, prompt)
-    length, rows = len(toy.logits_LV), []
+    length, rows, visit = len(toy.logits_LV), [], Visit(RolloutTask(str(prompt), (), "", ()), step, 0)
     for index in range(config.off_policy):
-        guided = PrefixedRow(str(prompt), index, config.off_policy)
         tokens = length
         if config.prefix is not None:
-            tokens = prefix_length(config.prefix, length, guided, step, STEPS, seed=5)
+            tokens = prefix_length(config.prefix, length, visit, index, config.off_policy, STEPS, seed=5)
         rows.append(toy.respond(tokens))
     rows += [toy.respond() for _ in range(config.size - config.off_policy)]
     return Group(str(prompt), tuple(rows))

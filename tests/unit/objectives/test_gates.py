@@ -8,13 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
+from reference.token_cases import term
 
 from luffy.config import load_experiment
 from luffy.config.terms import (
     GateConfig,
-    LossConfig,
     NegativeLogLikelihoodLoss,
-    NormaliserConfig,
     RationalShaping,
     ShapedSurrogateLoss,
     SurrogateLoss,
@@ -27,14 +26,7 @@ MAX_RESPONSE_TOKENS = 10
 SURROGATE = SurrogateLoss(kind="surrogate")
 SHAPED = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=RationalShaping(kind="rational"))
 NLL = NegativeLogLikelihoodLoss(kind="nll")
-
-
-def _term(
-    name: str, select: str, loss: LossConfig, gate: GateConfig | None = None, coefficient: float = 1.0, **how: object
-) -> TermConfig:
-    settings = {"mode": "token", "population": "own"} | how
-    normaliser = NormaliserConfig(**settings)
-    return TermConfig(name=name, select=select, loss=loss, gate=gate, coefficient=coefficient, normaliser=normaliser)
+MODES, SELECTORS = ("token", "sequence", "constant"), ("on_policy", "off_policy", "response")
 
 
 def _weights(terms: Sequence[TermConfig], rows: Sequence[Row]) -> torch.Tensor:
@@ -57,17 +49,17 @@ def _lets_through(gate: GateConfig | None, row: Row) -> bool:
     )
 
 
-def _chosen(term: TermConfig, row: Row, t: int, gated: bool = True) -> bool:
-    fits = term.select == "response" or (t < row.guided) == (term.select == "off_policy")
-    return t < row.length and fits and (not gated or _lets_through(term.gate, row))
+def _chosen(config: TermConfig, row: Row, t: int, gated: bool = True) -> bool:
+    fits = config.select == "response" or (t < row.guided) == (config.select == "off_policy")
+    return t < row.length and fits and (not gated or _lets_through(config.gate, row))
 
 
-def _by_hand(terms: Sequence[TermConfig], term: TermConfig, rows: Sequence[Row], b: int, t: int) -> float:
+def _by_hand(terms: Sequence[TermConfig], config: TermConfig, rows: Sequence[Row], b: int, t: int) -> float:
     """The weight of token t of row b: the denominators of `NormaliserConfig`, one token at a time."""
-    if not _chosen(term, rows[b], t):
+    if not _chosen(config, rows[b], t):
         return 0.0
-    how = term.normaliser
-    members = [other for other in terms if other.is_policy_gradient] if how.population == "joint" else [term]
+    how = config.normaliser
+    members = [other for other in terms if other.is_policy_gradient] if how.population == "joint" else [config]
     counts = [
         sum(any(_chosen(member, row, u, not how.before_gate) for member in members) for u in range(row.length))
         for row in rows
@@ -78,7 +70,7 @@ def _by_hand(terms: Sequence[TermConfig], term: TermConfig, rows: Sequence[Row],
         "sequence": sequences * counts[b],
         "constant": sequences * MAX_RESPONSE_TOKENS,
     }[how.mode]
-    return term.coefficient.value / denominator
+    return config.coefficient.value / denominator
 
 
 _ACCURACY = st.sampled_from([0.0, 0.25, 0.5, 1.0])
@@ -100,24 +92,26 @@ _GATE = st.one_of(
 @st.composite
 def _objectives(draw: st.DrawFn) -> list[TermConfig]:
     """Two policy-gradient terms with a joint denominator, and an auxiliary one."""
-    mode = draw(st.sampled_from(["token", "sequence", "constant"]))
+    mode = draw(st.sampled_from(MODES))
     gates = [draw(_GATE) for _ in range(3)]
     before = draw(st.booleans()) and any(gates[:2])
     joint = {"mode": mode, "population": "joint", "before_gate": before}
-    aside = {"mode": draw(st.sampled_from(["token", "sequence", "constant"]))}
+    aside = {"mode": draw(st.sampled_from(MODES))}
     aside |= {"before_gate": draw(st.booleans()) and gates[2] is not None}
     return [
-        _term("on", draw(st.sampled_from(["on_policy", "response"])), SURROGATE, gates[0], 0.7, **joint),
-        _term("off", "off_policy", SHAPED, gates[1], 1.3, **joint),
-        _term("aside", draw(st.sampled_from(["on_policy", "off_policy", "response"])), NLL, gates[2], -0.5, **aside),
+        term(
+            SURROGATE, draw(st.sampled_from(["on_policy", "response"])), "on", gate=gates[0], coefficient=0.7, **joint
+        ),
+        term(SHAPED, "off_policy", "off", gate=gates[1], coefficient=1.3, **joint),
+        term(NLL, draw(st.sampled_from(SELECTORS)), "aside", gate=gates[2], coefficient=-0.5, **aside),
     ]
 
 
 @given(terms=_objectives(), rows=st.lists(_ROW, min_size=1, max_size=5))
 def test_weights_are_those_counted_by_hand(terms: list[TermConfig], rows: list[Row]) -> None:
     found = _weights(terms, rows)
-    for k, term in enumerate(terms):
-        expected = [[_by_hand(terms, term, rows, b, t) for t in range(found.shape[2])] for b in range(len(rows))]
+    for k, config in enumerate(terms):
+        expected = [[_by_hand(terms, config, rows, b, t) for t in range(found.shape[2])] for b in range(len(rows))]
         torch.testing.assert_close(found[k], torch.tensor(expected, dtype=torch.float64).reshape(found[k].shape))
 
 
@@ -132,13 +126,13 @@ ROWS = (
 )
 
 
-@pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("before_gate", [False, True])
 def test_a_term_without_tokens_weighs_nothing(mode: str, before_gate: bool) -> None:
     shut = GateConfig(group_accuracy_above=0.9)
     terms = [
-        _term("shut", "on_policy", SURROGATE, shut, mode=mode, before_gate=before_gate),
-        _term("open", "off_policy", NLL),
+        term(SURROGATE, name="shut", gate=shut, mode=mode, before_gate=before_gate),
+        term(NLL, "off_policy", "open"),
     ]
     batch = row_batch(ROWS)
     weight_KBT = token_weights(objective_of(*terms), batch, alone)
@@ -150,12 +144,8 @@ def test_a_term_without_tokens_weighs_nothing(mode: str, before_gate: bool) -> N
 
 
 def test_a_scheduled_coefficient_of_zero_weighs_nothing() -> None:
-    falling = {"kind": "linear", "start": 0.0, "end": 1.0}
-    rising = TermConfig(
-        name="rising", select="response", loss=NLL, coefficient=falling,
-        normaliser=NormaliserConfig(mode="token", population="own"),
-    )  # fmt: skip
-    assert not _weights([rising], ROWS).any()
+    rising = {"kind": "linear", "start": 0.0, "end": 1.0}
+    assert not _weights([term(NLL, "response", coefficient=rising)], ROWS).any()
 
 
 # ---- denominators ----
@@ -169,8 +159,8 @@ def test_one_trace_beside_seven_rollouts_of_its_length_weighs_one_eighth() -> No
     assert (on.sum(), off.sum()) == (pytest.approx(7 / 8), pytest.approx(1 / 8))
 
 
-@pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("mode", MODES)
 def test_denominators_are_summed_over_ranks(mode: str) -> None:
-    objective, batch = objective_of(_term("on", "on_policy", SURROGATE, mode=mode)), row_batch(ROWS)
+    objective, batch = objective_of(term(SURROGATE, mode=mode)), row_batch(ROWS)
     two_ranks = token_weights(objective, batch, lambda tensor: tensor * 2)
     torch.testing.assert_close(two_ranks, token_weights(objective, batch, alone) / 2)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from pydantic import BaseModel
 from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
+from reference.token_cases import term
 from torch import Tensor
 
 from luffy.config.group import AdvantageConfig, GeneralizedAdvantage
-from luffy.config.terms import ImportanceCorrection, LossConfig, NormaliserConfig, PolicyGradientLoss, TermConfig
+from luffy.config.terms import ImportanceCorrection, LossConfig, PolicyGradientLoss
 from luffy.objectives.advantages import RowRewards, generalized_advantages, group_advantages, whiten
 from luffy.objectives.losses import TokenBatch, token_loss
 from luffy.objectives.objective import limited, objective_loss, token_weights
@@ -88,17 +89,12 @@ def _selectors(loss: LossConfig) -> list[str]:
     found = []
     for select in ("on_policy", "off_policy", "response"):
         try:
-            _term(loss, select)
+            term(loss, select)
         except ValueError:
             continue
         found.append(select)
     assert found
     return found
-
-
-def _term(loss: LossConfig, select: str, mode: str = "token", **settings: object) -> TermConfig:
-    normaliser = NormaliserConfig(mode=mode, population="own")
-    return TermConfig(name="tested", select=select, loss=loss, normaliser=normaliser, **settings)
 
 
 SURROGATES = [loss for loss in LOSSES if isinstance(loss, PolicyGradientLoss)]
@@ -107,7 +103,7 @@ SURROGATES = [loss for loss in LOSSES if isinstance(loss, PolicyGradientLoss)]
 @pytest.mark.parametrize("loss", SURROGATES, ids=lambda loss: loss.model_dump_json())
 def test_every_surrogate_says_which_extremes_it_clips(loss: PolicyGradientLoss) -> None:
     tokens = _extreme_tokens(one_sequence=False)
-    limited_BT = limited(tokens, _term(loss, _selectors(loss)[0]), tokens.selected_BT)
+    limited_BT = limited(tokens, term(loss, _selectors(loss)[0]), tokens.selected_BT)
     unbounded = {"surrogate", "multiple_importance", "shaped_surrogate"}  # the last unless clamps are set
     assert limited_BT.any() == (loss.kind not in unbounded)
 
@@ -118,7 +114,7 @@ def test_every_surrogate_says_which_extremes_it_clips(loss: PolicyGradientLoss) 
 def test_extreme_probabilities_under_correction_and_mask(level: str, kind: str, one_sequence: bool) -> None:
     surrogate = next(loss for loss in LOSSES if loss.kind == "surrogate")
     correction = ImportanceCorrection(level=level, kind=kind)
-    config = _term(surrogate, "on_policy", correction=correction, top_entropy_share=0.2)
+    config = term(surrogate, "on_policy", correction=correction, top_entropy_share=0.2)
     tokens = _extreme_tokens(one_sequence)
     _assert_finite(objective_loss((config,), tokens, torch.ones(1, *tokens.logp_BT.shape)).loss, tokens.logp_BT)
 
@@ -152,7 +148,7 @@ def test_trace_that_the_model_finds_impossible(loss: LossConfig) -> None:
 def test_rows_without_tokens(loss: LossConfig, mode: str, rows: list[Row]) -> None:
     for select in _selectors(loss):
         batch = row_batch(rows)
-        config = _term(loss, select, mode)
+        config = term(loss, select, mode=mode)
         weight_KBT = token_weights(objective_of(config), batch, alone)
         logp_BT = torch.full(batch.input_ids_BT.shape, -0.5, requires_grad=True)
         assert torch.isfinite(weight_KBT).all()
@@ -163,7 +159,7 @@ def test_rows_without_tokens(loss: LossConfig, mode: str, rows: list[Row]) -> No
 def test_rubbish_at_unselected_tokens_does_not_reach_loss_or_gradient(loss: LossConfig) -> None:
     """A fully masked row, and the prompts: NaN and infinities everywhere."""
     for select in _selectors(loss):
-        config, batch = _term(loss, select), row_batch([Row(3), demonstration(3), Row(3)])
+        config, batch = term(loss, select), row_batch([Row(3), demonstration(3), Row(3)])
         batch.response_mask_BT[2] = False
         rubbish_BT = ~batch.response_mask_BT
         logp_BT = torch.full(rubbish_BT.shape, -0.5).masked_fill(rubbish_BT, 1e4).requires_grad_()

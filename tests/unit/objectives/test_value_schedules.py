@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from reference.token_cases import term
 
-from luffy.config.terms import AdaptiveValue, EntropyLoss, NormaliserConfig, ScheduledValue, TermConfig, bounds
+from luffy.config.terms import AdaptiveValue, EntropyLoss, ScheduledValue, TermConfig, bounds
 from luffy.config.training import ScheduleConfig
 from luffy.objectives.schedules import AdaptiveCoefficients, objective_at, schedule_multiplier, value_at
 
@@ -67,9 +68,7 @@ def test_the_same_share_of_a_longer_stage_has_the_same_value(value: dict[str, ob
 
 
 def _entropy_term(name: str, coefficient: object) -> TermConfig:
-    normaliser = NormaliserConfig(mode="token", population="own")
-    loss = EntropyLoss(kind="entropy")
-    return TermConfig(name=name, select="response", loss=loss, coefficient=coefficient, normaliser=normaliser)
+    return term(EntropyLoss(kind="entropy"), "response", name, coefficient=coefficient)
 
 
 ADAPTIVE = AdaptiveValue(kind="adaptive", start=0.01, target=1.0, rate=0.5, minimum=0.002, maximum=0.05)

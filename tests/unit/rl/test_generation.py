@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from contextlib import closing
 from types import TracebackType
 
 import pytest
@@ -77,7 +78,7 @@ def _group(version: int) -> Group:
 def _versions(recorder: Recorder, max_staleness: int) -> list[int]:
     """The version behind the groups of each step of a whole run."""
     found = []
-    with Generation(recorder, recorder, max_staleness, LAST) as generation:  # type: ignore[arg-type]
+    with closing(Generation(recorder, recorder, max_staleness, LAST)) as generation:  # type: ignore[arg-type]
         for step in range(1, LAST + 1):
             groups, _ = generation.take(step)
             found.append(groups[0].trajectories[0].weight_version[0])
@@ -106,7 +107,7 @@ def test_rollouts_lag_by_the_bound_and_no_more(max_staleness: int) -> None:
 
 def test_the_next_step_is_generated_while_the_trainer_has_the_last() -> None:
     recorder = Recorder()
-    with Generation(recorder, recorder, 1, LAST) as generation:  # type: ignore[arg-type]
+    with closing(Generation(recorder, recorder, 1, LAST)) as generation:  # type: ignore[arg-type]
         generation.take(1)
         wait_until(lambda: ("generate", 2) in recorder.trace)  # nobody has asked for step 2 yet
         assert ("plan", 3) not in recorder.trace  # it might come back two steps too old
@@ -114,7 +115,7 @@ def test_the_next_step_is_generated_while_the_trainer_has_the_last() -> None:
 
 def test_journalled_steps_are_given_back_and_nothing_is_published_for_them() -> None:
     recorder = Recorder(journalled=3)
-    with Generation(recorder, recorder, 0, LAST) as generation:  # type: ignore[arg-type]
+    with closing(Generation(recorder, recorder, 0, LAST)) as generation:  # type: ignore[arg-type]
         for step in range(1, 4):
             generation.take(step)
         assert not {"publish", "generate"} & {what for what, _ in recorder.trace}
@@ -126,7 +127,7 @@ def test_journalled_steps_are_given_back_and_nothing_is_published_for_them() -> 
 def test_a_failure_of_generation_reaches_the_step_that_needs_it(max_staleness: int) -> None:
     recorder = Recorder()
     recorder.fails_at = 2
-    with Generation(recorder, recorder, max_staleness, LAST) as generation:  # type: ignore[arg-type]
+    with closing(Generation(recorder, recorder, max_staleness, LAST)) as generation:  # type: ignore[arg-type]
         generation.take(1)
         with pytest.raises(ValueError, match="no such rollout"):
             generation.take(2)
@@ -134,7 +135,7 @@ def test_a_failure_of_generation_reaches_the_step_that_needs_it(max_staleness: i
 
 def test_steps_that_wait_for_the_trainer_are_counted() -> None:
     recorder = Recorder()
-    with Generation(recorder, recorder, 2, LAST) as generation:  # type: ignore[arg-type]
+    with closing(Generation(recorder, recorder, 2, LAST)) as generation:  # type: ignore[arg-type]
         generation.take(1)
         wait_until(lambda: all(future.done() for _, future in generation._running.values()))
         recorder.hold.clear()  # step 4, which may begin now, is not ready

@@ -13,12 +13,11 @@ from synthetic.trajectories import row_of
 from luffy.config.group import AnchorConfig, GroupConfig, HintConfig, PrefixConfig
 from luffy.grading.pool import GraderPool
 from luffy.rl.groups import GroupCollector
-from luffy.rl.rows import Demonstration, RolloutTask
+from luffy.rl.rows import Demonstration, RolloutTask, Visit
 from luffy.rl.trace_starts import (
     Anchors,
     AnchorSearch,
     HintedPrompts,
-    PrefixedRow,
     hint_text,
     piece_ends,
     prefix_length,
@@ -43,7 +42,12 @@ def _config(length: dict, shared: bool = False) -> PrefixConfig:
 
 def _lengths(length: dict, trace_tokens: int, step: int = 1, total: int = 101, rows: int = 500) -> list[int]:
     config = _config(length)
-    return [prefix_length(config, trace_tokens, PrefixedRow("p", i, rows), step, total, 7) for i in range(rows)]
+    visit = _visit(step)
+    return [prefix_length(config, trace_tokens, visit, i, rows, total, 7) for i in range(rows)]
+
+
+def _visit(step: int, uid: str = "p", repeat: int = 0) -> Visit:
+    return Visit(RolloutTask(uid, (), "", ()), step, repeat)
 
 
 @given(
@@ -54,7 +58,7 @@ def _lengths(length: dict, trace_tokens: int, step: int = 1, total: int = 101, r
     seed=st.integers(0, 2**31),
 )
 def test_a_prefix_leaves_a_token_to_write_and_is_the_same_again(length, trace_tokens, index, step, seed):
-    arguments = (_config(length), trace_tokens, PrefixedRow("p", index, 8), step, 50, seed)
+    arguments = (_config(length), trace_tokens, _visit(step), index, 8, 50, seed)
     tokens = prefix_length(*arguments)
     assert 0 <= tokens < trace_tokens
     assert tokens == prefix_length(*arguments)
@@ -97,7 +101,7 @@ def test_shared_prefixes_are_equal_in_a_group_and_drawn_anew_for_every_visit_and
     config = _config({"kind": "uniform", "low": 0.0, "high": 1.0}, shared=True)
 
     def tokens(index: int = 0, visit: int = 0, step: int = 1, uid: str = "p") -> int:
-        return prefix_length(config, 10**6, PrefixedRow(uid, index, 4, visit), step, 10, 7)
+        return prefix_length(config, 10**6, _visit(step, uid, visit), index, 4, 10, 7)
 
     assert len({tokens(index=i) for i in range(4)}) == 1
     assert len({tokens(), tokens(visit=1), tokens(step=2), tokens(uid="q")}) == 4

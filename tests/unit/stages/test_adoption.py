@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
-from synthetic.answered_stage import stage_context, use
+from synthetic.answered_stage import contents, stage_context, use
 from synthetic.arithmetic import problems
 from synthetic.finished_stages import write_finished
 from synthetic.stage_jobs import write_wide_model
@@ -94,8 +94,7 @@ class Bench:
         """Whether an evaluation that finds nothing to start from writes the same bytes."""
         fresh = self.root / f"fresh-{name}" / name
         self._run(fresh, settings, inputs)
-        pairs = [(fresh / output, self.root / "workspace" / name / output) for output in OUTPUTS]
-        return all(first.read_bytes() == second.read_bytes() for first, second in pairs)
+        return contents(fresh, OUTPUTS) == contents(self.root / "workspace" / name, OUTPUTS)
 
     def _run(self, out: Path, settings: EvaluateSettings, inputs: dict[str, Path]) -> tuple[StageResult, int]:
         engine = use(self._patch, answer)
@@ -188,7 +187,7 @@ def test_what_an_evaluation_has_begun_itself_is_kept_and_the_rest_adopted(bench)
     own.mkdir()
     grade = ResponseGrades("math", Grade(Outcome.WRONG, "5"), None)
     store = AnswerStore(own / "answers.jsonl")
-    store.add({sample_key("a", "greedy", "p0", 0): ModelAnswer("it is 5", 4, FinishReason.STOP, grades=grade)})
+    store.add([(sample_key("a", "greedy", "p0", 0), ModelAnswer("it is 5", 4, FinishReason.STOP, grades=grade))])
     store.close()
     result, drawn = bench.evaluate("second", evaluation(confidence=0.8))
     assert (drawn, result.resumed_from) == (0, 1)

@@ -29,7 +29,7 @@ def answer(text: str, reason: FinishReason = FinishReason.STOP) -> ModelAnswer:
 def stored(path: Path, *batches: dict[str, ModelAnswer], author: str = "") -> bytes:
     store = AnswerStore(path)
     for batch in batches:
-        store.add(batch, author)
+        store.add(batch.items(), author)
     store.close()
     return path.read_bytes()
 
@@ -50,7 +50,7 @@ def test_an_answer_is_read_as_it_was_saved(tmp_path, saved):
 
 def test_a_lone_surrogate_is_replaced(tmp_path):
     store = AnswerStore(tmp_path / "answers.jsonl")
-    store.add({"k": answer("\ud800!")})
+    store.add([("k", answer("\ud800!"))])
     assert store["k"].text == "?!"
 
 
@@ -66,7 +66,7 @@ def test_a_kill_at_any_byte_leaves_whole_batches_and_the_rest_is_added_as_before
         assert (store.num_resumed, len(store)) == (sum(map(len, batches[:kept])),) * 2
         for batch in batches[kept:]:
             assert not any(key in store for key in batch)
-            store.add(batch)
+            store.add(batch.items())
         assert {key: store[key] for batch in batches for key in batch} == {k: v for b in batches for k, v in b.items()}
         store.close()
         assert path.read_bytes() == whole
@@ -91,9 +91,9 @@ def test_answers_of_an_iterator_that_fails_are_all_left_out(tmp_path):
 
     store = AnswerStore(tmp_path / "answers.jsonl")
     with pytest.raises(DataError):
-        store.add_all(failing())
+        store.add(failing())
     assert "k1" not in store and (tmp_path / "answers.jsonl").read_bytes() == b""
-    store.add_all([("k1", EPISODE), ("k2", answer("two"))])
+    store.add([("k1", EPISODE), ("k2", answer("two"))])
     assert len(AnswerStore(tmp_path / "answers.jsonl")) == 2
 
 
@@ -107,9 +107,9 @@ def test_a_disk_that_becomes_full_leaves_the_batches_before(tmp_path, monkeypatc
     store = AnswerStore(path)
     with monkeypatch.context() as full, pytest.raises(OSError, match="No space"):
         full.setattr(module, "_write", half)
-        store.add({"k2": answer("two")})
+        store.add([("k2", answer("two"))])
     assert path.read_bytes() == whole
-    store.add({"k3": answer("three")})
+    store.add([("k3", answer("three"))])
     assert (store["k1"].text, store["k3"].text, "k2" in store) == ("one", "three", False)
 
 
@@ -176,7 +176,7 @@ def test_paid_answers_of_an_earlier_version_are_read_and_added_to(tmp_path):
         "3", 4, FinishReason.TURNS, turns=turns, measures={"turns": 1.0}, logprobs=(-0.5,), prompt_tokens=3
     )
     assert [store.has_answered(author) for author in "ab"] == [True, False]
-    store.add({"k4": answer("four")})
+    store.add([("k4", answer("four"))])
     again = AnswerStore(tmp_path / "answers.jsonl", [path])
     again.adopt(["k1", "k2", "k3", "k4"])
     assert [key for key in ("k1", "k2", "k3", "k4") if key in again] == ["k1", "k2", "k4"]

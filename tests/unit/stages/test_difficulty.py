@@ -11,8 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic.answered_stage import (
     assert_an_interrupted_stage_asks_for_the_rest_alone,
+    messages_of,
     number_in,
     prompts_and_policy,
+    recorded,
     stage_context,
     use,
 )
@@ -24,7 +26,6 @@ from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.errors import DataError
 from luffy.pipeline.events import EventReader
-from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from luffy.stages.difficulty import run
 
 context_in = partial(stage_context, "difficulty")
@@ -73,6 +74,8 @@ def test_prompts_outside_the_bounds_are_left_out_and_the_others_are_as_they_were
     assert read_prompts(tmp_path / "out" / "train.parquet") == read_prompts(inputs["data"] / "train.parquet")[1:4]
     assert (len(engine.requests), engine.closed) == (24, True)
     assert result.metrics["prompts/too_easy"] == 2
+    last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
+    assert (last.step, last.total, last.metrics["reward"]) == (24, 24, pytest.approx(14 / 24))
     assert all((tmp_path / "out" / output).exists() for output in result.outputs)
     assert (tmp_path / "out" / "tokenizer" / "tokenizer_config.json").is_file()
 
@@ -106,10 +109,7 @@ def test_an_interrupted_stage_asks_for_the_rest_alone_and_ends_with_the_same_byt
 def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(tmp_path, inputs, monkeypatch):
     def run_as(name: str, consumed: str, **changes: object) -> int:
         engine, chosen = use(monkeypatch, by_seed), settings(**changes)
-        context = context_in(tmp_path / "stages" / name, inputs)
-        identity = identity_of("difficulty", chosen, {"data": "1", "model": "2"}, {"code": "3"}, {})
-        write_identity(context.out, IdentityRecord(name, "difficulty", identity, {"data": consumed}))
-        run(chosen, context)
+        run(chosen, recorded(context_in(tmp_path / "stages" / name, inputs), chosen, consumed))
         return len(engine.requests)
 
     assert run_as("a", "x") == 24
@@ -117,8 +117,7 @@ def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(tmp_p
     assert rates(tmp_path / "stages" / "a") == rates(tmp_path / "stages" / "b")
     assert run_as("c", "x", max_response_tokens=11) == 24
     assert run_as("d", "other data", min_pass_rate=0.0) == 24
-    messages = [e.text for e in EventReader(tmp_path / "stages" / "b" / "events.jsonl").read() if e.kind == "message"]
-    assert messages == ["reuses the responses sampled for other bounds in a"]
+    assert messages_of(tmp_path / "stages" / "b") == ["reuses the responses sampled for other bounds in a"]
 
 
 def test_a_range_that_leaves_nothing_is_one_line_and_costs_no_second_draw(tmp_path, inputs, monkeypatch):
@@ -148,11 +147,3 @@ def test_truncated_responses_are_counted(tmp_path, inputs, monkeypatch):
     assert (result.metrics["truncated_share"], result.metrics["pass_rate"]) == (1.0, 0.0)
     row = pq.read_table(tmp_path / "out" / "pass_rates.parquet").to_pylist()[0]
     assert (row["mean_tokens"], row["num_truncated"]) == (12.0, 4)
-
-
-def test_progress_counts_responses_of_all_attempts(tmp_path, inputs, monkeypatch):
-    use(monkeypatch, Graded())
-    run(settings(), context_in(tmp_path / "out", inputs))
-    last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
-    assert (last.step, last.total) == (24, 24)
-    assert last.metrics["reward"] == pytest.approx(14 / 24)

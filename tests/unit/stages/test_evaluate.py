@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from synthetic.answered_stage import stage_context, use
+from synthetic.answered_stage import contents, messages_of, stage_context, use
 from synthetic.arithmetic import problems, tiny_tokenizer
 from synthetic.interrupted import answers_stay, killed_before
 from synthetic.stage_jobs import write_stage_job, write_wide_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings
@@ -84,15 +84,15 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(tmp_path, inp
     assert (last.step, last.total, last.metrics["reward"]) == (24, 24, 0.25)
 
 
-def only(*suites: str) -> EvaluateSettings:
-    """SETTINGS on some of the suites."""
-    return SETTINGS.model_copy(update={"evaluation": SETTINGS.evaluation.model_copy(update={"only": suites})})
+def changed(**fields: object) -> EvaluateSettings:
+    """SETTINGS with other fields of the section `evaluation`."""
+    return SETTINGS.model_copy(update={"evaluation": SETTINGS.evaluation.model_copy(update=fields)})
 
 
 def test_suites_can_be_evaluated_alone_and_the_held_out_prompts_are_one(tmp_path, inputs, monkeypatch):
     write_prompts(inputs["data"] / "validation.parquet", problems(6))
     use(monkeypatch, solve)
-    run(only("validation", "base"), context_in(tmp_path / "out", inputs))
+    run(changed(only=("validation", "base")), context_in(tmp_path / "out", inputs))
     rows = read_results(tmp_path / "out" / "results.json").rows
     assert [(row.suite, row.num_problems) for row in rows if row.decoding == "greedy"] == [
         ("base", 4),
@@ -102,7 +102,7 @@ def test_suites_can_be_evaluated_alone_and_the_held_out_prompts_are_one(tmp_path
 
 def test_a_suite_that_was_not_prepared_is_one_line(tmp_path, inputs):
     with pytest.raises(DataError, match=r"no suite validation; there are base, longer$"):
-        run(only("validation"), context_in(tmp_path / "out", inputs))
+        run(changed(only=("validation",)), context_in(tmp_path / "out", inputs))
     for path in (inputs["data"] / "suites").iterdir():
         path.unlink()
     with pytest.raises(DataError, match="no suite to evaluate"):
@@ -116,7 +116,7 @@ def test_suites_without_readable_answers_are_advised_on(tmp_path, inputs, monkey
     use(monkeypatch, lambda prompt, seed: response)
     context = context_in(tmp_path / "out", inputs)
     run(SETTINGS, context)
-    said = [event.text for event in EventReader(tmp_path / "out" / "events.jsonl").read() if event.kind == "message"]
+    said = messages_of(tmp_path / "out")
     assert [text.partition(": 100 % of the responses have no answer")[0] for text in said] == advised
 
 
@@ -145,8 +145,7 @@ def test_an_evaluation_that_ended_early_goes_on_within_the_suite(tmp_path, input
     assert run(SETTINGS, context_in(tmp_path / "out", inputs)).resumed_from == 24  # it is not opened again
     assert third.requests == []
     run(SETTINGS, context_in(tmp_path / "undisturbed", inputs))
-    for name in OUTPUTS:
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+    assert contents(tmp_path / "out", OUTPUTS) == contents(tmp_path / "undisturbed", OUTPUTS)
 
 
 def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_answers(tmp_path, inputs, monkeypatch):
@@ -167,8 +166,7 @@ def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_ans
             patch.setattr(ModelEvaluation, "write", written)
             run(SETTINGS, context)
         assert run(SETTINGS, context).resumed_from == 24
-        for name in OUTPUTS:
-            assert (context.out / name).read_bytes() == (tmp_path / "done" / name).read_bytes()
+        assert contents(context.out, OUTPUTS) == contents(tmp_path / "done", OUTPUTS)
         assert sorted(path.name for path in context.out.iterdir()) == sorted([*OUTPUTS, "events.jsonl"])
         step += 1
     assert step > 10
@@ -208,8 +206,7 @@ def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(tmp_p
     assert kept in (4, 7)
     for arguments in (killed, undisturbed):
         subprocess.run([sys.executable, "-m", "luffy.stages.evaluate", *arguments], check=True, capture_output=True)
-    for name in OUTPUTS:
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+    assert contents(tmp_path / "killed", OUTPUTS) == contents(tmp_path / "undisturbed", OUTPUTS)
     assert read_manifest(tmp_path / "killed").resumed_from == kept
 
 
@@ -226,9 +223,8 @@ def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they
     tmp_path, inputs, monkeypatch
 ):
     use(monkeypatch, solve)
-    own = {"longer": {"num_samples": 3, "template": "none", "stop": ["="]}}
-    settings = SETTINGS.model_dump() | {"evaluation": SETTINGS.evaluation.model_dump() | {"suites": own}}
-    run(EvaluateSettings.model_validate_json(json.dumps(settings)), context_in(tmp_path / "out", inputs))
+    own = {"longer": SuiteConfig(num_samples=3, template="none", stop=("=",))}
+    run(changed(suites=own), context_in(tmp_path / "out", inputs))
     rows = {(row.suite, row.decoding): row for row in read_results(tmp_path / "out" / "results.json").rows}
     assert {cell: row.num_samples for cell, row in rows.items()} == {
         ("longer", "greedy"): 1, ("base", "greedy"): 1, ("longer", "hot/1"): 3, ("base", "hot/1"): 2,
@@ -242,9 +238,8 @@ def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they
 
 def test_prompts_that_leave_no_room_stop_the_stage_before_anything_is_generated(tmp_path, inputs, monkeypatch):
     engine = use(monkeypatch, solve)
-    longer = SETTINGS.evaluation.model_copy(update={"max_response_tokens": 45})
     with pytest.raises(DataError, match="4 of 4 prompts do not fit"):
-        run(SETTINGS.model_copy(update={"evaluation": longer}), context_in(tmp_path / "out", inputs))
+        run(changed(max_response_tokens=45), context_in(tmp_path / "out", inputs))
     assert engine.requests == []
 
 
@@ -300,6 +295,5 @@ def test_top_p_and_stop_texts_mean_the_same_to_both_engines(tmp_path, wide_input
 def test_a_model_that_vllm_cannot_run_stops_the_stage(tmp_path, inputs):
     execution = ExecutionConfig.model_validate({"vllm": {"tensor_parallel_size": 3}})
     context = dataclasses.replace(context_in(tmp_path / "out", inputs), execution=execution)
-    evaluation = SETTINGS.evaluation.model_copy(update={"engine": "vllm"})
     with pytest.raises(ConfigError, match="3 does not divide the 2 attention heads"):
-        run(SETTINGS.model_copy(update={"evaluation": evaluation}), context)
+        run(changed(engine="vllm"), context)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from synthetic.answered_stage import stage_context
+from synthetic.answered_stage import contents, stage_context
 from synthetic.arithmetic import problems
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal
 
@@ -103,8 +103,7 @@ def test_an_endpoint_that_dies_costs_no_response_and_the_same_command_gets_the_s
     # Another URL, another number of servers, and another number of requests at a time.
     run(SETTINGS, context_in(tmp_path / "out", inputs, second, serve(), concurrency=3))
     run(SETTINGS, context_in(tmp_path / "apart" / "undisturbed", inputs, other := serve()))
-    for name in OUTPUTS:
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "apart" / "undisturbed" / name).read_bytes()
+    assert contents(tmp_path / "out", OUTPUTS) == contents(tmp_path / "apart" / "undisturbed", OUTPUTS)
     assert len(other.asked) == 48
     again = [body["seed"] for _, body in second.asked]
     assert len(again) < 48 - 29

@@ -1,5 +1,6 @@
 """A measurement comes from the weights of one version, and the best measured weights outlive every kill."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,12 @@ import pytest
 from synthetic.finished_chain import _record
 from synthetic.result_rows import result_row
 
-from luffy.config.evaluation import KeepBestConfig
+from luffy.config.evaluation import KeepBestConfig, ValidationConfig
 from luffy.errors import CheckpointError, LuffyError
 from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.stages.held_out import BestModel, OneVersionEngine, measure_suites, validation_metrics
+from luffy.stages.held_out import OneVersionEngine, measure_suites, validation_metrics
+from luffy.stages.training_span import HeldOut
 from luffy.types import FinishReason
 
 PARAMS = SamplingParams(1.0, 4, (), stop=("\n",))
@@ -68,77 +70,77 @@ def test_the_mean_is_over_suites_of_any_size():
     assert 0 < metrics["val/small/accuracy_low"] < metrics["val/small/accuracy_high"] == 1
 
 
-class Weights:
-    """Exports its current step as a model folder."""
+class Training:
+    """A run in `out` that measures every step, and exports its current step as a model folder."""
 
-    step = 0
+    def __init__(self, out: Path, patience: int | None = None, **keep_best: object) -> None:
+        self.out = out
+        schedule = ValidationConfig(
+            every=1, source="validation", keep_best=KeepBestConfig(**keep_best), patience=patience
+        )
+        self.held_out = HeldOut(self.export, out, 9, schedule, lambda step: {"val/accuracy": self.value})
+        self.step, self.value = 0, 0.0
 
     def export(self, folder: Path) -> None:
         folder.mkdir()
         (folder / "weights").write_text(str(self.step))
 
+    def measure(self, step: int, value: float) -> None:
+        self.step, self.value = step, value
+        self.held_out.measure(step)
 
-def observe(best, weights, step, value):
-    weights.step = step
-    best.observe(step, {"val/accuracy": value})
-
-
-def opened(out, weights, rows=(), **config):
-    history = [{"step": float(step), "val/accuracy": value} for step, value in rows]
-    return BestModel(out, KeepBestConfig(**config), weights.export, history)
+    def best(self) -> str:
+        self.held_out.export(self.out / "model")
+        return (self.out / "model/weights").read_text()
 
 
 def kept(out):
     return sorted(folder.name for folder in (out / "best").iterdir())
 
 
-def checkpoint(out, step):
+def checkpoint(out, step, value):
+    """With the metrics up to there."""
     folder = out / f"checkpoints/step_{step:06d}"
     folder.mkdir(parents=True)
     (folder / "COMPLETE").touch()
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, "val/accuracy": value}) + "\n")
 
 
 def test_the_earliest_of_equals_wins_and_mode_decides_what_is_better(tmp_path):
-    weights = Weights()
-    best, least = opened(tmp_path / "a", weights), opened(tmp_path / "b", weights, mode="min")
-    for out in (tmp_path / "a", tmp_path / "b"):
-        out.mkdir()
-    for step, value in ((0, 0.3), (1, 0.5), (2, 0.5), (3, 0.1)):
-        observe(best, weights, step, value)
-        observe(least, weights, step, value)
-    assert (best.step, best.num_later) == (1, 2)
-    assert (least.step, least.num_later) == (3, 0)
-    best.hand_on(tmp_path / "model")
-    assert (tmp_path / "model/weights").read_text() == "1"
+    for mode, expected, is_over in (("max", "1", True), ("min", "3", False)):
+        (tmp_path / mode).mkdir()
+        training = Training(tmp_path / mode, patience=2, mode=mode)
+        for step, value in ((0, 0.3), (1, 0.5), (2, 0.5), (3, 0.1)):
+            training.measure(step, value)
+        assert (training.best(), training.held_out.is_over) == (expected, is_over)
 
 
 def test_older_weights_stay_until_a_checkpoint_lies_behind_the_better_ones(tmp_path):
-    weights = Weights()
-    best = opened(tmp_path, weights)
-    observe(best, weights, 1, 0.2)
-    checkpoint(tmp_path, 1)
-    observe(best, weights, 2, 0.4)
+    training = Training(tmp_path)
+    training.measure(1, 0.2)
+    checkpoint(tmp_path, 1, 0.2)
+    training.measure(2, 0.4)
     # Killed now, the stage goes back to step 1, where step 1 was the best.
     assert kept(tmp_path) == ["step_000001", "step_000002"]
-    again = opened(tmp_path, weights, [(1, 0.2)])
-    assert again.step == 1
-    observe(again, weights, 2, 0.4)
-    checkpoint(tmp_path, 2)
-    observe(again, weights, 3, 0.3)
+    again = Training(tmp_path)
+    assert again.best() == "1"
+    again.measure(2, 0.4)
+    checkpoint(tmp_path, 2, 0.4)
+    again.measure(3, 0.3)
     assert kept(tmp_path) == ["step_000002"]
 
 
 def test_a_kill_in_an_export_leaves_no_half_model(tmp_path):
-    weights = Weights()
-    best = opened(tmp_path, weights)
-    observe(best, weights, 1, 0.2)
+    training = Training(tmp_path)
+    training.measure(1, 0.2)
     (tmp_path / "best/incoming").mkdir()
     (tmp_path / "best/incoming/torn").touch()
-    observe(best, weights, 2, 0.4)
+    training.measure(2, 0.4)
     assert kept(tmp_path) == ["step_000002"] and not (tmp_path / "best/step_000002/torn").exists()
 
 
 def test_deleted_weights_are_named(tmp_path):
-    best = opened(tmp_path, Weights(), [(1, 0.2)])
+    checkpoint(tmp_path, 1, 0.2)
     with pytest.raises(CheckpointError, match="step_000001: the best weights are gone"):
-        best.hand_on(tmp_path / "model")
+        Training(tmp_path).best()

@@ -24,7 +24,7 @@ def asked(answers: list[int], limit: int, at_once: int, order: list[int]) -> tup
         count += 1
     for number in running:
         ledger.settle("t", Usage(3, answers[number]), MOST)
-    return count, ledger.used("t").total
+    return count, ledger.used["t"].total
 
 
 @given(

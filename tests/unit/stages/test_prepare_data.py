@@ -118,16 +118,13 @@ def test_a_suite_keeps_its_long_problems(tmp_path):
     assert [prompt.messages[-1].content for prompt in kept] == ["1 + 1", "1" * 90]
 
 
-def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_path):
+def test_a_grader_that_rows_name_grades_them(tmp_path):
     rows = [row("Which?", "The answer is (C)", "C"), row("Or?", "The answer is (C)", "B")]
     for one in rows:
         one["reward_model"]["style"] = "choice"  # type: ignore[index]
     prepare(tmp_path / "a", train=file_source(tmp_path / "rows.jsonl", rows))
     (kept,) = read_prompts(tmp_path / "a" / "train.parquet")
     assert (kept.ground_truth, kept.grader) == ("C", "choice")
-    rows[0]["reward_model"]["style"] = "prose"  # type: ignore[index]
-    with pytest.raises(DataError, match=r"data.train: field reward_model.style names prose, which is no grader"):
-        prepare(tmp_path / "b", train=file_source(tmp_path / "rows.jsonl", rows))
 
 
 def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path):

@@ -73,11 +73,20 @@ def small_shards(monkeypatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_shards")
 def test_rows_do_not_depend_on_the_number_of_processes(tmp_path):
+    """Not even where those of one problem, in several shards, are merged."""
     rows = [luffy_row(n % 50, answer=1 if n % 7 == 0 else None) for n in range(60)]
-    asked = {"train": write(tmp_path / "d.parquet", rows), "validation_prompts": 5, "filters": {"near_duplicates": 0.9}}
+    for number, row in enumerate(rows):
+        row["target"][0]["content"] = row["target"][0]["content"].replace("<think>\n", f"<think>\nway {number}: ")  # type: ignore[index]
+    asked = {
+        "train": write(tmp_path / "d.parquet", rows),
+        "validation_prompts": 5,
+        "filters": {"near_duplicates": 0.9},
+        "sft": {"unique_train_examples": 4},
+    }
     one, three = prepare(tmp_path / "one", **asked), prepare(tmp_path / "three", 3, **asked)
     assert one.outputs == three.outputs
     assert contents(tmp_path / "one", one) == contents(tmp_path / "three", three)
+    assert sources_of(tmp_path / "one")["train"]["folded"] > 0
 
 
 def interrupt_at_the_fourth_shard(monkeypatch, out: Path, **asked) -> list[tuple[str, int]]:

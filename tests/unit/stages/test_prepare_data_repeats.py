@@ -17,6 +17,7 @@ from luffy.types import Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
+LONG = " ".join(f"w{n}" for n in range(60))
 SPLITS = ("train", "sft", "rl_complement")
 
 
@@ -38,6 +39,12 @@ def texts(prompts: list[Prompt]) -> dict[str, list[str]]:
     return {prompt.messages[-1].content: [trace.text for trace in prompt.traces] for prompt in prompts}
 
 
+def merged(folder: Path, rows: list[dict[str, object]], **filters: object) -> tuple[dict, dict[str, list[str]]]:
+    """What the card says of these training rows, and what is left of them."""
+    card = prepare(folder / "out", train=written(folder / "d.jsonl", rows), filters=filters)["train"]
+    return card, texts(read_prompts(folder / "out" / "train.parquet"))
+
+
 @pytest.fixture
 def small_shards(monkeypatch) -> None:
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 5)
@@ -49,55 +56,48 @@ def repeated(count: int, times: int) -> list[dict[str, object]]:
 
 @pytest.mark.usefixtures("small_shards")
 def test_rows_of_one_problem_become_one_prompt_with_their_traces(tmp_path):
-    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", repeated(7, 3)))["train"]
-    expected = {f"Problem {n}?": [boxed(f"by way {way}") for way in range(3)] for n in range(7)}
-    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == expected
+    card, found = merged(tmp_path, repeated(7, 3))
+    assert found == {f"Problem {n}?": [boxed(f"by way {way}") for way in range(3)] for n in range(7)}
     assert (card["rows_in"], card["rows_out"], card["folded"], card["traces_out"]) == (21, 7, 14, 21)
     assert card["repeats"] == {"3": 7} and card["rejected"] == {}
     assert "| problems by rows folded into one | 3 | 7 |" in (tmp_path / "out" / "card.md").read_text()
     assert not list((tmp_path / "out").rglob("*.spill.jsonl"))
 
 
-@pytest.mark.slow
-def test_merged_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 5)
-    source = written(tmp_path / "d.jsonl", repeated(11, 4))
-    for name, workers in (("one", 1), ("two", 2)):
-        prepare(tmp_path / name, workers, train=source, validation_prompts=2, sft={"unique_train_examples": 4})
-    for file in (path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.parquet")):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-
-
 def test_a_row_without_a_new_trace_and_one_with_another_answer_are_rejected(tmp_path):
-    rows = [
-        row("One plus one?", boxed("Easy:")),
-        row("One plus one?", boxed("Easy:")),
-        row("one  plus one?", boxed("Easy:")),
-        row("ONE plus one?", boxed("Hm."), data_source="u"),
-        row("One plus one?", boxed("No,", "3"), answer="3"),
-        row("One plus one?", None),
-    ]
-    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows))["train"]
-    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {"One plus one?": [boxed("Easy:"), boxed("Hm.")]}
+    rows = [row("One plus one?", boxed("Easy:"))] * 2
+    rows += [row("one  plus one?", boxed("Easy:")), row("ONE plus one?", boxed("Hm."), data_source="u")]
+    rows += [row("One plus one?", boxed("No,", "3"), answer="3"), row("One plus one?", None)]
+    card, found = merged(tmp_path, rows)
+    assert found == {"One plus one?": [boxed("Easy:"), boxed("Hm.")]}
     assert card["rejected"] == {"duplicate_uid": 2, "duplicate_problem": 1, "duplicate_with_other_answer": 1}
     assert card["folded"] == 1
 
 
 def test_repeats_are_rejected_where_that_is_asked_for(tmp_path):
-    source = written(tmp_path / "d.jsonl", repeated(3, 2))
-    card = prepare(tmp_path / "out", train=source, filters={"repeats": "reject"})["train"]
+    card, _ = merged(tmp_path, repeated(3, 2), repeats="reject")
     assert (card["rows_out"], card["folded"], card["rejected"]) == (3, 0, {"duplicate_uid": 3})
 
 
 def test_a_uid_that_a_file_gives_to_two_problems_is_no_repeat_of_either(tmp_path):
-    rows = [
-        row("First?", boxed("a"), uid="x"),
-        row("Second?", boxed("b"), uid="x"),
-        row("Second?", boxed("c"), uid="y"),
-    ]
-    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows))["train"]
-    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {"First?": [boxed("a")], "Second?": [boxed("c")]}
+    of_x = [row("First?", boxed("a"), uid="x"), row("Second?", boxed("b"), uid="x")]
+    card, found = merged(tmp_path, [*of_x, row("Second?", boxed("c"), uid="y")])
+    assert found == {"First?": [boxed("a")], "Second?": [boxed("c")]}
     assert (card["rejected"], card["folded"]) == ({"duplicate_uid": 1}, 0)
+
+
+def test_a_near_duplicate_of_a_rejected_row_stays(tmp_path):
+    rows = [row("First?", boxed("a"), uid="x"), row(LONG + " end", boxed("b"), uid="x"), row(LONG, boxed("c"))]
+    card, found = merged(tmp_path, rows, near_duplicates=0.8)
+    assert found == {"First?": [boxed("a")], LONG: [boxed("c")]}
+    assert card["rejected"] == {"duplicate_uid": 1}
+
+
+def test_a_repeat_of_a_near_duplicate_goes_with_it(tmp_path):
+    rows = [row(LONG + end, boxed(way)) for way in ("a", "b") for end in ("", " end")]
+    card, found = merged(tmp_path, rows, near_duplicates=0.8)
+    assert found == {LONG: [boxed("a"), boxed("b")]}
+    assert (card["rejected"], card["folded"]) == ({"near_duplicate": 2}, 1)
 
 
 def test_uids_are_compared_to_their_last_character(tmp_path):
@@ -108,24 +108,6 @@ def test_uids_are_compared_to_their_last_character(tmp_path):
     found = {name: {p.uid for p in read_prompts(tmp_path / "out" / f"{name}.parquet")} for name in SPLITS}
     assert (card["rejected"], found["train"]) == ({}, set(uids))
     assert found["sft"] | found["rl_complement"] == set(uids) and not found["sft"] & found["rl_complement"]
-
-
-def test_a_near_duplicate_of_a_rejected_row_stays(tmp_path):
-    long = " ".join(f"w{n}" for n in range(60))
-    rows = [row("First?", boxed("a"), uid="x"), row(long + " end", boxed("b"), uid="x"), row(long, boxed("c"))]
-    source = written(tmp_path / "d.jsonl", rows)
-    card = prepare(tmp_path / "out", train=source, filters={"near_duplicates": 0.8})["train"]
-    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {"First?": [boxed("a")], long: [boxed("c")]}
-    assert card["rejected"] == {"duplicate_uid": 1}
-
-
-def test_a_repeat_of_a_near_duplicate_goes_with_it(tmp_path):
-    long = " ".join(f"w{n}" for n in range(60))
-    rows = [row(long + end, boxed(way)) for way in ("a", "b") for end in ("", " end")]
-    source = written(tmp_path / "d.jsonl", rows)
-    card = prepare(tmp_path / "out", train=source, filters={"near_duplicates": 0.8})["train"]
-    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {long: [boxed("a"), boxed("b")]}
-    assert (card["rejected"], card["folded"]) == ({"near_duplicate": 2}, 1)
 
 
 def test_the_complement_holds_no_near_duplicate_of_another_split_or_of_itself(tmp_path):

@@ -8,8 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic.answered_stage import (
     assert_an_interrupted_stage_asks_for_the_rest_alone,
+    messages_of,
     number_in,
     prompts_and_policy,
+    recorded,
     stage_context,
     use,
 )
@@ -23,8 +25,6 @@ from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.pass_rates import read_sample_card
 from luffy.data.templates import decode
 from luffy.errors import DataError
-from luffy.pipeline.events import EventReader
-from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.sample import run
@@ -116,36 +116,20 @@ def test_what_is_sampled_depends_on_the_round_and_not_on_batches(tmp_path, input
     assert len(one[0]) == 24 and one[0].isdisjoint(other[0])
 
 
-def test_another_rule_of_keeping_reuses_what_was_sampled(tmp_path, inputs, monkeypatch):
+def test_another_rule_of_keeping_reuses_what_a_stage_that_is_not_discarded_sampled(tmp_path, inputs, monkeypatch):
     def run_as(name: str, **changes: object) -> int:
         engine, chosen = use(monkeypatch, by_seed), settings(**changes)
-        context = context_in(tmp_path / "stages" / name, inputs)
-        identity = identity_of("sample", chosen, {"data": "1", "model": "2"}, {"code": "3"}, {})
-        write_identity(context.out, IdentityRecord(name, "sample_1", identity, {"data": "x"}))
-        run(chosen, context)
+        run(chosen, recorded(context_in(tmp_path / "stages" / name, inputs), chosen))
         return len(engine.requests)
 
+    assert run_as(".trash-a") == 24
     assert run_as("a") == 24
     assert run_as("b", keep={"choose": "shortest", "max_per_prompt": 1}) == 0
     assert run_as("c", temperature=0.5) == 24
     traces = [prompt.traces for prompt in read_prompts(tmp_path / "stages/b/sampled.parquet")]
     more = [prompt.traces for prompt in read_prompts(tmp_path / "stages/a/sampled.parquet")]
     assert all(len(each) == 1 for each in traces) and any(len(each) == 2 for each in more)
-    messages = [e.text for e in EventReader(tmp_path / "stages/b/events.jsonl").read() if e.kind == "message"]
-    assert messages == ["reuses the responses sampled for another sample.keep in a"]
-
-
-def test_a_stage_whose_deletion_was_interrupted_is_not_adopted(tmp_path, inputs, monkeypatch):
-    def run_as(name: str) -> int:
-        engine = use(monkeypatch, by_seed)
-        context = context_in(tmp_path / "stages" / name, inputs)
-        identity = identity_of("sample", settings(), {"data": "1", "model": "2"}, {"code": "3"}, {})
-        write_identity(context.out, IdentityRecord(name, "sample_1", identity, {"data": "x"}))
-        run(settings(), context)
-        return len(engine.requests)
-
-    assert run_as(".trash-a") == 24
-    assert run_as("b") == 24
+    assert messages_of(tmp_path / "stages/b") == ["reuses the responses sampled for another sample.keep in a"]
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ import torch
 from reference.gradient_case import execution, tiny_model, trajectories
 from reference.sft_case import PLAN
 from safetensors.torch import load_file
-from synthetic.answered_stage import stage_context
+from synthetic.answered_stage import messages_of, stage_context
 from synthetic.arithmetic import tiny_tokenizer
 
 from luffy.config import load_experiment
 from luffy.config.settings import SFTSettings
-from luffy.pipeline.events import EventReader
 from luffy.pipeline.graph import build_graph
 from luffy.stages.supervised_run import run_supervised
 from luffy.tracking.metrics import GpuHours, read_metrics, without_times
@@ -41,7 +40,8 @@ def train(settings: SFTSettings, folder: Path, max_tokens: int) -> None:
     policy = Policy(tiny_model(), LASTING.optimizer, execution(), "float32")
     ranks = LocalRanks(SupervisedRank(policy, LASTING, CheckpointStore(out, 2), pad_id=0))
     rows = trajectories("sft")[0]
-    run_supervised(settings, context, ranks, rows, LASTING, GpuHours(out), max_tokens=max_tokens)
+    settings = settings.model_copy(update={"sft": settings.sft.model_copy(update={"max_tokens": max_tokens})})
+    run_supervised(settings, context, ranks, rows, LASTING, GpuHours(out))
 
 
 def test_a_kill_after_max_tokens_has_ended_training_costs_no_further_step(settings, tmp_path, monkeypatch):
@@ -56,8 +56,7 @@ def test_a_kill_after_max_tokens_has_ended_training_costs_no_further_step(settin
     assert [row["step"] for row in logged[0]] == [1]
     found = [load_file(out / "model" / "model.safetensors") for out in (whole, resumed)]
     assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
-    said = [event.text for event in EventReader(resumed / "events.jsonl").read() if event.kind == "message"]
-    assert said == ["sft.max_tokens ended training after step 1 of 4"] * 2
+    assert messages_of(resumed) == ["sft.max_tokens ended training after step 1 of 4"] * 2
 
 
 def kill(rank: SupervisedRank, folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from reference.gradient_case import tiny_model
-from synthetic.answered_stage import stage_context
+from synthetic.answered_stage import contents, stage_context
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, mortal, refusal
 
@@ -105,6 +105,33 @@ def context_in(out: Path, inputs: dict[str, Path], servers: dict[str, str], **se
     return stage_context("synthesize", out, inputs, execution=execution)
 
 
+class Bench:
+    """Runs the stage in folders of its own; in each, no earlier stage has answers unless they are side by side."""
+
+    def __init__(self, root: Path, inputs: dict[str, Path]) -> None:
+        self.root = root
+        self.inputs = inputs
+        self.endpoint: Endpoint
+
+    def run(
+        self, answer: Answer, config: SynthesizeSettings | None = None, out: str = "o", **server: object
+    ) -> StageResult:
+        """With one teacher, which answers so; `endpoint` then has what it was asked."""
+        config = config or settings({"r1": teacher()})
+        (name,) = config.synthesize.teachers
+        with served(answer) as self.endpoint:
+            return run(config, context_in(self.root / out, self.inputs, {name: self.endpoint.url}, **server))
+
+    @property
+    def asked(self) -> list[int]:
+        return [number_in(body) for _, body in self.endpoint.asked]
+
+
+@pytest.fixture
+def bench(tmp_path, inputs) -> Bench:
+    return Bench(tmp_path, inputs)
+
+
 def traces_in(out: Path, name: str = "train") -> dict[str, list[str]]:
     return {prompt.uid: [trace.author for trace in prompt.traces] for prompt in read_prompts(out / f"{name}.parquet")}
 
@@ -113,10 +140,9 @@ def card_in(out: Path) -> SynthesisCard:
     return read_synthesis_card(out / "card.json")
 
 
-def test_prompts_without_traces_get_those_of_correct_answers_and_every_later_reader_finds_its_file(tmp_path, inputs):
+def test_prompts_without_traces_get_those_of_correct_answers_and_every_later_reader_finds_its_file(tmp_path, bench):
     out = tmp_path / "out"
-    with served(by_prompt({3: wrong})) as endpoint:
-        result = run(settings({"r1": teacher(temperature=0.6)}), context_in(out, inputs, {"r1": endpoint.url}))
+    result = bench.run(by_prompt({3: wrong}), settings({"r1": teacher(temperature=0.6)}), "out")
     assert traces_in(out) == {"p0": ["human"], "p3": []} | {f"p{number}": ["r1"] for number in (1, 2, 4, 5, 6)}
     assert sorted(traces_in(out, "sft")) == ["p0", "p1", "p2", "p4", "p5", "p6"]
     assert traces_in(out, "rl_complement") == {"p3": []}
@@ -125,7 +151,7 @@ def test_prompts_without_traces_get_those_of_correct_answers_and_every_later_rea
         "so \\boxed{2}", "r1", True, model="org/big", decoding="temperature 0.6, top_p 1", num_tokens=5
     )
     # The first sample of every prompt, then the second of the one that has no correct answer.
-    assert Counter(number_in(body) for _, body in endpoint.asked) == {1: 1, 2: 1, 3: 2, 4: 1, 5: 1, 6: 1}
+    assert Counter(bench.asked) == {1: 1, 2: 1, 3: 2, 4: 1, 5: 1, 6: 1}
     card = card_in(out)
     assert (card.prompts, card.asked_about, card.given, card.without) == (7, 6, 5, ("p3",))
     assert card.teachers["r1"].outcomes == {"correct": 5, "wrong": 2}
@@ -134,7 +160,7 @@ def test_prompts_without_traces_get_those_of_correct_answers_and_every_later_rea
     assert all((out / output).exists() for output in result.outputs)
 
 
-def test_refusals_truncations_empty_and_failed_answers_are_outcomes_and_reasoning_is_put_into_tags(tmp_path, inputs):
+def test_refusals_truncations_empty_and_failed_answers_are_outcomes_and_reasoning_is_put_into_tags(tmp_path, bench):
     half = Reply(200, b'{"choices": [{"mess')
 
     def reasoned(path: str, body: dict) -> Reply:
@@ -148,8 +174,7 @@ def test_refusals_truncations_empty_and_failed_answers_are_outcomes_and_reasonin
         5: lambda path, body: half,
         6: lambda path, body: refusal(400, "your policy forbids this"),
     }
-    with served(by_prompt(script)) as endpoint:
-        run(settings({"r1": teacher(num_samples=1)}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    bench.run(by_prompt(script), settings({"r1": teacher(num_samples=1)}))
     card = card_in(tmp_path / "o")
     assert card.teachers["r1"].outcomes == {"correct": 1, "empty": 1, "failed": 1, "refused": 2, "truncated": 1}
     assert card.without == ("p2", "p3", "p4", "p5", "p6")
@@ -157,7 +182,7 @@ def test_refusals_truncations_empty_and_failed_answers_are_outcomes_and_reasonin
     assert trace.text == "<think>\n1 +1=2\n</think>\n\n\\boxed{2}"
 
 
-def test_rules_for_traces_hold_for_answers(tmp_path, inputs):
+def test_rules_for_traces_hold_for_answers(tmp_path, bench):
     (question,) = SUITE.messages
     script = {
         1: lambda path, body: completion(f"{'so ' * 50}\\boxed{{2}}"),
@@ -165,9 +190,7 @@ def test_rules_for_traces_hold_for_answers(tmp_path, inputs):
         3: lambda path, body: completion(f"{question.content} \\boxed{{4}}"),
         4: lambda path, body: completion("\\boxed{5}<|eos|>"),
     }
-    with served(by_prompt(script)) as endpoint:
-        config = settings({"r1": teacher(num_samples=1)}, {"max_trace_tokens": 100})
-        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    bench.run(by_prompt(script), settings({"r1": teacher(num_samples=1)}, {"max_trace_tokens": 100}))
     card = card_in(tmp_path / "o").teachers["r1"]
     assert card.rejected == {"trace_holds_benchmark_problem": 1, "trace_holds_stop_token": 1, "trace_too_long": 1}
     assert card.outcomes == {"correct": 5, "no_answer": 1}
@@ -188,7 +211,7 @@ def test_an_answer_with_undecodable_bytes_is_no_trace_and_the_prompt_is_asked_ag
     assert card_in(tmp_path / "o").teachers["small"].rejected == {"trace_undecoded": 2}
 
 
-def test_a_teacher_that_fails_stalls_and_hurries_loses_nothing_and_is_asked_once_for_each_answer(tmp_path, inputs):
+def test_a_teacher_that_fails_stalls_and_hurries_loses_nothing_and_is_asked_once_for_each_answer(tmp_path, bench):
     """Every question fails once in a way of its own; what it gets in the end is the same as without."""
     seen: Counter[int] = Counter()
     lock, ended = threading.Lock(), threading.Event()
@@ -211,38 +234,30 @@ def test_a_teacher_that_fails_stalls_and_hurries_loses_nothing_and_is_asked_once
         return faults[number] if is_first else right(path, body)
 
     with served(troubled) as endpoint:
-        context = context_in(tmp_path / "troubled", inputs, {"r1": endpoint.url}, request_timeout_s=1.0)
+        context = context_in(tmp_path / "troubled", bench.inputs, {"r1": endpoint.url}, request_timeout_s=1.0)
         run(settings({"r1": teacher()}), context)
         ended.set()
-    with served(right) as endpoint:
-        run(settings({"r1": teacher()}), context_in(tmp_path / "calm" / "out", inputs, {"r1": endpoint.url}))
+    bench.run(right, out="calm/out")
     assert seen == dict.fromkeys(range(1, 7), 2)
-    for output in OUTPUTS:
-        assert (tmp_path / "troubled" / output).read_bytes() == (tmp_path / "calm" / "out" / output).read_bytes()
+    assert contents(tmp_path / "troubled", OUTPUTS) == contents(tmp_path / "calm" / "out", OUTPUTS)
 
 
-def test_an_endpoint_that_dies_is_resumed_where_it_was_and_one_that_is_dead_never_counts_as_an_outcome(
-    tmp_path, inputs
-):
-    config, out = settings({"r1": teacher()}), tmp_path / "out"
-    with served(lambda path, body: refusal(503, "gone")) as dead, pytest.raises(LostError, match="status 503: gone"):
-        run(config, context_in(out, inputs, {"r1": dead.url}, max_retries=0))
-    with served(mortal(4, right, refusal(503, "gone"))) as endpoint:
-        run(config, context_in(out, inputs, {"r1": endpoint.url}, max_retries=0, concurrency=1))
-    assert card_in(out).teachers["r1"].outcomes["failed"] > 0  # fewer than make an endpoint dead
-    with served(right) as endpoint:
-        run(config, context_in(tmp_path / "second", inputs, {"r1": endpoint.url}))
-    assert len(endpoint.asked) == 2  # the answers of the first stage are taken over, its failures are not
+def test_an_endpoint_that_dies_is_resumed_where_it_was_and_one_that_is_dead_never_counts_as_an_outcome(tmp_path, bench):
+    with pytest.raises(LostError, match="status 503: gone"):
+        bench.run(lambda path, body: refusal(503, "gone"), max_retries=0)
+    bench.run(mortal(4, right, refusal(503, "gone")), max_retries=0, concurrency=1)
+    assert card_in(tmp_path / "o").teachers["r1"].outcomes["failed"] > 0  # fewer than make an endpoint dead
+    bench.run(right, out="second")
+    assert len(bench.asked) == 2  # the answers of the first stage are taken over, its failures are not
     assert card_in(tmp_path / "second").given == 6
 
 
-def test_no_more_is_asked_than_the_budget_allows_however_many_are_asked_at_once(tmp_path, inputs):
+def test_no_more_is_asked_than_the_budget_allows_however_many_are_asked_at_once(tmp_path, bench):
     def run_with(name: str, budget: dict, concurrency: int) -> tuple[SynthesisCard, int]:
         price = {"prompt_per_million": 100_000.0, "completion_per_million": 200_000.0}
         config = settings({"r1": teacher(price=price)}, budget=budget)
-        with served(right) as endpoint:
-            run(config, context_in(tmp_path / name / "o", inputs, {"r1": endpoint.url}, concurrency=concurrency))
-        return card_in(tmp_path / name / "o"), len(endpoint.asked)
+        bench.run(right, config, f"{name}/o", concurrency=concurrency)
+        return card_in(tmp_path / name / "o"), len(bench.asked)
 
     one, asked = run_with("one", {"max_tokens": 40}, 1)
     many, _ = run_with("many", {"max_tokens": 40}, 64)
@@ -307,8 +322,7 @@ def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_pol
     whole = start(by_seed)
     run(config, context_in(tmp_path / "whole", inputs, {}))
     assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[4:]]
-    for output in OUTPUTS:
-        assert (tmp_path / "out" / output).read_bytes() == (tmp_path / "whole" / output).read_bytes()
+    assert contents(tmp_path / "out", OUTPUTS) == contents(tmp_path / "whole", OUTPUTS)
     card = card_in(tmp_path / "out").teachers["own"]
     assert card.with_logprobs == card.traces > 0
     (trace, *_) = [trace for p in read_prompts(tmp_path / "out" / "train.parquet") for trace in p.traces][1:]
@@ -327,8 +341,9 @@ def test_a_teacher_without_a_chat_template_is_refused_by_its_own_name(tmp_path, 
         run(config, context_in(tmp_path / "o", inputs, {}))
 
 
-def traced_by_experts(inputs: dict[str, Path]) -> dict[str, Prompt]:
-    """Four prompts, the first three of which have an expert's trace."""
+@pytest.fixture
+def experts(inputs) -> dict[str, Prompt]:
+    """Writes four prompts, the first three of which have an expert's trace; returns them without."""
     bare = problems(4)
     traces = [(Trace(f"an expert says \\boxed{{{number + 1}}}", "human", True),) for number in range(3)]
     rows = [dataclasses.replace(row, traces=known) for row, known in zip(bare, [*traces, ()], strict=True)]
@@ -347,18 +362,17 @@ def rewriting() -> SynthesizeSettings:
     return settings({"policy": teacher()}, prompts="all", rewrite={"num_samples": 2})
 
 
+@pytest.mark.usefixtures("experts")
 def test_rewriting_keeps_what_the_policy_solves_then_shows_it_the_trace_and_the_expert_is_the_last_resort(
-    tmp_path, inputs
+    tmp_path, bench
 ):
     """p0 to p2 have an expert's trace: the policy solves p0 alone, p1 with the trace, p2 never; p3 has no expert."""
-    traced_by_experts(inputs)
-    with served(pupil) as endpoint:
-        result = run(rewriting(), context_in(tmp_path / "o", inputs, {"policy": endpoint.url}))
+    result = bench.run(pupil, rewriting())
     found = read_prompts(tmp_path / "o" / "train.parquet")
     origins = {prompt.uid: [(trace.author, trace.origin) for trace in prompt.traces] for prompt in found}
     expected = {"p0": ("policy", "own"), "p1": ("policy", "rewritten"), "p2": ("human", "expert")}
     assert origins == {uid: [trace] for uid, trace in expected.items()} | {"p3": []}
-    shown = [number_in(body) for _, body in endpoint.asked if "expert" in body["messages"][-1]["content"]]
+    shown = [number_in(body) for _, body in bench.endpoint.asked if "expert" in body["messages"][-1]["content"]]
     assert sorted(shown) == [1, 2, 2], "until it is right, where it failed by itself and there is a trace"
     card = card_in(tmp_path / "o")
     assert card.origins == {"expert": 1, "own": 1, "rewritten": 1}
@@ -368,45 +382,38 @@ def test_rewriting_keeps_what_the_policy_solves_then_shows_it_the_trace_and_the_
     assert "Traces after rewriting: 1 expert, 1 own, 1 rewritten." in (tmp_path / "o" / "card.md").read_text()
 
 
-def test_a_rewritten_trace_is_learned_without_the_trace_in_its_prompt(tmp_path, inputs):
-    before = traced_by_experts(inputs)
-    with served(pupil) as endpoint:
-        run(rewriting(), context_in(tmp_path / "o", inputs, {"policy": endpoint.url}))
+def test_a_rewritten_trace_is_learned_without_the_trace_in_its_prompt(tmp_path, bench, experts):
+    bench.run(pupil, rewriting())
     tokenizer = tiny_tokenizer()
     for name in ("train", "sft", "rl_complement"):
         for prompt in read_prompts(tmp_path / "o" / f"{name}.parquet"):
-            assert prompt.messages == before[prompt.uid].messages
+            assert prompt.messages == experts[prompt.uid].messages
             (task,) = tokenize_tasks(tokenizer, [prompt])
             assert "expert" not in tokenizer.decode(task.prompt_ids)
             replies = " ".join(trace.reply for trace in task.demonstrations)
             assert ("expert" in replies) == (prompt.uid == "p2" and name != "rl_complement")
 
 
+@pytest.mark.usefixtures("experts")
 @pytest.mark.parametrize("answers", [1, 6, 8])
-def test_a_rewriting_that_ends_early_asks_for_the_rest_alone(tmp_path, inputs, answers):
+def test_a_rewriting_that_ends_early_asks_for_the_rest_alone(tmp_path, bench, answers):
     """It ends among the policy's own answers, early or late, or while it rewrites."""
-    traced_by_experts(inputs)
-    out, dying = tmp_path / "out" / "o", mortal(answers, pupil, refusal(402, "no credit"))
-    with served(dying) as first, pytest.raises(ConfigError, match="no credit"):
-        run(rewriting(), context_in(out, inputs, {"policy": first.url}, concurrency=1))
-    with served(pupil) as second:
-        run(rewriting(), context_in(out, inputs, {"policy": second.url}))
-    with served(pupil) as whole:
-        run(rewriting(), context_in(tmp_path / "whole" / "o", inputs, {"policy": whole.url}))
-    assert answers + len(second.asked) == len(whole.asked) == 10
-    for output in OUTPUTS:
-        assert (out / output).read_bytes() == (tmp_path / "whole" / "o" / output).read_bytes()
+    with pytest.raises(ConfigError, match="no credit"):
+        bench.run(mortal(answers, pupil, refusal(402, "no credit")), rewriting(), "out/o", concurrency=1)
+    bench.run(pupil, rewriting(), "out/o")
+    left = len(bench.asked)
+    bench.run(pupil, rewriting(), "whole/o")
+    assert answers + left == len(bench.asked) == 10
+    assert contents(tmp_path / "out" / "o", OUTPUTS) == contents(tmp_path / "whole" / "o", OUTPUTS)
 
 
-def test_a_copy_of_the_experts_text_is_the_experts(tmp_path, inputs):
-    traced_by_experts(inputs)
-
+@pytest.mark.usefixtures("experts")
+def test_a_copy_of_the_experts_text_is_the_experts(tmp_path, bench):
     def copies(path: str, body: dict) -> Reply:
         is_helped = "expert" in body["messages"][-1]["content"]
         return completion(f"an expert says \\boxed{{{number_in(body) + 1}}}") if is_helped else wrong(path, body)
 
-    with served(copies) as endpoint:
-        run(rewriting(), context_in(tmp_path / "o", inputs, {"policy": endpoint.url}))
+    bench.run(copies, rewriting())
     assert card_in(tmp_path / "o").origins == {"expert": 3}
 
 
@@ -435,14 +442,7 @@ def test_a_rewriting_that_cannot_be_is_refused(changes, message):
         ({"urls": ("http://127.0.0.1:9",)}, None, "execution.teachers.r1.urls: .*start the server or correct the URL"),
     ],
 )
-def test_a_teacher_that_cannot_be_asked_is_one_line(
-    tmp_path,
-    inputs,
-    monkeypatch,
-    server,
-    variable,
-    message,
-):
+def test_a_teacher_that_cannot_be_asked_is_one_line(tmp_path, inputs, monkeypatch, server, variable, message):
     if variable is not None:
         monkeypatch.setenv("R1_KEY", variable)
     with served(right, key="sk-right") as endpoint, pytest.raises(ConfigError, match=message) as refused:
@@ -460,74 +460,57 @@ def test_a_plan_says_that_a_key_is_not_set(monkeypatch):
     assert "R1_KEY" not in " ".join(find_resources(config).notes)
 
 
-def test_requests_that_are_all_rejected_are_a_mistake_and_no_outcome(tmp_path, inputs):
-    def rejects(path: str, body: dict) -> Reply:
-        return refusal(400, "top_p is not supported")
-
-    with served(rejects) as endpoint, pytest.raises(ConfigError, match=r"refuses the request: .*top_p is not"):
-        run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+def test_requests_that_are_all_rejected_are_a_mistake_and_no_outcome(tmp_path, bench):
+    with pytest.raises(ConfigError, match=r"refuses the request: .*top_p is not"):
+        bench.run(lambda path, body: refusal(400, "top_p is not supported"))
     assert (tmp_path / "o" / "paid_answers.jsonl").read_bytes() == b""
 
 
-def test_an_account_that_is_empty_ends_the_stage_and_counts_nothing(tmp_path, inputs):
-    def pays_twice(path: str, body: dict) -> Reply:
-        return right(path, body) if len(endpoint.asked) <= 2 else refusal(402, "no credit")
-
-    config = settings({"r1": teacher()})
-    with served(pays_twice) as endpoint, pytest.raises(ConfigError, match="status 402: no credit"):
-        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}, concurrency=1))
-    with served(right) as endpoint:
-        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
-    assert len(endpoint.asked) == 4
+def test_an_account_that_is_empty_ends_the_stage_and_counts_nothing(tmp_path, bench):
+    with pytest.raises(ConfigError, match="status 402: no credit"):
+        bench.run(mortal(2, right, refusal(402, "no credit")), concurrency=1)
+    bench.run(right)
+    assert len(bench.asked) == 4
     assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 6}
 
 
 def test_an_endpoint_that_rejects_everything_from_some_moment_on_counts_nothing_whatever_its_batches(
-    tmp_path, inputs, monkeypatch
+    tmp_path, bench, monkeypatch
 ):
     monkeypatch.setattr("luffy.stages.synthesize._PAID_BATCH", 1)
     monkeypatch.setattr("luffy.stages.synthesis.teachers._UNANSWERED_IN_A_ROW", 3)
-    config = settings({"r1": teacher()})
-    with served(mortal(2, right, refusal(400, "no credit"))) as endpoint, pytest.raises(ConfigError, match="no credit"):
-        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}, concurrency=1))
-    with served(right) as endpoint:
-        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    with pytest.raises(ConfigError, match="no credit"):
+        bench.run(mortal(2, right, refusal(400, "no credit")), concurrency=1)
+    bench.run(right)
     assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 6}
 
 
-def test_a_rejected_prompt_is_an_outcome_although_it_fills_the_first_batch_of_a_tight_budget(tmp_path, inputs):
+def test_a_rejected_prompt_is_an_outcome_although_it_fills_the_first_batch_of_a_tight_budget(tmp_path, bench):
     def rejects(path: str, body: dict) -> Reply:
         return refusal(400, "the prompt is filtered")
 
-    config = settings({"r1": teacher()}, budget={"max_tokens": 40})
-    with served(by_prompt({1: rejects})) as endpoint:
-        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}, concurrency=1))
-    assert number_in(endpoint.asked[0][1]) == 1
+    bench.run(by_prompt({1: rejects}), settings({"r1": teacher()}, budget={"max_tokens": 40}), concurrency=1)
+    assert bench.asked[0] == 1
     assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 3, "refused": 1}
 
 
-def test_a_synthesis_without_prompts_to_ask_is_refused(tmp_path, inputs):
-    rows = read_prompts(inputs["data"] / "train.parquet")[:1]
-    write_prompts(inputs["data"] / "train.parquet", rows)
-    write_prompts(inputs["data"] / "rl_complement.parquet", [])
+def test_a_synthesis_without_prompts_to_ask_is_refused(bench):
+    data = bench.inputs["data"]
+    write_prompts(data / "train.parquet", read_prompts(data / "train.parquet")[:1])
+    write_prompts(data / "rl_complement.parquet", [])
     with pytest.raises(DataError, match=r"no training prompt lacks a trace; set synthesize\.prompts: all"):
-        run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": "http://127.0.0.1:9"}))
+        bench.run(right)
 
 
-def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path, inputs):
+def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(bench):
     """Unlike in prepare_data, every prompt has a trace now."""
-    with served(right) as endpoint, pytest.raises(DataError, match=r"data\.rl: the complement is empty"):
-        run(settings({"r1": teacher()}, {"rl": "complement"}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    with pytest.raises(DataError, match=r"data\.rl: the complement is empty"):
+        bench.run(right, settings({"r1": teacher()}, {"rl": "complement"}))
 
 
-def test_sft_cannot_ask_for_more_examples_than_there_are(tmp_path, inputs):
+def test_sft_cannot_ask_for_more_examples_than_there_are(tmp_path, bench):
     config = settings({"r1": teacher(num_samples=1)}, {"sft": {"unique_train_examples": 6}})
-    with served(by_prompt({3: wrong})) as endpoint:
-        result = run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
-    assert isinstance(result, StageResult)
+    bench.run(by_prompt({3: wrong}), config)
     assert len(traces_in(tmp_path / "o", "sft")) == 6
-    with (
-        served(by_prompt({3: wrong, 4: wrong})) as endpoint,
-        pytest.raises(DataError, match="unique_train_examples: 6 asked for, 5 training prompts have a trace"),
-    ):
-        run(config, context_in(tmp_path / "fewer" / "o", inputs, {"r1": endpoint.url}))
+    with pytest.raises(DataError, match="unique_train_examples: 6 asked for, 5 training prompts have a trace"):
+        bench.run(by_prompt({3: wrong, 4: wrong}), config, "fewer/o")

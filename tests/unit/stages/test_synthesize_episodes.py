@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S, wait_until
 from reference.gradient_case import tiny_model
-from synthetic.answered_stage import stage_context
+from synthetic.answered_stage import contents, stage_context
 from synthetic.arithmetic import ScriptedEngine
-from synthetic.endpoint import Reply, completion, refusal
+from synthetic.endpoint import Endpoint, Reply, completion, refusal
 from unit.stages.test_synthesize import OUTPUTS, card_in, served
 
 from luffy.config.answers import SynthesizeConfig
@@ -109,8 +109,11 @@ def context_in(out: Path, inputs: dict[str, Path], url: str) -> StageContext:
     return stage_context("synthesize", out, inputs, execution=execution)
 
 
-def outputs(out: Path) -> dict[str, bytes]:
-    return {name: (out / name).read_bytes() for name in OUTPUTS}
+def play(out: Path, inputs: dict[str, Path], played: SynthesizeSettings | None = None) -> Endpoint:
+    """Run the stage with a teacher that halves the interval; returns its endpoint, with what it was asked."""
+    with served(halving) as endpoint:
+        run(played or settings(), context_in(out, inputs, endpoint.url))
+    return endpoint
 
 
 def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid():
@@ -122,8 +125,7 @@ def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid():
 
 
 def test_right_games_become_traces_that_the_environment_answers_again_as_recorded(tmp_path, inputs):
-    with served(halving) as endpoint:
-        run(settings(), context_in(tmp_path / "out", inputs, endpoint.url))
+    play(tmp_path / "out", inputs)
     prompts = read_prompts(tmp_path / "out" / "sft.parquet")
     assert len(prompts) == len({prompt.uid for prompt in prompts}) == 12
     for prompt in prompts:
@@ -138,19 +140,17 @@ def test_right_games_become_traces_that_the_environment_answers_again_as_recorde
 
 
 def test_the_card_and_the_budget_count_every_turn(tmp_path, inputs):
-    with served(halving) as endpoint:
-        run(settings(), context_in(tmp_path / "all", inputs, endpoint.url))
-        card = card_in(tmp_path / "all").teachers["r1"]
-        assert card.num_tokens == 2 * len(endpoint.asked) > 2 * card.questions == 24
-        assert card.prompt_tokens == sum(10 * len(body["messages"]) for _, body in endpoint.asked)
-        limit = (card.prompt_tokens + card.num_tokens) // 2
-        asked = len(endpoint.asked)
-        run(settings(budget={"max_tokens": limit}), context_in(tmp_path / "some" / "out", inputs, endpoint.url))
-        some = card_in(tmp_path / "some" / "out").teachers["r1"]
+    endpoint = play(tmp_path / "all", inputs)
+    card = card_in(tmp_path / "all").teachers["r1"]
+    assert card.num_tokens == 2 * len(endpoint.asked) > 2 * card.questions == 24
+    assert card.prompt_tokens == sum(10 * len(body["messages"]) for _, body in endpoint.asked)
+    limit = (card.prompt_tokens + card.num_tokens) // 2
+    endpoint = play(tmp_path / "some" / "out", inputs, settings(budget={"max_tokens": limit}))
+    some = card_in(tmp_path / "some" / "out").teachers["r1"]
     used = some.prompt_tokens + some.num_tokens
     assert some.questions + some.not_asked == 12
     assert limit <= used < limit + 3 * 62  # by less than one game of three turns
-    assert some.num_tokens == 2 * (len(endpoint.asked) - asked)
+    assert some.num_tokens == 2 * len(endpoint.asked)
 
 
 def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(tmp_path, inputs, monkeypatch):
@@ -221,7 +221,7 @@ def test_kill_9_in_the_middle_of_games_pays_no_turn_twice_and_changes_nothing(tm
         _play(tmp_path / "out", inputs, endpoint.url)
         assert max(given.values()) == 1
         _play(tmp_path / "other" / "out", inputs, endpoint.url)
-    assert outputs(tmp_path / "out") == outputs(tmp_path / "other" / "out")
+    assert contents(tmp_path / "out", OUTPUTS) == contents(tmp_path / "other" / "out", OUTPUTS)
 
 
 def saved_turns(log: Path) -> int:
@@ -238,8 +238,7 @@ def failing(max_failed_share: float) -> SynthesizeSettings:
 
 
 def test_a_crashed_game_is_an_outcome_with_its_reason(tmp_path, inputs):
-    with served(halving) as endpoint:
-        run(failing(1.0), context_in(tmp_path / "out", inputs, endpoint.url))
+    play(tmp_path / "out", inputs, failing(1.0))
     card = card_in(tmp_path / "out").teachers["r1"]
     odd = sum(int(prompt.ground_truth) % 2 for prompt in read_prompts(inputs["data"] / "train.parquet"))
     assert card.outcomes == {"correct": 12 - odd, "crashed": odd}

@@ -27,13 +27,10 @@ def test_a_run_that_mostly_had_none_is_told_what_happened_to_its_policy() -> Non
     assert "entropy" not in str(advice_on_signal(steps, has_regularising_terms=False))
 
 
-def test_a_run_that_has_solved_its_prompts_is_told_to_take_harder_ones() -> None:
+def test_a_run_that_has_solved_its_prompts_is_told_to_take_harder_ones_and_one_with_a_signal_nothing() -> None:
     solved = SILENT | {"batch/solve_none": 0.0, "batch/solve_all": 1.0}
     said = advice_on_signal([SILENT, solved, solved], has_regularising_terms=False)
     assert said is not None and "take harder ones" in said and "SFT" not in said
-
-
-def test_a_run_with_a_signal_in_half_of_its_steps_is_told_nothing() -> None:
     assert advice_on_signal([SILENT, {ZERO: 0.5}], has_regularising_terms=True) is None
     assert advice_on_signal([], has_regularising_terms=True) is None
 
@@ -73,13 +70,10 @@ def step(*outcomes: Outcome) -> dict[str, float]:
     return rollout_metrics([Group("a", tuple(row_of(o is Outcome.CORRECT, outcome=o) for o in outcomes))])
 
 
-def test_a_run_whose_rollouts_were_mostly_unreadable_is_advised() -> None:
+def test_a_run_whose_rollouts_were_mostly_unreadable_is_advised_and_one_that_answers_is_not() -> None:
     silent = step(Outcome.NO_ANSWER, Outcome.UNPARSABLE, Outcome.NO_ANSWER, Outcome.WRONG)
     said = advice_on_rollouts([silent, silent, step(Outcome.NO_ANSWER, Outcome.CORRECT)])
     assert said is not None and said.startswith("rollouts: 67 % of the responses")
-
-
-def test_a_run_that_answers_is_not_advised() -> None:
     wrong = step(Outcome.WRONG, Outcome.WRONG, Outcome.NO_ANSWER)
     assert advice_on_rollouts([wrong, {"batch/optimizer_steps": 0.0}]) is None
     assert advice_on_rollouts([]) is None

@@ -13,7 +13,6 @@ from synthetic.trajectories import row_of
 from luffy.config.group import GeneralizedAdvantage, GroupMeanAdvantage
 from luffy.training.batching import (
     Shard,
-    batch_indices,
     collate,
     deal_groups,
     dummy_micro_batch,
@@ -24,6 +23,7 @@ from luffy.training.batching import (
     shard_groups,
     shard_rows,
     split_into_micro_batches,
+    stream_indices,
     take_rows,
 )
 from luffy.types import Group, Source, TrainBatch, Trajectory
@@ -200,14 +200,14 @@ def test_later_passes_have_orders_of_their_own() -> None:
 @given(num_items=st.integers(1, 30), batch_size=st.integers(1, 40), epochs=st.integers(1, 3))
 def test_every_item_comes_once_an_epoch(num_items: int, batch_size: int, epochs: int) -> None:
     steps = -(-num_items * epochs // batch_size)
-    stream = [i for step in range(steps) for i in batch_indices(num_items, batch_size, step, seed=3)]
+    stream = [i for step in range(steps) for i in stream_indices(num_items, step * batch_size, batch_size, seed=3)]
     for epoch in range(epochs):
         assert sorted(stream[epoch * num_items : (epoch + 1) * num_items]) == list(range(num_items))
 
 
 def test_seed_and_epoch_change_the_order() -> None:
-    assert batch_indices(50, 50, 0, seed=1) != batch_indices(50, 50, 0, seed=2)
-    assert batch_indices(50, 50, 0, seed=1) != batch_indices(50, 50, 1, seed=1)
+    assert stream_indices(50, 0, 50, seed=1) != stream_indices(50, 0, 50, seed=2)
+    assert stream_indices(50, 0, 50, seed=1) != stream_indices(50, 50, 50, seed=1)
 
 
 def _batch(num_groups: int) -> tuple[TrainBatch, torch.Tensor]:

@@ -39,40 +39,25 @@ def scores(policy):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_forward_pass_takes_what_is_counted(kind):
+@pytest.mark.parametrize("what", ["forward", "training", "adapter"])
+def test_a_forward_pass_and_the_training_of_model_or_adapter_take_what_is_counted(kind, what):
     config, policy = policy_of(kind)
-    with FlopCounterMode(display=False) as counted, torch.no_grad():
-        scores(policy)
-    expected = ModelFlops.of_config(config.to_dict()).forward([LENGTH] * ROWS, ROWS * (LENGTH - PROMPT))
-    assert counted.get_total_flops() == pytest.approx(expected, rel=0.01)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_takes_what_is_counted_and_the_head_once_more(kind):
-    config, policy = policy_of(kind)
-    with FlopCounterMode(display=False) as counted:
-        scores(policy)[0].sum().backward()
-    flops, num_scored = ModelFlops.of_config(config.to_dict()), ROWS * (LENGTH - PROMPT)
-    again = 2 * 300 * 64 * num_scored  # the head's logits are computed again for its gradient
-    expected = flops.training([LENGTH] * ROWS, num_scored) + again
-    assert counted.get_total_flops() == pytest.approx(expected, rel=0.01)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_an_adapter_takes_what_is_counted(kind):
-    config, policy = policy_of(kind)
-    adapter = Adapter(policy.causal_lm, LoRAConfig(rank=4, alpha=8.0), seed=0)
-    flops, num_scored = ModelFlops.of_config(config.to_dict(), adapter.num_parameters), ROWS * (LENGTH - PROMPT)
+    adapter = Adapter(policy.causal_lm, LoRAConfig(rank=4, alpha=8.0), seed=0) if what == "adapter" else None
     for weight in policy.causal_lm.parameters():
-        if weight.requires_grad:
+        if adapter and weight.requires_grad:
             torch.nn.init.normal_(weight)
-    with FlopCounterMode(display=False) as counted:
-        scores(policy)[0].sum().backward()
-    again = 2 * 300 * 64 * num_scored
-    shape = flops.shape
-    projections = shape.hidden_size * (shape.attention_size + 2 * shape.kv_size)
-    first_input = 2 * projections * ROWS * LENGTH  # nobody needs the gradient of the lowest layer's input
-    expected = flops.training([LENGTH] * ROWS, num_scored) + again - first_input
+    with FlopCounterMode(display=False) as counted, torch.set_grad_enabled(what != "forward"):
+        logp_BT = scores(policy)[0]
+        if what != "forward":
+            logp_BT.sum().backward()
+    flops = ModelFlops.of_config(config.to_dict(), adapter.num_parameters if adapter else None)
+    lengths, num_scored = [LENGTH] * ROWS, ROWS * (LENGTH - PROMPT)
+    expected = flops.forward(lengths, num_scored)
+    if what != "forward":  # the head's logits are computed again for its gradient
+        expected = flops.training(lengths, num_scored) + 2 * 300 * 64 * num_scored
+    if adapter:  # nobody needs the gradient of the lowest layer's input
+        shape = flops.shape
+        expected -= 2 * shape.hidden_size * (shape.attention_size + 2 * shape.kv_size) * ROWS * LENGTH
     assert counted.get_total_flops() == pytest.approx(expected, rel=0.01)
 
 

@@ -18,7 +18,7 @@ from reference.gradient_case import (
 from reference.losses import REFERENCES, forward
 from reference.sft_case import PLAN
 
-from luffy.training.batching import batch_indices
+from luffy.training.batching import stream_indices
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
 from luffy.training.ranks import LocalRanks
@@ -39,7 +39,7 @@ def test_training_equals_the_reference_step_by_step(tmp_path: Path) -> None:
     model64 = copy.deepcopy(model).double()
     optimizer = reference_optimizer(model64)
     for step, rate in enumerate(RATES):
-        chosen = [rows[i] for i in batch_indices(len(rows), PLAN.batch_size, step, PLAN.seed)]
+        chosen = [rows[i] for i in stream_indices(len(rows), step * PLAN.batch_size, PLAN.batch_size, PLAN.seed)]
         written = reference_rows("sft", chosen, range(len(chosen)), [torch.zeros(0)] * len(chosen))
         loss = REFERENCES["sft"]([forward(model64, row) for row in written])
         loss.backward()

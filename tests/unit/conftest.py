@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from synthetic.endpoint import Endpoint
 
-from luffy import http_client
-
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Endpoint]]:
     """Starts an endpoint; requests that fail for now are repeated at once."""
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("luffy.http_client._FIRST_DELAY_S", 0.01)
     running: list[Endpoint] = []
 
     def start(*arguments: object, **named: object) -> Endpoint:
