@@ -52,7 +52,7 @@ def take_stock(workspace: Workspace) -> tuple[Rows, Rows]:
     """
     records = list_records(workspace)
     directories = [(stage, directory) for stage in STAGE_KINDS for directory in workspace.siblings(stage)]
-    sizes = {directory.name: measure(directory).num_bytes for _, directory in directories}
+    sizes = {directory.name: measure(directory) for _, directory in directories}
     users: dict[str, list[str]] = {}
     for record in sorted(records, key=lambda record: record.name):
         for key in dict.fromkeys(entry.key for entry in record.stages.values()):
@@ -60,7 +60,7 @@ def take_stock(workspace: Workspace) -> tuple[Rows, Rows]:
     runs = []
     for record in records:
         of_stages = sum(sizes.get(key, 0) for key in {entry.key for entry in record.stages.values()})
-        size, age = size_words(measure(record.directory).num_bytes + of_stages), _age(record.directory / RUN_FILE)
+        size, age = size_words(measure(record.directory) + of_stages), _age(record.directory / RUN_FILE)
         runs.append([record.name, record.condition, age, size, ", ".join(record.stages)])
     results = []
     for stage, directory in directories:
