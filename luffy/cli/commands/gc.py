@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 
 from typer import BadParameter, Option
 
-from luffy.cli.console import duration, say, size_words, terminal, text_table
+from luffy.cli.console import duration, say, show_rows, size_words
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.errors import EXIT_FAILURE, EXIT_OK, DataError
 from luffy.pipeline.disk import joined, measure
@@ -60,7 +60,7 @@ def gc(
             )
             for item, extent in zip(garbage, extents, strict=True)
         ]
-        terminal().print(text_table(("kind", "what", "size", "age", "why"), rows))
+        show_rows(("kind", "what", "size", "age", "why"), rows)
     total = size_words(joined(extents).freed_bytes)
     if not delete:
         say(f"{total} can be deleted; add --delete to delete it" if garbage else "nothing can be deleted")
