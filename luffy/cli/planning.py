@@ -6,7 +6,7 @@ stage that several runs share is listed once, with the first of them.
 
 from collections.abc import Iterator, Sequence
 
-from luffy.cli.console import memory_table, plan_table, say, terminal, text_table
+from luffy.cli.console import memory_table, plan_table, say, show_rows, terminal
 from luffy.config import ExperimentConfig
 from luffy.config.many_runs.sweep_runs import Sweep
 from luffy.errors import ConfigError
@@ -59,7 +59,7 @@ def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None
         (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
         for title, plan in plans_of_runs(sweep, workspace, verify=verify)
     ]
-    terminal().print(text_table(("run", "stage", "key", "plan", "why"), rows))
+    show_rows(("run", "stage", "key", "plan", "why"), rows)
     if num_tuning := len(sweep.tuning_runs()):
         say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs())} with the chosen values")
 

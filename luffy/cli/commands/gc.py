@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 
 from typer import BadParameter, Option
 
-from luffy.cli.console import duration, say, size_words, terminal, text_table
+from luffy.cli.console import duration, say, show_rows, size_words
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.errors import EXIT_FAILURE, EXIT_OK, DataError
 from luffy.pipeline.disk import freed_bytes, measure
@@ -59,7 +59,7 @@ def gc(
             )
             for item in garbage
         ]
-        terminal().print(text_table(("kind", "what", "size", "age", "why"), rows))
+        show_rows(("kind", "what", "size", "age", "why"), rows)
     total = size_words(freed_bytes(*(item.path for item in garbage)))
     if not delete:
         say(f"{total} can be deleted; add --delete to delete it" if garbage else "nothing can be deleted")
