@@ -71,7 +71,7 @@ def name_row(uses: Sequence[Use], checkpoint: str, step: int | None) -> RowName:
     newest = uses[-1]
     config, method = newest.record.config, ""
     stages = config.get("stages")
-    _, *trained = nodes_providing("policy", stages if isinstance(stages, list) else ()) or [""]
+    _, *trained = nodes_providing("policy", map(str, stages) if isinstance(stages, list) else ()) or [""]
     if trained[-1:] == [newest.checkpoint]:
         method = str(config.get("method") or ("own objective" if config.get("objective") else ""))
     experiments = ", ".join(dict.fromkeys(use.record.experiment or use.record.name for use in uses))

@@ -421,7 +421,8 @@ def joined_results(before: SweepResults, found: SweepResults) -> SweepResults:
 
 def _by_place(results: SweepResults) -> dict[tuple[str, ...], MeasureRow | OutcomeRow]:
     """All rows; only those of measures have nine parts in their place."""
-    return {row.place: row for row in (*results.measures, *results.outcomes)}
+    rows: tuple[MeasureRow | OutcomeRow, ...] = (*results.measures, *results.outcomes)
+    return {row.place: row for row in rows}
 
 
 def first_difference(committed: SweepResults, again: SweepResults) -> str | None:
