@@ -16,13 +16,11 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import JsonValue
 
-from luffy.cli.console import show_report_path, terminal, text_table
-from luffy.cli.run_view import by_suite, read_accuracies
+from luffy.cli.run_view import show_results
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.pipeline.experiment import check_checkpoints
 from luffy.pipeline.workspace import find_workspace
-from luffy.tasks.artifacts import evaluated_folders
 from luffy.tasks.session import open_session
 from luffy.tasks.stages import make_chain
 
@@ -61,7 +59,4 @@ def evaluate_checkpoint(
     check_checkpoints(config, wanted.steps, find_workspace())
     with open_session(config, find_workspace(), verify=verify, sweep_steps=wanted.steps) as session:
         stages = make_chain(session)
-    header, rows = by_suite(read_accuracies(evaluated_folders(stage.directory for stage in stages.values())))
-    terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
-    assert session.page is not None, "a report, or a sweep's curve"
-    show_report_path(session.page)
+    show_results((stage.directory for stage in stages.values()), session.page)

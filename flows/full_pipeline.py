@@ -19,18 +19,15 @@ if __name__ == "__main__":
 
     script("run")
 
-from collections.abc import Sequence
-
 from prefect import flow
 from prefect.runtime import flow_run
 
-from luffy.cli.console import say, show_report_path, terminal, text_table
-from luffy.cli.run_view import CARD_HEADER, by_suite, card_rows, read_accuracies
-from luffy.config import ExperimentConfig, load_experiment
+from luffy.cli.console import say, show_table
+from luffy.cli.run_view import card_of, show_results
+from luffy.config import load_experiment
 from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
-from luffy.tasks.artifacts import evaluated_folders
 from luffy.tasks.session import open_session, run_name
 from luffy.tasks.stages import make_chain
 
@@ -60,28 +57,15 @@ def full_pipeline(
         adopt: Take over results that differ from those wanted in the code that made them alone, which is assumed to
             make the same.
     """
-    run_chain(
-        load_experiment(config_file, overrides or []), verify=verify, only=only or (), force=force or (), adopt=adopt
-    )
-
-
-def run_chain(
-    config: ExperimentConfig, *, verify: bool, only: Sequence[str] = (), force: Sequence[str] = (), adopt: bool = False
-) -> None:
-    """Make or reuse the stages of `config` and print the results; has to be called inside a flow."""
+    config = load_experiment(config_file, overrides or [])
     nodes = build_graph(config)
-    chosen = select_nodes(nodes, only, "--only")
+    chosen = select_nodes(nodes, only or (), "--only")
     check_resources(config, [node.stage for node in nodes if node.name in chosen] or None)
-    with open_session(config, find_workspace(), verify=verify, force=force, adopts=adopt) as session:
+    with open_session(config, find_workspace(), verify=verify, force=force or (), adopts=adopt) as session:
         stages = make_chain(session, chosen)
     if stages.keys() == {"prepare_data"}:
-        rows, notes = card_rows(stages["prepare_data"].directory)
-        terminal().print(text_table(CARD_HEADER, rows, title="\nRows by source"))
+        sources, notes = card_of(stages["prepare_data"].directory)
+        show_table(sources, "Rows by source")
         for note in notes:
             say(note)
-    accuracies = read_accuracies(evaluated_folders(stage.directory for stage in stages.values()))
-    if accuracies:
-        header, rows = by_suite(accuracies)
-        terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
-    if session.page is not None:
-        show_report_path(session.page)
+    show_results((stage.directory for stage in stages.values()), session.page)

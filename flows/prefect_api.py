@@ -209,7 +209,6 @@ class ServerAddress:
 
     port: int
     host: str = LOOPBACK
-    """Address that it listens at."""
     names: tuple[str, ...] = ()
     """Names under which browsers may call it, besides `localhost` and the name of this machine."""
 

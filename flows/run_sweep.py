@@ -16,10 +16,10 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from luffy.cli.console import say, show_report_path, show_table
+from luffy.cli.console import say, show_table
 from luffy.config.many_runs.sweep_runs import load_sweep
+from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files
 from luffy.evaluation.across_runs.sweep_findings import Findings
-from luffy.evaluation.across_runs.sweep_results import read_sweep_results, result_files
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.report.sweep_pages import accuracy_table, cost_table, difference_table, tries_table, tuning_costs
@@ -67,7 +67,7 @@ def run_sweep(
         if not sweep.design.axes:
             findings = run_arms(running, sweep)
             _show(findings)
-            show_report_path(running.folder / f"{sweep.design.kind}.html")
+            say(f"report: {running.folder}/{sweep.design.kind}.html")
             raise_failures(findings.failures, len(sweep.tuning_runs()) + len(sweep.reported_runs()))
             return
         outcome = run_cells(running, sweep, selected, chosen=chosen, budget_hours=budget_hours)

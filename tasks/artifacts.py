@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from luffy.cli.run_view import Accuracy, by_suite, read_accuracies
+from luffy.cli.run_view import Accuracy, accuracy_table, read_accuracies
 from luffy.config import STAGE_KINDS
 from luffy.config.stage_kinds import ViewName
-from luffy.evaluation.results import RESULTS_FILE
 from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.markdown_text import code_span
 from luffy.pipeline.plan import StagePlan
+from luffy.report.cells import Table, table
 from luffy.report.curves import headline_charts, headlines_first
 from luffy.report.figures import Chart, colored, picture_url
+from luffy.report.page import fenced
 from luffy.tracking.metrics import METRICS_FILE, Json, read_last_lines, read_lines, read_metrics
 from luffy.tracking.tracker import SAMPLES_FILE
 
@@ -80,12 +81,9 @@ def newest_metrics(plan: StagePlan) -> Artifact | None:
     if first is None or not rows:
         return None
     shown = {"now": rows[-1], "before": rows[max(len(rows) - 1 - _STEPS_BACK, 0)], "first": first}
-    table = [
-        {"metric": name, **{when: _number(row, name) for when, row in shown.items()}}
-        for name in headlines_first(rows[-1])
-    ]
+    values = ((name, *(_number(row, name) for row in shown.values())) for name in headlines_first(rows[-1]))
     steps = (f"{when}: step {_step(row)}" for when, row in shown.items())
-    return Artifact("table", json.dumps(table), f"Metrics of {plan.node.name} ({', '.join(steps)})")
+    return table_artifact(table(("metric", *shown), values), f"Metrics of {plan.node.name} ({', '.join(steps)})")
 
 
 def training_curves(plan: StagePlan) -> Artifact | None:
@@ -127,9 +125,7 @@ def accuracies(plan: StagePlan) -> Artifact | None:
     cells = _accuracies(plan)
     if not cells:
         return None
-    header, rows = by_suite(cells)
-    table = [dict(zip(header, row, strict=True)) for row in rows]
-    return Artifact("table", json.dumps(table), "Accuracy in % with its interval")
+    return table_artifact(accuracy_table(cells), "Accuracy in % with its interval")
 
 
 def accuracy_curves(plan: StagePlan) -> Artifact | None:
@@ -174,6 +170,12 @@ _VIEWS: Mapping[ViewName, View] = {
 }
 
 
+def table_artifact(shown: Table, description: str) -> Artifact:
+    """A table of a page as one of the UI: a mapping for each row."""
+    rows = [dict(zip(shown.header, row, strict=True)) for row in shown.texts]
+    return Artifact("table", json.dumps(rows), description)
+
+
 def _step(row: Mapping[str, Json]) -> int:
     step = row["step"]
     assert isinstance(step, int)
@@ -195,10 +197,7 @@ def _quoted(text: str) -> str:
     if len(text) > _MAX_TEXT:
         half = _MAX_TEXT // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}\n{text}\n{fence}"
+    return fenced(text)
 
 
 def _picture(charts: Sequence[Chart], description: str) -> Artifact:
@@ -220,13 +219,7 @@ def _file(path: Path, head: str, description: str) -> Artifact | None:
 
 def _accuracies(plan: StagePlan) -> list[Accuracy]:
     """Accuracies in the stage's directory (one folder per step of a sweep) and in those of its inputs."""
-    return read_accuracies(evaluated_folders([plan.directory, *plan.inputs.values()]))
-
-
-def evaluated_folders(stages: Iterable[Path]) -> list[Path]:
-    """Folders with results in these stage directories: the evaluation's own, or one per step of a sweep."""
-    folders = [folder for stage in stages for folder in (stage, *sorted(stage.glob("step_*")))]
-    return [folder for folder in folders if (folder / RESULTS_FILE).is_file()]
+    return read_accuracies([plan.directory, *plan.inputs.values()])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ submitted, so that cancelling ends the stages at once, as for a single experimen
 """
 
 import contextvars
-import json
 import threading
 import time
 from collections import defaultdict
@@ -39,11 +38,10 @@ from luffy.files import write_atomic
 from luffy.pipeline.experiment import Unwatched, open_experiment, start_run
 from luffy.pipeline.walk import stopping_on_failure
 from luffy.pipeline.workspace import Workspace, link
-from luffy.report.cells import Table, plain_table
 from luffy.report.figures import Chart, colored, picture_url
 from luffy.report.page import html
 from luffy.report.sweep_pages import accuracy_table, cost_table, difference_table, sweep_page, tries_table
-from luffy.tasks.artifacts import Artifact, Slot
+from luffy.tasks.artifacts import Artifact, Slot, table_artifact
 from luffy.tasks.session import Session, artifact_key, open_session
 from luffy.tasks.stages import FinishedStage, make_chain, make_stage
 
@@ -223,16 +221,16 @@ def conclude(running: ManyRuns, findings: Findings) -> Findings:
     write_atomic(page, html(sweep_page(findings)))
     write_atomic(running.folder / f"{kind}.json", findings_json(findings))
     artifacts = {
-        f"accuracy-{decoding}": _table(accuracy_table(findings, decoding), f"Accuracy in %, {decoding}")
+        f"accuracy-{decoding}": table_artifact(accuracy_table(findings, decoding), f"Accuracy in %, {decoding}")
         for decoding in findings.decodings
     }
-    artifacts["costs"] = _table(cost_table(findings), "Costs of a seed, mean over seeds")
+    artifacts["costs"] = table_artifact(cost_table(findings), "Costs of a seed, mean over seeds")
     for decoding in findings.decodings:
         if (differences := difference_table(findings, decoding)) is not None:
             words = f"Percentage points minus {findings.design.reference}, {decoding}; p-values after Holm's correction"
-            artifacts[f"differences-{decoding}"] = _table(differences, words)
+            artifacts[f"differences-{decoding}"] = table_artifact(differences, words)
     if findings.tuning is not None:
-        artifacts["tuning"] = _table(tries_table(findings.tuning), "What was tried for each arm, accuracy in %")
+        artifacts["tuning"] = table_artifact(tries_table(findings.tuning), "What was tried for each arm, accuracy in %")
     curves = {arm.name: [(point.steps, point.reward) for point in arm.curve] for arm in findings.arms if arm.curve}
     if curves and findings.design.arms:
         picture = f"![reward]({picture_url([Chart('Reward', colored(curves), over='optimizer steps')])})"
@@ -252,8 +250,3 @@ def raise_failures(failures: Sequence[str], num_runs: int) -> None:
     if failures:
         failed = f"{len(failures)} of {num_runs} runs have failed; the same command tries them again:"
         raise LuffyError("\n".join([failed, *failures]))
-
-
-def _table(shown: Table, description: str) -> Artifact:
-    header, rows = plain_table(shown)
-    return Artifact("table", json.dumps([dict(zip(header, row, strict=True)) for row in rows]), description)

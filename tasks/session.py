@@ -279,7 +279,6 @@ class StageLog:
 
     def __init__(self, log: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        """A logger's `log`."""
         self._clock = clock
         self._level = logging.INFO
         """Level of the last record, which continuation lines (such as a traceback) inherit."""

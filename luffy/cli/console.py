@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
@@ -23,7 +22,6 @@ from luffy.pipeline.manifest import Manifest
 from luffy.pipeline.memory import GpuMemory
 from luffy.pipeline.plan import StagePlan
 from luffy.report.cells import Table as PageTable
-from luffy.report.cells import plain_table
 
 StageState = Literal["pending", "starting", "waiting", "running", "finished", "reused", "failed", "interrupted"]
 _SHOWN_METRICS = ("loss", "reward", "tokens_per_s")
@@ -89,10 +87,14 @@ def terminal(*, errors: bool = False) -> Console:
     return console
 
 
-def show_table(table: PageTable, title: str) -> None:
-    """Print a table of a page under `title`."""
-    header, rows = plain_table(table)
-    terminal().print(text_table(header, rows, title=f"\n{title}"))
+def show_table(table: PageTable, title: str, *, apart: bool = True) -> None:
+    """Print a table of a page under `title`, `apart` from what was printed before."""
+    show_rows(table.header, table.texts, f"\n{title}" if apart else title)
+
+
+def show_rows(header: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """Print a plain table of texts."""
+    terminal().print(text_table(header, rows, title))
 
 
 def say(text: str) -> None:
@@ -312,11 +314,6 @@ def size_words(num_bytes: float) -> str:
 def shown_of(count: int, limit: int) -> str:
     """How many there are, or how many of them are shown: `7`, `20 of 31`."""
     return str(count) if count <= limit else f"{limit} of {count}"
-
-
-def show_report_path(path: Path) -> None:
-    """The last line of a run."""
-    terminal().print(Text(f"report: {path}"), soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`luffy rescore` and `luffy diff`: finished evaluations graded again, or compared."""
+"""`luffy rescore`, `luffy diff`, `luffy show --leaderboard`: finished evaluations graded again, compared, ranked."""
 
 import hashlib
 import json
@@ -9,21 +9,26 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
-from luffy.cli.console import say, shown_of, terminal, text_table
+from luffy.cli.console import say, show_rows, shown_of, terminal
 from luffy.config.grading import ChoiceGrader, GraderKind, GradingConfig
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
+from luffy.evaluation.across_runs.board import board_json, read_board
 from luffy.evaluation.changes import ProblemAnswers, find_changes
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.results import FinishedEvaluation, read_evaluation
 from luffy.evaluation.sample_files import SampleRecord
+from luffy.files import write_atomic
 from luffy.grading.kinds import leaves
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import Problem
 from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
+from luffy.pipeline.workspace import Workspace
 from luffy.report.cells import accuracy
 from luffy.report.evaluation_page import write_summaries
+from luffy.report.leaderboard_page import MARK, PUBLISHED, about, leaderboard_page, published_of
+from luffy.report.page import html
 
 _WITHHELD = "(confidential)"
 _MAX_ANSWER = 60
@@ -78,11 +83,11 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
                 texts = (_short(old.ground_truth), _verdict(old), _verdict(new), new.reason)
             changed.append((old.suite, old.uid, str(old.sample), *texts))
     say(f"graded again by {grader}")
-    terminal().print(text_table(("suite", "decoding", "before", "after", "now correct", "no longer"), scores))
+    show_rows(("suite", "decoding", "before", "after", "now correct", "no longer"), scores)
     if changed:
         say(f"\n{shown_of(len(changed), show)} responses with another verdict")
         header = ("suite", "problem", "sample", "reference", "before", "after", "why")
-        terminal().print(text_table(header, changed[:show]))
+        show_rows(header, changed[:show])
     for note in notes:
         say(note)
     say(f"written to {folder}")
@@ -111,7 +116,7 @@ def diff(first: Path, second: Path, show: int) -> None:
                 "significant" if part.comparison.is_significant else "",
             )
         )
-    terminal().print(text_table(_COMPARISON_HEADER, rows))
+    show_rows(_COMPARISON_HEADER, rows)
     for suite, decoding in changes.left_out:
         say(f"{suite}, {decoding}: only in one of the two")
     for part in changes.cells:
@@ -121,10 +126,10 @@ def diff(first: Path, second: Path, show: int) -> None:
             both, is_hidden = (problem.first, problem.second), problem.confidential
             counts = (f"{each.num_correct}/{each.num_samples}" for each in both)
             answers = (_WITHHELD if is_hidden else _answers(each) for each in both)
-            reference = _WITHHELD if is_hidden else _short(problem.ground_truth)
-            problems.append((problem.uid, problem.subject or "", reference, *counts, *answers))
+            reference = _WITHHELD if is_hidden else _short(problem.first.ground_truth)
+            problems.append((problem.uid, problem.first.subject or "", reference, *counts, *answers))
         if problems:
-            terminal().print(text_table(_PROBLEM_HEADER, problems))
+            show_rows(_PROBLEM_HEADER, problems)
         if part.only_first or part.only_second:
             only = f"{part.only_first} problems only in the first, {part.only_second} only in the second"
             say(f"not compared: {only}")
@@ -188,11 +193,41 @@ def _answers(given: ProblemAnswers) -> str:
     """The most frequent answers, with how often each was given where there are several responses."""
     texts = [
         ("no answer" if answer is None else _short(answer)) + (f" x{count}" if given.num_samples > 1 else "")
-        for answer, count in given.answers[:_ANSWERS_SHOWN]
+        for answer, count in given.counts.most_common(_ANSWERS_SHOWN)
     ]
-    return ", ".join(texts) + (", ..." if len(given.answers) > _ANSWERS_SHOWN else "")
+    return ", ".join(texts) + (", ..." if len(given.counts) > _ANSWERS_SHOWN else "")
 
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _MAX_ANSWER else line[: _MAX_ANSWER - 3] + "..."
+
+
+def show_leaderboard(workspace: Workspace) -> None:
+    """Write the page and the data into the workspace, and print the tables and where the page is.
+
+    Raises DataError when the workspace has no finished evaluation.
+    """
+    if not workspace.root.is_dir():
+        raise DataError(f"workspace {workspace.root}: no such folder; give another with --workspace")
+    board, file = read_board(workspace), workspace.root / "leaderboard.html"
+    page = leaderboard_page(board, str(workspace.root))
+    write_atomic(file, html(page))
+    write_atomic(workspace.root / "leaderboard.json", board_json(board))
+    console = terminal()
+    for table, section in zip(board.tables, page.sections[1:], strict=False):
+        (accuracies,) = section.tables
+        title = f"{section.title}; {section.aside}" + (f" ({table.note})" if table.note else "")
+        console.print(title, markup=False, soft_wrap=True, style="bold")
+        rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in accuracies.rows]
+        show_rows(accuracies.header, rows)
+        for paper in published_of(table):
+            say(f"{PUBLISHED}: {about(paper)}")
+        console.print()
+    for directory, reason in board.left_out.items():
+        say(f"left out: {directory}: {reason}")
+    say(
+        f"Accuracy in % with its interval over problems. {MARK}: clearly better than the next row on that suite "
+        "(paired over problems, Holm's correction over suites); without it the first ones are not distinguishable."
+    )
+    say(f"leaderboard: {file}")

@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -43,15 +43,12 @@ def complete_override(incomplete: str) -> list[str]:
     return sorted(text for text in found if text.startswith(incomplete))
 
 
-Config = Annotated[
-    str,
-    Argument(
-        metavar="CONFIG",
-        help="YAML file of an experiment, or the name of a shipped one (arithmetic)",
-        autocompletion=complete_config,
-        show_default=False,
-    ),
-]
+def config_argument(text: str, metavar: str = "CONFIG") -> Any:
+    """An argument that is a file of a configuration, or a shipped name; `text` explains it."""
+    return Argument(metavar=metavar, help=text, autocompletion=complete_config, show_default=False)
+
+
+Config = Annotated[str, config_argument("YAML file of an experiment, or the name of a shipped one (arithmetic)")]
 Overrides = Annotated[
     list[str] | None,
     Argument(

@@ -6,15 +6,14 @@ stage that several runs share is listed once, with the first of them.
 
 from collections.abc import Iterator, Sequence
 
-from luffy.cli.console import memory_table, plan_table, say, terminal, text_table
+from luffy.cli.console import memory_table, plan_table, say, show_rows, terminal
 from luffy.config import ExperimentConfig
 from luffy.config.many_runs.sweep_runs import Sweep
 from luffy.errors import ConfigError
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.gpus import detected_gpus, gpus_of_stage
-from luffy.pipeline.identity import IDENTITY_FILE, read_identity
 from luffy.pipeline.manifest import Manifest, read_manifest
-from luffy.pipeline.plan import StagePlan, differences
+from luffy.pipeline.plan import StagePlan, similar_results
 from luffy.pipeline.resources import find_resources
 from luffy.pipeline.workspace import Workspace
 
@@ -60,7 +59,7 @@ def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None
         (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
         for title, plan in plans_of_runs(sweep, workspace, verify=verify)
     ]
-    terminal().print(text_table(("run", "stage", "key", "plan", "why"), rows))
+    show_rows(("run", "stage", "key", "plan", "why"), rows)
     if num_tuning := len(sweep.tuning_runs()):
         say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs())} with the chosen values")
 
@@ -118,11 +117,7 @@ def plans_of_runs(sweep: Sweep, workspace: Workspace, *, verify: bool) -> Iterat
 
 def _similar(plan: StagePlan, experiment: str, workspace: Workspace) -> Manifest | None:
     """The finished result of this stage in the experiment that differs least; among equals the newest."""
-    found = []
-    for directory in workspace.siblings(plan.node.stage):
-        record = read_identity(directory)
-        if record is not None and (record.experiment, record.node) == (experiment, plan.node.name):
-            distance = len(list(differences(record.identity, plan.identity, plan.node.inputs)))
-            found.append((distance, -(directory / IDENTITY_FILE).stat().st_mtime_ns, directory))
-    manifests = (read_manifest(directory) for *_, directory in sorted(found))
+    siblings, node = workspace.siblings(plan.node.stage), plan.node
+    found = similar_results(siblings, experiment, node.name, plan.identity, node.inputs)
+    manifests = (read_manifest(directory) for directory, _, _ in found)
     return next((manifest for manifest in manifests if manifest is not None), None)

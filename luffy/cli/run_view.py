@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from luffy.cli.console import duration, size_words
+from luffy.cli.console import duration, say, show_table, size_words
 from luffy.config import STAGE_KINDS
 from luffy.config.strict import StrictModel
 from luffy.errors import ConfigError
@@ -23,36 +24,31 @@ from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
-from luffy.report.cells import accuracy
+from luffy.report.cells import Table, accuracy, table
 from luffy.report.curves import HEADLINE_METRICS, panel_charts, rl_panels, supervised_panels
 from luffy.report.figures import picture
 from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics
 
-Rows = list[list[str]]
-RUN_HEADER = ("run", "state", "age", "size", "stages")
-RESULT_HEADER = ("stage", "key", "state", "age", "size", "used by")
-STAGE_HEADER = ("stage", "state", "key", "took", "this run")
-LINEAGE_HEADER = ("stage", "reads", "what", "content")
-CARD_HEADER = (
+_CARD_HEADER = (
     "source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces", "tokens of prompts",
 )  # fmt: skip
-RESULTS_FILE = "results.json"
 _CARD_FILE = "card.json"
+_RESULTS_FILE = "results.json"
 _SECTION = "(section)"
 _MAX_TEXT = 100
 _LAST_LINE_BYTES = 1 << 16
 _DIGITS = 16
 
 
-def take_stock(workspace: Workspace) -> tuple[Rows, Rows]:
-    """Rows under `RUN_HEADER`, newest first, and under `RESULT_HEADER`, in the order of the chain.
+def take_stock(workspace: Workspace) -> tuple[Table, Table]:
+    """Runs, the newest first, and results of stages, in the order of the chain.
 
     The size of a run is that of its directory and of its stages, which other runs may share.
     """
     records = list_records(workspace)
     directories = [(stage, directory) for stage in STAGE_KINDS for directory in workspace.siblings(stage)]
-    sizes = {directory.name: measure(directory).num_bytes for _, directory in directories}
+    sizes = {directory.name: measure(directory) for _, directory in directories}
     users: dict[str, list[str]] = {}
     for record in sorted(records, key=lambda record: record.name):
         for key in dict.fromkeys(entry.key for entry in record.stages.values()):
@@ -60,14 +56,17 @@ def take_stock(workspace: Workspace) -> tuple[Rows, Rows]:
     runs = []
     for record in records:
         of_stages = sum(sizes.get(key, 0) for key in {entry.key for entry in record.stages.values()})
-        size, age = size_words(measure(record.directory).num_bytes + of_stages), _age(record.directory / RUN_FILE)
+        size, age = size_words(measure(record.directory) + of_stages), _age(record.directory / RUN_FILE)
         runs.append([record.name, record.condition, age, size, ", ".join(record.stages)])
     results = []
     for stage, directory in directories:
         manifest, name = directory / MANIFEST_FILE, directory.name
         age, size = _age(manifest if manifest.exists() else directory), size_words(sizes[name])
         results.append([stage, name, stage_state(directory), age, size, ", ".join(users.get(name, [])) or "-"])
-    return runs, results
+    return (
+        table(("run", "state", "age", "size", "stages"), runs),
+        table(("stage", "key", "state", "age", "size", "used by"), results),
+    )
 
 
 def stage_state(directory: Path) -> str:
@@ -146,8 +145,8 @@ def _text(value: object) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 
-def stage_rows(record: RunRecord) -> Rows:
-    """One row per stage, under `STAGE_HEADER`."""
+def stages_of(record: RunRecord) -> Table:
+    """One row per stage."""
     rows = []
     for node, entry in record.stages.items():
         manifest, took = read_manifest(entry.directory), "-"
@@ -155,14 +154,14 @@ def stage_rows(record: RunRecord) -> Rows:
             resumed = f" (from step {manifest.resumed_from})" if manifest.resumed_from else ""
             took = duration(manifest.total_s) + resumed
         done = f"{entry.action}: {entry.reason}" if entry.reason else entry.action
-        rows.append([node, stage_state(entry.directory), entry.key, took, done])
-    return rows
+        rows.append((node, stage_state(entry.directory), entry.key, took, done))
+    return table(("stage", "state", "key", "took", "this run"), rows)
 
 
-def lineage_rows(record: RunRecord) -> Rows:
+def lineage(record: RunRecord) -> Table:
     """One row per input of a stage, down to the raw data: which stage's result or file, and the hash of its content."""
     nodes = {entry.key: node for node, entry in record.stages.items()}
-    rows = []
+    rows = list[list[str]]()
     for node, entry in record.stages.items():
         inputs, found = [["?", "not begun", ""]], read_identity(entry.directory)
         if found is not None:
@@ -174,7 +173,7 @@ def lineage_rows(record: RunRecord) -> Rows:
             inputs += [["file", name, content[:_DIGITS]] for name, content in stage.files.items()]
             inputs += _raw_data(entry.directory, stage.settings) if stage.stage == "prepare_data" else []
         rows += [[node if index == 0 else "", *row] for index, row in enumerate(inputs)]
-    return rows
+    return table(("stage", "reads", "what", "content"), rows)
 
 
 def _raw_data(directory: Path, settings: Mapping[str, Json]) -> Iterator[list[str]]:
@@ -209,16 +208,16 @@ def _source_words(source: Mapping[str, Json], seed: Json) -> str:
     return f"{kind}, generated by seed {seed}"
 
 
-def last_metrics(record: RunRecord, *, everything: bool = False) -> tuple[list[str], Rows]:
-    """Header and rows of the newest metrics: one row per metric, one column per stage that logs metrics."""
+def last_metrics(record: RunRecord, *, everything: bool = False) -> Table:
+    """The newest metrics: one row per metric, one column per stage that logs metrics."""
     newest: dict[str, Mapping[str, Json]] = {}
     for node, entry in record.stages.items():
         if lines := read_last_lines(entry.directory / METRICS_FILE, _LAST_LINE_BYTES):
             newest[node] = lines[-1]
     names = list(dict.fromkeys(name for values in newest.values() for name in values if name != "step"))
     shown = names if everything else [name for name in HEADLINE_METRICS if name in names]
-    rows = [[name, *(_number(values.get(name)) for values in newest.values())] for name in shown]
-    return ["metric", *(f"{node} step {_number(values.get('step'))}" for node, values in newest.items())], rows
+    rows = ((name, *(_number(values.get(name)) for values in newest.values())) for name in shown)
+    return table(("metric", *(f"{node} step {_number(values.get('step'))}" for node, values in newest.items())), rows)
 
 
 def _number(value: Json) -> str:
@@ -243,50 +242,43 @@ class Accuracy:
         return accuracy(Estimate(self.accuracy, *self.interval, "", 0)).plain
 
 
-def accuracies(record: RunRecord) -> list[Accuracy]:
-    """Accuracies of every finished evaluation; those of a sweep by their step."""
-    found = []
-    for entry in record.stages.values():
-        if read_manifest(entry.directory) is None:
-            continue
-        if (entry.directory / RESULTS_FILE).is_file():
-            found += read_accuracies([entry.directory])
-        for step in sorted(entry.directory.glob(f"step_*/{RESULTS_FILE}")):
-            label = step.parent.name.replace("_", " ")
-            found += [replace(cell, checkpoint=label) for cell in read_accuracies([step.parent])]
-    return found
+def read_accuracies(stages: Iterable[Path]) -> list[Accuracy]:
+    """The results in these stage directories, of a sweep those of each step; none in others.
+
+    Also where another version has written more or less than this one would.
+    """
+    folders = [folder for stage in stages for folder in (stage, *sorted(stage.glob("step_*")))]
+    files = (file for folder in folders if (file := folder / _RESULTS_FILE).is_file())
+    return [
+        Accuracy(results["checkpoint"], row["suite"], row["decoding"], row["accuracy"], tuple(row["interval"]))
+        for results in (parse_json(file.read_text(encoding="utf-8")) for file in files)
+        for row in results["rows"]
+    ]
 
 
-def read_accuracies(directories: Iterable[Path]) -> list[Accuracy]:
-    """The contents of `results.json` in each of `directories` (finished `evaluate` stages)."""
-    found = []
-    for directory in directories:
-        results = parse_json((directory / RESULTS_FILE).read_text(encoding="utf-8"))
-        for row in results["rows"]:
-            low, high = row["interval"]
-            cell = Accuracy(results["checkpoint"], row["suite"], row["decoding"], row["accuracy"], (low, high))
-            found.append(cell)
-    return found
-
-
-def by_suite(accuracies: Iterable[Accuracy]) -> tuple[list[str], Rows]:
-    """Header and rows of the table: one row per suite and decoding, one column per checkpoint.
+def accuracy_table(cells: Sequence[Accuracy]) -> Table:
+    """One row per suite and decoding, one column per checkpoint.
 
     Rows are sorted by decoding, then by suite, each in the order of the configuration.
     """
-    cells = list(accuracies)
-    checkpoints = list(dict.fromkeys(cell.checkpoint for cell in cells))
-    decodings = list(dict.fromkeys(cell.decoding for cell in cells))
-    suites = list(dict.fromkeys(cell.suite for cell in cells))
+    checkpoints, decodings, suites = (
+        list(dict.fromkeys(getattr(cell, name) for cell in cells)) for name in ("checkpoint", "decoding", "suite")
+    )
     texts = {(cell.decoding, cell.suite, cell.checkpoint): cell.text for cell in cells}
-    there = {(cell.decoding, cell.suite) for cell in cells}
-    rows = [
-        [suite, decoding, *(texts.get((decoding, suite, name), "-") for name in checkpoints)]
-        for decoding in decodings
-        for suite in suites
-        if (decoding, suite) in there
-    ]
-    return ["suite", "decoding", *checkpoints], rows
+    rows = (
+        (suite, decoding, *(texts.get((decoding, suite, name), "-") for name in checkpoints))
+        for decoding, suite in product(decodings, suites)
+        if any((decoding, suite, name) in texts for name in checkpoints)
+    )
+    return table(("suite", "decoding", *checkpoints), rows)
+
+
+def show_results(stages: Iterable[Path], page: Path | None = None) -> None:
+    """Print the accuracies in these stage directories, if there are any, and where the page is."""
+    if found := read_accuracies(stages):
+        show_table(accuracy_table(found), "Accuracy in % with its interval")
+    if page is not None:
+        say(f"report: {page}")
 
 
 def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
@@ -309,8 +301,8 @@ def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
     return files
 
 
-def card_rows(directory: Path) -> tuple[Rows, list[str]]:
-    """Rows under `CARD_HEADER`, one per source, and notes on the data card of a finished `prepare_data`.
+def card_of(directory: Path) -> tuple[Table, list[str]]:
+    """A row for each source, and notes on the data card of a finished `prepare_data`.
 
     They name no row of the data, only counts; the whole card is `card.md`.
     """
@@ -338,4 +330,5 @@ def card_rows(directory: Path) -> tuple[Rows, list[str]]:
     malformed += [f"Each malformed row: {directory / 'quarantine.jsonl'}"] if malformed else []
     checked, missing = (", ".join(card["benchmarks"][key]) or "none" for key in ("checked", "not_checked"))
     last = f"Training data was checked against: {checked}; not available: {missing}"
-    return rows, [*malformed, *rejections, *replays, *references, last, f"The whole card: {directory / 'card.md'}"]
+    notes = [*malformed, *rejections, *replays, *references, last, f"The whole card: {directory / 'card.md'}"]
+    return table(_CARD_HEADER, rows), notes

@@ -40,44 +40,34 @@ class ShownSample:
     reward: float
 
 
-@dataclass(frozen=True, slots=True)
-class RewardRange:
-    """A range of rewards, bounds included."""
-
-    low: float = float("-inf")
-    high: float = float("inf")
-
-    def __contains__(self, reward: float) -> bool:
-        return self.low <= reward <= self.high
-
-
-def read_range(text: str) -> RewardRange:
-    """`0..0.5`, `..0.5`, `0.5..` or `1`; ConfigError for anything else."""
+def read_range(text: str) -> tuple[float, float]:
+    """The lowest and the highest of `0..0.5`, `..0.5`, `0.5..` or `1`; ConfigError for anything else."""
     low, dots, high = text.partition("..")
     try:
-        first = float(low) if low else float("-inf")
-        last = (float(high) if high else float("inf")) if dots else first
+        first = float(low or "-inf")
+        last = float(high or "inf") if dots else first
     except ValueError:
         raise ConfigError(f"--reward {text}: give a number or a range, e.g. 1 or 0..0.5") from None
     if not first <= last or not text.strip("."):  # nan is in no order
         raise ConfigError(f"--reward {text}: the range is empty; give it as LOW..HIGH")
-    return RewardRange(first, last)
+    return first, last
 
 
-def reward_range(text: str | None, low: float | None, high: float | None) -> RewardRange:
-    """The range that --reward, or --reward-min and --reward-max, give; without them every reward is in it."""
+def reward_range(text: str | None, low: float | None, high: float | None) -> tuple[float, float]:
+    """The bounds that --reward, or --reward-min and --reward-max, give; without them every reward lies within."""
     if low is None and high is None:
-        return RewardRange() if text is None else read_range(text)
+        return (float("-inf"), float("inf")) if text is None else read_range(text)
     if text is not None:
         raise ConfigError("--reward and --reward-min or --reward-max: give one of them")
     return read_range(f"{'' if low is None else low}..{'' if high is None else high}")
 
 
-def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count: int) -> list[ShownSample]:
-    """`count` samples at most whose reward is `wanted`, of RL the newest first; confidential ones are left out.
+def samples_of(record: RunRecord, stage: str | None, wanted: tuple[float, float], count: int) -> list[ShownSample]:
+    """`count` samples at most with a reward within `wanted`, of RL the newest first; confidential ones are left out.
 
     `stage` is a node of the run; None: RL, else the last evaluation. Raises DataError without samples.
     """
+    low, high = wanted
     with_samples = nodes_providing("evaluation", record.stages) + nodes_showing("rollout_samples", record.stages)
     node = stage or next(reversed(with_samples), None)
     if node is None or node not in record.stages:
@@ -90,7 +80,7 @@ def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count:
         found = _logged(directory / SAMPLES_FILE)
     else:
         found = _responses(directory)
-    return list(islice((sample for sample in found if sample.reward in wanted), count))
+    return list(islice((sample for sample in found if low <= sample.reward <= high), count))
 
 
 def _journalled(directory: Path) -> Iterator[ShownSample]:

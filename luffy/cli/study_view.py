@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from luffy.cli.console import duration, say, show_error, show_report_path, terminal, text_table
+from luffy.cli.console import duration, say, show_error, show_rows
 from luffy.config.many_runs.sweep_runs import Sweep, distinct
 from luffy.errors import DataError, UserError
-from luffy.evaluation.across_runs.sweep_findings import Effect, SweepProgress, find
-from luffy.evaluation.across_runs.sweep_results import (
+from luffy.evaluation.across_runs.run_results import (
     BASE,
     REPORTED,
     SweepResults,
@@ -23,9 +22,11 @@ from luffy.evaluation.across_runs.sweep_results import (
     result_files,
     write_results,
 )
+from luffy.evaluation.across_runs.sweep_findings import Effect, SweepProgress, find
 from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
-from luffy.report.sweep_pages import study_figure, study_html, study_markdown
+from luffy.report.page import html
+from luffy.report.sweep_pages import study_figure, study_markdown, study_page
 
 _MARK = "reproduction.json"
 
@@ -59,7 +60,7 @@ def show_study_plan(study: Sweep, cells: Sequence[str], workspace: Workspace, *,
             time = duration(sum(seconds.get(run.arm, mean) for run in left) / design.workers)
         rows.append((name, levels, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time))
     say(f"workspace {workspace.root}")
-    terminal().print(text_table(("cell", "levels", "runs", "done", "left", "estimated time"), rows))
+    show_rows(("cell", "levels", "runs", "done", "left", "estimated time"), rows)
     say(f"{len(design.planned)} planned tests; a run that several cells share is counted in the first of them")
     if not seconds:
         say("times are known once a run of each arm is finished")
@@ -94,10 +95,10 @@ def write_pages(study: Sweep) -> None:
     """Write the page, the figure and the tables beside the design, out of the parquet files."""
     results = read_sweep_results(result_files(study.path, study.design.name))
     findings, folder, name = find(study, results), study.path.parent, study.design.name
-    write_atomic(folder / f"{name}.html", study_html(findings, results))
+    write_atomic(folder / f"{name}.html", html(study_page(findings, results)))
     write_atomic(folder / f"{name}.results.md", study_markdown(findings, results))
     write_atomic(folder / f"{name}.svg", study_figure(findings))
-    show_report_path(folder / f"{name}.html")
+    say(f"report: {folder}/{name}.html")
 
 
 def fresh_workspace(study: Sweep, root: Path) -> Workspace:
@@ -146,7 +147,7 @@ def is_reproduced(study: Sweep, cells: Sequence[str], workspace: Workspace) -> b
         for arm in study.design.others
     ]
     title = f"Effects against {study.design.reference} in percentage points, with their intervals"
-    terminal().print(text_table(("cell", "arm", "committed", "again"), effects, title=title))
+    show_rows(("cell", "arm", "committed", "again"), effects, title)
     say("another kind of CPU rounds differently, unless both use execution.cpu_instructions=avx2")
     show_error(f"not reproduced: {difference}")
     return False

@@ -27,23 +27,19 @@ class ProblemAnswers:
     def share(self) -> float:
         return self.num_correct / self.num_samples
 
-    @property
-    def answers(self) -> tuple[tuple[str | None, int], ...]:
-        """Each answer with how often it was given, the most frequent first."""
-        return tuple(self.counts.most_common())
-
 
 @dataclass(frozen=True, slots=True)
 class ChangedProblem:
     """A problem that the two models solve at different rates."""
 
     uid: str
-    subject: str | None
-    confidential: bool
-    """Neither its reference nor any answer may be shown."""
-    ground_truth: str
     first: ProblemAnswers
     second: ProblemAnswers
+
+    @property
+    def confidential(self) -> bool:
+        """Whether neither its reference nor any answer may be shown; the older evaluation may not have marked it."""
+        return self.first.confidential or self.second.confidential
 
     @property
     def gain(self) -> float:
@@ -101,18 +97,7 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
     comparison, cells = compare(pairs, first.results.confidence), list[CellChanges]()
     for cell, uids in shared.items():
         old, new = before[cell], after[cell]
-        # Either evaluation may be the older one; only its records hold what is confidential.
-        problems = [
-            ChangedProblem(
-                uid,
-                old[uid].subject,
-                old[uid].confidential or new[uid].confidential,
-                old[uid].ground_truth,
-                old[uid],
-                new[uid],
-            )
-            for uid in uids
-        ]
+        problems = [ChangedProblem(uid, old[uid], new[uid]) for uid in uids]
         changed = [problem for problem in problems if problem.gain]
         cells.append(
             CellChanges(

@@ -1,5 +1,6 @@
 """The evaluations of a workspace as DataFrames, for notebooks (`luffy.load_results`)."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,18 +38,14 @@ def load_results(workspace: str | Path | None = None) -> "pd.DataFrame":
                 "top_p": float(settings.get("top_p", 1.0)),
                 "max_response_tokens": int(settings["max_response_tokens"]),
                 "template": settings.get("template", "own"),
-                "num_problems": row.num_problems,
-                "num_samples": row.num_samples,
-                "accuracy": row.accuracy,
+                **{name: getattr(row, name) for name in ("num_problems", "num_samples", "accuracy")},
                 "low": row.interval[0],
                 "high": row.interval[1],
                 "confidence": float(settings["confidence"]),
                 "interval_method": row.method,
                 "pass_at_k": row.pass_at_k.get(str(row.num_samples)),
                 "maj_at_k": row.maj_at_k.get(str(row.num_samples)),
-                "mean_tokens": row.mean_tokens,
-                "truncated_share": row.truncated_share,
-                "no_answer_share": row.no_answer_share,
+                **{name: getattr(row, name) for name in ("mean_tokens", "truncated_share", "no_answer_share")},
                 "evaluation": cell.evaluation,
                 "ended": cell.ended,
             }
@@ -81,12 +78,8 @@ def load_problem_results(workspace: str | Path | None = None) -> "pd.DataFrame":
 
 
 def _names(entry: Entry, column: Column) -> dict[str, object]:
-    name = entry.name
     return {
-        "experiment": name.experiment,
-        "method": name.method,
-        "checkpoint": name.checkpoint,
-        "variant": name.variant,
+        **asdict(entry.name),
         "runs": entry.runs,
         "model": entry.model,
         "suite": column.suite,

@@ -58,12 +58,10 @@ def regrade(
     grader: GraderPool,
     problems: Mapping[tuple[str, str], Problem],
     suites: Sequence[str],
-    progress: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Verdicts]:
     """Yield each response of the `suites` with its old grade and the new one.
 
-    Calls `progress` with the size of each graded batch. A problem that is not among `problems` is graded without its
-    question and options.
+    A problem that is not among `problems` is graded without its question and options.
     """
     chosen = (record for record in evaluation.records() if record.suite in suites)
     while batch := list(itertools.islice(chosen, _BATCH)):
@@ -85,7 +83,6 @@ def regrade(
             "no file is written, verdicts are kept, and the same command asks for the others",
         )
         yield from ((record, verdict.added_to(record)) for verdict, record in zip(verdicts, batch, strict=True))
-        progress(len(batch))
 
 
 def write_regraded(

@@ -165,12 +165,12 @@ def advice_on(rows: Sequence[ResultRow]) -> str | None:
     )
 
 
-def checkpoint_name(checkpoint: str) -> str:
-    """Display name of `base`, `sft`, `rl` or `sft_2` (SFT 2); other names are unchanged."""
+def checkpoint_name(checkpoint: str, names: Mapping[str, str] = _CHECKPOINT_NAMES) -> str:
+    """Display name of `base`, `sft`, `rl` or `sft_2` (SFT 2) by those in `names`; others are unchanged."""
     stage, _, number = checkpoint.rpartition("_")
-    if number.isdecimal() and stage in _CHECKPOINT_NAMES:
-        return f"{_CHECKPOINT_NAMES[stage]} {number}"
-    return _CHECKPOINT_NAMES.get(checkpoint, checkpoint)
+    if number.isdecimal() and stage in names:
+        return f"{names[stage]} {number}"
+    return names.get(checkpoint, checkpoint)
 
 
 class Tally:
@@ -273,15 +273,6 @@ def tally_cells(records: Iterable[SampleRecord]) -> dict[Cell, Tally]:
         cell = record.suite, record.decoding
         tallies.setdefault(cell, Tally(*cell)).add(record)
     return tallies
-
-
-def count_correct(records: Iterable[SampleRecord]) -> dict[tuple[str, str], dict[str, int]]:
-    """Correct responses by suite and decoding and then by problem, in the order in which they appear."""
-    counts: dict[tuple[str, str], dict[str, int]] = {}
-    for record in records:
-        of_cell = counts.setdefault((record.suite, record.decoding), {})
-        of_cell[record.uid] = of_cell.get(record.uid, 0) + record.correct
-    return counts
 
 
 def write_results(path: Path, results: EvaluationResults) -> None:
@@ -392,4 +383,9 @@ class CheckpointScores:
 
 
 def read_scores(directory: Path) -> CheckpointScores:
-    return CheckpointScores(read_results(directory / RESULTS_FILE), count_correct(read_samples_of(directory)))
+    """What a finished evaluation found, with its suites and decodings in the order of its responses."""
+    correct: dict[Cell, dict[str, int]] = {}
+    for record in read_samples_of(directory):
+        of_cell = correct.setdefault((record.suite, record.decoding), {})
+        of_cell[record.uid] = of_cell.get(record.uid, 0) + record.correct
+    return CheckpointScores(read_results(directory / RESULTS_FILE), correct)

@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from luffy.errors import WorkspaceError
@@ -20,37 +19,15 @@ _FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded", 
 _READ_ONLY_WORDS = ("Read-only file system", "os error 30")
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The files of a folder, or of several."""
-
-    num_bytes: int
-    """Sum of the file sizes."""
-    inodes: Counter[tuple[int, int, int, int]] = field(default_factory=Counter)
-    """How many names each file has here: device, inode, bytes, and names in all."""
-
-    @property
-    def freed_bytes(self) -> int:
-        """Bytes that deleting it frees: not those of files with another hard link elsewhere."""
-        return sum(num_bytes for (_, _, num_bytes, names), here in self.inodes.items() if here >= names)
+def measure(*paths: Path) -> int:
+    """Bytes of files and folders; links are not followed, what vanishes meanwhile does not count."""
+    return sum(stat.st_size for stat in _stats(paths))
 
 
-def measure(*paths: Path) -> Extent:
-    """The extent of files and folders; links are not followed, what vanishes meanwhile does not count."""
-    total, inodes = 0, Counter[tuple[int, int, int, int]]()
-    for stat in _stats(paths):
-        total += stat.st_size
-        inodes[stat.st_dev, stat.st_ino, stat.st_size, stat.st_nlink] += 1
-    return Extent(total, inodes)
-
-
-def joined(extents: Iterable[Extent]) -> Extent:
-    """The sum of `extents`."""
-    total, inodes = 0, Counter[tuple[int, int, int, int]]()
-    for extent in extents:
-        total += extent.num_bytes
-        inodes.update(extent.inodes)
-    return Extent(total, inodes)
+def freed_bytes(*paths: Path) -> int:
+    """Bytes that deleting `paths` frees: not those of files with another hard link elsewhere."""
+    names = Counter((stat.st_dev, stat.st_ino, stat.st_size, stat.st_nlink) for stat in _stats(paths))
+    return sum(num_bytes for (_, _, num_bytes, in_all), here in names.items() if here >= in_all)
 
 
 def free_bytes(path: Path) -> int:

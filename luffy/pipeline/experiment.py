@@ -77,27 +77,20 @@ class Experiment:
 
     def plan_node(self, name: str, pending: frozenset[str] = frozenset()) -> StagePlan:
         """The decision for one stage, while the stages in `pending` that it reads from have yet to be made."""
-        node = next(node for node in self.nodes if node.name == name)
-        identity = self.identities[node.name]
-        directory = self.workspace.stage_directory(node.stage, identity.key)
-        inputs = {
-            name: self.workspace.stage_directory(self.identities[source].stage, self.identities[source].key)
-            for name, source in node.inputs.items()
-        }
-        known = {name: path for name, path in inputs.items() if node.inputs[name] not in pending}
-        awaited = sorted(set(node.inputs.values()) & pending)
-        consumed = consumed_digests(known)
+        node, identity, directory = self._node(name), self.identities[name], self._directory(name)
+        inputs = {entry: self._directory(source) for entry, source in node.inputs.items()}
+        consumed = consumed_digests({entry: inputs[entry] for entry in inputs if node.inputs[entry] not in pending})
         condition = examine(directory, identity.key, consumed, verify=self.verify)
         decide = partial(StagePlan, node, identity, directory, inputs)
+        awaited = sorted(set(node.inputs.values()) & pending)
         if condition.reusable:
             return decide("depends", f"waits for {', '.join(awaited)}") if awaited else decide("reuse")
         reason = condition.reason
         if not reason and read_identity(directory) is not None:
             reason = "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
         elif not reason:
-            reason = why_not_reused(
-                self.workspace.siblings(node.stage), self.config.name, node.name, identity, node.inputs
-            )
+            siblings = self.workspace.siblings(node.stage)
+            reason = why_not_reused(siblings, self.config.name, name, identity, node.inputs)
         if holder := holder_of(directory):
             reason = f"{reason}; {holder} is working on it"
         if condition.step:
@@ -105,19 +98,26 @@ class Experiment:
         if condition.reason or identity.series is None:
             return decide("run", reason)
         # The longest finished run of the same series that is shorter than this one.
-        shorter = []
-        for sibling in self.workspace.siblings(node.stage):
-            manifest, newest = read_manifest(sibling), newest_checkpoint(sibling)
-            if manifest is None or newest is None or manifest.series != identity.series or newest[0] >= identity.length:
-                continue
-            if examine(sibling, manifest.key, consumed).reusable:
-                shorter.append((newest[0], sibling))
+        shorter = [
+            (step, sibling)
+            for sibling in self.workspace.siblings(node.stage)
+            if (manifest := read_manifest(sibling)) is not None
+            and manifest.series == identity.series
+            and (step := max(complete_checkpoints(sibling), default=identity.length)) < identity.length
+            and examine(sibling, manifest.key, consumed).reusable
+        ]
         if not shorter:
             return decide("run", reason)
         step, extended = max(shorter)
         recorded = read_identity(extended)
         before = recorded.identity.length if recorded else "?"
         return decide("continue", f"{identity.stage}.steps {before} -> {identity.length}", step, extended)
+
+    def _node(self, name: str) -> StageNode:
+        return next(node for node in self.nodes if node.name == name)
+
+    def _directory(self, name: str) -> Path:
+        return self.workspace.stage_directory(self.identities[name].stage, self.identities[name].key)
 
     def adopt(self, name: str) -> str | None:
         """Take over a finished result that differs from the stage's in its code alone; its key, or None without one.
@@ -132,10 +132,9 @@ class Experiment:
 
     def finished(self, name: str) -> FinishedStage:
         """The record of a finished stage. Raises LuffyError where it is not whole, or its inputs have changed."""
-        node, identity = next(node for node in self.nodes if node.name == name), self.identities[name]
-        upstream = {source: self.identities[provider] for source, provider in node.inputs.items()}
-        places = {source: f"{found.stage}/{found.key}" for source, found in upstream.items()}
-        digest = finished_manifest(self.workspace.stage_directory(identity.stage, identity.key)).digest
+        node, identity, stages = self._node(name), self.identities[name], self.workspace.stages
+        places = {entry: str(self._directory(source).relative_to(stages)) for entry, source in node.inputs.items()}
+        digest = finished_manifest(self._directory(name)).digest
         try:
             return FinishedStage(stage=identity.stage, key=identity.key, inputs=places, digest=digest)
         except ValidationError as error:
@@ -344,8 +343,7 @@ def check_checkpoints(config: ExperimentConfig, steps: tuple[int, ...], workspac
             "by luffy run with the same experiment and overrides"
         )
     kept = complete_checkpoints(rl.directory)
-    missing = [step for step in steps if step not in kept]
-    if missing:
+    if missing := [step for step in steps if step not in kept]:
         raise DataError(
             f"--steps: {rl.directory} has no checkpoint of {', '.join(map(str, missing))}; there are: "
             f"{', '.join(map(str, sorted(kept)))} (execution.checkpoint sets how many a run keeps)"

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -90,18 +91,15 @@ class Retention:
         # A comparison that is under way may reuse what its arms made before.
         comparing = tuple(f"{record.experiment}." for record in records if record.is_live and record.experiment)
         num_newer, going = Counter[str](), set(named)
-        for record in sorted(records, key=lambda record: record.started, reverse=True):
+        has_limits = self.keep_runs is not None or self.older_than_s is not None
+        for record in sorted(records, key=lambda record: record.started, reverse=True) if has_limits else ():
             newer = num_newer[record.experiment]
             num_newer[record.experiment] += 1
             # Nothing else of a record that cannot be read is used, since it may be anything.
             if record.condition in ("running", "unreadable") or record.experiment.startswith(comparing):
                 continue
-            beyond = []
-            if self.keep_runs is not None:
-                beyond.append(newer >= self.keep_runs)
-            if self.older_than_s is not None:
-                beyond.append(bool(record.started) and time.time() - record.started_s > self.older_than_s)
-            if beyond and all(beyond):
+            is_old = self.older_than_s is None or 0 < record.started_s < time.time() - self.older_than_s
+            if is_old and (self.keep_runs is None or newer >= self.keep_runs):
                 going.add(record.directory)
         kept = [record for record in records if record.directory not in going]
         going -= {arm for record in kept for arm in record.arms.values()} - named
@@ -129,15 +127,6 @@ class Survey:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Disposal:
-    """Outcome of a deletion."""
-
-    gone: tuple[Garbage, ...]
-    spared: tuple[tuple[Garbage, str], ...]
-    """Garbage that was not deleted, each item with the reason."""
-
-
 def survey(workspace: Workspace, retention: Retention) -> Survey:
     """Find all garbage. Raises DataError when `retention` names a run that does not exist, or that is under way."""
     records = list_records(workspace)
@@ -161,13 +150,15 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
     return Survey(tuple(garbage), tuple(notes))
 
 
-def dispose(workspace: Workspace, retention: Retention, chosen: Iterable[Garbage]) -> Disposal:
-    """Delete those of `chosen` that are still garbage. Raises what `survey` raises."""
-    paths = {item.path for item in chosen}
+def dispose(workspace: Workspace, retention: Retention, chosen: Iterable[Garbage]) -> list[tuple[Garbage, str]]:
+    """Delete those of `chosen` that are still garbage; returns the others, each with the reason why it is there.
+
+    Raises what `survey` raises.
+    """
+    missing, spared = {item.path: item for item in chosen}, list[tuple[Garbage, str]]()
     with claiming(workspace, exclusive=True):
-        now = [item for item in survey(workspace, retention).garbage if item.path in paths]
+        now = [item for item in survey(workspace, retention).garbage if missing.pop(item.path, None) is not None]
         results = [(item, _discard(item)) for item in now]
-    gone, spared = list[Garbage](), list[tuple[Garbage, str]]()
     for item, left in results:
         if isinstance(left, str):
             spared.append((item, left))
@@ -175,11 +166,7 @@ def dispose(workspace: Workspace, retention: Retention, chosen: Iterable[Garbage
         delete(left, ignore_errors=True)
         if left.exists() or left.is_symlink():
             spared.append((item, f"{left} could not be deleted"))
-        else:
-            gone.append(item)
-    missing = paths - {item.path for item in now}
-    spared += [(item, "needed by now, or gone") for item in chosen if item.path in missing]
-    return Disposal(tuple(gone), tuple(spared))
+    return spared + [(item, "needed by now, or gone") for item in missing.values()]
 
 
 def _discard(item: Garbage) -> Path | str:
@@ -194,10 +181,7 @@ def _discard(item: Garbage) -> Path | str:
                 return path
             if is_discarded(path):
                 return path
-            number, place = 0, path.with_name(f"{TRASH_PREFIX}{path.name}")
-            while place.exists() or place.is_symlink():
-                number += 1
-                place = path.with_name(f"{TRASH_PREFIX}{path.name}-{number}")
+            place = path.with_name(f"{TRASH_PREFIX}{path.name}-{uuid.uuid4().hex}")
             path.rename(place)
             # Runs go before their stages, and must stay so if the power fails.
             sync_directory(path.parent)
@@ -222,17 +206,14 @@ def _find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> _Needs:
     """The needs of the runs `kept`, and the stages that are being made now."""
     by_key = {directory.name: directory for directory in _stage_directories(workspace)}
 
-    def with_sources(roots: Iterable[Path]) -> set[Path]:
+    def add_with_sources(found: set[Path], roots: Iterable[Path]) -> None:
         """Stage directories, and those that they were made from."""
-        waiting, found = list(roots), set[Path]()
-        while waiting:
-            directory = waiting.pop()
+        for directory in roots:
             if directory not in found:
                 found.add(directory)
                 record = read_identity(directory)
                 keys = record.identity.upstream.values() if record is not None else ()
-                waiting.extend(by_key[key] for key in keys if key in by_key)
-        return found
+                add_with_sources(found, [by_key[key] for key in keys if key in by_key])
 
     needs = _Needs(set(), set(), set(), set(), [])
     begun = {directory for directory in by_key.values() if holder_of(directory) is not None}
@@ -270,8 +251,8 @@ def _find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> _Needs:
             needs.checkpoints.update(inputs_of(job, directory).values())
             if job.extends:
                 roots.add(in_workspace_of(directory, job.extends))
-    needs.live.update(with_sources(live))
-    needs.stages.update(with_sources(roots))
+    add_with_sources(needs.live, live)
+    add_with_sources(needs.stages, roots)
     return needs
 
 
@@ -283,11 +264,8 @@ def _stage_directories(workspace: Workspace) -> Iterator[Path]:
 
 def _named_paths(values: Json | Mapping[str, Json], start: str, workspace: Workspace) -> Iterator[Path]:
     """The paths in the workspace that texts of a configuration name; relative ones begin at `start`."""
-    if isinstance(values, Mapping):
-        for below in values.values():
-            yield from _named_paths(below, start, workspace)
-    elif isinstance(values, list):
-        for below in values:
+    if isinstance(values, Mapping | list):
+        for below in values.values() if isinstance(values, Mapping) else values:
             yield from _named_paths(below, start, workspace)
     elif isinstance(values, str) and os.sep in values and "\0" not in values:
         try:
@@ -319,7 +297,7 @@ def _of_stage(
         return
     if directory in needs.live:
         return
-    yield from partial_files(directory)
+    yield from _partial_files(directory)
     if manifest is not None:
         for folder in (directory / name for name in manifest.scratch):
             if folder.is_dir():
@@ -334,11 +312,10 @@ def _of_stage(
         yield from _old_log(directory / LOG_FILE, directory)
 
 
-def partial_files(directory: Path) -> Iterator[Garbage]:
+def _partial_files(directory: Path) -> Iterator[Garbage]:
     """Partial files that a killed process has left in a stage."""
     complete = set(complete_checkpoints(directory).values())
-    folder = directory / CHECKPOINTS_FOLDER
-    for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
+    for path in _entries(directory / CHECKPOINTS_FOLDER):
         if path not in complete and (path.name.startswith(("step_", _INCOMING)) or is_discarded(path)):
             yield Garbage("part", path, "a checkpoint that is not complete", _modified(path), directory)
     for path in partial_writes(directory):
@@ -348,7 +325,7 @@ def partial_files(directory: Path) -> Iterator[Garbage]:
 
 def _leftovers(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Iterator[Garbage]:
     """Partial files that a killed process has left beside stages and in runs, and runs without a record."""
-    for folder in [workspace.runs, *(folder for folder in _entries(workspace.stages) if folder.is_dir())]:
+    for folder in [workspace.runs, *_entries(workspace.stages)]:
         for path in filter(is_discarded, _entries(folder)):
             yield Garbage("part", path, "an interrupted deletion", _modified(path))
     folders = [workspace.root]

@@ -46,9 +46,9 @@ def stage_lock(directory: Path, waiting: Callable[[str], None] = lambda holder: 
     `waiting` is called with the name of the holder ("pid 17 on host") once for each holder that is waited for.
     """
     path = directory / LOCK_FILE
-    # Close-on-exec: a child that outlives the stage must not keep the lock.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    # Python closes it in children: one that outlives the stage must not keep the lock.
+    with path.open("a+b") as file:
+        descriptor = file.fileno()
         _wait(descriptor, waiting)
         try:
             is_still = os.path.samestat(path.stat(), os.fstat(descriptor))
@@ -56,13 +56,11 @@ def stage_lock(directory: Path, waiting: Callable[[str], None] = lambda holder: 
             is_still = False
         if not is_still:
             raise LuffyError(f"{directory}: was deleted while this process waited for its lock; start again")
-        _write_name(descriptor, f"pid {os.getpid()} on {socket.gethostname()}")
+        _write_name(descriptor, held=True)
         try:
             yield
         finally:
-            _write_name(descriptor, "")
-    finally:
-        os.close(descriptor)
+            _write_name(descriptor, held=False)
 
 
 def _wait(
@@ -92,28 +90,22 @@ def _wait(
 def lock_if_free(directory: Path) -> Iterator[bool]:
     """Holds the lock of `directory` inside the block if it is free; yields whether it is held. Creates no file."""
     try:
-        descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        file = (directory / LOCK_FILE).open("r+b")
     except FileNotFoundError:
         yield True  # no stage has ever begun here
         return
-    try:
-        yield _try_lock(descriptor)
-    finally:
-        os.close(descriptor)
+    with file:
+        yield _try_lock(file.fileno())
 
 
 def holder_of(directory: Path) -> str | None:
     """Who works in `directory` ("pid 17 on host"): the holder of its lock; None where it is free."""
     try:
-        descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        with (directory / LOCK_FILE).open("rb") as file:
+            is_free = _try_lock(file.fileno(), fcntl.LOCK_SH)
+            return None if is_free else _name_in(file.fileno()) or "another process"
     except FileNotFoundError:
         return None
-    try:
-        if _try_lock(descriptor, fcntl.LOCK_SH):
-            return None
-        return _name_in(descriptor) or "another process"
-    finally:
-        os.close(descriptor)
 
 
 class FlockManager:
@@ -150,14 +142,14 @@ class FlockManager:
             if not _wait(descriptor, self._waiting, self._stopped, deadline):
                 return False
             on_failure.pop_all()
-        _write_name(descriptor, f"pid {os.getpid()} on {socket.gethostname()}")
+        _write_name(descriptor, held=True)
         self._held[key, holder] = descriptor
         return True
 
     def release_lock(self, key: str, holder: str) -> None:
         """Free the record `key` if `holder` holds its lock; Prefect asks several times for that of a nested task."""
         if (descriptor := self._held.pop((key, holder), None)) is not None:
-            _write_name(descriptor, "")
+            _write_name(descriptor, held=False)
             os.close(descriptor)
 
     def is_lock_holder(self, key: str, holder: str) -> bool:
@@ -236,11 +228,12 @@ def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _write_name(descriptor: int, name: str) -> None:
-    """Put the holder's name into the file, for those who wait; a full disk costs the name, never the lock."""
+def _write_name(descriptor: int, *, held: bool) -> None:
+    """Put this process's name into the file, for those who wait; a full disk costs the name, never the lock."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, name.encode(), 0)
+        if held:
+            os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
 def _name_in(descriptor: int) -> str:

@@ -27,7 +27,6 @@ from luffy.errors import LuffyError
 from luffy.files import refuse_special, write_atomic
 
 MANIFEST_FILE = "manifest.json"
-_BLOCK_BYTES = 1 << 20
 _PACKAGES = ("torch", "transformers", "deepspeed", "ray", "vllm", "math-verify", "pyarrow", "numpy", "prefect")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -112,10 +111,6 @@ class Manifest(StrictModel):
                 found[output.path] = "changed"
         return found
 
-    def is_intact(self, directory: Path, *, verify: bool = False) -> bool:
-        """Whether every output exists unchanged."""
-        return not self.damaged(directory, verify=verify)
-
 
 def read_manifest(directory: Path) -> Manifest | None:
     """The manifest in `directory`; None if it is missing, or unreadable for this version."""
@@ -183,11 +178,8 @@ def finished_manifest(directory: Path) -> Manifest:
 def hash_file(path: Path) -> str:
     """SHA-256 of the content, 64 hex digits; OSError for a pipe or a device."""
     refuse_special(path)
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def package_versions() -> dict[str, str]:

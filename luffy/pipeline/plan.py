@@ -42,22 +42,29 @@ class StagePlan:
 def why_not_reused(
     siblings: Iterable[Path], experiment: str, node: str, identity: Identity, inputs: Mapping[str, str]
 ) -> str:
-    """One line: "first run", or the differences from the most similar result of `node` among `siblings`.
+    """One line: "first run", or the differences from the most similar result of `node` among `siblings`."""
+    for _, key, found in similar_results(siblings, experiment, node, identity, inputs):
+        if key != identity.key:
+            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            return f"{', '.join(found[:_SHOWN])}{more} (against {key})"
+    return "first run"
 
-    Compares only results of `experiment`; ties go to the newest. `inputs`: input name to the node that provides it.
+
+def similar_results(
+    siblings: Iterable[Path], experiment: str, node: str, identity: Identity, inputs: Mapping[str, str]
+) -> list[tuple[Path, str, list[str]]]:
+    """The results of `node` in `experiment`, finished or not, the most similar first; among equals the newest.
+
+    Each with its key and its differences. `inputs`: input name to the node that provides it.
     """
     candidates = []
     for directory in siblings:
         record = read_identity(directory)
-        if record is not None and (record.experiment, record.node) == (experiment, node) and record.key != identity.key:
+        if record is not None and (record.experiment, record.node) == (experiment, node):
             found = list(differences(record.identity, identity, inputs))
             age = -(directory / IDENTITY_FILE).stat().st_mtime_ns
-            candidates.append((len(found), age, record.key, found))
-    if not candidates:
-        return "first run"
-    *_, nearest, found = min(candidates)
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"{', '.join(found[:_SHOWN])}{more} (against {nearest})"
+            candidates.append((len(found), age, directory, record.key, found))
+    return [(directory, key, found) for _, _, directory, key, found in sorted(candidates)]
 
 
 def differences(before: Identity, after: Identity, inputs: Mapping[str, str]) -> Iterator[str]:

@@ -207,17 +207,15 @@ def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
 
 def _unset_keys(config: ExperimentConfig, wanted: Sequence[str]) -> list[str]:
     """Notes, not complaints, about missing API keys: answers that are already saved need no key."""
-    execution = config.execution
-    servers = {f"execution.teachers.{name}": server for name, server in execution.teachers.items()}
-    used = servers if "synthesize" in wanted else {}
-    if "rl" in wanted and execution.rl_teacher.urls:
-        used = used | {"execution.rl_teacher": execution.rl_teacher}
+    teachers = config.execution.teachers if "synthesize" in wanted else {}
+    used = [(server, f"execution.teachers.{name}") for name, server in teachers.items()]
+    if "rl" in wanted and config.execution.rl_teacher.urls:
+        used.append((config.execution.rl_teacher, "execution.rl_teacher"))
     if not used:
         return []
     from luffy.http_client import missing_key  # loads httpx, which other plans can do without
 
-    found = [missing_key(server, setting) for setting, server in used.items()]
-    return [line for line in found if line is not None]
+    return [line for server, setting in used if (line := missing_key(server, setting)) is not None]
 
 
 def _too_long(config: ExperimentConfig, wanted: Sequence[str]) -> Iterator[str]:
@@ -273,8 +271,7 @@ def _untrainable(placement: _Placement) -> list[str]:
         return []
     if lora is not None:
         architecture = architecture_of(placement.config.model)
-        layers = list(linear_layers(architecture)) if architecture is not None else []
-        found = [missing_package(), lora.complaint(layers) if layers else None]
+        found = [missing_package(), lora.complaint(list(linear_layers(architecture))) if architecture else None]
     if kind != "sdpa" and placement.training_here_gib is not None and not placement.training_here_gib:
         found.append(f"execution.attention: {kind} needs a GPU, this machine has none; use sdpa")
     return [line for line in found if line is not None]
@@ -285,7 +282,7 @@ def _advice_on_engine(config: ExperimentConfig, gpus: Sequence[Gpu] | None) -> l
 
     And against vLLM in the trainer's process on a machine with GPUs: the stage itself would refuse it only after SFT.
     """
-    if "rl" not in config.stages or config.rl is None:
+    if config.rl is None:
         return []
     if config.rl.engine == "vllm" and gpus:
         return [

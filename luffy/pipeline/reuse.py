@@ -141,20 +141,18 @@ def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iter
         theirs, manifest = read_identity(sibling), read_manifest(sibling)
         if theirs is None or manifest is None or manifest.consumed != record.consumed:
             continue
-        if replace(theirs.identity, code={}, upstream={}) == wanted and manifest.is_intact(sibling):
+        if replace(theirs.identity, code={}, upstream={}) == wanted and not manifest.damaged(sibling):
             found.append((theirs.node == record.node, manifest.ended, sibling, manifest))
     if not found:
         return None
     *_, source, manifest = max(found, key=lambda candidate: candidate[:2])
     made = Path(tempfile.mkdtemp(prefix=TRASH_PREFIX, dir=source.parent))
-    shutil.copymode(source, made)
-    for path in source.rglob("*"):
-        place = made / path.relative_to(source)
-        if path.is_dir():
-            place.mkdir(exist_ok=True)
-        elif path.name not in (LOCK_FILE, RECORD_FILE):
-            take = os.link if path.suffix in _NEVER_CHANGED else shutil.copy2
-            take(path, place)
+
+    def take(file: str, place: str) -> None:
+        (os.link if file.endswith(_NEVER_CHANGED) else shutil.copy2)(file, place)
+
+    left = shutil.ignore_patterns(LOCK_FILE, RECORD_FILE)
+    shutil.copytree(source, made, dirs_exist_ok=True, ignore=left, copy_function=take)
     write_job(made / JOB_FILE, job)
     write_identity(made, record)
     adopted = {"key": record.key, "upstream": record.identity.upstream, "adopted": manifest.key}

@@ -47,7 +47,7 @@ def _disk_need(plan: StagePlan, checkpoint: CheckpointConfig) -> tuple[int, str]
     elif isinstance(settings, BaseSettings):
         count = ceil(settings.base.steps / checkpoint.base_every) if settings.base is not None else 0
     count = min(count, checkpoint.keep + 1)
-    there = measure(plan.directory / CHECKPOINTS_FOLDER).num_bytes
+    there = measure(plan.directory / CHECKPOINTS_FOLDER)
     states = max(0, count * parameters * _STATE_BYTES - there)
     saved = f", {count} checkpoints of {_gib(parameters * _STATE_BYTES)}" if count else ""
     return model + states + MIN_FREE_BYTES, f" ({parameters:,} parameters: a model in {dtype}{saved})"

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,6 +41,8 @@ _FORK_TIMEOUT_S = 20.0
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 # The supervisor sets these. No library that is loaded before the fork reads them.
 _OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, "PYTHONUNBUFFERED"})
+_WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
+"""OpenBLAS starts its threads when numpy is loaded. Stages compute with torch, which has its own."""
 Order = tuple[str, list[str], dict[str, str], str]
 """The program that a forked process runs: module, arguments, environment, and the file that its output is appended
 to."""
@@ -76,13 +79,14 @@ class WarmServer:
         self._ordering = threading.Lock()
         self._stage: WarmStage | None = None
         parent = os.getpid()
+        own = {MARK_VARIABLE: self.mark, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1", **_WITHOUT_THREADS}
         with log.open("ab") as out, far_end:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "luffy.pipeline.warm_start", str(far_end.fileno()), *libraries],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**environment, MARK_VARIABLE: self.mark, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1"},
+                env={**environment, **own},
                 pass_fds=[far_end.fileno()],
                 start_new_session=True,
                 # The stage then gets SIGTERM. The signal follows the forking thread, which must outlive the server.
@@ -159,23 +163,23 @@ class WarmServer:
         end_processes(self.mark)
 
 
+@dataclass(slots=True)
 class WarmStage:
     """A stage forked by a warm server; the counterpart of `subprocess.Popen`."""
 
-    def __init__(self, server: WarmServer, pid: int, connection: Connection, log: Path) -> None:
-        self.server = server
-        """The server that it was forked from."""
-        self.pid = pid
-        self.returncode: int | None = None
-        self._connection = connection
-        self._log = log
+    server: WarmServer
+    pid: int
+    connection: Connection
+    """To the server."""
+    log: Path
+    returncode: int | None = None
 
     def poll(self) -> int | None:
         """The exit code, -n for signal n; None while it runs. Raises StageFailed when the server has died."""
-        if self.returncode is None and self._connection.poll() and self.wait() is None:
+        if self.returncode is None and self.connection.poll() and self.wait() is None:
             raise StageFailed(
                 f"was lost, because the warm server that started it died; the same command resumes it "
-                f"(log: {self._log})",
+                f"(log: {self.log})",
                 temporary=True,
             )
         return self.returncode
@@ -184,7 +188,7 @@ class WarmStage:
         """Wait until the stage ends; returns the exit code, None if the server died first."""
         if self.returncode is None:
             try:
-                self.returncode = self._connection.recv()
+                self.returncode = self.connection.recv()
             except (OSError, EOFError):
                 return None
         return self.returncode
@@ -193,22 +197,6 @@ class WarmStage:
 def _surroundings(environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     own = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
     return str(Path.cwd()), own
-
-
-def _load(libraries: Sequence[str]) -> None:
-    """Import `libraries` without starting a thread, and exempt their objects from garbage collection."""
-    # OpenBLAS starts its threads when numpy is loaded. Stages compute with torch, which has its own.
-    given = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    gc.disable()
-    for name in libraries:
-        importlib.import_module(name)
-    gc.enable()
-    gc.freeze()
-    if given is None:
-        del os.environ["OPENBLAS_NUM_THREADS"]
-    else:
-        os.environ["OPENBLAS_NUM_THREADS"] = given
 
 
 def _check_single_thread() -> None:
@@ -256,7 +244,11 @@ if __name__ == "__main__":
     # The run ends the server with SIGKILL. A scheduler's SIGTERM to all processes of a job must not end its stage, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = Connection(int(sys.argv[1]))
-    _load(sys.argv[2:])
+    gc.disable()
+    for library in sys.argv[2:]:
+        importlib.import_module(library)
+    gc.enable()
+    gc.freeze()  # the libraries' objects are never looked through again
     _check_single_thread()
     control.send(os.getpid())
     ordered = _serve(control)

@@ -152,17 +152,15 @@ def claiming(workspace: Workspace, *, exclusive: bool = False) -> Iterator[None]
     """
     mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     with usable(workspace.root):
-        descriptor = os.open(workspace.root / _CLAIMS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+        file = (workspace.root / _CLAIMS_FILE).open("ab")
+    with file:
         try:
-            fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+            fcntl.flock(file, mode | fcntl.LOCK_NB)
         except BlockingIOError:
             other = "runs that begin a stage" if exclusive else "`luffy gc`, which decides what to delete"
             logger.warning("waiting in %s for %s", workspace.root, other)
-            fcntl.flock(descriptor, mode)
+            fcntl.flock(file, mode)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _unwritable(root: Path, reason: str | None) -> WorkspaceError:

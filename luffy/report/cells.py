@@ -4,7 +4,7 @@ Pages show a table as HTML or Markdown, terminals as text.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -41,9 +41,13 @@ class Table:
     rows: tuple[tuple[TableCell, ...], ...]
     title: str = ""
     note: str = ""
-    """A note above the table."""
     style: str = "compact"
     """Classes of `templates/page.css`: `compact`, or `numbers` for few large ones."""
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The rows without markup, for a terminal."""
+        return [[cell.plain for cell in row] for row in self.rows]
 
 
 def table(
@@ -59,11 +63,6 @@ def table_of(
 ) -> Table:
     """A row for each item; `columns` has the heading of each column and what it shows of an item."""
     return table(tuple(columns), ([value(item) for value in columns.values()] for item in items), title, note)
-
-
-def plain_table(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Header and rows without markup, for a terminal."""
-    return list(table.header), [[cell.plain for cell in row] for row in table.rows]
 
 
 def accuracy(found: "Estimate | None", by_seed: Iterable[float] = ()) -> TableCell:
@@ -152,7 +151,7 @@ def costs_by_name(first: str, costs: "Mapping[str, Costs | None]") -> Table:
         "peak_memory_gib": ("peak memory, GiB", exact),
         "gpu_hours": ("GPU-hours", exact),
     }
-    values = {name: each.values() if each is not None else {} for name, each in costs.items()}
+    values = {name: asdict(each) if each is not None else {} for name, each in costs.items()}
     known = [cost for cost in formats if any(of.get(cost) is not None for of in values.values())]
     rows = (
         (name, *(NONE if (value := of.get(cost)) is None else formats[cost][1](value) for cost in known))

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from luffy.config import ExperimentConfig
-from luffy.config.evaluation import VALIDATION
+from luffy.config.evaluation import VALIDATION, DecodingConfig
 from luffy.config.stage_kinds import ViewName
 from luffy.config.yaml_source import dump_yaml
 from luffy.data.pass_rates import DifficultyCard, Fit, SampleCard, read_card, read_sample_card
@@ -41,8 +41,8 @@ from luffy.report.cells import (
     tone,
 )
 from luffy.report.curves import OUTCOME_COLORS, draw_held_out, draw_outcomes, draw_panels, rl_panels, supervised_panels
-from luffy.report.evaluation_page import DOT_NOTE, Scored, breakdowns, measures, shares_at_k, votes
-from luffy.report.figures import bars, dots
+from luffy.report.evaluation_page import Scored, accuracies, breakdowns, measures, shares_at_k, votes
+from luffy.report.figures import bars
 from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
@@ -70,11 +70,9 @@ class FinishedChain:
     """In the order of the chain."""
     data_card: Mapping[str, object]
     difficulty: DifficultyCard | None = None
-    """The card of the stage `difficulty`, where the chain has it."""
     synthesis: SynthesisCard | None = None
-    """The card of the stage `synthesize`, where the chain has it."""
     sampled: tuple[SampleCard, ...] = ()
-    """The cards of the stages `sample`, round by round."""
+    """Round by round."""
 
     @property
     def suites(self) -> list[str]:
@@ -83,9 +81,9 @@ class FinishedChain:
         return [name for name in dict.fromkeys((*self.config.data.suites, VALIDATION)) if name in evaluated]
 
     @property
-    def decodings(self) -> list[str]:
+    def decodings(self) -> Mapping[str, DecodingConfig]:
         """Evaluated decodings; the first makes the headline."""
-        return list(self.config.evaluation.decodings) if self.config.evaluation else []
+        return self.config.evaluation.decodings if self.config.evaluation else {}
 
     @property
     def transitions(self) -> list[tuple[CheckpointScores, CheckpointScores]]:
@@ -202,7 +200,7 @@ def difference_table(chain: FinishedChain, decoding: str) -> Table:
 
 def _opening(chain: FinishedChain, confidence: str) -> Section:
     """The headline numbers, and a paragraph: what was done and what came out."""
-    suite, decoding = chain.suites[0], chain.decodings[0]
+    suite, decoding = chain.suites[0], next(iter(chain.decodings))
     scored = chain.scored((suite, decoding))
     values = [(one, accuracy(one.row.estimate)) for one in scored]
     way = ", ".join(f"{one.name} {cell.text}{NBSP}% {cell.details[0]}" for one, cell in values)
@@ -260,19 +258,16 @@ def _enumerate(parts: Sequence[str]) -> str:
 
 
 def _decoding(chain: FinishedChain, name: str) -> Section:
-    assert chain.config.evaluation is not None
-    decoding = chain.config.evaluation.decodings[name]
+    decoding = chain.decodings[name]
     sampling = "the likeliest token" if decoding.temperature == 0 else f"temperature {decoding.temperature:g}"
     scored = {suite: chain.scored((suite, name)) for suite in chain.suites}
     counted = (one.row.outcomes for found in scored.values() for one in found)
     seen = {outcome for outcomes in counted for outcome, number in outcomes.items() if number}
-    legend = tuple((color, checkpoint_name(each)) for each, color in chain.colors.items())
+    models = [(color, checkpoint_name(each)) for each, color in chain.colors.items()]
+    estimates = {suite: {one.name: one.row.estimate for one in found} for suite, found in scored.items()}
+    drawn, shown = accuracies(f"accuracy-{name}", "suite", models, estimates)
     note = "Share of the responses; only a correct answer counts."
     legends = tuple((color, outcome.replace("_", " ")) for outcome, color in OUTCOME_COLORS.items() if outcome in seen)
-    at_value = dots(
-        f"accuracy-{name}",
-        [(suite, [(one.color, one.row.estimate) for one in found]) for suite, found in scored.items()],
-    )
 
     def shares(outcomes: Mapping[str, int]) -> list[tuple[str, float]]:
         total = sum(outcomes.values())
@@ -286,22 +281,13 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
         checkpoint_name(each.checkpoint): advice_on([row for row in each.results.rows if row.decoding == name])
         for each in chain.evaluations
     }
-    rows = []
-    for suite, found in scored.items():
-        cells = {one.name: accuracy(one.row.estimate) for one in found}
-        problems = count(max(one.row.num_problems for one in found), "problem")
-        rows.append((TableCell(suite, (problems,)), *(cells.get(each) or accuracy(None) for _, each in legend)))
-    tables = [table(("suite", *(each for _, each in legend)), rows, style="numbers")]
-    tables += [difference_table(chain, name)] if chain.transitions else []
+    tables = [shown, *([difference_table(chain, name)] if chain.transitions else [])]
     tables += [table for table in _side_by_side(chain, name) if table.rows]
     return Section(
         title=name,
         aside=f"{sampling}, {count(decoding.num_samples, 'response')} a problem",
         notes=tuple(f"{checkpoint}, {text}" for checkpoint, text in advice.items() if text),
-        figures=(
-            Figure("Accuracy", DOT_NOTE, at_value, legend, is_wide=True),
-            Figure("Outcomes of grading", note, by_outcome, legends),
-        ),
+        figures=(drawn, Figure("Outcomes of grading", note, by_outcome, legends)),
         tables=tuple(tables),
         sections=tuple(section for found in scored.values() for section in breakdowns(f"breakdown-{name}", found)),
     )
@@ -335,11 +321,9 @@ def _training(chain: FinishedChain) -> list[Section]:
         if outcomes:
             figures.insert(1, outcomes)
         steps = training_rows(rows)
-        stage, _, number = node.rpartition("_")
-        numbered = f"{_STAGE_TITLES[stage]} {number}" if number.isdecimal() and stage in _STAGE_TITLES else node
         sections.append(
             Section(
-                title=_STAGE_TITLES.get(node, numbered),
+                title=checkpoint_name(node, _STAGE_TITLES),
                 aside=count(len(steps), "logged step"),
                 anchor=node,
                 notes=tuple(advice_on_rl(objective, steps) if objective else ()),

@@ -44,7 +44,6 @@ class Panel:
 
     title: str
     note: str
-    """Explanation for the reader."""
     curves: tuple[tuple[str, str, str], ...]
     """(metric, label, colour) of each line."""
     percent: bool = False

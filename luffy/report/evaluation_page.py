@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.evaluation.results import (
-    Breakdown,
     CheckpointScores,
     EvaluationResults,
     ResultRow,
@@ -30,12 +29,12 @@ from luffy.report.cells import (
     table_of,
     tone,
 )
-from luffy.report.figures import Chart, chart, dots, estimates
+from luffy.report.figures import Bands, Chart, chart, dots, estimates
 from luffy.report.page import Figure, Page, Section, html, markdown
+from luffy.statistics.accuracy import Estimate
 
 SUMMARY_FILE = "summary.md"
 PAGE_FILE = "summary.html"
-DOT_NOTE = "Dot: accuracy; line: its interval."
 _COLOR = "c1"
 
 
@@ -61,7 +60,7 @@ def evaluation_page(results: EvaluationResults) -> Page:
     for name, rows in by_decoding(results.rows).items():
         mean = sum(row.accuracy for row in rows) / len(rows)
         of_all = f"Mean of these {len(rows)} accuracies, each suite counted once: {percent(mean)}."
-        drawn = dots(f"accuracy-{name}", [(row.suite, [(_COLOR, row.estimate)]) for row in rows])
+        drawn = accuracy_figure(f"accuracy-{name}", [(row.suite, [(_COLOR, row.estimate)]) for row in rows])
         parts = (breakdowns(name, [Scored("accuracy", _COLOR, row)]) for row in rows)
         protocols = table_of(
             [(row.suite, row.protocol) for row in rows if row.protocol is not None],
@@ -80,7 +79,7 @@ def evaluation_page(results: EvaluationResults) -> Page:
             Section(
                 title=name,
                 notes=tuple(filter(None, (of_all if len(rows) > 1 else "", advice_on(rows)))),
-                figures=(Figure("Accuracy", DOT_NOTE, drawn, is_wide=True),),
+                figures=(drawn,),
                 tables=tuple(table for table in (scores(rows), *measures(rows), protocols) if table.rows),
                 sections=tuple(section for part in parts for section in part),
             )
@@ -131,6 +130,27 @@ def checkpoints_page(steps: Mapping[int, CheckpointScores]) -> Page:
             tables.append(table(columns, changes, what, style="numbers"))
         sections.append(Section(title=decoding, figures=tuple(figures), tables=tuple(tables)))
     return Page("Accuracy over RL steps", f"checkpoints of steps {', '.join(map(str, steps))}", tuple(sections))
+
+
+def accuracy_figure(name: str, bands: Bands[tuple[str, Estimate]], legend: tuple[tuple[str, str], ...] = ()) -> Figure:
+    """Accuracies with their intervals, each (colour, estimate), in titled bands."""
+    return Figure("Accuracy", "Dot: accuracy; line: its interval.", dots(name, bands), legend, is_wide=True)
+
+
+def accuracies(
+    name: str, kind: str, models: Sequence[tuple[str, str]], found: Mapping[str, Mapping[str, Estimate]]
+) -> tuple[Figure, Table]:
+    """Accuracies of several models, each (colour, name), as a figure and a table with a row for each `kind` in `found`.
+
+    `name` makes the ids of the plot unique on the page.
+    """
+    rows, bands = [], []
+    for label, of_models in found.items():
+        problems = count(max(each.num_problems for each in of_models.values()), "problem")
+        rows.append((TableCell(label, (problems,)), *(accuracy(of_models.get(model)) for _, model in models)))
+        bands.append((label, [(color, of_models[model]) for color, model in models if model in of_models]))
+    shown = table((kind, *(model for _, model in models)), rows, style="numbers")
+    return accuracy_figure(name, bands, tuple(models)), shown
 
 
 def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
@@ -235,27 +255,16 @@ def shares_at_k(shares: Mapping[str, float]) -> str:
 
 
 def breakdowns(figure: str, scored: Sequence[Scored]) -> list[Section]:
-    """Accuracy on one suite by subject and by level, those that the data name, of one model or of several.
-
-    `figure` makes the ids of the plots unique on the page.
-    """
+    """Accuracy on one suite by subject and by level, those that the data name, of one model or of several."""
     sections = []
     for kind in ("subject", "level"):
-        parts: list[tuple[Scored, Mapping[str, Breakdown]]] = [
-            (one, found) for one in scored if (found := one.row.by_subject if kind == "subject" else one.row.by_level)
-        ]
-        if not parts:
-            continue
-        labels = list(dict.fromkeys(label for _, found in parts for label in found))
-        rows, bands = [], []
-        for label in labels:
-            known = [(one, found[label].estimate) for one, found in parts if label in found]
-            problems = count(max(estimate.num_problems for _, estimate in known), "problem")
-            cells = (accuracy(found[label].estimate if label in found else None) for _, found in parts)
-            rows.append((TableCell(label, (problems,)), *cells))
-            bands.append((label, [(one.color, estimate) for one, estimate in known]))
-        suite, legend = parts[0][0].row.suite, tuple((one.color, one.name) for one, _ in parts)
-        drawn = Figure("Accuracy", DOT_NOTE, dots(f"{figure}-{suite}-{kind}", bands), legend, is_wide=True)
-        shown = table((kind, *(one.name for one, _ in parts)), rows, style="numbers")
-        sections.append(Section(title=f"{suite} by {kind}", in_columns=True, figures=(drawn,), tables=(shown,)))
+        found: dict[str, dict[str, Estimate]] = {}
+        for one in scored:
+            for label, part in (one.row.by_subject if kind == "subject" else one.row.by_level).items():
+                found.setdefault(label, {})[one.name] = part.estimate
+        if found:
+            suite, models = scored[0].row.suite, [(one.color, one.name) for one in scored]
+            models = [each for each in models if any(each[1] in of_models for of_models in found.values())]
+            drawn, shown = accuracies(f"{figure}-{suite}-{kind}", kind, models, found)
+            sections.append(Section(title=f"{suite} by {kind}", in_columns=True, figures=(drawn,), tables=(shown,)))
     return sections

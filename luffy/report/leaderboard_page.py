@@ -6,8 +6,7 @@ from luffy.evaluation.across_runs.board import Board, BoardTable, Column
 from luffy.evaluation.across_runs.published import PublishedTable
 from luffy.report.cells import NONE, Table, TableCell, accuracy, counts, difference, p_value, percent
 from luffy.report.cells import table as shown_table
-from luffy.report.evaluation_page import DOT_NOTE
-from luffy.report.figures import dots
+from luffy.report.evaluation_page import accuracy_figure
 from luffy.report.page import Figure, Page, Section
 
 MARK = "★"
@@ -41,7 +40,7 @@ def leaderboard_page(board: Board, workspace: str) -> Page:
             )
         )
     if board.left_out:
-        left_out = (f"{item.directory.name}: {item.reason}" for item in board.left_out)
+        left_out = (f"{directory.name}: {reason}" for directory, reason in board.left_out.items())
         sections.append(Section(title="Left out", notes=tuple(left_out)))
     return Page("Leaderboard", f"workspace {workspace}", tuple(sections), workspace)
 
@@ -99,7 +98,7 @@ def _section(number: int, table: BoardTable) -> Section:
             for column in table.columns
         ]
         legend = tuple((color, entry.name.text) for entry, color in colors)
-        figures.append(Figure("Accuracy", DOT_NOTE, dots(f"leaderboard-{number}", bands), legend, is_wide=True))
+        figures.append(accuracy_figure(f"leaderboard-{number}", bands, legend))
     leads = []
     for column, lead in table.leads.items():
         found, p = lead.comparison.paired, p_value(lead.comparison.adjusted_p)

@@ -23,7 +23,6 @@ class Figure:
 
     title: str
     note: str
-    """Explanation for the reader."""
     svg: str
     legend: tuple[tuple[str, str], ...] = ()
     """(colour, label) of each line; empty if the title is enough."""
@@ -128,15 +127,15 @@ def _blocks(section: Section, level: int) -> Iterator[str]:
         *map(markdown_cell, (*section.notes, *section.text)),
     ]
     for table in section.tables:
-        rows = [table.header, ["---"] * len(table.header), *([cell.plain for cell in row] for row in table.rows)]
+        rows = [table.header, ["---"] * len(table.header), *table.texts]
         contents += [
             f"{'#' * (level + 1)} {markdown_cell(table.title)}" if table.title else "",
             markdown_cell(table.note),
             "\n".join("|" + "".join(f" {markdown_cell(text)} |" for text in row) for row in rows),
         ]
     for sample in section.samples:
-        contents += [markdown_cell(" · ".join(sample.badges)), _fence(sample.text)]
-    contents.append(_fence(section.code.strip()) if section.code else "")
+        contents += [markdown_cell(" · ".join(sample.badges)), fenced(sample.text)]
+    contents.append(fenced(section.code.strip()) if section.code else "")
     contents += [block for each in section.sections for block in _blocks(each, level + 1)]
     if any(contents):
         heading = f"{section.title}: {section.aside}" if section.aside else section.title
@@ -144,7 +143,7 @@ def _blocks(section: Section, level: int) -> Iterator[str]:
         yield from contents
 
 
-def _fence(text: str) -> str:
+def fenced(text: str) -> str:
     """A code block whose fence is longer than any run of backticks in `text`."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)

@@ -8,14 +8,21 @@ from dataclasses import replace
 from itertools import cycle
 
 from luffy.config.many_runs.sweep_design import CENTRE, value_text
-from luffy.evaluation.across_runs.run_results import ArmResults, CurvePoint, levels, reached
+from luffy.evaluation.across_runs.run_results import (
+    REPORTED,
+    TRIED,
+    ArmResults,
+    CurvePoint,
+    SweepResults,
+    levels,
+    reached,
+)
 from luffy.evaluation.across_runs.sweep_findings import Effect, Findings, Score, Tuning
-from luffy.evaluation.across_runs.sweep_results import REPORTED, TRIED, SweepResults
 from luffy.evaluation.results import Cell
 from luffy.report.cells import NONE, Table, TableCell, Tone, accuracy, costs_by_name, count, difference, percent, table
-from luffy.report.evaluation_page import DOT_NOTE
-from luffy.report.figures import Chart, Line, chart, dots, estimates, heat, picture
-from luffy.report.page import Figure, Page, Section, html, markdown
+from luffy.report.evaluation_page import accuracy_figure
+from luffy.report.figures import Chart, Line, chart, estimates, heat, picture
+from luffy.report.page import Figure, Page, Section, markdown
 from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import HeldOutPoint
 
@@ -46,7 +53,7 @@ _TONES: dict[str, Tone] = {"ahead": "better", "behind": "worse", "not distinguis
 
 
 def sweep_page(findings: Findings) -> Page:
-    """The page of a grid or a comparison; that of a study also needs its rows (`study_html`)."""
+    """The page of a grid or a comparison; that of a study also needs its rows (`study_page`)."""
     page = _comparison_page(findings) if findings.design.arms else _grid_page(findings)
     if not findings.failures:
         return page
@@ -57,12 +64,11 @@ def sweep_page(findings: Findings) -> Page:
 def accuracy_table(findings: Findings, decoding: str) -> Table:
     """Accuracy in percent: a row for each arm or point, a column for each suite; the base first."""
     suites, (kind, missing) = findings.suites(decoding), ("arm", _FAILED) if findings.design.arms else ("point", None)
-    names = {"": TableCell("base"), **{arm.name: _name(findings, arm) for arm in findings.arms}}
-    scores = {name: [findings.score(name, (suite, decoding)) for suite in suites] for name in names}
-    shown = {name: found for name, found in scores.items() if name or any(found)}
-    rows = (
-        (names[name], *(_score(each, missing if name else None) for each in found)) for name, found in shown.items()
-    )
+    names, rows = {"": TableCell("base"), **{arm.name: _name(findings, arm) for arm in findings.arms}}, []
+    for name, shown in names.items():
+        found = [findings.score(name, (suite, decoding)) for suite in suites]
+        if name or any(found):
+            rows.append((shown, *(_score(each, missing if name else None) for each in found)))
     return table((kind, *suites), rows, style="numbers")
 
 
@@ -71,8 +77,7 @@ def difference_table(findings: Findings, decoding: str) -> Table | None:
     suites, reference = findings.suites(decoding), findings.design.reference
     rows = []
     for arm in findings.arms:
-        found = [findings.effect(CENTRE, arm.name, (suite, decoding)) for suite in suites]
-        if any(found):
+        if any(found := [findings.effect(CENTRE, arm.name, (suite, decoding)) for suite in suites]):
             rows.append((arm.name, *map(_effect, found)))
     title = f"Percentage points minus {reference}"
     return table((f"minus {reference}", *suites), rows, title, style="numbers") if rows else None
@@ -111,7 +116,7 @@ def tries_table(tuning: Tuning) -> Table:
         for arm in tuning.arms
         for each in arm.tries
     )
-    return table(("arm", "tried", f"accuracy on {tuning.on}", "decision"), rows, style="numbers")
+    return table(("arm", "tried", f"accuracy on {tuning.select.on}", "decision"), rows, style="numbers")
 
 
 def tuning_costs(tuning: Tuning) -> Table:
@@ -119,16 +124,11 @@ def tuning_costs(tuning: Tuning) -> Table:
     return costs_by_name("arm", {arm.arm: arm.costs for arm in tuning.arms})
 
 
-def study_html(findings: Findings, results: SweepResults) -> str:
-    """The page of a study."""
-    return html(_study_page(findings, results))
-
-
 def study_markdown(findings: Findings, results: SweepResults) -> str:
     """The same tables for a repository's pages, beside the figure."""
     name = findings.design.name
     figure = f"Effect against {findings.design.reference}", f"{name}.svg"
-    page = replace(_study_page(findings, results), title=f"Results of {name}", subtitle="", picture=figure)
+    page = replace(study_page(findings, results), title=f"Results of {name}", subtitle="", picture=figure)
     return f"<!-- Written by `luffy study --page`; do not edit. -->\n\n{markdown(page)}\n"
 
 
@@ -153,10 +153,9 @@ def decision_table(findings: Findings) -> Table:
 
 def accuracies_of_cells(findings: Findings, measured: Cell) -> Table:
     """Accuracy in percent on one suite: a row for each cell, a column for the base and each arm."""
-    rows, arms = [], tuple(findings.design.arms)
+    arms, rows = tuple(findings.design.arms), []
     for cell in findings.design.cells:
-        found = [findings.score(arm, measured, cell) for arm in ("", *arms)]
-        if any(found):
+        if any(found := [findings.score(arm, measured, cell) for arm in ("", *arms)]):
             rows.append((_situation(findings, cell), *map(_score, found)))
     note = "Accuracy in percent, mean over seeds and problems (each seed):"
     return table(("situation", "base", *arms), rows, note=note, style="numbers")
@@ -204,8 +203,7 @@ def _grid_figure(findings: Findings, cell: Cell) -> Figure | None:
     found = [None if score is None else score.estimate for score in scores]
     if len(keys) == 1:
         ((key, values),) = keys
-        places = [value_text(value) for value in values]
-        line = _at_places(cell[0], key, places, {"accuracy": found}, {"accuracy": "c1"})
+        line = _at_places(cell[0], key, [*map(value_text, values)], {"accuracy": found}, {"accuracy": "c1"})
         return Figure(cell[0], "Mean accuracy with its interval.", chart(name, line))
     if len(keys) == 2:
         (down, rows), (across, columns) = keys
@@ -244,7 +242,7 @@ def _comparison_page(findings: Findings) -> Page:
             known = {name: each.estimate for name, each in scores.items() if each is not None}
             bands.append((suite, [(colors.get(name, _BASE_COLOR), each) for name, each in known.items()]))
         legend = ((_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms if arm.seeds))
-        drawn = Figure("Accuracy", DOT_NOTE, dots(f"arms-{decoding}", bands), legend, is_wide=True)
+        drawn = accuracy_figure(f"arms-{decoding}", bands, legend)
         tables = accuracy_table(findings, decoding), difference_table(findings, decoding)
         results.append(Section(title=decoding, figures=(drawn,), tables=tuple(filter(None, tables))))
     sections = [Section(title="Results", anchor="results", notes=notes, sections=tuple(results))]
@@ -310,8 +308,8 @@ def _tuning(tuning: Tuning, colors: Mapping[str, str]) -> Section:
     for arm in tuning.arms:
         for each in arm.tries if len(arm.tries[0].point.values) == 1 else ():
             ((key, value),) = each.point.values
-            of_arm, place = by_key.setdefault(key, {}).setdefault(arm.arm, {}), value_text(value)
-            of_arm[place] = of_arm.get(place) if each.score is None else each.score.estimate
+            of_arm = by_key.setdefault(key, {}).setdefault(arm.arm, {})
+            of_arm[value_text(value)] = None if each.score is None else each.score.estimate
     figures = []
     for key, arms in by_key.items():
         places = list(dict.fromkeys(place for of_arm in arms.values() for place in of_arm))
@@ -320,11 +318,11 @@ def _tuning(tuning: Tuning, colors: Mapping[str, str]) -> Section:
             drawn = chart(f"tries-{key}", _at_places(key, key, places, found, colors))
             legend = tuple((colors[arm], arm) for arm in found)
             figures.append(Figure(key, "Accuracy of each try, with its interval.", drawn, legend))
-    tries, seeds = f"{tuning.num_tries} tries" if tuning.num_tries > 1 else "1 try", ", ".join(map(str, tuning.seeds))
-    random = ", drawn at random from its grid" if tuning.is_random else ""
-    ran = f"seed {seeds}" if len(tuning.seeds) == 1 else f"seeds {seeds}"
+    select, tries = tuning.select, f"{tuning.num_tries} tries" if tuning.num_tries > 1 else "1 try"
+    random = ", drawn at random from its grid" if select.random is not None else ""
+    ran = f"seed{'s' if len(select.seeds) > 1 else ''} {', '.join(map(str, select.seeds))}"
     words = (
-        f"Every arm had {tries}{random}, each run with {ran} and evaluated only on {tuning.on} ({tuning.decoding}); "
+        f"Every arm had {tries}{random}, each run with {ran} and evaluated only on {select.on} ({tuning.decoding}); "
         "nothing that is reported above was used. The highest mean accuracy was chosen, of equal ones the first in the "
         "grid."
     )
@@ -392,7 +390,8 @@ def _at_places(
     return Chart(title, lines, over=over, percent=True, places=places)
 
 
-def _study_page(findings: Findings, results: SweepResults) -> Page:
+def study_page(findings: Findings, results: SweepResults) -> Page:
+    """The page of a study: effects in every cell, and what was tried and spent."""
     design, confidence = findings.design, f"{100 * findings.confidence:g} %"
     note, legend = f"Percentage points minus {design.reference}, with {confidence} intervals.", _study_legend(findings)
     figures = (Figure(each.title, note, chart(each.title, each), legend) for each in _effects(findings))
@@ -416,8 +415,7 @@ def _study_page(findings: Findings, results: SweepResults) -> Page:
     for on in findings.measured:
         rows = []
         for cell in design.cells:
-            effects = [findings.effect(cell, arm, on) for arm in design.others]
-            if any(effects):
+            if any(effects := [findings.effect(cell, arm, on) for arm in design.others]):
                 rows.append((_situation(findings, cell), *(_effect(each, in_study=True) for each in effects)))
         header, note = (f"minus {design.reference}", *design.others), "Differences in percentage points:"
         tables = accuracies_of_cells(findings, on), table(header, rows, note=note, style="numbers")

@@ -245,7 +245,7 @@ def _find_sampled(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Ce
                 continue  # not finished, or written by another version
             cells = [cell for cell, digest in left.items() if there.get(cell) == digest]
             manifest = read_manifest(directory) if cells else None
-            if manifest is not None and manifest.is_intact(directory):
+            if manifest is not None and not manifest.damaged(directory):
                 found[folder] = cells
                 left = {cell: digest for cell, digest in left.items() if cell not in cells}
     return found

@@ -117,7 +117,7 @@ def measured(flow: psutil.Process, directory: Path, workspace: Path, scratch: Pa
 
 def kib(*paths: Path) -> float:
     """Size of files and folders together."""
-    return measure(*paths).num_bytes / KIB
+    return measure(*paths) / KIB
 
 
 def num_rows(database: Path, table: str) -> int:

@@ -264,7 +264,7 @@ class StageSubject:
 
     def state(self) -> str:
         manifest, newest = read_manifest(self.directory), newest_checkpoint(self.directory)
-        if self.kind == "damaged" and manifest is not None and not manifest.is_intact(self.directory):
+        if self.kind == "damaged" and manifest is not None and manifest.damaged(self.directory):
             return "damaged"
         if self.kind == "damaged" and manifest is None and read_identity(self.directory) is None:
             return "half cleared"

@@ -123,6 +123,5 @@ def test_stages_may_be_on_a_different_disk_from_runs_and_other_stages(disk, tmp_
     assert (longer / "checkpoints" / "step_000004" / "COMPLETE").is_file()
     assert (longer / "journal" / "step_000001.parquet").read_bytes() == b"rows"
     (longer / "config.yaml").touch()
-    done = dispose(workspace, Retention(), survey(workspace, Retention()).garbage)
-    assert [item.path for item in done.gone] == [longer]
+    assert dispose(workspace, Retention(), survey(workspace, Retention()).garbage) == []
     assert not list((workspace.stages / "rl").iterdir())

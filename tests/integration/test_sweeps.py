@@ -17,7 +17,7 @@ from flow_process import run, start, states
 from patience import PATIENCE_S
 
 from luffy.config.many_runs.sweep_runs import load_sweep
-from luffy.evaluation.across_runs.sweep_results import read_sweep_results, result_files, write_results
+from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files, write_results
 from luffy.evaluation.results import read_results
 
 pytestmark = pytest.mark.slow

@@ -94,6 +94,7 @@ def write_run(workspace: Workspace, run: str, evaluations: Mapping[str, str], *o
     directory = workspace.runs / run
     directory.mkdir(parents=True)
     record = {
+        "state": "finished",
         "experiment": config.name,
         "started": f"2026-03-01T{len(list(workspace.runs.iterdir())):02d}:00:00+00:00",
         "stages": {node: {"key": key} for node, key in evaluations.items()},

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
-from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, complete_config
+from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, config_argument
 from luffy.cli.planning import check, plans_of_runs, show_sweep_plan
 from luffy.config.load import FileKind
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
@@ -14,19 +14,11 @@ from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import find_workspace
 
 FLOW = "luffy.flows.run_sweep:run_sweep"
-_Compared = Annotated[
-    str,
-    Argument(
-        metavar="CONFIG",
-        help="YAML file of a comparison, a grid or an experiment, or the name of a shipped one (compare_arithmetic)",
-        autocompletion=complete_config,
-        show_default=False,
-    ),
-]
+_HELP = "YAML file of a comparison, a grid or an experiment, or the name of a shipped one (compare_arithmetic)"
 
 
 def compare(
-    config: _Compared,
+    config: Annotated[str, config_argument(_HELP)],
     overrides: Overrides = None,
     over: Annotated[
         list[str] | None,

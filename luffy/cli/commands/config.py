@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, get_args
 
-from typer import Argument, Option
+from typer import Option
 
-from luffy.cli.console import say, terminal, text_table
-from luffy.cli.options import Debug, Overrides, complete_config
+from luffy.cli.console import say, show_rows
+from luffy.cli.options import Debug, Overrides, config_argument
 from luffy.config import load_experiment
 from luffy.config.fields import all_fields
 from luffy.config.load import ResolvedExperiment, resolve_experiment
@@ -27,12 +27,7 @@ _PRESETS = get_args(PresetKind)
 def config(
     config: Annotated[
         str | None,
-        Argument(
-            metavar="CONFIG",
-            help="YAML file of an experiment, or the name of a shipped one; with --fields a section such as rl",
-            autocompletion=complete_config,
-            show_default=False,
-        ),
+        config_argument("YAML file of an experiment, or the name of a shipped one; with --fields a section such as rl"),
     ] = None,
     overrides: Overrides = None,
     given: Annotated[bool, Option("--given", help="leave out fields at their defaults")] = False,
@@ -56,7 +51,7 @@ def config(
         if not found:
             raise ConfigError(f"{config}: no such field; luffy config --fields lists all")
         rows = [(field.path, field.type, field.default or "", field.description) for field in found]
-        terminal().print(text_table(("field", "type", "default", "meaning"), rows))
+        show_rows(("field", "type", "default", "meaning"), rows)
         return EXIT_OK
     if config is None:
         raise ConfigError("CONFIG: missing; give an experiment, or --fields")
@@ -132,7 +127,6 @@ def explain_experiment(
 
 
 def _explain(settings: StageSettings) -> str | None:
-    """The explanation of a training stage; None of any other."""
     if isinstance(settings, SFTSettings):
         return "\n".join(explain_terms(settings.sft.objective.terms, max_response_tokens=0)).strip()
     if not isinstance(settings, RLSettings):

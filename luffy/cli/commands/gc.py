@@ -5,10 +5,10 @@ from typing import Annotated, get_args
 
 from typer import BadParameter, Option
 
-from luffy.cli.console import duration, say, size_words, terminal, text_table
+from luffy.cli.console import duration, say, show_rows, size_words
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.errors import EXIT_FAILURE, EXIT_OK, DataError
-from luffy.pipeline.disk import joined, measure
+from luffy.pipeline.disk import freed_bytes, measure
 from luffy.pipeline.garbage import Kind, Retention, dispose, survey
 from luffy.pipeline.workspace import find_workspace
 
@@ -48,26 +48,25 @@ def gc(
     say(f"workspace {where.root}")
     for note in found.notes:
         say(f"left alone: {note}")
-    extents = [measure(item.path) for item in garbage]
     if garbage:
         rows = [
             (
                 item.kind,
                 str(item.path.relative_to(where.root)),
-                size_words(extent.num_bytes),
+                size_words(measure(item.path)),
                 duration(max(0.0, time.time() - item.modified)),
                 item.reason,
             )
-            for item, extent in zip(garbage, extents, strict=True)
+            for item in garbage
         ]
-        terminal().print(text_table(("kind", "what", "size", "age", "why"), rows))
-    total = size_words(joined(extents).freed_bytes)
+        show_rows(("kind", "what", "size", "age", "why"), rows)
+    total = size_words(freed_bytes(*(item.path for item in garbage)))
     if not delete:
         say(f"{total} can be deleted; add --delete to delete it" if garbage else "nothing can be deleted")
         return EXIT_OK
-    done = dispose(where, retention, garbage)
-    for item, reason in done.spared:
+    spared = dispose(where, retention, garbage)
+    for item, reason in spared:
         say(f"still there: {item.path.relative_to(where.root)}: {reason}")
-    freed = total if not done.spared else f"{len(done.gone)} of {len(garbage)}"
+    freed = total if not spared else f"{len(garbage) - len(spared)} of {len(garbage)}"
     say(f"deleted: {freed}" if garbage else "nothing can be deleted")
-    return EXIT_FAILURE if done.spared else EXIT_OK
+    return EXIT_FAILURE if spared else EXIT_OK

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from typer import BadParameter, Option
 from yaml import YAMLError
 
-from luffy.cli.console import duration, say, stage_display, terminal, text_table
+from luffy.cli.console import duration, say, show_rows, stage_display
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
 from luffy.cli.planning import check, plans_of, show_plan, show_sweep_plan
 from luffy.config import load_experiment
@@ -115,7 +115,7 @@ def bench(
         time = duration(sum(seconds)) if seconds or not some else "-"
         hours = f"{sum(cost.gpu_hours or 0.0 for cost in some):.2f}"
         rows.append([name, time, *([hours] if has_gpus else []), memory])
-    terminal().print(text_table(["stage", "time", *(["GPU-hours"] if has_gpus else []), "peak memory"], rows))
+    show_rows(["stage", "time", *(["GPU-hours"] if has_gpus else []), "peak memory"], rows)
     if missing := [cost.node for cost in costs if cost.seconds is None]:
         say(f"without {', '.join(missing)}, whose time is not known")
     return EXIT_FAILURE if any(cost.state == "failed" for cost in costs) else EXIT_OK

@@ -6,10 +6,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from luffy.cli import run_view
-from luffy.cli.console import say, terminal, text_table
+from luffy.cli.console import say, show_rows, show_table
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.cli.run_view import RESULT_HEADER, RUN_HEADER, by_suite, settings_of, take_stock
 from luffy.errors import EXIT_OK, ConfigError
+from luffy.pipeline.manifest import read_manifest
 from luffy.pipeline.records import RunRecord, find_run, read_run
 from luffy.pipeline.workspace import find_workspace
 
@@ -46,7 +46,7 @@ def show(
 
     Without a run: what the workspace holds, or its leaderboard.
     """
-    where, console = find_workspace(workspace), terminal()
+    where = find_workspace(workspace)
     if run is None or leaderboard:
         asked = (samples, stage, reward, reward_min, reward_max, prompt, svg)
         if leaderboard and run is not None:
@@ -54,15 +54,14 @@ def show(
         if everything or any(value is not None for value in asked):
             raise ConfigError("RUN: missing; luffy show lists the runs")
         if leaderboard:
-            from luffy.cli.leaderboard_view import show_leaderboard  # loads numpy and templates
+            from luffy.cli.evaluations import show_leaderboard  # loads numpy and templates
 
             show_leaderboard(where)
             return EXIT_OK
         say(f"workspace {where.root}")
-        runs, stages = take_stock(where)
-        console.print(text_table(RUN_HEADER, runs, title="Runs"))
-        console.print()
-        console.print(text_table(RESULT_HEADER, stages, title="Stage results"))
+        runs, results = run_view.take_stock(where)
+        show_table(runs, "Runs", apart=False)
+        show_table(results, "Stage results")
         return EXIT_OK
     if prompt is not None and samples is not None:
         raise ConfigError("--prompt and --samples show different things: give one of them")
@@ -71,19 +70,19 @@ def show(
     if samples is not None:
         from luffy.cli.sample_view import reward_range, samples_of  # loads pyarrow
 
-        wanted = reward_range(reward, reward_min, reward_max)
-        found = samples_of(find_run(where, run), stage, wanted, samples)
+        low, high = reward_range(reward, reward_min, reward_max)
+        found = samples_of(find_run(where, run), stage, (low, high), samples)
         for each in found:
             say(f"{each.heading}\n  prompt:\n{_indented(each.prompt)}\n  response:\n{_indented(each.response)}\n")
         if len(found) < samples:
-            say(f"{len(found)} samples, there are no more with a reward in [{wanted.low:g}, {wanted.high:g}]")
+            say(f"{len(found)} samples, there are no more with a reward in [{low:g}, {high:g}]")
         return EXIT_OK
     record = find_run(where, run)
     if prompt is not None:
         from luffy.cli.sample_view import HISTORY_HEADER, prompt_history
 
         whole, rows = prompt_history(record, prompt)
-        console.print(text_table(HISTORY_HEADER, rows, title=f"Responses to {whole}"))
+        show_rows(HISTORY_HEADER, rows, f"Responses to {whole}")
         return EXIT_OK
     _show_run(record, everything=everything, svg=svg)
     return EXIT_OK
@@ -97,16 +96,14 @@ def _show_run(record: RunRecord, *, everything: bool, svg: Path | None) -> None:
         say(f"page {page}")
     if record.arms:
         rows = [[arm, folder.name, read_run(folder).condition] for arm, folder in record.arms.items()]
-        terminal().print(text_table(["arm", "run", "state"], rows, title="\nArms"))
+        show_rows(["arm", "run", "state"], rows, "\nArms")
     _show_settings(record, everything=everything)
-    terminal().print(text_table(run_view.STAGE_HEADER, run_view.stage_rows(record), title="\nStages"))
-    terminal().print(text_table(run_view.LINEAGE_HEADER, run_view.lineage_rows(record), title="\nLineage"))
-    header, rows = run_view.last_metrics(record, everything=everything)
-    if rows:
-        terminal().print(text_table(header, rows, title="\nNewest metrics"))
-    if accuracies := run_view.accuracies(record):
-        header, rows = by_suite(accuracies)
-        terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
+    show_table(run_view.stages_of(record), "Stages")
+    show_table(run_view.lineage(record), "Lineage")
+    if (metrics := run_view.last_metrics(record, everything=everything)).rows:
+        show_table(metrics, "Newest metrics")
+    finished = (entry.directory for entry in record.stages.values() if read_manifest(entry.directory) is not None)
+    run_view.show_results(finished)
     for file in run_view.write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
 
@@ -116,12 +113,12 @@ def _show_settings(record: RunRecord, *, everything: bool) -> None:
     if config is None:
         say("\nits configuration was written by another version, so its defaults are unknown")
         return
-    settings = settings_of(config)
+    settings = run_view.settings_of(config)
     own = [[each.path, each.value, each.default or ""] for each in settings if not each.is_default]
     same = [[each.path, each.value] for each in settings if each.is_default]
-    terminal().print(text_table(["field", "value", "default"], own, title="\nConfiguration"))
+    show_rows(["field", "value", "default"], own, "\nConfiguration")
     if everything:
-        terminal().print(text_table(["field", "value"], same, title="\nAt their defaults"))
+        show_rows(["field", "value"], same, "\nAt their defaults")
     else:
         say(f"{len(same)} more fields are at their defaults (--all shows them)")
 

@@ -5,29 +5,21 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from luffy.cli.commands.compare import FLOW
-from luffy.cli.options import Debug, Verify, WorkspaceFolder, complete_config
+from luffy.cli.options import Debug, Verify, WorkspaceFolder, config_argument
 from luffy.cli.planning import check, plans_of
 from luffy.config.many_runs.sweep_runs import Sweep, load_sweep
 from luffy.errors import EXIT_FAILURE, EXIT_OK, UserError
 from luffy.flows.launch import launch
 from luffy.pipeline.workspace import Workspace, find_workspace
 
-_Design = Annotated[
-    str,
-    Argument(
-        metavar="DESIGN",
-        help="YAML file of a study, or the name of a shipped one (study_smoke)",
-        autocompletion=complete_config,
-        show_default=False,
-    ),
-]
-
 
 def study(
-    design: _Design,
+    design: Annotated[
+        str, config_argument("YAML file of a study, or the name of a shipped one (study_smoke)", "DESIGN")
+    ],
     plan: Annotated[bool, Option("--plan", help="print cells, runs, what is left and its time; start nothing")] = False,
     cells: Annotated[str | None, Option("--cells", metavar="A,B", help="only these cells")] = None,
     budget_hours: Annotated[

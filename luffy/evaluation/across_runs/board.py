@@ -15,15 +15,15 @@ from statistics import fmean
 from luffy.config import STAGE_KINDS
 from luffy.config.evaluation import template_label
 from luffy.errors import DataError, LuffyError
-from luffy.evaluation.across_runs.published import PublishedRow, PublishedTable
+from luffy.evaluation.across_runs.published import PublishedRow, PublishedTable, read_published
 from luffy.evaluation.across_runs.row_names import RowName, Use, flatten, name_row, read_uses, section, tell_apart
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.graph import nodes_providing
 from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.workspace import Workspace
-from luffy.statistics.accuracy import Estimate, PairedDifference
-from luffy.statistics.paired import BenchmarkComparison, compare_paired, holm
+from luffy.statistics.accuracy import Estimate
+from luffy.statistics.paired import BenchmarkComparison, PairedAccuracies, compare
 
 _OF_SUITES = ("suites", "graders")
 """Fields of `evaluation` that are set by suite; they distinguish columns."""
@@ -43,7 +43,6 @@ class EvaluationProtocol:
     decoding: str
     """Name of the decoding in the experiment; does not identify the protocol."""
     settings: Mapping[str, str]
-    """All settings that identify the protocol."""
     text: str
     """The protocol in words."""
 
@@ -66,10 +65,21 @@ class Column:
     grader, its template)."""
 
 
+Model = tuple[str, str, str]
+"""Identity of a row: the digest of the weights, the engine and the dtype."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoardCell:
-    """One model's result in a column."""
+    """One model's result on one suite under one protocol."""
 
+    model: Model
+    checkpoint: str
+    """`base`, `sft` or `rl`."""
+    step: int | None
+    """Checkpoint of a sweep."""
+    protocol: EvaluationProtocol
+    column: Column
     row: ResultRow
     correct: Mapping[str, int]
     """Correct responses by problem."""
@@ -88,54 +98,32 @@ class Entry:
     protocol: EvaluationProtocol
     cells: Mapping[Column, BoardCell]
     runs: tuple[str, ...]
-    """Names of the runs that evaluated the model."""
+    """Those that evaluated the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """An evaluation that no row shows."""
-
-    directory: Path
-    reason: str
+LeftOut = dict[Path, str]
+"""Directories of evaluations that no row shows, with the reason."""
 
 
-_Model = tuple[str, str, str]
-"""Identity of a row: the digest of the weights, the engine and the dtype."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """One checkpoint's results on one suite under one decoding."""
-
-    model: _Model
-    checkpoint: str
-    """`base`, `sft` or `rl`."""
-    step: int | None
-    """Checkpoint of a sweep."""
-    protocol: EvaluationProtocol
-    column: Column
-    cell: BoardCell
-
-
-def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
+def read_entries(workspace: Workspace) -> tuple[list[Entry], LeftOut]:
     """All models that the workspace has evaluated, and the evaluations that cannot be shown, with the reason.
 
     The newest evaluations come first. Raises DataError when there is none that can be shown.
     """
-    left_out: list[LeftOut] = []
+    left_out: LeftOut = {}
     stages = nodes_providing("evaluation", STAGE_KINDS)
     directories = [directory for stage in stages for directory in workspace.siblings(stage)]
-    found = [item for directory in directories for item in _read_stage(workspace, directory, left_out)]
+    found = [cell for directory in directories for cell in _read_stage(workspace, directory, left_out)]
     if not found:
-        reasons = "".join(f"; {item.directory.name}: {item.reason}" for item in left_out)
+        reasons = "".join(f"; {directory.name}: {reason}" for directory, reason in left_out.items())
         raise DataError(
             f"workspace {workspace.root}: no finished evaluation{reasons}; run a chain that has the stage evaluate"
         )
-    found.sort(key=lambda item: item.cell.ended, reverse=True)  # stable: the order of suites within one stays
+    found.sort(key=lambda cell: cell.ended, reverse=True)  # stable: the order of suites within one stays
     return _entries(found, read_uses(workspace)), left_out
 
 
-def _read_stage(workspace: Workspace, directory: Path, left_out: list[LeftOut]) -> list[_Found]:
+def _read_stage(workspace: Workspace, directory: Path, left_out: LeftOut) -> list[BoardCell]:
     """The results of the evaluation in `directory`; none, and an entry in `left_out`, when it does not count."""
     manifest = read_manifest(directory)
     if manifest is None:
@@ -150,11 +138,11 @@ def _read_stage(workspace: Workspace, directory: Path, left_out: list[LeftOut]) 
             return list(_read(directory, manifest, _settings(workspace, manifest), manifest.consumed["model"]))
         except (LuffyError, KeyError, TypeError, ValueError):  # what readers of another version's files raise
             reason = _OTHER_VERSION
-    left_out.append(LeftOut(directory, reason))
+    left_out[directory] = reason
     return []
 
 
-def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> Iterator[_Found]:
+def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> Iterator[BoardCell]:
     """Each of its steps; the one whose weights are the run's model has the digest of that, so that both share a row."""
     rl, final = read_manifest(workspace.stage_directory("rl", manifest.upstream["model"])), None
     if rl is not None and section(section(rl.settings, "validation"), "schedule").get("keep_best") is None:
@@ -175,7 +163,7 @@ def _settings(workspace: Workspace, manifest: Manifest) -> Mapping[str, object]:
 
 def _read(
     directory: Path, manifest: Manifest, settings: Mapping[str, object], model: str, step: int | None = None
-) -> Iterator[_Found]:
+) -> Iterator[BoardCell]:
     results = read_results(directory / RESULTS_FILE)
     correct: dict[Cell, dict[str, int]] = {}
     references: dict[Cell, dict[str, str]] = {}
@@ -186,40 +174,44 @@ def _read(
         references.setdefault(on, {})[record.uid] = record.ground_truth
     for row in results.rows:
         on = row.suite, row.decoding
-        yield _Found(
+        yield BoardCell(
             model=(model, str(section(settings, "evaluation").get("engine")), str(settings.get("dtype"))),
             checkpoint=results.checkpoint if step is None else "rl",
             step=step,
             protocol=_protocol(settings, results, row.decoding),
             column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, references[on])),
-            cell=BoardCell(row, correct[on], manifest.key, manifest.ended),
+            row=row,
+            correct=correct[on],
+            evaluation=manifest.key,
+            ended=manifest.ended,
         )
 
 
-def _entries(found: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list[Entry]:
+def _entries(found: Iterable[BoardCell], uses: Mapping[str, Sequence[Use]]) -> list[Entry]:
     """A row for each model and protocol; `found` has the newest first."""
-    groups: dict[tuple[_Model, str], list[_Found]] = {}
-    of_models: dict[_Model, list[_Found]] = {}
-    for item in found:
-        groups.setdefault((item.model, item.protocol.key), []).append(item)
-        of_models.setdefault(item.model, []).append(item)
+    rows: dict[tuple[Model, str], list[BoardCell]] = {}
+    of_models: dict[Model, list[BoardCell]] = {}
+    for cell in found:
+        rows.setdefault((cell.model, cell.protocol.key), []).append(cell)
+        of_models.setdefault(cell.model, []).append(cell)
 
-    def uses_of(items: Iterable[_Found]) -> list[Use]:
-        keys = dict.fromkeys(item.cell.evaluation for item in items)
+    def uses_of(cells: Iterable[BoardCell]) -> list[Use]:
+        keys = dict.fromkeys(cell.evaluation for cell in cells)
         return [use for key in reversed(keys) for use in uses.get(key, ())]
 
     # One name per model, independent of the protocols of its evaluations.
-    used = {model: uses_of(items) for model, items in of_models.items()}
-    names = [name_row(used[model], items[0].checkpoint, items[0].step) for model, items in of_models.items()]
+    used = [uses_of(cells) for cells in of_models.values()]
+    newest = [cells[0] for cells in of_models.values()]
+    names = [name_row(of_model, cell.checkpoint, cell.step) for of_model, cell in zip(used, newest, strict=True)]
     fallback = [", ".join(filter(None, (engine, dtype, digest[:8]))) for digest, engine, dtype in of_models]
-    name_of = dict(zip(of_models, tell_apart(names, list(used.values()), fallback), strict=True))
+    name_of = dict(zip(of_models, tell_apart(names, used, fallback), strict=True))
     entries = []
-    for (model, _), items in groups.items():
-        cells: dict[Column, BoardCell] = {}
-        for item in items:
-            cells.setdefault(item.column, item.cell)
-        runs = tuple(dict.fromkeys(use.run for use in uses_of(items)))
-        entries.append(Entry(name_of[model], model[0], items[0].protocol, cells, runs))
+    for (model, _), cells in rows.items():
+        columns: dict[Column, BoardCell] = {}
+        for cell in cells:
+            columns.setdefault(cell.column, cell)
+        runs = tuple(dict.fromkeys(use.record.name for use in uses_of(cells)))
+        entries.append(Entry(name_of[model], model[0], cells[0].protocol, columns, runs))
     return entries
 
 
@@ -317,18 +309,19 @@ class Board:
 
     tables: tuple[BoardTable, ...]
     published: tuple[PublishedTable, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: LeftOut
 
 
-def build_board(
-    entries: Sequence[Entry], published: Sequence[PublishedTable], left_out: Sequence[LeftOut] = ()
-) -> Board:
-    """Lay out `entries` (the newest first), with the published rows whose benchmarks are among the suites."""
-    groups: dict[str, list[Entry]] = {}
+def read_board(workspace: Workspace) -> Board:
+    """The leaderboard of a workspace, with the published rows whose benchmarks are among its suites.
+
+    Raises DataError when there is no evaluation that can be shown.
+    """
+    (entries, left_out), published, groups = read_entries(workspace), read_published(), dict[str, list[Entry]]()
     for entry in entries:
         groups.setdefault(entry.protocol.key, []).append(entry)
     tables = [_table(group, published) for group in groups.values()]
-    return Board(tuple(_with_notes(tables)), tuple(published), tuple(left_out))
+    return Board(tuple(_with_notes(tables)), published, left_out)
 
 
 def board_json(board: Board) -> str:
@@ -341,11 +334,18 @@ def board_json(board: Board) -> str:
                 "confidence": table.confidence,
                 "columns": [asdict(column) for column in table.columns],
                 "rows": [_row_values(table, entry) for entry in table.rows],
-                "published": [_published_values(table, reference) for reference in table.references],
+                "published": [
+                    {
+                        "name": each.row.name,
+                        **{name: getattr(each.table, name) for name in ("title", "source", "model", "protocol")},
+                        "accuracies": [each.accuracies.get(column) for column in table.columns],
+                    }
+                    for each in table.references
+                ],
             }
             for table in board.tables
         ],
-        "left_out": [{"directory": str(item.directory), "reason": item.reason} for item in board.left_out],
+        "left_out": [{"directory": str(path), "reason": reason} for path, reason in board.left_out.items()],
     }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -378,21 +378,18 @@ def _table(entries: Sequence[Entry], published: Sequence[PublishedTable]) -> Boa
 
 def _leads(entries: Sequence[Entry], columns: Sequence[Column], confidence: float) -> dict[Column, Lead]:
     """The best row against the next in each column with at least two rows, at `confidence` for all columns jointly."""
-    found: dict[Column, tuple[Entry, Entry, PairedDifference]] = {}
+    leading: dict[Column, tuple[Entry, Entry]] = {}
+    pairs: dict[str, PairedAccuracies] = {}
     for column in columns:
         having = [entry for entry in entries if column in entry.cells]
-        best, *others = sorted(having, key=lambda entry: -entry.cells[column].row.accuracy)
-        if others:
-            after, before = (
-                [side.cells[column].correct[uid] / column.num_samples for uid in others[0].cells[column].correct]
-                for side in (best, others[0])
-            )
-            found[column] = best, others[0], compare_paired(before, after, column.num_samples, confidence)
-    adjusted = holm([result.p_value for *_, result in found.values()])
-    return {
-        column: Lead(best, following, BenchmarkComparison(column.suite, result, p, p < 1 - confidence))
-        for (column, (best, following, result)), p in zip(found.items(), adjusted, strict=True)
-    }
+        having.sort(key=lambda entry: -entry.cells[column].row.accuracy)
+        if len(having) > 1:
+            best, following = (entry.cells[column].correct for entry in having[:2])
+            before, after = ([of[uid] / column.num_samples for uid in following] for of in (following, best))
+            leading[column] = having[0], having[1]
+            pairs[str(column)] = PairedAccuracies(before, after, column.num_samples)
+    compared = compare(pairs, confidence)
+    return {column: Lead(*two, compared.on(str(column))) for column, two in leading.items()}
 
 
 def _with_notes(tables: Sequence[BoardTable]) -> list[BoardTable]:
@@ -421,9 +418,7 @@ def _row_values(table: BoardTable, entry: Entry) -> dict[str, object]:
                 "over": lead.next.name.text,
                 "difference": paired.difference.value,
                 "interval": paired.difference.interval,
-                "wins": paired.wins,
-                "ties": paired.ties,
-                "losses": paired.losses,
+                **{name: getattr(paired, name) for name in ("wins", "ties", "losses")},
                 "p": paired.p_value,
                 "adjusted_p": lead.comparison.adjusted_p,
                 "is_clear": lead.is_clear,
@@ -437,9 +432,3 @@ def _row_values(table: BoardTable, entry: Entry) -> dict[str, object]:
         "mean": None if mean is None else {"accuracy": mean.value, "interval": mean.interval},
         "cells": cells,
     }
-
-
-def _published_values(table: BoardTable, reference: Reference) -> dict[str, object]:
-    paper = {name: getattr(reference.table, name) for name in ("title", "source", "model", "protocol")}
-    accuracies = [reference.accuracies.get(column) for column in table.columns]
-    return {"name": reference.row.name, **paper, "accuracies": accuracies}

@@ -28,17 +28,12 @@ class PublishedBenchmark(StrictModel):
     suites: tuple[str, ...] = Field(min_length=1)
     """Names that this benchmark may have among the suites of an experiment."""
 
-    def matches(self, suite: str, num_problems: int) -> bool:
-        """Whether an evaluated suite is this benchmark."""
-        return suite in self.suites and self.problems in (None, num_problems)
-
 
 class PublishedRow(StrictModel):
     """One model of a published table."""
 
     name: str
     accuracies: dict[str, Percent]
-    """Accuracy by benchmark."""
 
 
 class PublishedTable(StrictModel):
@@ -64,8 +59,10 @@ class PublishedTable(StrictModel):
 
     def benchmark_of(self, suite: str, num_problems: int) -> str | None:
         """The table's benchmark that an evaluated suite is; None where it is none of them."""
-        found = (name for name, benchmark in self.benchmarks.items() if benchmark.matches(suite, num_problems))
-        return next(found, None)
+        for name, benchmark in self.benchmarks.items():
+            if suite in benchmark.suites and benchmark.problems in (None, num_problems):
+                return name
+        return None
 
 
 def read_published(files: Sequence[Path] | None = None) -> tuple[PublishedTable, ...]:

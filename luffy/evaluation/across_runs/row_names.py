@@ -9,9 +9,9 @@ from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.settings import SETTINGS
 from luffy.config.stage_kinds import STAGE_ORDER, StageKind
 from luffy.evaluation.results import checkpoint_name
-from luffy.json_text import parse_json
 from luffy.pipeline.graph import kind_of, nodes_providing
-from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
+from luffy.pipeline.records import RunRecord, list_records
+from luffy.pipeline.workspace import Workspace
 
 _NODE_PREFIX = "evaluate_"
 _SWEEP = "sweep"
@@ -26,12 +26,9 @@ _LONGEST_VALUE = 40
 class Use:
     """An evaluation as a run used it."""
 
-    run: str
-    experiment: str
+    record: RunRecord
     node: str
     """`evaluate_base`, `evaluate_sft`, `evaluate_rl`, or `sweep`."""
-    config: Mapping[str, object]
-    """Configuration of the experiment, as the run recorded it."""
 
     @property
     def checkpoint(self) -> str:
@@ -60,22 +57,10 @@ class RowName:
 
 def read_uses(workspace: Workspace) -> dict[str, list[Use]]:
     """Key of an evaluation to the runs that used it, the oldest first; unreadable records are passed over."""
-    records = []
-    for file in workspace.runs.glob(f"*/{RUN_FILE}"):
-        try:
-            record = parse_json(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # half a record names nothing; the evaluation keeps its key for a name
-        if isinstance(record, dict) and not is_discarded(file.parent):
-            records.append((str(record.get("started", "")), file.parent.name, record))
     uses: dict[str, list[Use]] = {}
-    for _, run, record in sorted(records, key=lambda found: found[:2]):
-        config, stages = record.get("config"), record.get("stages")
-        if not isinstance(config, dict) or not isinstance(stages, dict):
-            continue
-        for node in nodes_providing("evaluation", stages):
-            use = Use(run, str(record.get("experiment", run)), node, config)
-            uses.setdefault(stages[node]["key"], []).append(use)
+    for record in sorted(list_records(workspace), key=lambda record: (record.started, record.name)):
+        for node in nodes_providing("evaluation", record.stages) if record.config else ():
+            uses.setdefault(record.stages[node].key, []).append(Use(record, node))
     return uses
 
 
@@ -84,12 +69,13 @@ def name_row(uses: Sequence[Use], checkpoint: str, step: int | None) -> RowName:
     if not uses:
         return RowName("", "", _checkpoint(checkpoint, {}, step))
     newest = uses[-1]
-    stages, method = newest.config.get("stages"), ""
-    _, *trained = nodes_providing("policy", stages if isinstance(stages, list) else ()) or [""]
+    config, method = newest.record.config, ""
+    stages = config.get("stages")
+    _, *trained = nodes_providing("policy", map(str, stages) if isinstance(stages, list) else ()) or [""]
     if trained[-1:] == [newest.checkpoint]:
-        method = str(newest.config.get("method") or ("own objective" if newest.config.get("objective") else ""))
-    experiments = ", ".join(dict.fromkeys(use.experiment for use in uses))
-    return RowName(experiments, method, _checkpoint(newest.checkpoint, newest.config, step))
+        method = str(config.get("method") or ("own objective" if config.get("objective") else ""))
+    experiments = ", ".join(dict.fromkeys(use.record.experiment or use.record.name for use in uses))
+    return RowName(experiments, method, _checkpoint(newest.checkpoint, config, step))
 
 
 def tell_apart(names: Sequence[RowName], uses: Sequence[Sequence[Use]], fallback: Sequence[str]) -> list[RowName]:
@@ -144,7 +130,7 @@ def _relevant(uses: Sequence[Use]) -> dict[str, str]:
         return {}
     given = {field for maker in _makers(kind) for field in SETTINGS[maker.name].model_fields}
     sections = [name for name in ExperimentConfig.model_fields if name in given]
-    leaves = flatten({name: uses[-1].config.get(name) for name in sections})
+    leaves = flatten({name: uses[-1].record.config.get(name) for name in sections})
     return {
         name: value
         for name, value in leaves.items()

@@ -1,16 +1,23 @@
-"""Results of runs as they lie on disk: evaluations, learning curves, held-out accuracy, costs; means over seeds."""
+"""Results of runs: what their stages have left, means over seeds, and the two tables of a study.
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+A study keeps the tables as small parquet files beside its design. `NAME.results.parquet` has a row for each run, suite
+and measure (what a run has spent has no suite); `NAME.outcomes.parquet` a row for each run, suite and decoding, with
+the number of correct responses to every problem. Its page and figures are made from these files and the design alone.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
 from luffy.config.many_runs.sweep_design import GridPoint
-from luffy.config.many_runs.sweep_runs import SweepRun
+from luffy.config.many_runs.sweep_runs import Sweep, SweepRun
 from luffy.data.pass_rates import CARD_FILE, read_sample_card
-from luffy.errors import LuffyError
+from luffy.errors import DataError, LuffyError
 from luffy.evaluation.results import CheckpointScores, read_scores
+from luffy.files import replacing
 from luffy.pipeline.graph import kind_of
 from luffy.pipeline.manifest import finished_manifest
 from luffy.statistics.over_seeds import seed_interval
@@ -53,9 +60,6 @@ class Costs:
     """Peak of the training process; unknown with `cluster: ray`."""
     gpu_hours: float | None = None
     """Unknown without GPUs, and with the stage `sample`."""
-
-    def values(self) -> dict[str, float | None]:
-        return asdict(self)
 
     @property
     def tokens(self) -> float | None:
@@ -108,19 +112,13 @@ class ArmResults:
     @property
     def costs(self) -> Costs | None:
         """Means over its seeds; None where none is finished."""
-        if not self.seeds:
-            return None
-        known = {each.name: [getattr(seed.costs, each.name) for seed in self.seeds] for each in fields(Costs)}
-        return Costs(**{name: None if None in values else fmean(values) for name, values in known.items()})
+        return _combined([seed.costs for seed in self.seeds], fmean) if self.seeds else None
 
     @property
     def curve(self) -> tuple[CurvePoint, ...]:
         """Means over its seeds, step by step."""
         points = zip(*(seed.curve for seed in self.seeds), strict=False)
-        return tuple(
-            CurvePoint(*(fmean(getattr(point, each.name) for point in at_step) for each in fields(CurvePoint)))
-            for at_step in points
-        )
+        return tuple(CurvePoint(*map(fmean, zip(*map(astuple, at_step), strict=True))) for at_step in points)
 
     @property
     def held_out(self) -> dict[str, tuple[tuple[HeldOutPoint, ...], ...]]:
@@ -136,10 +134,11 @@ class ArmResults:
         measured = [curve for curve in self.held_out.get(suite, ()) if curve]
         found = []
         for points in zip(*measured, strict=False):
-            means = {each.name: fmean(getattr(point, each.name) for point in points) for each in fields(HeldOutPoint)}
+            mean = HeldOutPoint(*map(fmean, zip(*map(astuple, points), strict=True)))
             if len(points) > 1:
-                means["low"], means["high"] = seed_interval([point.accuracy for point in points], confidence)
-            found.append(HeldOutPoint(**means))
+                low, high = seed_interval([point.accuracy for point in points], confidence)
+                mean = replace(mean, low=low, high=high)
+            found.append(mean)
         return tuple(found)
 
 
@@ -204,10 +203,14 @@ def costs_together(runs: Collection[RunResult]) -> Costs:
 
 def total_costs(spent: Collection[Costs]) -> Costs:
     """Sums of all costs, None where a summand is unknown; for memory the highest known peak."""
+    peaks = [costs.peak_memory_gib for costs in spent if costs.peak_memory_gib is not None]
+    return replace(_combined(spent, sum), peak_memory_gib=max(peaks, default=None))
+
+
+def _combined(spent: Collection[Costs], combine: Callable[[list[float]], float]) -> Costs:
+    """Each cost of all, None where one is unknown."""
     known = {each.name: [getattr(costs, each.name) for costs in spent] for each in fields(Costs)}
-    sums = {name: None if None in values else sum(values) for name, values in known.items()}
-    peaks = [peak for peak in known["peak_memory_gib"] if peak is not None]
-    return Costs(**{**sums, "peak_memory_gib": max(peaks, default=None)})
+    return Costs(**{name: None if None in values else combine(values) for name, values in known.items()})
 
 
 def _kind(name: str) -> str:
@@ -238,3 +241,217 @@ def _costs(kind: str, directory: Path) -> Costs:
 def _sum(rows: Sequence[MetricRow], name: str) -> float | None:
     """Sum of the metric `name`; None where a row lacks it, since a partial sum would be wrong."""
     return sum(row[name] for row in rows) if all(name in row for row in rows) else None
+
+
+REPORTED, TRIED, BASE = "reported", "tried", "base"
+_TIMED = ("seconds", "peak_memory_gib", "gpu_hours")
+"""Measures that differ from machine to machine."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MeasureRow:
+    """One measure of one run."""
+
+    cell: str
+    role: str
+    """`reported`; `tried`: a run of tuning; `base`: the policy that all arms of the cell start from."""
+    arm: str
+    """Empty for the base."""
+    point: int
+    """Number of the point in the arm's grid."""
+    values: str
+    """The settings of the point; empty where nothing is tuned."""
+    seed: int
+    """0 for the base."""
+    suite: str
+    """Empty for costs of the run."""
+    decoding: str
+    measure: str
+    value: float
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Everything except the value."""
+        return tuple(str(getattr(self, each.name)) for each in fields(self) if each.name != "value")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OutcomeRow:
+    """One run on one suite under one decoding."""
+
+    cell: str
+    role: str
+    arm: str
+    point: int
+    seed: int
+    suite: str
+    decoding: str
+    problems: str
+    """Digest of the problems' uids; rows of equal digests list the same problems in the same order."""
+    num_samples: int
+    """Responses to each problem."""
+    correct: tuple[int, ...]
+    """Correct responses to each problem, in the order of the uids."""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        return tuple(str(getattr(self, each.name)) for each in fields(self)[:7])
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResults:
+    """The content of both files, where they are sorted."""
+
+    measures: tuple[MeasureRow, ...]
+    outcomes: tuple[OutcomeRow, ...]
+
+    def where(self, keeps: Callable[[MeasureRow | OutcomeRow], bool]) -> "SweepResults":
+        return SweepResults(tuple(filter(keeps, self.measures)), tuple(filter(keeps, self.outcomes)))
+
+    @property
+    def untimed(self) -> "SweepResults":
+        """Without what differs from machine to machine."""
+        return replace(self, measures=tuple(row for row in self.measures if row.measure not in _TIMED))
+
+    def of_cells(self, cells: Collection[str]) -> "SweepResults":
+        """The reported runs and the base of some cells, without what differs from machine to machine."""
+        return self.untimed.where(lambda row: row.cell in cells and row.role != TRIED)
+
+    def in_design(self, sweep: Sweep) -> "SweepResults":
+        """The rows of cells and arms that the study has."""
+        cells, arms = sweep.cells, ("", *sweep.design.arms)
+        return self.where(lambda row: row.cell in cells and row.arm in arms)
+
+    @property
+    def chosen(self) -> dict[str, dict[str, int]]:
+        """Number of the reported point, by cell and arm."""
+        found: dict[str, dict[str, int]] = {}
+        for row in self.outcomes:
+            if row.role == REPORTED:
+                found.setdefault(row.cell, {})[row.arm] = row.point
+        return found
+
+    def chosen_for(self, sweep: Sweep, cells: Iterable[str]) -> dict[str, dict[str, int]]:
+        """The points that `cells` reported, by the cell that tuned them and arm."""
+        found: dict[str, dict[str, int]] = {}
+        for cell in cells:
+            found.setdefault(sweep.tuned_cell(cell) or cell, {}).update(self.chosen.get(cell, {}))
+        return found
+
+
+def result_files(design: Path, name: str) -> tuple[Path, Path]:
+    """The files of measures and of outcomes, beside the `design`."""
+    return design.parent / f"{name}.results.parquet", design.parent / f"{name}.outcomes.parquet"
+
+
+def run_rows(cell: str, role: str, arm: str, point: GridPoint, result: RunResult) -> SweepResults:
+    """The rows of a finished run."""
+    place = MeasureRow(cell, role, arm, point.number, point.text, result.seed, "", "", "", 0.0)
+    return _rows(place, result.evaluation, asdict(result.costs))
+
+
+def base_rows(cell: str, scores: CheckpointScores) -> SweepResults:
+    """The rows of the policy that all arms of a cell start from."""
+    return _rows(MeasureRow(cell, BASE, "", 0, "", 0, "", "", "", 0.0), scores, {})
+
+
+def together(parts: Iterable[SweepResults]) -> SweepResults:
+    """The rows of all parts, in their order."""
+    parts = list(parts)
+    return SweepResults(
+        tuple(row for part in parts for row in part.measures), tuple(row for part in parts for row in part.outcomes)
+    )
+
+
+def write_results(results: SweepResults, files: tuple[Path, Path]) -> None:
+    """Write both files; the same results give the same bytes with the same version of pyarrow."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    contents = [[asdict(row) for row in results.measures], [asdict(row) for row in results.outcomes]]
+    for path, rows in zip(files, contents, strict=True):
+        table = pa.Table.from_pylist(rows)
+        with replacing(path) as file:
+            pq.write_table(table, file, compression="zstd")
+
+
+def read_sweep_results(files: tuple[Path, Path]) -> SweepResults:
+    """The content of both files; DataError where they are missing or hold something else."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = list[list[dict[str, object]]]()
+    for path in files:
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; luffy study --collect writes it from finished runs")
+        try:
+            found.append(pq.read_table(path).to_pylist())
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{path}: is not a parquet file of results ({error})") from None
+    try:
+        measures = tuple(MeasureRow(**row) for row in found[0])  # type: ignore[arg-type]
+        outcomes = tuple(
+            OutcomeRow(**{**row, "correct": tuple(row["correct"])})  # type: ignore[arg-type]
+            for row in found[1]
+        )
+    except (TypeError, KeyError) as error:
+        raise DataError(f"{files[0]}: holds no results of a study ({error})") from None
+    return SweepResults(measures, outcomes)
+
+
+def joined_results(before: SweepResults, found: SweepResults) -> SweepResults:
+    """The runs of both, taking those that both have from `before`: machines that share a study each add their runs.
+
+    Raises DataError where a run of both has different results, or an arm of a cell different tuned values.
+    """
+    for cell, arms in found.chosen.items():
+        for arm, point in arms.items():
+            if (known := before.chosen.get(cell, {}).get(arm, point)) != point:
+                raise DataError(f"{cell}, {arm}: point {known} of its grid was reported, here it is point {point}")
+    shared = _by_place(before.untimed).keys() & _by_place(found.untimed).keys()
+    both = [each.where(lambda row: row.place in shared) for each in (before, found)]
+    if (difference := first_difference(*both)) is not None:
+        raise DataError(difference)
+    rows = [*(_by_place(found) | _by_place(before)).values()]
+    return SweepResults(
+        tuple(sorted(row for row in rows if isinstance(row, MeasureRow))),
+        tuple(sorted(row for row in rows if isinstance(row, OutcomeRow))),
+    )
+
+
+def _by_place(results: SweepResults) -> dict[tuple[str, ...], MeasureRow | OutcomeRow]:
+    """All rows; only those of measures have nine parts in their place."""
+    rows: tuple[MeasureRow | OutcomeRow, ...] = (*results.measures, *results.outcomes)
+    return {row.place: row for row in rows}
+
+
+def first_difference(committed: SweepResults, again: SweepResults) -> str | None:
+    """Where two sets of results first differ, in a line; None where they are equal bit for bit."""
+
+    def short(row: MeasureRow | OutcomeRow | None) -> str:
+        if isinstance(row, OutcomeRow):
+            return f"{sum(row.correct)} correct responses on problems {row.problems[:8]}"
+        return "nothing" if row is None else repr(row.value)
+
+    before, after = _by_place(committed), _by_place(again)
+    for place in sorted(before.keys() | after.keys(), key=lambda place: (-len(place), place)):  # measures first
+        if before.get(place) != after.get(place):
+            where = ", ".join(part for part in place if part)
+            return f"{where}: committed {short(before.get(place))}, now {short(after.get(place))}"
+    return None
+
+
+def _rows(place: MeasureRow, scores: CheckpointScores, costs: Mapping[str, float | None]) -> SweepResults:
+    measures = [replace(place, measure=name, value=float(cost)) for name, cost in costs.items() if cost is not None]
+    outcomes = []
+    for each in scores.results.rows:
+        on_suite = replace(place, suite=each.suite, decoding=each.decoding)
+        for name in ("accuracy", "mean_tokens", "truncated_share", "no_answer_share"):
+            measures.append(replace(on_suite, measure=name, value=float(getattr(each, name))))
+        correct = scores.correct[each.suite, each.decoding]
+        uids = sorted(correct)
+        problems = hashlib.sha256("\n".join(uids).encode()).hexdigest()[:16]
+        counts = tuple(correct[uid] for uid in uids)
+        of_run = place.cell, place.role, place.arm, place.point, place.seed
+        outcomes.append(OutcomeRow(*of_run, each.suite, each.decoding, problems, each.num_samples, counts))
+    return SweepResults(tuple(measures), tuple(outcomes))

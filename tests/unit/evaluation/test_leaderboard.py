@@ -10,7 +10,7 @@ from synthetic.evaluated_workspace import Verdict, first, write_evaluation, writ
 
 from luffy.cli.main import main
 from luffy.errors import ConfigError
-from luffy.evaluation.across_runs.board import Board, build_board, read_entries
+from luffy.evaluation.across_runs.board import Board, read_board
 from luffy.evaluation.across_runs.published import read_published
 from luffy.pipeline.manifest import collect_outputs, finished_manifest, write_manifest
 from luffy.pipeline.workspace import Workspace
@@ -27,11 +27,6 @@ def workspace(tmp_path, request, monkeypatch) -> Workspace:
     return Workspace(tmp_path / "w")
 
 
-def board_of(workspace: Workspace) -> Board:
-    entries, left_out = read_entries(workspace)
-    return build_board(entries, read_published(), left_out)
-
-
 def names(board: Board, table: int = 0) -> list[str]:
     return [entry.name.text for entry in board.tables[table].rows]
 
@@ -41,7 +36,7 @@ def test_a_stage_that_several_runs_reused_is_one_row_with_the_name_of_its_run(wo
     write_evaluation(workspace, "r", {GREEDY: first(60)}, checkpoint="rl")
     for number in (1, 2, 3):
         write_run(workspace, f"smoke-{number}", {"evaluate_base": "b", "evaluate_rl": "r"})
-    board = board_of(workspace)
+    board = read_board(workspace)
     assert names(board) == ["smoke · luffy · RL step 6", "smoke · base"]
     assert board.tables[0].rows[0].runs == ("smoke-1", "smoke-2", "smoke-3")
 
@@ -49,7 +44,7 @@ def test_a_stage_that_several_runs_reused_is_one_row_with_the_name_of_its_run(wo
 def test_equal_weights_evaluated_again_are_one_row_and_the_newer_result_counts(workspace):
     write_evaluation(workspace, "old", {GREEDY: first(90), ("other", "greedy"): first(5)}, model="m", day=1)
     write_evaluation(workspace, "new", {GREEDY: first(40)}, model="m", day=2)
-    (table,) = board_of(workspace).tables
+    (table,) = read_board(workspace).tables
     (row,) = table.rows
     found = {column.suite: (cell.row.accuracy, cell.evaluation) for column, cell in row.cells.items()}
     assert found == {"math": (0.4, "new"), "other": (0.05, "old")}
@@ -67,7 +62,7 @@ def test_the_last_step_of_a_sweep_is_the_runs_model_unless_that_has_the_best_wei
     outputs = collect_outputs(sweep, ["step_000006/results.json"])
     of_sweep = {"stage": "sweep", "key": "s", "settings": {"protocol": found.settings}, "outputs": outputs}
     write_manifest(sweep, found.model_copy(update={**of_sweep, "upstream": {"model": "r"}}))
-    (table,) = board_of(workspace).tables
+    (table,) = read_board(workspace).tables
     assert len(table.rows) == num_rows
 
 
@@ -75,7 +70,7 @@ def test_rows_of_one_name_say_what_differs(workspace):
     for key, overrides in {"x": ["seed=1"], "y": ["seed=2", "rl.optimizer.lr=2e-3"], "z": ["method=dapo"]}.items():
         write_evaluation(workspace, key, {GREEDY: first(50)}, checkpoint="rl", model=key)
         write_run(workspace, f"smoke-{key}", {"evaluate_rl": key}, *overrides)
-    found = set(names(board_of(workspace)))
+    found = set(names(read_board(workspace)))
     assert found == {
         "smoke · luffy · RL step 6 · seed=1, rl.optimizer.lr=0.001",
         "smoke · luffy · RL step 6 · seed=2, rl.optimizer.lr=0.002",
@@ -90,7 +85,7 @@ def test_what_a_checkpoint_does_not_depend_on_tells_no_rows_apart(workspace):
         for checkpoint in ("sft", "rl"):
             write_evaluation(workspace, checkpoint + key, {GREEDY: first(50)}, checkpoint=checkpoint, model=key)
         write_run(workspace, f"smoke-{key}", {"evaluate_sft": f"sft{key}", "evaluate_rl": f"rl{key}"}, *changes)
-    found = set(names(board_of(workspace)))
+    found = set(names(read_board(workspace)))
     assert {f"smoke · luffy · RL step 6 · difficulty.max_pass_rate={rate}" for rate in ("0.5", "0.75")} <= found
     assert not any("difficulty" in name for name in found if "SFT" in name)
 
@@ -98,7 +93,7 @@ def test_what_a_checkpoint_does_not_depend_on_tells_no_rows_apart(workspace):
 def test_rows_whose_runs_are_gone_are_told_apart_by_their_weights(workspace):
     for key in ("aaaaaaaaaa", "bbbbbbbbbb"):
         write_evaluation(workspace, key, {GREEDY: first(50)})
-    found = names(board_of(workspace))
+    found = names(read_board(workspace))
     assert sorted(found) == ["base · transformers, float32, aaaaaaaa", "base · transformers, float32, bbbbbbbb"]
 
 
@@ -106,7 +101,7 @@ def test_protocols_are_never_in_one_table(workspace):
     write_evaluation(workspace, "a", {GREEDY: first(50), SAMPLED: first(50)})
     write_evaluation(workspace, "b", {GREEDY: first(60)}, evaluation={"max_response_tokens": 2048})
     write_evaluation(workspace, "c", {GREEDY: first(70)}, evaluation={"engine": "vllm"})
-    tables = board_of(workspace).tables
+    tables = read_board(workspace).tables
     found = {
         table.protocol.text: sorted(cell.evaluation for row in table.rows for cell in row.cells.values())
         for table in tables
@@ -122,38 +117,31 @@ def test_tables_whose_protocols_read_the_same_say_what_differs(workspace):
     write_evaluation(workspace, "a", {SAMPLED: first(50)})
     eight = {"decodings": {"sampled": {"temperature": 0.6, "num_samples": 8}}}
     write_evaluation(workspace, "b", {SAMPLED: first(50)}, evaluation=eight)
-    assert {table.note for table in board_of(workspace).tables} == {"num_samples: 4", "num_samples: 8"}
+    assert {table.note for table in read_board(workspace).tables} == {"num_samples: 4", "num_samples: 8"}
 
 
-def test_suites_of_one_name_with_other_problems_or_graders_are_other_columns(workspace):
-    write_evaluation(workspace, "a", {GREEDY: first(50)})
-    write_evaluation(workspace, "b", {GREEDY: first(60)}, problems=[f"q{i}" for i in range(100)])
-    write_evaluation(workspace, "c", {GREEDY: first(70)}, evaluation={"graders": {"math": "math_strict"}})
-    (table,) = board_of(workspace).tables
-    assert len(table.columns) == 3
-    assert table.leads == {}
-    assert len(set(accuracy_table(table).header)) == 6
-
-
-def test_problems_with_other_reference_answers_are_another_column(workspace):
-    write_evaluation(workspace, "a", {GREEDY: first(90)}, model="m", day=1)
-    write_evaluation(workspace, "b", {GREEDY: first(40)}, model="m", day=2, reference="3")
-    (table,) = board_of(workspace).tables
-    (row,) = table.rows
-    assert sorted(cell.row.accuracy for cell in row.cells.values()) == [0.4, 0.9]
-
-
-def test_models_asked_with_another_system_prompt_are_in_another_table(workspace):
-    write_evaluation(workspace, "a", {GREEDY: first(90)}, system_prompt="Think.")
-    write_evaluation(workspace, "b", {GREEDY: first(40)}, system_prompt="Answer.")
-    write_evaluation(workspace, "c", {GREEDY: first(50)}, system_prompt="Answer.")
-    assert sorted(len(table.rows) for table in board_of(workspace).tables) == [1, 2]
-
-
-def test_a_fixed_template_knows_no_system_prompt(workspace):
-    for key, prompt in {"a": "Think.", "b": "Answer."}.items():
-        write_evaluation(workspace, key, {GREEDY: first(90)}, system_prompt=prompt, evaluation={"template": "r1_zero"})
-    assert len(board_of(workspace).tables) == 1
+@pytest.mark.parametrize(
+    ("evaluations", "num_tables", "num_columns"),
+    [
+        ([{}, {"problems": [f"q{i}" for i in range(100)]}], 1, 2),
+        ([{}, {"evaluation": {"graders": {"math": "math_strict"}}}], 1, 2),
+        ([{}, {"reference": "3"}], 1, 2),
+        ([{"system_prompt": "Think."}, {"system_prompt": "Answer."}, {"system_prompt": "Answer."}], 2, 1),
+        # A fixed template knows no system prompt.
+        ([{"system_prompt": text, "evaluation": {"template": "r1_zero"}} for text in ("Think.", "Answer.")], 1, 1),
+    ],
+)
+def test_other_problems_references_and_graders_are_other_columns_and_another_prompt_another_table(
+    workspace, evaluations, num_tables, num_columns
+):
+    for number, fields in enumerate(evaluations):
+        write_evaluation(workspace, f"e{number}", {GREEDY: first(50 + number)}, model=f"m{number}", **fields)
+    tables = read_board(workspace).tables
+    assert len(tables) == num_tables and sum(len(table.rows) for table in tables) == len(evaluations)
+    assert {len(table.columns) for table in tables} == {num_columns}
+    for table in tables:
+        assert len(table.leads) == (num_columns == 1 and len(table.rows) > 1)
+        assert len(set(accuracy_table(table).header)) == 3 + num_columns
 
 
 @pytest.mark.parametrize(("best", "following", "is_marked"), [(70, 40, True), (52, 50, False), (50, 50, False)])
@@ -161,7 +149,7 @@ def test_the_best_is_marked_only_where_it_is_certainly_better(workspace, best, f
     write_evaluation(workspace, "a", {GREEDY: lambda problem, sample: (problem * 37) % 100 < best})
     write_evaluation(workspace, "b", {GREEDY: lambda problem, sample: (problem * 53) % 100 < following})
     write_evaluation(workspace, "c", {GREEDY: first(1)})
-    (table,) = board_of(workspace).tables
+    (table,) = read_board(workspace).tables
     marked = [row[0].text for row in accuracy_table(table).rows if "★" in row[3].text]
     assert len(marked) == is_marked
     assert [lead.is_clear for lead in table.leads.values()] == [is_marked]
@@ -172,7 +160,7 @@ def test_a_lead_is_taken_over_the_same_problems_whatever_their_order(workspace):
     problems = [f"p{i}" for i in range(300)]
     write_evaluation(workspace, "a", {GREEDY: lambda problem, sample: problem < 165}, problems=problems)
     write_evaluation(workspace, "b", {GREEDY: lambda problem, sample: problem >= 165}, problems=problems[::-1])
-    (table,) = board_of(workspace).tables
+    (table,) = read_board(workspace).tables
     (lead,) = table.leads.values()
     assert (lead.comparison.paired.wins, lead.comparison.paired.losses, lead.is_clear) == (30, 0, True)
     rows = [row.cells[column].row for row in table.rows for column in table.columns]
@@ -182,7 +170,7 @@ def test_a_lead_is_taken_over_the_same_problems_whatever_their_order(workspace):
 def test_the_mean_is_over_all_suites_with_an_interval_narrower_than_theirs(workspace):
     write_evaluation(workspace, "a", {GREEDY: first(50), ("other", "greedy"): first(30)})
     write_evaluation(workspace, "b", {GREEDY: first(90)})
-    (table,) = board_of(workspace).tables
+    (table,) = read_board(workspace).tables
     whole = next(row for row in table.rows if len(row.cells) == 2)
     mean = table.mean(whole)
     assert mean is not None
@@ -199,9 +187,9 @@ def test_what_cannot_be_trusted_is_left_out_and_named(workspace):
     (write_evaluation(workspace, "running", {GREEDY: first(50)}) / "manifest.json").unlink()
     (write_evaluation(workspace, "older", {GREEDY: first(50)}) / "manifest.json").write_text('{"stage": "evaluate"}')
     write_evaluation(workspace, "earlier", {GREEDY: first(50)}, without="reason")
-    board = board_of(workspace)
+    board = read_board(workspace)
     assert [row.model for row in board.tables[0].rows] == ["good"]
-    assert {item.directory.name: item.reason for item in board.left_out} == {
+    assert {directory.name: reason for directory, reason in board.left_out.items()} == {
         "damaged": "samples.jsonl.zst is changed",
         "running": "not finished",
         "older": "written by another version",
@@ -212,10 +200,10 @@ def test_what_cannot_be_trusted_is_left_out_and_named(workspace):
 def test_published_rows_stand_beside_their_own_benchmarks_and_are_never_compared(workspace):
     forty = {("amc", "sampled"): first(1)}
     write_evaluation(workspace, "forty", forty, problems=[f"a{i}" for i in range(40)])
-    assert board_of(workspace).tables[0].references == ()
+    assert read_board(workspace).tables[0].references == ()
     problems = [f"a{i}" for i in range(30)]
     write_evaluation(workspace, "a", {("aime24", "sampled"): first(1)}, problems=problems, day=2)
-    (table,) = board_of(workspace).tables
+    (table,) = read_board(workspace).tables
     (column,) = (column for column in table.columns if column.suite == "aime24")
     found = {reference.row.name: reference.accuracies for reference in table.references}
     assert len(found) == 12
@@ -261,7 +249,7 @@ def test_the_page_stands_alone_and_trusts_no_name(workspace):
     hostile = "<script>alert(1)</script>"
     write_evaluation(workspace, "a", {(hostile, "greedy"): first(50)})
     write_evaluation(workspace, "b", {(hostile, "greedy"): first(10)})
-    text = html(leaderboard_page(board_of(workspace), hostile))
+    text = html(leaderboard_page(read_board(workspace), hostile))
     assert "<script" not in text
     assert re.findall(r"url\((?!#)|@import|<link|<img", text) == []
     assert "★" in text
@@ -304,7 +292,7 @@ def test_what_is_clear_on_one_suite_alone_is_not_among_many(workspace):
         shutil.rmtree(workspace.root, ignore_errors=True)
         write_evaluation(workspace, "a", verdicts(count, gains=True))
         write_evaluation(workspace, "b", verdicts(count, gains=False))
-        (table,) = board_of(workspace).tables
+        (table,) = read_board(workspace).tables
         found = {(lead.comparison.paired.is_clear, lead.is_clear) for lead in table.leads.values()}
         assert found == {(True, is_clear)}
 
@@ -317,7 +305,7 @@ def test_a_model_that_was_evaluated_by_itself_has_its_own_name(workspace, path, 
     write_evaluation(workspace, "k", {GREEDY: first(50)})
     embedded = ["base=null", "data.corpus=null", "model.architecture=null"]
     write_run(workspace, "smoke-1", {"evaluate_base": "k"}, f"model.path={path}", *embedded)
-    assert names(board_of(workspace)) == [f"smoke · {name}"]
+    assert names(read_board(workspace)) == [f"smoke · {name}"]
 
 
 def test_models_behind_an_api_are_told_apart_by_how_they_were_asked(workspace):
@@ -332,7 +320,7 @@ def test_models_behind_an_api_are_told_apart_by_how_they_were_asked(workspace):
         write_evaluation(workspace, effort, {GREEDY: first(60 + number)}, evaluation={"engine": "openai"})
         asked = f"model.endpoint.request.reasoning_effort={effort}"
         write_run(workspace, f"smoke-{number + 2}", {"evaluate_base": effort}, *served, asked)
-    (table,) = board_of(workspace).tables
+    (table,) = read_board(workspace).tables
     assert sorted(row.name.text for row in table.rows) == [
         "smoke · base",
         "smoke · org/gpt-x (API) · model.endpoint.request.reasoning_effort=high",

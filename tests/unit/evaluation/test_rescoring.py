@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
-from synthetic.result_rows import result_row
+from synthetic.result_rows import result_row, sample_record
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.grading import ChoiceGrader, GraderKind, JudgeGrader, MathGrader, StrictMathGrader
@@ -14,7 +14,7 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import DataError, LostError
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.results import EvaluationResults, FinishedEvaluation, read_evaluation, write_results
-from luffy.evaluation.sample_files import SampleRecord, write_sample_records
+from luffy.evaluation.sample_files import write_sample_records
 from luffy.grading.pool import GraderPool
 from luffy.report.evaluation_page import write_summaries
 from luffy.stages.answers.asker import Asker, graded_records
@@ -54,18 +54,12 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
 @pytest.mark.parametrize(("before", "after"), [(MathGrader(), LENIENT), (LENIENT, STRICT), (STRICT, MathGrader())])
 def test_the_result_is_that_of_an_evaluation_with_the_other_grader(tmp_path, before, after):
     evaluation = read_evaluation(evaluated(tmp_path / "before", before))
-    counts: list[int] = []
     with GraderPool(1, PATIENCE_S) as pool:
-        write_regraded(
-            tmp_path / "after",
-            evaluation,
-            regrade(evaluation, after, pool, {}, ["sums"], counts.append),
-            write_summaries,
-        )
+        regraded = regrade(evaluation, after, pool, {}, ["sums"])
+        write_regraded(tmp_path / "after", evaluation, regraded, write_summaries)
     other = evaluated(tmp_path / "from_the_start", after)
     for name in ("samples.jsonl.zst", "results.json"):
         assert (tmp_path / "after" / name).read_bytes() == (other / name).read_bytes()
-    assert counts == [9]
     assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of RL")
 
 
@@ -73,12 +67,8 @@ def test_without_its_judge_nothing_is_written(tmp_path):
     evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
     judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
     with GraderPool(1, PATIENCE_S) as pool, pytest.raises(LostError, match="9 of 9 responses have no verdict"):
-        write_regraded(
-            tmp_path / "after",
-            evaluation,
-            regrade(evaluation, judge, pool, {}, ["sums"], lambda count: None),
-            write_summaries,
-        )
+        regraded = regrade(evaluation, judge, pool, {}, ["sums"])
+        write_regraded(tmp_path / "after", evaluation, regraded, write_summaries)
     assert not list((tmp_path / "after").iterdir())
 
 
@@ -99,35 +89,12 @@ def test_luffys_outputs_get_what_its_protocol_gives_and_the_letters_that_its_pro
     tmp_path, kind, response, gold, outcome
 ):
     """Boxes behind `</think>` alone; its graders knew no letter outside a box, where GPQA's own prompt wants it."""
-    record = SampleRecord(
-        suite="s", decoding="d", uid="u", sample=0, seed=0, prompt="", response=response, answer=None,
-        ground_truth=gold, outcome="", reason="", correct=False, finish_reason="stop", num_tokens=1,
-    )  # fmt: skip
+    record = sample_record("s", "u", False, response=response, answer=None, ground_truth=gold, outcome="")
     write_sample_records(tmp_path / "samples.jsonl.zst", [record])
     saved = FinishedEvaluation(tmp_path, EvaluationResults(checkpoint="rl", confidence=0.95, rows=()))
     with GraderPool(1, PATIENCE_S) as pool:
         ((before, after),) = regrade(saved, kind, pool, {}, ["s"])
     assert (before, after.outcome) == (record, outcome)
-
-
-def test_what_changes_is_listed_with_both_verdicts(tmp_path):
-    evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
-    with GraderPool(1, PATIENCE_S) as pool:
-        (part,) = write_regraded(
-            tmp_path / "after", evaluation, regrade(evaluation, LENIENT, pool, {}, ["sums"]), write_summaries
-        )
-    assert (part.before.accuracy, part.after.accuracy) == (part.before.accuracy, part.before.accuracy + 3 / 9)
-    assert [(old.uid, old.outcome, new.outcome, new.answer) for old, new in part.changed] == [
-        ("p1", "no_answer", "correct", "2"),
-        ("p4", "no_answer", "correct", "5"),
-        ("p7", "no_answer", "correct", "8"),
-    ]
-
-
-def test_other_suites_are_left_out(tmp_path):
-    evaluation = read_evaluation(evaluated(tmp_path / "before", STRICT))
-    with GraderPool(1, PATIENCE_S) as pool:
-        assert list(regrade(evaluation, STRICT, pool, {}, ["others"])) == []
 
 
 def test_the_questions_come_from_the_prepared_suites(tmp_path):

@@ -4,17 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from synthetic.result_rows import result_row
+from synthetic.result_rows import result_row, sample_record
 
 from luffy.errors import LuffyError
 from luffy.evaluation.results import EvaluationResults, FormCounts, SamplingProtocol, read_results, write_results
-from luffy.evaluation.sample_files import SampleRecord, parse_record, record_line
+from luffy.evaluation.sample_files import parse_record, record_line
 from luffy.statistics.accuracy import accuracy
 
-RECORD = SampleRecord(
-    suite="s", decoding="d", uid="a", sample=0, seed=1, prompt="p\n", response="r\u2028\\boxed{1}", answer="1",
-    ground_truth="1", outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=4,
-)  # fmt: skip
+RECORD = sample_record("s", "a", prompt="p\n", response="r\u2028\\boxed{1}", answer="1", ground_truth="1", num_tokens=4)
 WRONG = replace(RECORD, outcome="no_answer", correct=False, answer=None, finish_reason="length", num_tokens=10)
 
 
@@ -105,13 +102,10 @@ def test_a_missing_response_is_not_averaged_away():
         result_row([RECORD, replace(RECORD, sample=1), replace(RECORD, uid="b")], 0.95)
 
 
-def test_files_give_back_what_was_written(tmp_path):
+def test_files_give_back_what_was_written_and_one_of_another_kind_is_named(tmp_path):
     results = EvaluationResults(checkpoint="rl", confidence=0.9, rows=(result_row([RECORD], 0.9),))
     write_results(tmp_path / "results.json", results)
     assert read_results(tmp_path / "results.json") == results
-
-
-def test_a_file_of_another_kind_is_named(tmp_path):
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(LuffyError, match=r"results\.json: not the results"):
         read_results(tmp_path / "results.json")

@@ -2,9 +2,9 @@
 
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from synthetic.result_rows import sample_record
 
 from luffy.errors import DataError
 from luffy.evaluation import sample_files
@@ -17,11 +17,7 @@ from luffy.evaluation.sample_files import (
     write_sample_records,
 )
 
-RECORD = SampleRecord(
-    suite="s", decoding="d", uid="a", sample=0, seed=1, prompt="p\n", response="r\u2028\\boxed{1}", answer="1",
-    ground_truth="1", outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=4,
-)  # fmt: skip
-RECORDS = [replace(RECORD, uid=f"p{i}", response=f"{i} " * 200) for i in range(50)]
+RECORDS = [sample_record("s", f"p{i}", prompt="p\n", response=f"{i}\u2028" * 200) for i in range(50)]
 
 
 @pytest.fixture(params=[1, 5000, 4 << 20])

@@ -14,11 +14,11 @@ from luffy.cli.study_view import fresh_workspace
 from luffy.config.many_runs.sweep_design import CENTRE
 from luffy.config.many_runs.sweep_runs import load_sweep
 from luffy.errors import DataError, LuffyError, UserError
-from luffy.evaluation.across_runs.run_results import ArmResults, CurvePoint
-from luffy.evaluation.across_runs.sweep_findings import arms_of, choose, find, findings_json, tuning_of
-from luffy.evaluation.across_runs.sweep_results import (
+from luffy.evaluation.across_runs.run_results import (
     BASE,
     REPORTED,
+    ArmResults,
+    CurvePoint,
     MeasureRow,
     OutcomeRow,
     SweepResults,
@@ -28,22 +28,9 @@ from luffy.evaluation.across_runs.sweep_results import (
     result_files,
     write_results,
 )
-from luffy.report.cells import plain_table
+from luffy.evaluation.across_runs.sweep_findings import arms_of, choose, find, findings_json, tuning_of
+from luffy.report import sweep_pages as pages
 from luffy.report.page import html
-from luffy.report.sweep_pages import (
-    accuracies_of_cells,
-    accuracy_table,
-    cost_table,
-    decision_table,
-    difference_table,
-    steps_to_reach,
-    study_figure,
-    study_html,
-    study_markdown,
-    sweep_page,
-    tries_table,
-    tuning_costs,
-)
 from luffy.tracking.metrics import HeldOutPoint
 
 EASY, HARD = ("easy", "greedy"), ("hard", "greedy")
@@ -53,6 +40,10 @@ OTHER = arm("other", (36, 10), (40, 12))
 SIZES = {"sft.num_traces": (64, 128, 256)}
 RATES = {"sft.optimizer.lr": (1e-4, 1e-3)}
 SHADE = r"fill: var\(--c1\); opacity: ([\d.]+)"
+
+
+def page_of(findings):
+    return html(pages.sweep_page(findings))
 
 
 # A comparison.
@@ -89,24 +80,24 @@ def test_failed_seeds_and_arms_are_shown_and_the_rest_is_compared():
     effect = findings.effect(CENTRE, "half", EASY)
     assert (effect.seeds, effect.result.num_seeds) == ((1,), 1)
     assert findings.failures[0] == "half, seed 2: was ended by SIGKILL"
-    _, rows = plain_table(accuracy_table(findings, "greedy"))
+    rows = pages.accuracy_table(findings, "greedy").texts
     assert "1 of 2 seeds, the others failed" in rows[3][0]
     assert rows[-1][1:] == ["failed", "failed"]
     assert {name for _, name, _ in findings.effects} == {"other", "half"}
-    page = html(sweep_page(findings))
+    page = page_of(findings)
     assert "Failed runs" in page and "<script>" not in page and "&lt;script&gt;" in page
-    assert plain_table(cost_table(findings))[1][-1][1:] == ["–"] * 5
+    assert pages.cost_table(findings).texts[-1][1:] == ["–"] * 5
 
 
 def test_a_failed_reference_leaves_accuracies_without_tests():
     findings = compared(arm("luffy", failures={1: "no", 2: "no"}), OTHER)
-    assert (findings.effects, difference_table(findings, "greedy")) == ({}, None)
-    assert html(sweep_page(findings)).count("minus luffy") == 0
+    assert (findings.effects, pages.difference_table(findings, "greedy")) == ({}, None)
+    assert page_of(findings).count("minus luffy") == 0
 
 
 def test_the_page_stands_alone_and_is_the_same_twice():
-    page = html(sweep_page(compared(LUFFY, OTHER)))
-    assert page == html(sweep_page(compared(LUFFY, OTHER)))
+    page, again = (page_of(compared(LUFFY, OTHER)) for _ in range(2))
+    assert page == again
     assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
     for words in ("Over optimizer steps", "Over samples", "Over time", "rows learned from", "Student", "Holm"):
         assert words in page
@@ -117,7 +108,7 @@ def test_the_page_stands_alone_and_is_the_same_twice():
     "findings", [compared(arm("luffy", (20, 10)), seeds=(1,)), gridded(SIZES, (10, 20, 30), seeds=(1,))]
 )
 def test_with_one_seed_the_page_says_that_nothing_is_known_of_another(findings):
-    assert "say nothing about what another seed would give" in html(sweep_page(findings))
+    assert "say nothing about what another seed would give" in page_of(findings)
 
 
 def test_arms_that_were_asked_other_problems_are_not_compared():
@@ -148,7 +139,7 @@ def test_an_arm_that_spends_another_budget_is_told(budget, costs, says):
     arms = [replace(arm(name), seeds=(run(1, own, easy=20, hard=10),)) for name, own in costs.items()]
     findings = compared(*arms, reference="enough", budget=budget)
     assert findings.off_budget == [says] == json.loads(findings_json(findings))["off_budget"]
-    assert says in html(sweep_page(findings))
+    assert says in page_of(findings)
 
 
 def test_the_page_says_how_many_steps_an_accuracy_took():
@@ -163,13 +154,13 @@ def test_the_page_says_how_many_steps_an_accuracy_took():
 
     fast, slow = measured("luffy", (0.1, 0.4, 0.6), (0.1, 0.2, 0.5)), measured("slow", (0.1, 0.1, 0.3), (0.2, 0.2, 0.2))
     findings = compared(fast, slow, arm("unmeasured", (20, 10)))
-    header, rows = plain_table(*steps_to_reach(findings))
-    assert header == ["arm", "20 %", "30 %", "40 %", "50 %", "60 %"]
-    assert rows == [["luffy", "4", "6", "6", "8", "1 of 2 seeds"], ["slow", "4", "1 of 2 seeds", "–", "–", "–"]]
-    page = html(sweep_page(findings))
+    (table,) = pages.steps_to_reach(findings)
+    assert table.header == ("arm", "20 %", "30 %", "40 %", "50 %", "60 %")
+    assert table.texts == [["luffy", "4", "6", "6", "8", "1 of 2 seeds"], ["slow", "4", "1 of 2 seeds", "–", "–", "–"]]
+    page = page_of(findings)
     assert page.count("held-out-easy-") == 3 and "Optimizer steps to reach an accuracy on easy" in page
     assert json.loads(findings_json(findings))["arms"][0]["held_out"]["easy"][2]["steps"] == 8.0
-    assert "held-out" not in html(sweep_page(compared(LUFFY, OTHER)))
+    assert "held-out" not in page_of(compared(LUFFY, OTHER))
 
 
 # Tuning.
@@ -245,11 +236,11 @@ def test_page_and_data_tell_what_was_tried_chosen_and_failed(tuned):
     tuning = replace(tuning, arms=(of(tuning, "sft"), of(tuning, "luffy")))
     reported = [ArmResults(name, LUFFY.point, (run(1, easy=20),), {}) for name in ("sft", "luffy")]
     found = compared(*reported, seeds=(1,), tuning=tuning, base={"easy": 4})
-    _, rows = plain_table(tries_table(found.tuning))
+    rows = pages.tries_table(found.tuning).texts
     assert [row[3] for row in rows] == ["chosen", "", "", "", "chosen", ""]
     assert rows[5][2] == "failed"
     assert found.failures == ["luffy, rl.optimizer.lr=0.0002, seed 100: was ended"]
-    page = html(sweep_page(found))
+    page = page_of(found)
     for words in ("3 tries", "seed 100", "evaluated only on validation", "smallest value tried", "rl.optimizer.lr"):
         assert words in page
     data = json.loads(findings_json(found))["tuning"]
@@ -258,9 +249,9 @@ def test_page_and_data_tell_what_was_tried_chosen_and_failed(tuned):
     failed = data["arms"][1]["tries"][2]
     assert (failed["accuracy"], failed["failures"]) == (None, {"100": "was ended"})
     assert data["warnings"] == of(tuning, "sft").warnings
-    assert len(plain_table(tuning_costs(found.tuning))[1]) == 2
+    assert len(pages.tuning_costs(found.tuning).texts) == 2
     untuned = replace(found, tuning=None)
-    assert json.loads(findings_json(untuned))["tuning"] is None and "#tuning" not in html(sweep_page(untuned))
+    assert json.loads(findings_json(untuned))["tuning"] is None and "#tuning" not in page_of(untuned)
 
 
 # A grid.
@@ -268,11 +259,11 @@ def test_page_and_data_tell_what_was_tried_chosen_and_failed(tuned):
 
 def test_one_key_is_a_line_with_intervals_for_each_suite():
     findings = gridded(SIZES, (10, 20, 30))
-    page = html(sweep_page(findings))
+    page = page_of(findings)
     assert page.count("<figure>") == 2 and page.count("<use") == 2 * 3
     assert all(f">{value}<" in page for value in (64, 128, 256))
     assert "http://" not in page.replace("http://www.w3.org", "")
-    _, rows = plain_table(accuracy_table(findings, "greedy"))
+    rows = pages.accuracy_table(findings, "greedy").texts
     assert [row[1].partition(" ")[0] for row in rows] == ["27.5", "52.5", "77.5"]  # mean over two seeds
     assert rows[0][1].endswith("(25.0, 30.0)")
     first, *_ = json.loads(findings_json(findings))["points"]
@@ -282,24 +273,24 @@ def test_one_key_is_a_line_with_intervals_for_each_suite():
 
 
 def test_two_keys_are_a_map_with_a_row_for_each_value_of_the_first_and_three_a_table():
-    page = html(sweep_page(gridded(SIZES | RATES, (10, 20, 30, 12, 22, 32))))
+    page = page_of(gridded(SIZES | RATES, (10, 20, 30, 12, 22, 32)))
     (easy, _) = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(re.findall(SHADE, page)) == 2 * 6
     shown = re.findall(r">([\d.]+)</text>", easy)
     assert shown == ["0.0001", "0.001", "64", "128", "256", "27.5", "52.5", "77.5", "32.5", "57.5", "82.5"]
     assert max((float(shade), place) for place, shade in enumerate(re.findall(SHADE, easy)))[1] == 5
-    page = html(sweep_page(gridded(SIZES | RATES | {"sft.batch_size": (4,)}, (10, 20, 30, 12, 22, 32))))
+    page = page_of(gridded(SIZES | RATES | {"sft.batch_size": (4,)}, (10, 20, 30, 12, 22, 32)))
     assert "<figure>" not in page and "sft.num_traces=64, sft.optimizer.lr=0.0001, sft.batch_size=4" in page
 
 
 def test_a_failed_point_leaves_a_gap():
     findings = gridded(SIZES | RATES, (10, 20, 30, 12, 22, 32), failed=(2,))
-    page = html(sweep_page(findings))
+    page = page_of(findings)
     assert len(re.findall(SHADE, page)) == 2 * 5 and "Failed runs" in page
     assert findings.failures[0] == "sft.num_traces=64, sft.optimizer.lr=0.001, seed 1: was ended"
-    assert html(sweep_page(gridded(SIZES, (10, 20, 30), failed=(2,)))).count("<use") == 2 * 2
-    assert plain_table(cost_table(findings))[1][1][1:] == ["–"] * 5
-    page = html(sweep_page(gridded(SIZES, (10, 20, 30), failed=(1, 2, 3))))
+    assert page_of(gridded(SIZES, (10, 20, 30), failed=(2,))).count("<use") == 2 * 2
+    assert pages.cost_table(findings).texts[1][1:] == ["–"] * 5
+    page = page_of(gridded(SIZES, (10, 20, 30), failed=(1, 2, 3)))
     assert "Failed runs" in page and "<figure>" not in page
 
 
@@ -354,12 +345,6 @@ def test_a_planned_test_without_results_counts_in_the_correction(study, results)
     assert effect.adjusted_p == pytest.approx(2 * effect.result.p_value)
 
 
-def test_arms_of_a_cell_need_the_same_problems(study, results):
-    rows = tuple(replace(row, problems="others") if row.arm == "luffy" else row for row in results.outcomes)
-    with pytest.raises(DataError, match="not the problems of sft"):
-        find(study, replace(results, outcomes=rows))
-
-
 def test_a_table_of_the_page_is_what_the_parquet_says(study, results, tmp_path):
     files = result_files(tmp_path / "design.yaml", "small")
     with pytest.raises(DataError, match="no such file; luffy study --collect"):
@@ -367,7 +352,7 @@ def test_a_table_of_the_page_is_what_the_parquet_says(study, results, tmp_path):
     write_results(results, files)
     read = read_sweep_results(files)
     assert read == results
-    table = accuracies_of_cells(find(study, read), PRIMARY)
+    table = pages.accuracies_of_cells(find(study, read), PRIMARY)
     assert table.header == ("situation", "base", "sft", "luffy")
     for cell, row in zip(study.cells, table.rows, strict=True):
         for name, shown in zip(table.header[1:], row[1:], strict=True):
@@ -381,12 +366,12 @@ def test_a_table_of_the_page_is_what_the_parquet_says(study, results, tmp_path):
 
 def test_the_page_says_what_is_exploratory_and_what_is_not_distinguishable(study, results):
     findings = find(study, results)
-    centre, _, cool, _ = decision_table(findings).rows
+    centre, _, cool, _ = pages.decision_table(findings).rows
     assert centre[1].text.startswith("luffy (+") and "exploratory" not in centre[1].text
     assert cool[1].text == "–" and "exploratory" in cool[3].text
-    page, markdown = study_html(findings, results), study_markdown(findings, results)
+    page, markdown = html(pages.study_page(findings, results)), pages.study_markdown(findings, results)
     assert page.count("<figure>") == 2 and study.design.limits[0] in page and study.design.limits[0] in markdown
-    figure = study_figure(findings)
+    figure = pages.study_figure(findings)
     assert figure.count("<svg ") == 1 and not re.search(r"var\(", figure)
 
 

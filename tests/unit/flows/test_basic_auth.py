@@ -28,11 +28,7 @@ def test_an_address_that_others_reach_is_refused_without_a_password(host, capsys
     assert main(["serve", "--host", host]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.startswith(f"error: --host {host}:"), said
-
-
-def test_the_refusal_says_how(capsys):
-    assert main(["serve", "--host", "0.0.0.0"]) == 2
-    assert "export PREFECT_SERVER_API_AUTH_STRING='NAME:PASSWORD'" in capsys.readouterr().err
+    assert "export PREFECT_SERVER_API_AUTH_STRING='NAME:PASSWORD'" in said or not host
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
@@ -52,10 +48,13 @@ def test_an_empty_one_is_none(environment, tell):
         guard("0.0.0.0")
 
 
-@pytest.mark.parametrize("variable", [SERVER, CLIENT])
-def test_either_variable_is_that_of_server_and_clients(environment, variable):
+@pytest.mark.parametrize(
+    ("variable", "tell"),
+    [(SERVER, lambda: guard("0.0.0.0")), (CLIENT, lambda: guard("0.0.0.0")), (SERVER, share_auth_string)],
+)
+def test_either_variable_is_that_of_server_and_clients(environment, variable, tell):
     environment.setenv(variable, GOOD)
-    guard("0.0.0.0")
+    tell()
     assert (os.environ[SERVER], os.environ[CLIENT]) == (GOOD, GOOD)
 
 
@@ -74,12 +73,6 @@ def test_two_that_differ_are_refused(environment):
     environment.setenv(CLIENT, GOOD + "x")
     with pytest.raises(UserError, match="differ"):
         guard("127.0.0.1")
-
-
-def test_a_flow_by_hand_shows_the_password_of_the_server_that_it_starts(environment):
-    environment.setenv(SERVER, GOOD)
-    share_auth_string()
-    assert os.environ[CLIENT] == GOOD
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """A small experiment whose stages are finished by hand."""
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,15 @@ from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+HOLD = """
+import sys, time
+from pathlib import Path
+from luffy.pipeline.lock import stage_lock
+
+with stage_lock(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(7200)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +65,18 @@ def _begin() -> Callable[..., None]:
 @pytest.fixture(name="finish_all")
 def _finish_all() -> Callable[..., None]:
     return finish_all
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Starts a process that holds the lock of a directory until it is killed."""
+    with ExitStack() as ended:
+
+        def start(directory: Path) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", HOLD, str(directory)]
+            process = ended.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            ended.callback(process.kill)
+            assert process.stdout is not None and process.stdout.readline() == "locked\n"
+            return process
+
+        yield start

@@ -14,7 +14,7 @@ from synthetic.finished_stages import run_of
 
 from luffy.cli.main import main
 from luffy.errors import DataError
-from luffy.pipeline.disk import joined, measure
+from luffy.pipeline.disk import freed_bytes, measure
 from luffy.pipeline.experiment import ExperimentRun, Unwatched, open_experiment, start_run
 from luffy.pipeline.garbage import Retention, dispose, survey
 from luffy.pipeline.job import write_job
@@ -25,8 +25,6 @@ from luffy.pipeline.workspace import Workspace, claiming, write_run
 
 ALL = Retention()
 OTHER_SFT = "sft.optimizer.lr=2e-3"
-HOLD = "import sys; from pathlib import Path; from luffy.pipeline.lock import stage_lock\n"
-HOLD += "with stage_lock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
 READ = "import sys; from pathlib import Path; from luffy.pipeline.records import read_run\n"
 READ += "print(read_run(Path(sys.argv[1])).condition)"
 RUN = """
@@ -80,10 +78,6 @@ def own_stages(experiment):
     return directories(experiment, "sft", "rl", "evaluate_sft", "evaluate_rl", "report")
 
 
-def test_nothing_in_use_by_runs_is_deleted(workspace, two):
-    assert found(workspace) == {}
-
-
 def test_unused_results_are_deleted_with_a_reason(workspace, opened, finish_all):
     finish_all(opened())
     run_of(opened())
@@ -92,15 +86,15 @@ def test_unused_results_are_deleted_with_a_reason(workspace, opened, finish_all)
     assert {item.reason for item in found(workspace).values()} == {"no run uses it"}
 
 
-def test_a_run_that_is_given_up_frees_what_it_alone_used(workspace, two):
+def test_what_runs_use_stays_and_one_that_is_given_up_frees_what_it_alone_used(workspace, two):
     first, second = two
+    assert found(workspace) == {}
     keep_one = Retention(keep_runs=1)
     garbage = survey(workspace, keep_one).garbage
     assert garbage[0].path == workspace.runs / "smoke-1"  # before its stages, so that no run misses one
     assert {item.path for item in garbage[1:]} == own_stages(first)
     assert {item.reason for item in garbage[1:]} == {"only smoke-1 used it"}
-    done = dispose(workspace, keep_one, garbage)
-    assert len(done.gone) == len(garbage)
+    assert dispose(workspace, keep_one, garbage) == []
     assert {plan.action for plan in second.plan()} == {"reuse"}
     assert found(workspace, keep_one) == {}
     assert not (workspace.runs / "smoke-1").exists()
@@ -134,29 +128,20 @@ def test_a_live_run_whose_record_cannot_be_read_keeps_all_results(workspace, ope
 
 
 @pytest.mark.parametrize("held_before", [True, False])
-def test_a_stage_in_use_by_another_process_stays(workspace, opened, finish_all, held_before):
+def test_a_stage_in_use_by_another_process_stays(workspace, opened, finish_all, hold, held_before):
     finish_all(opened())
     workspace.runs.mkdir()
     (victim,) = directories(opened(), "rl")
     with stage_lock(victim):
         pass  # a stage has begun here
     before = survey(workspace, ALL)
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(victim)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout.readline() == "locked\n"
-        now = survey(workspace, ALL)
-        assert f"rl/{victim.name}: in use by pid {holder.pid}" in " ".join(now.notes)
-        done = dispose(workspace, ALL, (now if held_before else before).garbage)
-    finally:
-        holder.communicate()
+    holder = hold(victim)
+    now = survey(workspace, ALL)
+    assert f"rl/{victim.name}: in use by pid {holder.pid}" in " ".join(now.notes)
+    dispose(workspace, ALL, (now if held_before else before).garbage)
     # Neither it nor what it is made from, which it may be reading.
-    assert victim.is_dir() and directories(opened(), "prepare_data", "sft", "base").issubset(
-        {path for path in workspace.stages.glob("*/*") if path.is_dir()}
-    )
-    assert {item.path for item in done.gone} == directories(
-        opened(), "evaluate_base", "evaluate_sft", "evaluate_rl", "report"
+    assert {path for path in workspace.stages.glob("*/*") if path.is_dir()} == directories(
+        opened(), "prepare_data", "base", "sft", "rl"
     )
 
 
@@ -332,24 +317,21 @@ def test_leftovers_of_a_kill_are_deleted_from_a_stage(workspace, opened, finish,
     assert opened().plan_node("base").step == 20
 
 
-def test_what_a_killed_write_left_anywhere_in_a_stage_is_deleted(workspace, two):
-    directory = min(directories(two[0], "sft"))
+def test_what_a_kill_left_anywhere_in_a_run_or_a_finished_stage_is_deleted(workspace, two):
+    directory, data = min(directories(two[0], "sft")), min(directories(two[0], "prepare_data"))
     left = {directory / place / ".step_000003.parquet.vbgbxlwv" for place in (".", "journal", "shards", "model/parts")}
     for file in left:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"half")
         (file.parent / "step_000003.parquet").write_bytes(b"whole")
-    assert {path for path, item in found(workspace).items() if item.kind == "part"} == left
-
-
-def test_working_folders_of_a_finished_stage_that_a_kill_left_are_deleted(workspace, two):
-    (directory,) = directories(two[0], "prepare_data")
+    link, record = workspace.runs / "smoke-1/stages/.sft.12-34", workspace.runs / "smoke-1/.run.json.abcd1234"
+    link.symlink_to("../../nowhere")
+    record.touch()
     for name in ("shards", "kept"):
-        (directory / name).mkdir()
-    manifest = read_manifest(directory)
-    assert found(workspace) == {}
-    write_manifest(directory, manifest.model_copy(update={"scratch": ("shards", "tables")}))
-    assert [(item.kind, path.name) for path, item in found(workspace).items()] == [("part", "shards")]
+        (data / name).mkdir()
+    write_manifest(data, read_manifest(data).model_copy(update={"scratch": ("shards", "tables")}))
+    assert set(found(workspace)) == left | {link, record, data / "shards"}
+    assert {item.kind for item in found(workspace).values()} == {"part"}
 
 
 def test_a_deletion_that_is_killed_inside_a_stage_is_finished_by_the_next_one(workspace, two, monkeypatch):
@@ -364,7 +346,7 @@ def test_a_deletion_that_is_killed_inside_a_stage_is_finished_by_the_next_one(wo
         killed.setattr("luffy.pipeline.garbage.delete", kill)
         dispose(workspace, ALL, survey(workspace, ALL).garbage)
     (left,) = found(workspace).values()
-    assert (left.path, left.reason) == (directory / ".trash-shards", "an interrupted deletion")
+    assert left.path.name.startswith(".trash-shards-") and left.reason == "an interrupted deletion"
     (directory / "model/.trash-.tmpAb12Cd").touch()  # as versions before this one left it
     dispose(workspace, ALL, survey(workspace, ALL).garbage)
     assert not list(workspace.root.rglob(".trash-*"))
@@ -386,26 +368,21 @@ def test_a_run_that_was_killed_before_its_record_was_written_is_deleted_once_it_
     assert fresh.exists()
 
 
-def test_leftovers_of_a_kill_are_deleted_from_a_run(workspace, two):
-    directory = next(path for path in workspace.runs.iterdir())
-    left = [directory / ".run.json.abcd1234", directory / "stages" / ".sft.12-34"]
-    left[0].touch()
-    left[1].symlink_to("../../nowhere")
-    assert {item.path for item in survey(workspace, ALL).garbage} >= set(left)
-
-
 def test_results_named_by_path_in_a_kept_configuration_stay(workspace, opened, finish_all):
     finish_all(opened())
+    source, other = run_of(opened()), workspace.new_run("other", {})
     model = opened().plan_node("rl").directory / "model"
-    source = run_of(opened())
-    other = workspace.new_run("other", {})
-    named = {"model": {"path": str(model)}, "data": {"x": ["y", str(source / "stages/sft/model")]}}
-    write_run(other, {"state": "finished", "experiment": "other", "stages": {}, "config": named})
-    going = set(found(workspace, Retention(names=("smoke-1",))))
-    assert source not in going, "its link is named"
-    write_run(other, {"state": "finished", "stages": {}, "config": {"model": named["model"]}})
-    going = set(found(workspace, Retention(names=("smoke-1",))))
-    assert source in going and not going & directories(opened(), "prepare_data", "base", "sft", "rl")
+    own, gone = directories(opened(), "prepare_data", "base", "sft", "rl"), Retention(names=("smoke-1",))
+
+    def going(**config):
+        write_run(other, {"state": "finished", "experiment": "other", "stages": {}, "config": config})
+        return set(found(workspace, gone))
+
+    assert source not in going(data={"x": ["y", str(source / "stages/sft/model")]}), "its link is named"
+    assert source in going(model={"path": str(model)}) and own.isdisjoint(going(model={"path": str(model)}))
+    (workspace.root / "circle").symlink_to("circle")
+    texts = {"system_prompt": "~~~md/x", "fence": "~nobody-of-that-name/x", "circle": f"{workspace.root}/circle/x"}
+    assert own < going(**texts), "they only look like paths"
 
 
 def test_a_relative_path_of_a_configuration_starts_where_its_run_began(workspace, opened, finish_all, monkeypatch):
@@ -417,17 +394,6 @@ def test_a_relative_path_of_a_configuration_starts_where_its_run_began(workspace
     ExperimentRun(other, workspace.new_run("other", {})).record("finished")
     monkeypatch.chdir("/")
     assert directories(opened(), "rl").isdisjoint(found(workspace, Retention(names=("smoke-1",))))
-
-
-def test_a_text_of_a_configuration_that_only_looks_like_a_path_names_nothing(workspace, opened, finish_all):
-    finish_all(opened())
-    run_of(opened())
-    other = workspace.new_run("other", {})
-    (workspace.root / "circle").symlink_to("circle")
-    texts = {"system_prompt": "~~~md/x", "fence": "~nobody-of-that-name/x", "circle": f"{workspace.root}/circle/x"}
-    config = {"data": texts}
-    write_run(other, {"state": "finished", "experiment": "other", "stages": {}, "config": config})
-    assert found(workspace) == {}
 
 
 def test_arms_stay_with_their_comparison_and_go_with_it(workspace):
@@ -473,8 +439,7 @@ def test_results_that_came_into_use_after_the_listing_stay(workspace, opened, fi
     finish_all(opened())
     listed = survey(workspace, ALL).garbage
     run_of(opened())
-    done = dispose(workspace, ALL, listed)
-    assert done.gone == () and {reason for _, reason in done.spared} == {"needed by now, or gone"}
+    assert dispose(workspace, ALL, listed) == [(item, "needed by now, or gone") for item in listed]
 
 
 def test_a_file_hard_linked_elsewhere_frees_nothing(tmp_path):
@@ -483,10 +448,9 @@ def test_a_file_hard_linked_elsewhere_frees_nothing(tmp_path):
     (tmp_path / "a" / "file").write_bytes(b"x" * 1000)
     for folder in ("b", "c"):
         os.link(tmp_path / "a" / "file", tmp_path / folder / "file")
-    parts = [measure(tmp_path / folder) for folder in ("a", "b", "c")]
-    assert [part.num_bytes for part in parts] == [1000] * 3
-    assert joined(parts[:2]).freed_bytes == 0
-    assert joined(parts).freed_bytes == 1000
+    a, b, c = (tmp_path / folder for folder in ("a", "b", "c"))
+    assert (measure(a), measure(b, c)) == (1000, 2000)
+    assert (freed_bytes(a, b), freed_bytes(a, b, c)) == (0, 1000)
 
 
 def test_the_command_deletes_nothing_without_its_flag(workspace, two, capsys, monkeypatch):

@@ -52,21 +52,17 @@ def sick(machine):
     return file
 
 
-def take(wanted=1, *arguments, **options):
-    return own_gpus(wanted, *arguments, **options)
-
-
 def test_each_stage_is_shown_gpus_of_its_own(machine):
-    with take() as first, take() as second:
+    with own_gpus(1) as first, own_gpus(1) as second:
         assert {first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]} == {"0", "1"}
         assert first["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    with take(2) as both:
+    with own_gpus(2) as both:
         assert both["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_gpus_keep_the_names_that_the_user_has_given_them(machine, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
-    with take() as shown:
+    with own_gpus(1) as shown:
         assert shown == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
 
 
@@ -74,28 +70,31 @@ def test_a_stage_that_finds_too_few_gpus_waits_and_holds_none(machine):
     told, got = [], []
 
     def two():
-        with take(2, told.append) as shown:
+        with own_gpus(2, told.append) as shown:
             got.append(shown["CUDA_VISIBLE_DEVICES"])
 
-    with take():
+    with own_gpus(1):
         waiter = threading.Thread(target=two)
         waiter.start()
         wait_until(lambda: told)
         assert not got
-        with take():  # the other one is still to be had
+        with own_gpus(1):  # the other one is still to be had
             pass
     waiter.join(PATIENCE_S)
     assert (got, told) == (["0,1"], ["2 of 2 GPUs"])
 
 
-def test_a_run_that_is_stopped_waits_no_longer(machine):
-    with take(2), pytest.raises(StageFailed) as caught, take(stopped=lambda: True):
+def test_a_run_that_is_stopped_waits_no_longer_for_gpus_or_their_driver(machine, sick):
+    with pytest.raises(StageFailed), own_gpus(1, stopped=lambda: True):
+        pass
+    sick.unlink()
+    with own_gpus(2), pytest.raises(StageFailed) as caught, own_gpus(1, stopped=lambda: True):
         pass
     assert caught.value.exit_code == EXIT_INTERRUPTED
 
 
 def test_more_gpus_than_exist_are_refused_in_one_line(machine):
-    with pytest.raises(ConfigError, match="takes 3 GPUs, this machine has 2") as caught, take(3):
+    with pytest.raises(ConfigError, match="takes 3 GPUs, this machine has 2") as caught, own_gpus(3):
         pass
     assert "\n" not in str(caught.value)
 
@@ -104,7 +103,7 @@ def test_more_gpus_than_exist_are_refused_in_one_line(machine):
 def test_a_gpu_that_is_not_there_or_named_twice_is_refused_in_one_line(machine, monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     said = f"^CUDA_VISIBLE_DEVICES={visible}: names a GPU that this machine has not, or one twice; it has 0, 1; correct"
-    with pytest.raises(ConfigError, match=said) as caught, take():
+    with pytest.raises(ConfigError, match=said) as caught, own_gpus(1):
         pass
     assert "\n" not in str(caught.value)
     assert main(["plan", "smoke"]) == 2
@@ -113,7 +112,7 @@ def test_a_gpu_that_is_not_there_or_named_twice_is_refused_in_one_line(machine, 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
 def test_a_plan_says_that_the_gpus_of_the_machine_are_hidden(machine, monkeypatch, capsys, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with take() as shown:
+    with own_gpus(1) as shown:
         assert shown == {}
     assert main(["plan", "smoke", "--workspace", str(machine)]) == 0
     assert "CUDA_VISIBLE_DEVICES hides the GPUs of this machine" in capsys.readouterr().out
@@ -127,7 +126,7 @@ def test_the_death_of_the_holder_frees_its_gpu(machine, monkeypatch):
     assert holder.stdout.readline() == "1\n"
     told = []
     threading.Timer(0.3, holder.kill).start()
-    with take(1, told.append) as shown:
+    with own_gpus(1, told.append) as shown:
         assert shown == {"CUDA_VISIBLE_DEVICES": "1"}
     assert told == ["1 of 1 GPUs"]
     holder.wait()
@@ -140,21 +139,16 @@ def test_a_stage_waits_for_a_driver_that_fails_for_a_moment_and_takes_no_gpu_of_
         told.append(what)
         sick.unlink(missing_ok=True)
 
-    with take(waiting=waiting) as first, take(waiting=told.append) as second:
+    with own_gpus(1, waiting=waiting) as first, own_gpus(1, waiting=told.append) as second:
         assert {first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]} == {"0", "1"}
     assert told == ["the NVIDIA driver, which does not respond"]
 
 
 def test_a_driver_that_never_responds_is_a_temporary_failure(sick):
     told = []
-    with pytest.raises(LostError, match=r"6 times .* execution\.gpus=0") as caught, take(1, told.append):
+    with pytest.raises(LostError, match=r"6 times .* execution\.gpus=0") as caught, own_gpus(1, told.append):
         pass
     assert (caught.value.exit_code, len(told)) == (EXIT_TEMPORARY, 1)
-
-
-def test_a_run_that_is_stopped_waits_no_longer_for_the_driver(sick):
-    with pytest.raises(StageFailed), take(stopped=lambda: True):
-        pass
 
 
 def test_the_turn_comes_before_the_gpu_and_only_for_stages_that_take_one(machine, monkeypatch):
@@ -165,10 +159,10 @@ def test_the_turn_comes_before_the_gpu_and_only_for_stages_that_take_one(machine
         asked.append(wanted)
         yield
 
-    with take(0, turn=turn) as nothing, take(2, turn=turn):
+    with own_gpus(0, turn=turn) as nothing, own_gpus(2, turn=turn):
         assert nothing == {}
     monkeypatch.setenv("PATH", "/nowhere")
-    with take(1, turn=turn) as on_the_cpu:
+    with own_gpus(1, turn=turn) as on_the_cpu:
         assert on_the_cpu == {}
     assert asked == [2]
 

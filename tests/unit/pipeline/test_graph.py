@@ -1,6 +1,6 @@
 import pytest
 
-from luffy.config import STAGE_KINDS, load_experiment
+from luffy.config import load_experiment
 from luffy.config.settings import SETTINGS
 from luffy.pipeline.graph import build_graph, kind_of, nodes_providing, nodes_showing
 
@@ -11,29 +11,24 @@ CHAINS = {
 }
 
 
-def graph(smoke_path, chain):
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_chain_has_its_nodes_in_order_each_after_its_inputs_and_named_by_its_kind(smoke_path, chain):
     method = ["method=luffy"] if "rl" in CHAINS[chain] else []
-    return build_graph(load_experiment(smoke_path, [f"chain={chain}", *method]))
-
-
-@pytest.mark.parametrize("chain", CHAINS)
-def test_nodes_of_each_chain(smoke_path, chain):
-    assert [node.name for node in graph(smoke_path, chain)] == CHAINS[chain]
-
-
-@pytest.mark.parametrize("chain", CHAINS)
-def test_every_node_stands_after_its_inputs(smoke_path, chain):
-    seen = set()
-    for node in graph(smoke_path, chain):
-        assert set(node.inputs.values()) <= seen
+    nodes = build_graph(load_experiment(smoke_path, [f"chain={chain}", *method]))
+    assert [node.name for node in nodes] == CHAINS[chain]
+    for node in nodes:
+        assert set(node.inputs.values()) <= set(CHAINS[chain][: CHAINS[chain].index(node.name)])
         assert isinstance(node.settings, SETTINGS[node.stage])
-        seen.add(node.name)
+        assert kind_of(node.name) is node.kind
+    inputs = {node.name: node.inputs for node in nodes}
+    if "rl" in inputs:  # starts from the last checkpoint before it
+        assert inputs["rl"] == {"data": "prepare_data", "model": "sft" if "sft" in inputs else "base"}
+    assert inputs["report"]["data"] == "prepare_data"
+    assert set(inputs["report"].values()) == {*CHAINS[chain]} - {"report"}
 
 
-@pytest.mark.parametrize(("chain", "start"), [("sft_then_luffy", "sft"), ("rl", "base")])
-def test_rl_starts_from_the_last_checkpoint_before_it(smoke_path, chain, start):
-    rl = next(node for node in graph(smoke_path, chain) if node.name == "rl")
-    assert rl.inputs == {"data": "prepare_data", "model": start}
+def test_a_sweep_comes_last(smoke_path):
+    assert [node.kind.name for node in build_graph(load_experiment(smoke_path), sweep_steps=(2,))][-1] == "sweep"
 
 
 @pytest.mark.parametrize(
@@ -53,12 +48,6 @@ def test_difficulty_follows_the_policy_it_measures_and_only_rl_reads_it(smoke_pa
     assert [name for name in inputs if "difficulty" in inputs[name].values()] == ["rl", "report"]
 
 
-def test_report_reads_every_other_stage(smoke_path):
-    *others, report = graph(smoke_path, "sft_then_luffy")
-    assert set(report.inputs.values()) == {node.name for node in others}
-    assert report.inputs["data"] == "prepare_data"
-
-
 def test_a_repeated_stage_is_its_own_round(smoke_path):
     config = load_experiment(smoke_path)
     rounds = ("prepare_data", "base", "sft", "rl", "sft", "rl", "evaluate")
@@ -69,18 +58,10 @@ def test_a_repeated_stage_is_its_own_round(smoke_path):
     assert nodes["evaluate_sft_2"].inputs["model"] == "sft_2"
 
 
-@pytest.mark.parametrize("chain", CHAINS)
-def test_the_name_of_a_node_tells_its_kind(smoke_path, chain):
-    for node in (*graph(smoke_path, chain), *build_graph(load_experiment(smoke_path), sweep_steps=(2,))):
-        assert kind_of(node.name) is node.kind
-
-
-def test_rounds_have_a_kind_and_unknown_names_have_none():
-    names = ["sft_1", "rl_2", "evaluate_sft_1", "reinforce"]
-    assert [kind.name if (kind := kind_of(name)) else None for name in names] == ["sft", "rl", "evaluate", None]
-
-
-def test_nodes_are_found_by_what_they_show_and_make():
+def test_nodes_are_found_by_their_kind_and_by_what_they_show_and_make():
+    names = ["sft_1", "rl_2", "evaluate_sft_1", "sample_2", "reinforce"]
+    found = [kind.name if (kind := kind_of(name)) else None for name in names]
+    assert found == ["sft", "rl", "evaluate", "sample", None]
     names = ["prepare_data", "base", "rl", "evaluate_base", "evaluate_rl", "unknown"]
     assert nodes_showing("training_curves", names) == ["base", "rl"]
     assert nodes_providing("evaluation", names) == ["evaluate_base", "evaluate_rl"]
@@ -99,7 +80,6 @@ def test_every_round_samples_the_newest_policy_and_learns_from_its_own_traces(sm
     assert nodes["sft_1"].inputs == {"data": "sample_1", "model": "base"}
     assert nodes["sft_2"].inputs == {"data": "sample_2", "model": model}
     assert [nodes[f"sample_{number}"].settings.round for number in (1, 2)] == [1, 2]
-    assert kind_of("sample_2") is STAGE_KINDS["sample"]
 
 
 def test_more_rounds_leave_those_before_as_they_were(smoke_path):

@@ -88,35 +88,41 @@ def test_the_order_of_upstream_and_code_does_not_count(entries):
     assert Identity("sft", {}, entries, entries, {}).key == Identity("sft", {}, backwards, backwards, {}).key
 
 
-def test_runs_of_different_length_share_a_series(opened):
-    short, long = opened().identities["rl"], opened("rl.steps=60").identities["rl"]
-    other = opened("rl.temperature=0.9").identities["rl"]
-    assert short.series == long.series != other.series
-    assert (short.length, long.length) == (6, 60)
+BY_STEPS = ("sft.epochs=null", "sft.optimizer.schedule={kind: constant}", "sft.steps=4")
 
 
-def test_sft_of_different_length_shares_a_series_if_its_length_is_given_in_steps_and_no_rate_depends_on_it(opened):
-    by_steps = ("sft.epochs=null", "sft.optimizer.schedule={kind: constant}")
-    short, long = (opened(*by_steps, f"sft.steps={steps}").identities["sft"] for steps in (4, 8))
-    assert short.series == long.series is not None
-    assert (short.length, long.length) == (4, 8)
-    for changed in ("sft.optimizer.schedule.kind=linear", "sft.max_tokens=99"):
-        assert opened(*by_steps, "sft.steps=4", changed).identities["sft"].series is None
+@pytest.mark.parametrize(
+    ("stage", "short", "longer", "other", "lengths"),
+    [
+        ("rl", (), "rl.steps=60", "rl.temperature=0.9", [6, 60]),
+        ("sft", BY_STEPS, "sft.steps=8", "sft.optimizer.lr=0.1", [4, 8]),
+    ],
+)
+def test_runs_of_different_length_share_a_series(opened, stage, short, longer, other, lengths):
+    alike = [opened(*short, *more).identities[stage] for more in ((), (longer,))]
+    assert [identity.length for identity in alike] == lengths
+    assert alike[0].series == alike[1].series is not None
+    assert opened(*short, other).identities[stage].series not in (alike[0].series, None)
 
 
-def test_no_series_when_the_schedule_depends_on_the_length(opened):
-    assert opened("rl.optimizer.schedule.kind=cosine").identities["rl"].series is None
-    assert opened().identities["sft"].series is None
+@pytest.mark.parametrize(
+    ("stage", "overrides"),
+    [
+        ("sft", ()),  # so many epochs
+        ("sft", (*BY_STEPS, "sft.optimizer.schedule.kind=linear")),
+        ("sft", (*BY_STEPS, "sft.max_tokens=99")),
+        ("rl", ("rl.optimizer.schedule.kind=cosine",)),
+    ],
+)
+def test_no_series_where_a_step_depends_on_the_length(opened, stage, overrides):
+    assert opened(*overrides).identities[stage].series is None
 
 
-def test_a_record_is_read_as_written(tmp_path, opened):
+def test_a_record_is_read_as_written_and_a_damaged_one_explains_nothing(tmp_path, opened):
     identity = opened().identities["rl"]
-    record = IdentityRecord(identity.key, "rl", identity, {"data": "abc"}, "smoke", {"luffy.types": "0123"})
+    record = IdentityRecord(identity.key, "rl", identity, {"data": "abc"}, "smoke", "0123")
     write_identity(tmp_path, record)
     assert read_identity(tmp_path) == record
     assert read_identity(tmp_path).identity.key == identity.key
-
-
-def test_a_damaged_record_explains_nothing(tmp_path):
     (tmp_path / "identity.json").write_text('{"key": ')
     assert read_identity(tmp_path) is None

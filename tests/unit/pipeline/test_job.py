@@ -26,21 +26,19 @@ def test_a_hash_that_looks_like_a_number_stays_text(opened, tmp_path, digest):
     assert read_job(tmp_path / "config.yaml").code == {"luffy": digest}
 
 
-def test_a_mistake_in_a_job_names_the_field(opened, tmp_path):
+@pytest.mark.parametrize(
+    ("written", "instead", "complaint"),
+    [
+        ("prompts_per_step: 4", "prompts_per_stop: 4", "prompts_per_stop: unknown key"),
+        ("stage: rl", "stage: sft", "settings"),  # of another stage
+    ],
+)
+def test_a_mistake_in_a_job_names_the_field(opened, tmp_path, written, instead, complaint):
     experiment = opened()
     write_job(tmp_path / "config.yaml", experiment.job(experiment.plan()[3]))
     text = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(text.replace("prompts_per_step: 4", "prompts_per_stop: 4"))
-    with pytest.raises(ConfigError, match="prompts_per_stop: unknown key"):
-        read_job(tmp_path / "config.yaml")
-
-
-def test_settings_of_another_stage_are_refused(opened, tmp_path):
-    experiment = opened()
-    write_job(tmp_path / "config.yaml", experiment.job(experiment.plan()[3]))
-    text = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(text.replace("stage: rl", "stage: sft"))
-    with pytest.raises(ConfigError):
+    (tmp_path / "config.yaml").write_text(text.replace(written, instead))
+    with pytest.raises(ConfigError, match=complaint):
         read_job(tmp_path / "config.yaml")
 
 

@@ -1,5 +1,3 @@
-import os
-
 import pytest
 
 from luffy.errors import LuffyError
@@ -20,20 +18,6 @@ def test_folders_are_expanded_and_hashed(done):
 def test_a_missing_output_is_refused(tmp_path):
     with pytest.raises(LuffyError, match="model: the stage lists it"):
         collect_outputs(tmp_path, ("model",))
-
-
-def test_intact_until_a_file_is_missing_or_changed(done):
-    manifest, file = read_manifest(done.directory), done.directory / "model" / "weights"
-    assert manifest.is_intact(done.directory)
-    file.write_text("WEIGHTS")
-    assert manifest.damaged(done.directory) == {"model/weights": "changed"}
-    file.unlink()
-    assert manifest.damaged(done.directory) == {"model/weights": "missing"}
-
-
-def test_a_copy_with_new_times_is_intact(done):
-    os.utime(done.directory / "model" / "weights", (1, 1))
-    assert read_manifest(done.directory).is_intact(done.directory)
 
 
 def test_only_the_folder_of_a_model_is_consumed(opened, finish):

@@ -121,21 +121,15 @@ def test_known_models_have_their_published_size(path, published):
     assert known is not None and known.num_parameters == published
 
 
-def test_the_shape_is_read_from_a_model_folder(tmp_path):
+def test_shapes_are_read_from_model_folders_and_not_guessed(tmp_path):
     config = config_of("qwen2 tied")
     config.save_pretrained(tmp_path)
     assert architecture_of(ModelConfig(path=str(tmp_path))) == architecture(config)
-
-
-def test_the_embedded_base_policy_is_known_up_to_its_vocabulary():
-    tiny = architecture_of(load_experiment(ROOT / "exp_configs" / "smoke.yaml").model)
-    assert tiny is not None and tiny.vocabulary_size == TINY_VOCABULARY == MAX_VOCABULARY
-
-
-def test_unknown_shapes_are_not_guessed(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert architecture_of(ModelConfig(path=str(tmp_path))) is None
     assert architecture_of(ModelConfig(path="nobody/has-this-model")) is None
+    tiny = architecture_of(load_experiment(ROOT / "exp_configs" / "smoke.yaml").model)
+    assert tiny is not None and tiny.vocabulary_size == TINY_VOCABULARY == MAX_VOCABULARY
 
 
 @pytest.mark.parametrize(
@@ -322,10 +316,8 @@ def estimated_states(shape: ModelArchitecture, config: ExperimentConfig) -> floa
     return states - (size * parameters if config.execution.zero_stage == 3 else 0)
 
 
-def adapted_model(
-    lora: LoRAConfig, dtype: torch.dtype = torch.float32, kind: str = "qwen2 untied", **changes: int
-) -> PreTrainedModel:
-    model = model_of(config_of(kind, **changes), dtype)
+def adapted_model(lora: LoRAConfig, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    model = model_of(config, dtype)
     Adapter(model, lora, seed=0)
     return model.train()
 
@@ -333,7 +325,7 @@ def adapted_model(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lora", [ALL, SOME], ids=["all", "some"])
 def test_the_parameters_of_an_adapter_are_counted(kind, lora):
-    model, shape = adapted_model(lora, kind=kind), architecture(config_of(kind))
+    model, shape = adapted_model(lora, config_of(kind)), architecture(config_of(kind))
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert adapter_parameters(shape, lora) == trained
     linear = {name for name, module in model_of(config_of(kind)).named_modules() if type(module) is torch.nn.Linear}
@@ -343,13 +335,16 @@ def test_the_parameters_of_an_adapter_are_counted(kind, lora):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lora", [ALL, DROPPED], ids=["plain", "with dropout"])
 def test_an_adapted_layer_saves_no_more_than_the_counted_bytes(lora, dtype):
-    longer, shorter = (kept_bytes(adapted_model(lora, dtype, num_hidden_layers=layers)) for layers in (3, 2))
+    longer, shorter = (
+        kept_bytes(adapted_model(lora, config_of("qwen2 untied", num_hidden_layers=layers), dtype)) for layers in (3, 2)
+    )
     shape, measured = architecture(config_of("qwen2 untied")), (longer - shorter) / (2 * 48)
     saved, _ = adapter_activation_bytes(shape, lora, DTYPES[dtype])
     counted = layer_activation_bytes(shape, DTYPES[dtype], by_sequence=False) + saved / shape.num_layers
     assert measured <= counted < 1.25 * measured
 
 
+QWEN_7B = architecture_of(ModelConfig(path="Qwen/Qwen2.5-Math-7B"))
 P, LIVE = 7_615_616_512, 1_050_000_000
 """Parameters of the model of 7 B, and those that DeepSpeed gathers at a time of each model under ZeRO 3."""
 FACTORS = 28 * 32 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944))
@@ -386,7 +381,7 @@ REFERENCE, SHARDED, MOVED = "method=reinforce_pp", "execution.zero_stage=3", "ex
     ],
 )
 def test_the_parts_of_a_trainer_of_7b_by_hand(overrides, parts):
-    trainer = estimate_memory(seven_b(), experiment(*overrides), 79.0)[0]
+    trainer = estimate_memory(QWEN_7B, experiment(*overrides), 79.0)[0]
     assert {name: trainer.gib(name) * GIB for name in parts} == pytest.approx(parts)
     assert trainer.total_gib == pytest.approx(sum(part.gib for part in trainer.components))
 
@@ -395,15 +390,9 @@ def experiment(*overrides: str) -> ExperimentConfig:
     return load_experiment(SEVEN_B, ["execution.ray.placement=disaggregated", *overrides])
 
 
-def seven_b() -> ModelArchitecture:
-    known = architecture_of(ModelConfig(path="Qwen/Qwen2.5-Math-7B"))
-    assert known is not None
-    return known
-
-
 def test_ranks_that_share_sequences_hold_their_slice_of_the_activations():
     alone, shared = (
-        estimate_memory(seven_b(), experiment("execution.logprob_chunk_tokens=32768", *more), 79.0)[0]
+        estimate_memory(QWEN_7B, experiment("execution.logprob_chunk_tokens=32768", *more), 79.0)[0]
         for more in ((), ("execution.sequence_parallel=4",))
     )
     for part in ("activations", "logits"):
@@ -412,36 +401,36 @@ def test_ranks_that_share_sequences_hold_their_slice_of_the_activations():
 
 
 def test_an_engine_gives_the_rest_of_its_share_to_the_cache():
-    engine = rl_engine_memory(seven_b(), experiment("execution.vllm.gpu_memory_utilization=0.9"), 79.0)
+    engine = rl_engine_memory(QWEN_7B, experiment("execution.vllm.gpu_memory_utilization=0.9"), 79.0)
     assert engine.total_gib == pytest.approx(0.9 * 79) == engine.limit_gib
-    halved = rl_engine_memory(seven_b(), experiment("execution.vllm.tensor_parallel_size=2"), None)
+    halved = rl_engine_memory(QWEN_7B, experiment("execution.vllm.tensor_parallel_size=2"), None)
     assert halved.count == 16
-    assert halved.gib("weights") == pytest.approx(7_615_616_512 / GIB)
+    assert halved.gib("weights") == pytest.approx(P / GIB)
     assert halved.gib("KV cache") == pytest.approx((1024 + 8192) * PER_TOKEN / 2)
     # Key heads are repeated where there are fewer than GPUs.
     on_four, on_many = (
-        rl_engine_memory(seven_b(), experiment(f"execution.vllm.tensor_parallel_size={ways}"), None) for ways in (4, 28)
+        rl_engine_memory(QWEN_7B, experiment(f"execution.vllm.tensor_parallel_size={ways}"), None) for ways in (4, 28)
     )
     assert on_four.gib("KV cache") == on_many.gib("KV cache") == pytest.approx(halved.gib("KV cache") / 2)
 
 
 def test_each_engine_has_room_for_the_longest_response_of_its_own_stage():
     config = experiment("difficulty={engine: vllm, max_response_tokens: 16384}", "evaluation.max_response_tokens=4096")
-    assert rl_engine_memory(seven_b(), config, None).gib("KV cache") == pytest.approx((1024 + 8192) * PER_TOKEN)
-    least = {gpu.name: gpu.gib("KV cache") for gpu in generation_memory(seven_b(), config, None, config.stages)}
+    assert rl_engine_memory(QWEN_7B, config, None).gib("KV cache") == pytest.approx((1024 + 8192) * PER_TOKEN)
+    least = {gpu.name: gpu.gib("KV cache") for gpu in generation_memory(QWEN_7B, config, None, config.stages)}
     expected = {"GPU in evaluation": (1024 + 4096) * PER_TOKEN, "GPU in difficulty": (1024 + 16384) * PER_TOKEN}
     assert least == pytest.approx(expected)
 
 
 def test_evaluations_take_the_gpus_of_all_their_engines():
     config = experiment("execution.vllm={engines: 3, tensor_parallel_size: 2}")
-    (found,) = generation_memory(seven_b(), config, 79.0, ("evaluate",))
+    (found,) = generation_memory(QWEN_7B, config, 79.0, ("evaluate",))
     assert (found.name, found.count) == ("GPU in evaluation", 6)
-    assert found.gib("weights") == pytest.approx(7_615_616_512 / GIB)
+    assert found.gib("weights") == pytest.approx(P / GIB)
     assert found.total_gib == pytest.approx(0.55 * 79)
-    assert generation_memory(seven_b(), config, 79.0, ("sweep",)) == (found,)
+    assert generation_memory(QWEN_7B, config, 79.0, ("sweep",)) == (found,)
     served = experiment("evaluation.engine=openai", "execution.server.urls=[http://a]", "execution.vllm.engines=1")
-    assert generation_memory(seven_b(), served, 79.0, ("evaluate", "rl")) == ()
+    assert generation_memory(QWEN_7B, served, 79.0, ("evaluate", "rl")) == ()
 
 
 @pytest.mark.parametrize(
@@ -483,17 +472,17 @@ def test_the_estimate_bounds_the_peak_of_the_embedded_engine(prompt, vocabulary,
 
 
 def test_colocated_the_trainer_stays_and_the_engine_sleeps():
-    rollout, update = estimate_memory(seven_b(), load_experiment(SEVEN_B), 79.0)
+    rollout, update = estimate_memory(QWEN_7B, load_experiment(SEVEN_B), 79.0)
     assert rollout.gib("weights") == update.gib("weights") == pytest.approx(rollout.gib("engine weights"))
     assert rollout.gib("gradients") == rollout.gib("logits") == 0
     assert update.gib("engine KV cache") == 0 < update.gib("engine, asleep")
-    sharded = estimate_memory(seven_b(), load_experiment(SEVEN_B, ["execution.zero_stage=3"]), 79.0)[0]
+    sharded = estimate_memory(QWEN_7B, load_experiment(SEVEN_B, ["execution.zero_stage=3"]), 79.0)[0]
     assert sharded.gib("gradients") > 0  # ZeRO 3 holds them in a buffer of its own
 
 
 def test_offloading_and_checkpointing_make_room():
     def total(*overrides: str) -> float:
-        return estimate_memory(seven_b(), experiment(*overrides), 79.0)[0].total_gib
+        return estimate_memory(QWEN_7B, experiment(*overrides), 79.0)[0].total_gib
 
     assert total("execution.offload_optimizer=true") < total() < total("execution.gradient_checkpointing=false")
     assert total("execution.zero_stage=3") < total() < total("execution.zero_stage=1")

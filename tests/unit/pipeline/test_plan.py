@@ -5,6 +5,8 @@ import pytest
 
 from luffy.pipeline.plan import differences
 
+COSINE = "rl.optimizer.schedule.kind=cosine"
+
 
 def decisions(experiment):
     return {plan.node.name: plan.headline for plan in experiment.plan()}
@@ -14,37 +16,34 @@ def reasons(experiment):
     return {plan.node.name: plan.reason for plan in experiment.plan()}
 
 
-def test_everything_runs_in_an_empty_workspace(opened):
+def test_everything_runs_in_an_empty_workspace_and_is_reused_when_it_is_finished(opened, finish_all):
     assert set(decisions(opened()).values()) == {"run"}
     assert set(reasons(opened()).values()) == {"first run"}
-
-
-def test_everything_is_reused_when_it_is_finished(opened, finish_all):
     finish_all(opened())
+    os.utime(opened().plan_node("sft").directory / "model" / "weights", (1, 1))  # as in a copy
     assert set(decisions(opened()).values()) == {"reused"}
 
 
-def test_a_changed_setting_is_named_with_both_values(opened, finish_all):
+BEFORE_SFT = {"prepare_data", "base", "evaluate_base"}
+SUITES = ["data.suites.longer=null", "data.suites.own={kind: arithmetic, num_prompts: 4, num_operations: [2]}"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stage", "reason", "reused"),
+    [
+        (["sft.optimizer.lr=2e-3"], "sft", "sft.optimizer.lr 0.001 -> 0.002", BEFORE_SFT),
+        (["sft.optimizer.lr=2e-3"], "rl", "different result of sft ({} -> {})", BEFORE_SFT),
+        (["model.lora={rank: 4, alpha: 8}"], "sft", "lora added", BEFORE_SFT),
+        (["evaluation.confidence=0.9"], "evaluate_rl", "evaluation.confidence", {"prepare_data", "base", "sft", "rl"}),
+        (SUITES, "prepare_data", "data.suites.own added, data.suites.longer removed", set()),
+    ],
+)
+def test_a_change_is_named_and_leaves_what_does_not_depend_on_it(opened, finish_all, overrides, stage, reason, reused):
     finish_all(opened())
-    found = reasons(opened("sft.optimizer.lr=2e-3"))
-    assert found["sft"].startswith("sft.optimizer.lr 0.001 -> 0.002 (against ")
-    keys = [opened(*overrides).identities["sft"].key for overrides in ((), ("sft.optimizer.lr=2e-3",))]
-    assert found["rl"].startswith(f"different result of sft ({keys[0]} -> {keys[1]}) (against ")
-    assert decisions(opened("sft.optimizer.lr=2e-3"))["base"] == "reused"
-
-
-def test_an_adapter_is_named_and_leaves_the_base_policy_as_it_is(opened, finish_all):
-    finish_all(opened())
-    lora = opened("model.lora={rank: 4, alpha: 8}")
-    assert reasons(lora)["sft"].startswith("lora added (against ")
-    reused = {name for name, decision in decisions(lora).items() if decision == "reused"}
-    assert reused == {"prepare_data", "base", "evaluate_base"}
-
-
-def test_an_option_of_the_evaluation_leaves_what_is_trained(opened, finish_all):
-    finish_all(opened())
-    found = decisions(opened("evaluation.confidence=0.9"))
-    assert {name for name, decision in found.items() if decision == "reused"} == {"prepare_data", "base", "sft", "rl"}
+    after = opened(*overrides)
+    keys = [one.identities["sft"].key for one in (opened(), after)]
+    assert reasons(after)[stage].startswith(reason.format(*keys)) and " (against " in reasons(after)[stage]
+    assert {name for name, decision in decisions(after).items() if decision == "reused"} == reused
 
 
 def test_the_most_similar_result_explains_and_ties_go_to_the_newest(opened, finish_all):
@@ -59,14 +58,6 @@ def test_the_results_of_another_experiment_explain_nothing(opened, finish_all):
     found = reasons(opened("name=other", "sft.optimizer.lr=2e-3"))
     assert {found["sft"], found["rl"]} == {"first run"}
     assert decisions(opened("name=other", "sft.optimizer.lr=2e-3"))["base"] == "reused"
-
-
-def test_a_section_that_comes_or_goes_is_named_once(opened, finish_all):
-    finish_all(opened())
-    found = reasons(
-        opened("data.suites.longer=null", "data.suites.own={kind: arithmetic, num_prompts: 4, num_operations: [2]}")
-    )
-    assert found["prepare_data"].startswith("data.suites.own added, data.suites.longer removed (against ")
 
 
 def test_a_section_in_place_of_null_is_added_and_back_again_removed(opened, finish_all):
@@ -149,12 +140,8 @@ def test_a_longer_run_continues_the_longest_shorter_one(opened, finish_all):
     assert plan.headline == f"continue {shorter.identity.key} from step 6"
     assert plan.reason == "rl.steps 6 -> 9"
     assert opened("rl.steps=5").plan_node("rl").step == 4
-
-
-def test_no_continuation_under_a_schedule_that_depends_on_the_length(opened, finish_all):
-    cosine = "rl.optimizer.schedule.kind=cosine"
-    finish_all(opened(cosine), steps=6)
-    assert opened(cosine, "rl.steps=9").plan_node("rl").headline == "run"
+    finish_all(opened(COSINE), steps=3)
+    assert opened(COSINE, "rl.steps=9").plan_node("rl").headline == "run", "its rate depends on the length"
 
 
 def test_own_checkpoints_come_before_a_continuation(opened, finish_all, begin):

@@ -49,6 +49,7 @@ def test_a_damaged_export_leaves_what_training_wrote(opened, finish):
 
 
 def test_a_directory_that_is_not_a_stage_is_never_cleared(tmp_path):
+    assert not examine(tmp_path / "none", "abc", {}).reusable
     (tmp_path / "thesis.tex").touch()
     condition = examine(tmp_path, "abc", {})
     clear(tmp_path, condition)
@@ -71,10 +72,6 @@ def test_checkpoints_of_other_inputs_are_not_resumed(opened, finish, begin):
     assert look(plan).step == 5
     finish(experiment, "prepare_data", content="two")
     assert (look(plan).step, look(plan).reason) == (0, "data came out differently")
-
-
-def test_a_missing_directory_is_not_reusable(tmp_path):
-    assert not examine(tmp_path / "none", "abc", {}).reusable
 
 
 def test_what_a_killed_write_left_does_not_become_part_of_the_result(tmp_path):

@@ -110,6 +110,7 @@ def gpus(number):
         (["execution.parallel_stages=2"], gpus(0), 2, 2),
         (["execution.num_threads=null"], gpus(0), 1, 1),
         ([], lambda: None, 1, 1),
+        (["evaluation.engine=openai", "execution.server.urls=[http://host:8000/v1]"], gpus(4), 1, 1),
     ],
 )
 def test_the_room_of_a_machine(smoke_path, monkeypatch, overrides, found, slots, most):
@@ -118,10 +119,3 @@ def test_the_room_of_a_machine(smoke_path, monkeypatch, overrides, found, slots,
     config = load_experiment(smoke_path, overrides)
     there = find_room(config, build_graph(config))
     assert (there.slots, there.most) == (slots, most)
-
-
-def test_stages_that_share_servers_run_one_at_a_time(smoke_path, monkeypatch):
-    monkeypatch.setattr(walking, "detected_gpus", gpus(4))
-    served = ["evaluation.engine=openai", "execution.server.urls=[http://host:8000/v1]"]
-    config = load_experiment(smoke_path, served)
-    assert find_room(config, build_graph(config)).most == 1

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
+from synthetic.result_rows import sample_record
 
 from luffy.config import STAGE_ORDER
-from luffy.evaluation.sample_files import SampleRecord, write_sample_records
+from luffy.evaluation.sample_files import write_sample_records
 from luffy.tasks import artifacts
 from luffy.tasks.artifacts import views_of
 from luffy.tasks.session import artifact_key, run_name, tags_of
@@ -74,15 +75,16 @@ def test_the_table_of_metrics_of_a_long_run_does_not_read_all_of_its_rows(tmp_pa
     assert sum(map(len, parsed)) < (1 << 20) + 2 * len(lines[-1])
 
 
-def test_the_curves_of_rl_show_rewards_from_0_to_100_percent(chain):
-    found = words(picture(artifacts.training_curves(plan(chain, "rl"))))
-    assert {"Reward", "rollouts", "demonstrations", "Loss", "0 %", "100 %", "step", "40"} <= set(found)
-    assert "val/longer/accuracy" in found
-
-
-def test_a_supervised_stage_has_its_loss_and_no_reward(chain):
-    found = words(picture(artifacts.training_curves(plan(chain, "sft"))))
-    assert "Loss" in found and "Reward" not in found
+@pytest.mark.parametrize(
+    ("stage", "shown"),
+    [
+        ("rl", {"Reward", "rollouts", "demonstrations", "Loss", "0 %", "100 %", "step", "40", "val/longer/accuracy"}),
+        ("sft", {"Loss", "step"}),
+    ],
+)
+def test_rl_shows_rewards_from_0_to_100_percent_and_a_supervised_stage_its_loss_alone(chain, stage, shown):
+    found = set(words(picture(artifacts.training_curves(plan(chain, stage)))))
+    assert shown <= found and ("Reward" in found) == (stage == "rl")
 
 
 def test_accuracies_run_from_checkpoint_to_checkpoint(chain):
@@ -107,17 +109,13 @@ def test_rollouts_are_shown_with_prompt_response_and_grade(chain):
     assert page.count("### Step") == page.count("\nPrompt\n") == page.count("\nResponse\n") <= 4
 
 
-def test_what_a_model_says_cannot_leave_its_block(chain, tmp_path):
-    row = {"step": 1, "uid": "a", "prompt": "p", "response": HOSTILE, "source": "on_policy", "reward": 0.0}
-    (tmp_path / "samples.jsonl").write_text(json.dumps({**row, "outcome": "wrong", "advantage": None}) + "\n")
+def test_what_a_model_says_cannot_leave_its_block_and_is_cut_in_the_middle(chain, tmp_path):
+    row = {"step": 1, "uid": "a", "response": HOSTILE, "source": "on_policy", "reward": 0.0, "outcome": "wrong"}
+    row["prompt"] = "p" * 3000 + "q" * 3000
+    (tmp_path / "samples.jsonl").write_text(json.dumps({**row, "advantage": None}) + "\n")
     page = artifacts.rollout_samples(SimpleNamespace(directory=tmp_path, node=SimpleNamespace(name="rl"))).data
     assert f"````\n{HOSTILE}\n````" in page
-
-
-def test_a_long_response_is_cut_in_the_middle():
-    quoted = artifacts._quoted("a" * 3000 + "b" * 3000)
-    assert "[... 2000 characters left out ...]" in quoted
-    assert len(quoted) < 4200
+    assert "p\n[... 2000 characters left out ...]\nq" in page and len(page) < 4500
 
 
 def test_evaluated_samples_show_a_right_and_a_wrong_response_of_each_suite(chain):
@@ -129,10 +127,7 @@ def test_evaluated_samples_show_a_right_and_a_wrong_response_of_each_suite(chain
 
 @pytest.mark.parametrize("mark", [{"confidential": True}, {"suite": "gpqa_diamond"}, {"suite": "my GPQA"}])
 def test_nothing_of_a_confidential_benchmark_is_shown(tmp_path, mark):
-    record = SampleRecord(
-        suite="open", decoding="greedy", uid="u", sample=0, seed=0, prompt="SECRET", response="r", answer="1",
-        ground_truth="1", outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=1,
-    )  # fmt: skip
+    record = sample_record("open", "u", prompt="SECRET")
     directory = SimpleNamespace(directory=tmp_path, node=SimpleNamespace(name="evaluate_rl"))
     write_sample_records(tmp_path / "samples.jsonl.zst", [replace(record, **mark)])
     assert artifacts.evaluated_samples(directory) is None

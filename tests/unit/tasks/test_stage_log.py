@@ -25,28 +25,25 @@ class Lines:
         return self.told
 
 
-@pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING", "ERROR"])
-def test_a_record_keeps_its_level(level):
-    assert Lines().take(f"{STAMP} {level} luffy.stages.rl: resumed") == [(level, "luffy.stages.rl: resumed")]
+@pytest.mark.parametrize(
+    ("lines", "levels"),
+    [
+        ([f"{STAMP} DEBUG luffy: a", f"{STAMP} ERROR luffy: b"], ["DEBUG", "ERROR"]),
+        (
+            [f"{STAMP} WARNING luffy: a", "  more of it", f"{STAMP} INFO luffy: b", "and more"],
+            ["WARNING"] * 2 + ["INFO"] * 2,
+        ),
+        (["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "ValueError: no"], ["ERROR"] * 3),
+        (["[20:31] [WARNING] [accelerator.py:213] no GPU"], ["WARNING"]),
+        (["Loading weights: 100%|##########| 27/27 [00:00<00:00, 22785.96it/s]", "", "a\rb", "   "], []),
+    ],
+)
+def test_lines_have_the_level_of_their_record_and_progress_bars_are_left_out(lines, levels):
+    assert [level for level, _ in Lines().take(*lines)] == levels
 
 
-def test_further_lines_of_a_record_have_its_level():
-    told = Lines().take(f"{STAMP} WARNING luffy: two lines", "  the second", f"{STAMP} INFO luffy: next", "and more")
-    assert [level for level, _ in told] == ["WARNING", "WARNING", "INFO", "INFO"]
-
-
-def test_a_traceback_is_an_error():
-    told = Lines().take("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "ValueError: no")
-    assert {level for level, _ in told} == {"ERROR"}
-
-
-def test_another_librarys_warning_is_one():
-    assert Lines().take("[20:31] [WARNING] [accelerator.py:213] no GPU")[0][0] == "WARNING"
-
-
-def test_progress_bars_and_empty_lines_are_left_out():
-    bar = "Loading weights: 100%|##########| 27/27 [00:00<00:00, 22785.96it/s]"
-    assert Lines().take(bar, "", "a\rb", "   ") == []
+def test_a_record_is_shown_without_its_stamp():
+    assert Lines().take(f"{STAMP} INFO luffy.stages.rl: resumed") == [("INFO", "luffy.stages.rl: resumed")]
 
 
 def test_a_flood_is_cut_and_counted():
@@ -58,19 +55,10 @@ def test_a_flood_is_cut_and_counted():
     assert lines.told[100:] == [("WARNING", "150 lines left out here; they are in log.txt"), ("INFO", "luffy: later")]
 
 
-@pytest.mark.parametrize(("error", "text"), [(ConfigError("rl.stepz: unknown key"), "rl.stepz: unknown key")])
-def test_a_mistake_is_one_line_without_a_traceback(error, text):
-    record = logging.LogRecord(
-        "prefect.flow_runs", logging.ERROR, "", 0, "failed: %r", (error,), (type(error), error, None)
-    )
+@pytest.mark.parametrize("error", [ConfigError("rl.stepz: unknown key"), RuntimeError("a defect")])
+def test_a_mistake_is_one_line_and_a_defect_keeps_its_traceback(error):
+    raised = (type(error), error, None)
+    record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "failed: %r", (error,), raised)
     assert in_one_line(record)
-    assert (record.getMessage(), record.exc_info) == (text, None)
-
-
-def test_a_defect_keeps_its_traceback():
-    error = RuntimeError("a defect")
-    record = logging.LogRecord(
-        "prefect.flow_runs", logging.ERROR, "", 0, "failed: %r", (error,), (type(error), error, None)
-    )
-    assert in_one_line(record)
-    assert record.exc_info is not None
+    one_line = (record.getMessage(), record.exc_info) == (str(error), None)
+    assert one_line == isinstance(error, ConfigError) and (one_line or record.exc_info == raised)
