@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model
+from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from luffy.config.model import DType
@@ -13,6 +14,8 @@ from luffy.config.training import OptimizerConfig
 from luffy.errors import ConfigError, DataError, NumericalError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.training import attention, policy_model, update_metrics
+from luffy.training import policy as policy_module
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import Policy, check_fits
 
@@ -111,6 +114,34 @@ def test_bfloat16_gradients_hardly_depend_on_the_split() -> None:
         policy = Policy(model, OptimizerConfig(lr=1e-3), execution(zero_stage=2, micro_batch_tokens=tokens), "bfloat16")
         norms.append(policy.update(batch, step_of("luffy"), 1e-3)["actor/grad_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=5e-3)
+
+
+class MetaEngine:
+    """The part of a DeepSpeed engine that `Policy.accumulate` uses, for a model without values."""
+
+    world_size = 1
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module.to("meta")
+
+    def __call__(self, *inputs: object) -> tuple[Tensor, ...]:
+        return self.module(*inputs)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+
+@pytest.mark.parametrize("case", ["luffy", "dapo", "uft", "sft"])
+@pytest.mark.parametrize("packing", [False, True])
+def test_no_micro_batch_waits_for_the_device(case: str, packing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on `meta` have no values, so whatever would read one back to count or compare raises."""
+    batch = make_batch(case, tiny_model())
+    policy = _policy(packing=packing, micro_batch_tokens=100)
+    for module in (attention, policy_module, policy_model, update_metrics):
+        monkeypatch.setattr(module, "device", lambda: torch.device("meta"))
+    monkeypatch.setattr(update_metrics.UpdateMetrics, "summary", lambda *_: {"actor/loss": 0.0})
+    monkeypatch.setattr(policy, "engine", MetaEngine(policy.engine.module))
+    policy.accumulate(batch, step_of(case))
 
 
 def test_an_architecture_that_caps_its_logits_is_refused() -> None:
