@@ -110,6 +110,7 @@ class TraceField(StrictModel):
 
     column: str
     author: str = "unknown"
+    """Who wrote them."""
     author_column: str | None = None
     """A column with the author of each trace; takes precedence over `author`."""
     keep_column: str | None = None

@@ -123,9 +123,11 @@ class SandboxLimits(StrictModel):
     tmp_mib: PositiveInt = 64
     """Size of the session's `/tmp`, the one place where it can write. It is held in memory beside `memory_mib`."""
     file_mib: PositiveInt = 64
+    """Size of one file."""
     max_files: PositiveInt = 2000
     """Files and folders in `/tmp`; a session with more is killed."""
     max_open_files: Annotated[int, Field(ge=16)] = 64
+    """Open file descriptors."""
     max_threads: PositiveInt = 1
     """Threads of the interpreter; more than 1 is refused for the superuser. Processes cannot be started at all."""
     shown_output_bytes: Annotated[int, Field(ge=64)] = 8192

@@ -95,6 +95,7 @@ class EvaluationConfig(StrictModel):
     stop: tuple[StopText, ...] = ()
     """Texts that end a response (they stay in it), besides those of the template."""
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
+    """Overrides by suite name."""
     only: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Suites to evaluate, or `validation`: the prompts of `data.validation_prompts`. None: all of `data.suites`."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"

@@ -92,6 +92,7 @@ class ServerConfig(StrictModel):
     api_key_variable: str = "OPENAI_API_KEY"
     """The environment variable that holds the API key for all of them."""
     connect_timeout_s: PositiveFloat = 10.0
+    """Longest wait for a connection."""
     request_timeout_s: PositiveFloat = 1800.0
     """Longest wait for a reply: a whole response, or a change of all weights."""
     max_retries: NonNegativeInt = 5
@@ -149,6 +150,7 @@ class ExecutionConfig(StrictModel):
     rollout_batch_size: PositiveInt = 256
     """Sequences the embedded engine decodes at once."""
     grader_workers: PositiveInt = 2
+    """Grading processes."""
     data_workers: PositiveInt | None = None
     """Processes of `prepare_data` for a large source, each with its own grading process; None: one per core."""
     num_threads: PositiveInt | None = None
@@ -174,6 +176,7 @@ class ExecutionConfig(StrictModel):
     retries: NonNegativeInt = 1
     """How often a run resumes a stage that was killed or lost a process, machine or endpoint; never after a mistake."""
     retry_delay_s: NonNegativeFloat = 10.0
+    """Wait before each retry."""
     time_limits_s: dict[StageName, PositiveFloat] = Field(default_factory=dict)
     """Time limit of a stage in one run, by name; a stage that exceeds it is ended, and the next run resumes it."""
     grace_s: PositiveFloat = 20.0
@@ -232,3 +235,4 @@ class TrackingConfig(StrictModel):
     samples_every: PositiveInt = 10
     """RL steps between written sample rollouts (`samples.jsonl`)."""
     num_samples: PositiveInt = 4
+    """Rollouts written each time."""

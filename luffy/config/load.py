@@ -106,7 +106,12 @@ class Layer:
             for path, where in lower.origins.items()
             if not any(path[:depth] in replaced for depth in range(1, len(path)))
         }
-        return Layer(_merge(lower.values, self.values, ()), {**kept, **self.origins})
+        merged = _merge(lower.values, self.values)
+        for path in self.origins:
+            # The origin stays, so that a layer further below does not bring the entry back.
+            if path[:-1] in _BY_NAME and _at(self.values, path) is None and isinstance(_at(lower.values, path), dict):
+                merged = _without(merged, path)
+        return Layer(merged, {**kept, **self.origins})
 
     def preset_name(self, key: str) -> str | None:
         """The preset that `key` (`chain` or `method`) names."""
@@ -281,19 +286,24 @@ def _with_elements(layer: Layer, overrides: Sequence[Override]) -> Layer:
     return layer
 
 
-def _merge(lower: dict[str, Value], upper: dict[str, Value], above: KeyPath, keep: bool = True) -> dict[str, Value]:
-    """Mappings merge key by key, lists replace, and a mapping of another `kind` replaces the old one (no `keep`)."""
-    keep = keep and ("kind" not in upper or "kind" not in lower or upper["kind"] == lower["kind"])
-    merged = dict(lower) if keep else {}
+def _merge(lower: dict[str, Value], upper: dict[str, Value]) -> dict[str, Value]:
+    """Mappings merge key by key, lists replace, and a mapping of another `kind` replaces the old one."""
+    if "kind" in upper and "kind" in lower and upper["kind"] != lower["kind"]:
+        return upper
+    merged = dict(lower)
     for key, value in upper.items():
         below = lower.get(key)
-        if isinstance(below, dict) and value is None and above in _BY_NAME:
-            merged.pop(key, None)
-        elif isinstance(below, dict) and isinstance(value, dict):
-            merged[key] = _merge(below, value, (*above, key), keep)
-        else:
-            merged[key] = value
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
+
+
+def _without(values: dict[str, Value], path: KeyPath) -> dict[str, Value]:
+    """A copy of `values` without the entry at `path`, which need not be there."""
+    name, *below = path
+    if not below:
+        return {key: value for key, value in values.items() if key != name}
+    inner = values.get(name)
+    return {**values, name: _without(inner, tuple(below))} if isinstance(inner, dict) else values
 
 
 def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tuple[Value, KeyPath]:
@@ -308,7 +318,7 @@ def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tup
         return {**value, path[0]: changed}, done
     if isinstance(value, dict):
         new = _nested(path, override.value) if path else override.value
-        return (_merge(value, new, above) if isinstance(new, dict) else new), (*above, *path)
+        return (_merge(value, new) if isinstance(new, dict) else new), (*above, *path)
     if path:
         raise ConfigError(f"{override.origin}: {'.'.join(override.path)}: {at} is {value!r}, which has no keys")
     return override.value, above

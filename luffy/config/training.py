@@ -78,6 +78,7 @@ class SFTConfig(StrictModel):
     num_traces: PositiveInt | None = None
     """Learn from the traces of this many training prompts (chosen by seed); None: all."""
     epochs: PositiveInt | None = None
+    """Passes over the traces."""
     steps: PositiveInt | None = None
     """Optimizer steps, in place of `epochs`."""
     max_tokens: PositiveInt | None = None

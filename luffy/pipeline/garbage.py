@@ -181,7 +181,7 @@ def _discard(item: Garbage) -> Path | str:
                 return path
             if is_discarded(path):
                 return path
-            place = path.with_name(f"{TRASH_PREFIX}{path.name}-{uuid.uuid4().hex}")
+            place = path.with_name(f"{TRASH_PREFIX}{path.name[:200]}-{uuid.uuid4().hex}")
             path.rename(place)
             # Runs go before their stages, and must stay so if the power fails.
             sync_directory(path.parent)

@@ -152,7 +152,7 @@ def claiming(workspace: Workspace, *, exclusive: bool = False) -> Iterator[None]
     """
     mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     with usable(workspace.root):
-        file = (workspace.root / _CLAIMS_FILE).open("ab")
+        file = (workspace.root / _CLAIMS_FILE).open("a+b")  # NFS shares locks only of files open for reading
     with file:
         try:
             fcntl.flock(file, mode | fcntl.LOCK_NB)

@@ -37,6 +37,16 @@ def test_a_port_where_another_program_listens_is_refused():
     serve._refuse_if_taken(ServerAddress(port))
 
 
+def test_a_workspace_that_is_served_is_refused_with_the_name_of_the_holder(tmp_path):
+    workspace = Workspace(tmp_path)
+    with serve._the_only_one(workspace):
+        with pytest.raises(UserError, match=r"is served already, by pid \d+ on .*; end that") as caught:
+            serve._the_only_one(workspace).__enter__()
+        assert "\n" not in str(caught.value)
+    with serve._the_only_one(workspace):
+        pass
+
+
 def test_the_lock_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "ApiServer", lambda *arguments: pytest.fail("a server was started"))
     monkeypatch.setattr(serve, "set_environment", lambda *arguments, **options: None)

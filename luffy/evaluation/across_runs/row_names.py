@@ -58,8 +58,9 @@ class RowName:
 def read_uses(workspace: Workspace) -> dict[str, list[Use]]:
     """Key of an evaluation to the runs that used it, the oldest first; unreadable records are passed over."""
     uses: dict[str, list[Use]] = {}
-    for record in sorted(list_records(workspace), key=lambda record: (record.started, record.name)):
-        for node in nodes_providing("evaluation", record.stages) if record.config else ():
+    for record in sorted(list_records(workspace), key=lambda record: (str(record.started), record.name)):
+        known = isinstance(record.config, dict) and record.config
+        for node in nodes_providing("evaluation", record.stages) if known else ():
             uses.setdefault(record.stages[node].key, []).append(Use(record, node))
     return uses
 

@@ -191,6 +191,9 @@ def test_null_removes_a_suite_of_the_file_that_is_extended_and_it_can_be_another
     path = child("data: {suites: {longer: null}}\n")
     assert "longer" not in load_experiment(path).data.suites
     assert "longer" not in load_experiment(SMOKE, ["data.suites.longer=null"]).data.suites
+    # Also where two layers below have it: an override, and the file.
+    twice = load_experiment(SMOKE, ["data.suites.longer.num_prompts=5", "data.suites.longer=null"])
+    assert "longer" not in twice.data.suites
     suite = load_experiment(path, ["data.suites.longer={kind: file, path: x.jsonl}"]).data.suites["longer"]
     assert (suite.kind, suite.path) == ("file", "x.jsonl")
 

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ import pytest
 
 from luffy.errors import WorkspaceError
 from luffy.pipeline.disk import usable
-from luffy.pipeline.workspace import find_workspace, link
+from luffy.pipeline.workspace import claiming, find_workspace, link
 
 
 def test_the_argument_wins_over_the_environment_over_the_default(tmp_path, monkeypatch):
@@ -27,6 +28,13 @@ def test_runs_are_numbered_without_a_clash(workspace):
     assert sorted(json.loads((path / "run.json").read_text())["n"] for path in found) == list(range(20))
     workspace.new_run("other-large", {})
     assert workspace.new_run("other", {}).name == "other-1", "its name begins like that of another experiment"
+
+
+def test_a_claim_locks_a_file_that_is_open_for_reading(workspace):
+    """NFS refuses a shared lock of any other."""
+    with claiming(workspace):
+        (held,) = (file for file in Path("/proc/self/fd").iterdir() if file.resolve().name == ".claims.lock")
+        assert fcntl.fcntl(int(held.name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
 
 
 def test_links_are_relative_and_replaced(tmp_path):
