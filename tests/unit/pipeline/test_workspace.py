@@ -32,6 +32,7 @@ def test_runs_are_numbered_without_a_clash(workspace):
 
 def test_a_claim_locks_a_file_that_is_open_for_reading(workspace):
     """NFS refuses a shared lock of any other."""
+    workspace.prepare()
     with claiming(workspace):
         (held,) = (file for file in Path("/proc/self/fd").iterdir() if file.resolve().name == ".claims.lock")
         assert fcntl.fcntl(int(held.name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
