@@ -172,12 +172,12 @@ def head_bytes(
 ) -> tuple[int, int]:
     """Bytes of a chunk's logits at the peak of `LogProbHead`, its backward pass, and of the gradients that it adds.
 
-    Compiled, logits and their gradient take 2 b each chunk x V. Otherwise two float32 tensors do, with those where b is
-    less, and a third if a term also uses the policy at temperature 1. The gradient of the output embeddings takes b V h
-    unless they are `frozen`, that of the hidden states b h per token.
+    For each logit, compiled: the logits and their gradient, 2 b, in float32 with a copy. Otherwise two float32 tensors,
+    beside the logits and their gradient where b is less, and a third if a term also uses the policy at temperature 1.
+    The gradient of the output embeddings takes b V h unless they are `frozen`, that of the hidden states b h per token.
     """
     plain = 2 * _FLOAT32 + (2 * dtype_bytes if dtype_bytes != _FLOAT32 else 0) + _FLOAT32 * untempered
-    per_logit = 2 * dtype_bytes if compiled else plain
+    per_logit = (2 if dtype_bytes < _FLOAT32 else 3) * dtype_bytes if compiled else plain
     logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * per_logit
     embeddings = 0 if frozen else architecture.embedding_parameters
     return logits, dtype_bytes * (embeddings + tokens * architecture.hidden_size)
@@ -248,8 +248,8 @@ class _Rank:
     def _learning(self, owner: str, parameters: int, trained: int) -> list[Component]:
         """Gradients and optimizer states of the `trained` ones among `parameters`.
 
-        Gradients: sums in float32, sharded from ZeRO 2 on; with ZeRO 1 also the gradients of the pass. Optimizer:
-        Adam's two moments, and the master weights that ZeRO keeps for every compute type.
+        Gradients: sums in float32, sharded from ZeRO 2 on. Optimizer: Adam's two moments, and the master weights that
+        ZeRO keeps for every compute type.
         """
         execution, ranks = self._execution, self.count
         of_adapter = "" if trained == parameters else f"{trained:,} parameters of the adapter; "

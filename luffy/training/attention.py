@@ -32,7 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.errors import ConfigError, DataError
-from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, rank_mesh
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, rank_mesh, to_device
 
 AttentionInputs: TypeAlias = Mapping[str, Tensor | int]
 """Further keyword arguments of a decoder, which it passes on to each of its attention layers."""
@@ -104,7 +104,7 @@ def attention_inputs(position_ids_BT: Tensor, execution: ExecutionConfig) -> Att
         return {}
     starts = (position_ids_BT.flatten() == 0).nonzero().flatten().to(torch.int32).cpu()
     on_cpu = torch.cat([starts, starts.new_tensor([position_ids_BT.numel()])])
-    bounds, longest = on_cpu.to(device()), int(on_cpu.diff().max())
+    bounds, longest = to_device(on_cpu), int(on_cpu.diff().max())
     found: AttentionInputs = {
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
@@ -139,7 +139,7 @@ def attend_by_sequence(
     if softcap is not None:
         raise DataError("model.path: the model caps its attention scores, which training does not support")
     assert attention_mask is None and query.shape[2] == key.shape[2], "training has neither a mask nor a cache"
-    if cu_seq_lens_q is not None and dropout == 0.0 and has_packed_kernel(query):
+    if cu_seq_lens_q is not None and dropout == 0.0 and has_packed_kernel(query, value):
         queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         starts, longest = cu_seq_lens_q, max_length_q
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
@@ -156,10 +156,11 @@ def attend_by_sequence(
     return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).contiguous(), None
 
 
-def has_packed_kernel(query: Tensor) -> bool:
-    """Whether torch's FlashAttention takes such queries: 16-bit, on a GPU from Ampere on, heads of up to 256."""
+def has_packed_kernel(query: Tensor, value: Tensor) -> bool:
+    """Whether torch's FlashAttention takes them: 16-bit, on a GPU from Ampere on, heads of one size of up to 256."""
     return (
         query.is_cuda
+        and query.shape[-1] == value.shape[-1]
         and query.dtype in (torch.bfloat16, torch.float16)
         and query.shape[-1] <= 256
         and query.shape[-1] % 8 == 0
@@ -198,7 +199,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, dropo
     return torch.cat(blocks, dim=2)
 
 
-# transformers makes no mask for an implementation that its interface of masks does not know.
+# transformers makes no mask for an implementation that its interface of masks does not know, and drops one that it is
+# given: rows padded on the left need `attention_for_generation`.
 AttentionInterface.register(SDPA_BY_SEQUENCE, attend_by_sequence)
 
 

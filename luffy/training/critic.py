@@ -13,7 +13,7 @@ from luffy.config.training import CriticConfig
 from luffy.training.attention import AttentionInputs, compile_layers, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.policy_model import micro_batches, model_inputs, response_scores, score
-from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, rank_mesh
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, rank_mesh, to_device
 from luffy.types import TrainBatch
 
 _NO_VARIANCE = 1e-12
@@ -104,10 +104,9 @@ class Critic:
         weight_BT = mask_BT / num_tokens.clamp(min=1)
         return_mean = float(return_sum / num_tokens.clamp(min=1))
         sums = torch.zeros(7, dtype=torch.float64, device=device())
-        for micro, (micro_weight_BT,) in micro_batches(batch, weight_BT.unsqueeze(0), self._execution):
-            value_BT = self._forward(micro)
-            micro, micro_weight_BT = micro.map(lambda tensor_BT: tensor_BT.to(device())), micro_weight_BT.to(device())
-            return_BT = micro.return_BT.double()
+        for on_cpu, (weight_on_cpu,) in micro_batches(batch, weight_BT.unsqueeze(0), self._execution):
+            micro, micro_weight_BT = on_cpu.map(to_device), to_device(weight_on_cpu)
+            value_BT, return_BT = self._forward(on_cpu), micro.return_BT.double()
             token_loss_BT, is_clipped_BT = value_loss(
                 value_BT, micro.value_old_BT.double(), return_BT, self._config.value_clip
             )

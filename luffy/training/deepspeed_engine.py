@@ -73,8 +73,8 @@ def _basic_config(
     return {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {**zero, **further},
-        # Under ZeRO 1 each gradient is added to its float32 sum and dropped as soon as it exists: no whole gradient in
-        # bfloat16 lies beside the sum, to be zeroed and added to for every micro-batch.
+        # Under ZeRO 1, unless the optimizer is offloaded, a gradient is added to its float32 sum and dropped as soon as
+        # it exists: no whole gradient in bfloat16 lies beside the sum, to be zeroed and added to for every micro-batch.
         "bf16": {"enabled": dtype == "bfloat16", "immediate_grad_update": True},
         "steps_per_print": 10**9,
     }

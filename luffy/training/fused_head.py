@@ -7,8 +7,8 @@ own gradient in one more pass, from those numbers. For p = softmax(z / tau) and 
 
     d log p_y / d z_j = (1[j = y] - p_j) / tau        d H / d z_j = -p_j (log p_j + H) / tau
 
-Compiled by torch, a pass is one kernel that reads logits in the compute type and writes at most as many. Otherwise it
-is a few operations on tensors in float32. Nothing here is stored between the passes but numbers per token.
+Compiled by torch, a pass over bfloat16 logits is one kernel, which writes at most as many. Otherwise it is a few
+operations on tensors in float32. Nothing here is stored between the passes but numbers per token.
 
 Shape legend: `N` tokens that are scored, `H` hidden size, `V` vocabulary, `K` temperatures.
 """
@@ -65,11 +65,12 @@ class _Scores(torch.autograd.Function):
         chunk_tokens: int,
         is_compiled: bool,
     ) -> tuple[Tensor, ...]:
-        measure = _run(token_scores, is_compiled)
         chunks = zip(hidden_NH.split(chunk_tokens), target_N.split(chunk_tokens), strict=True)
         score_K3N = torch.cat(
             [
-                measure(F.linear(hidden, weight_VH, bias_V), target, temperatures, entropy != "none")
+                _run(token_scores, is_compiled, target)(
+                    F.linear(hidden, weight_VH, bias_V), target, temperatures, entropy != "none"
+                )
                 for hidden, target in chunks
             ],
             dim=-1,
@@ -93,10 +94,9 @@ class _Scores(torch.autograd.Function):
         d_hidden_NH = torch.empty_like(hidden_NH) if wants_hidden else None
         d_weight_VH = torch.zeros_like(weight_VH) if wants_weight else None
         d_bias_V = torch.zeros_like(bias_V) if wants_bias else None
-        differentiate = _run(logit_gradient, is_compiled)
         for start in range(0, len(target_N), chunk_tokens):
             part = slice(start, start + chunk_tokens)
-            d_logits_NV = differentiate(
+            d_logits_NV = _run(logit_gradient, is_compiled, target_N[part])(
                 F.linear(hidden_NH[part], weight_VH, bias_V),
                 target_N[part],
                 temperatures,
@@ -107,7 +107,7 @@ class _Scores(torch.autograd.Function):
             if d_hidden_NH is not None:
                 torch.mm(d_logits_NV, weight_VH, out=d_hidden_NH[part])
             if d_weight_VH is not None:
-                d_weight_VH.addmm_(d_logits_NV.T, hidden_NH[part])
+                torch.addmm(d_weight_VH, d_logits_NV.T, hidden_NH[part], out=d_weight_VH)
             if d_bias_V is not None:
                 d_bias_V += d_logits_NV.sum(dim=0)
             del d_logits_NV  # before the next chunk has logits
@@ -161,6 +161,7 @@ def logit_gradient(
             by_entropy_N = grad_KSN[k, 1]
             factor_NV = logp_NV.add_(entropy_N.unsqueeze(-1)).mul_(by_entropy_N.unsqueeze(-1))
             grad_NV = grad_NV.mul_(factor_NV.add_(by_logp_N.unsqueeze(-1)))
+            del factor_NV  # before the second temperature has its own
             own_N = own_N - by_entropy_N * prob_N * (logp_N + entropy_N)
         else:
             grad_NV = grad_NV.mul_(by_logp_N.unsqueeze(-1))
@@ -172,8 +173,9 @@ def logit_gradient(
     return found_NV.scatter_(-1, target_N.unsqueeze(-1), at_target_N.to(found_NV.dtype).unsqueeze(-1))
 
 
-def _run(function: Callable[..., Tensor], is_compiled: bool) -> Callable[..., Tensor]:
-    return _compiled(function) if is_compiled else function
+def _run(function: Callable[..., Tensor], is_compiled: bool, target_N: Tensor) -> Callable[..., Tensor]:
+    # torch would compile again for no token and for one, and gives up after eight variants.
+    return _compiled(function) if is_compiled and len(target_N) > 1 else function
 
 
 @functools.cache

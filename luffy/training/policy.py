@@ -38,7 +38,7 @@ from luffy.training.policy_model import (
     refuse_processed_logits,
     score,
 )
-from luffy.training.ranks import device, rank_mesh
+from luffy.training.ranks import device, rank_mesh, to_device
 from luffy.training.update_metrics import ModelFlops, UpdateMetrics
 from luffy.types import TrainBatch, Trajectory
 
@@ -106,9 +106,9 @@ class Policy:
         entropy: Entropy = "gradient" if needs_entropy_gradient(objective.terms) else "value"
         untempered = self._temperature != 1.0 and needs_untempered(objective.terms)
         metrics = UpdateMetrics(objective.terms)
-        for micro, micro_weight_KBT in micro_batches(batch, weight_KBT, self._execution):
-            scores = self._forward(micro, entropy, untempered)
-            micro, micro_weight_KBT = micro.map(lambda tensor_BT: tensor_BT.to(device())), micro_weight_KBT.to(device())
+        for on_cpu, weight_on_cpu in micro_batches(batch, weight_KBT, self._execution):
+            micro, micro_weight_KBT = on_cpu.map(to_device), to_device(weight_on_cpu)
+            scores = self._forward(on_cpu, entropy, untempered)
             (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores[:2], scores[-2:]
             tokens = TokenBatch(
                 logp_BT=logp_BT,

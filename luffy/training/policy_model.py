@@ -33,7 +33,7 @@ from luffy.training.attention import AttentionInputs, attention_inputs
 from luffy.training.batching import dummy_micro_batch, split_into_micro_batches
 from luffy.training.fused_head import Entropy, LogProbHead
 from luffy.training.model_folder import FolderWeight, own_weight
-from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, max_over_ranks
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, max_over_ranks, to_device
 from luffy.types import TrainBatch
 
 if TYPE_CHECKING:
@@ -102,14 +102,14 @@ def response_scores(
     share sequences, each computes those of its slice, and all get the whole rows. The mask is best on the CPU: nothing
     then waits for a GPU to count the response tokens.
     """
+    predicts_BT = mesh.own_slice(F.pad(response_mask_BT[:, 1:], (0, 1)))
+    place_N = to_device(predicts_BT.flatten().nonzero().squeeze(-1))
     hidden_BTH = decoder(
         input_ids=mesh.own_slice(input_ids_BT),
         position_ids=mesh.own_slice(position_ids_BT),
         use_cache=False,
         **attention,
     ).last_hidden_state
-    predicts_BT = mesh.own_slice(F.pad(response_mask_BT[:, 1:], (0, 1)))
-    place_N = predicts_BT.flatten().nonzero().squeeze(-1).to(hidden_BTH.device)
     next_id_BT = mesh.own_slice(F.pad(input_ids_BT[:, 1:], (0, 1)))
     found = head(hidden_BTH.flatten(0, 1).index_select(0, place_N), next_id_BT.flatten().index_select(0, place_N))
     nothing = torch.zeros(predicts_BT.numel(), device=hidden_BTH.device)
@@ -187,7 +187,7 @@ def model_inputs(micro: TrainBatch, execution: ExecutionConfig) -> tuple[Tensor,
 
     `micro` is on the CPU, where its tokens are counted and its bounds found.
     """
-    ids_BT, position_BT = micro.input_ids_BT.to(device()), micro.position_ids_BT.to(device())
+    ids_BT, position_BT = to_device(micro.input_ids_BT), to_device(micro.position_ids_BT)
     return ids_BT, position_BT, micro.response_mask_BT, attention_inputs(micro.position_ids_BT, execution)
 
 

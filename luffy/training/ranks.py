@@ -78,6 +78,12 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
+def to_device(tensor: Tensor) -> Tensor:
+    """`tensor` on this rank's device; from pinned memory, so that nothing waits until a GPU has it."""
+    where = device()
+    return tensor.pin_memory().to(where, non_blocking=True) if where.type == "cuda" else tensor.to(where)
+
+
 def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The sum of `tensor` over the ranks of `group`, on its own device; None: over all ranks."""
     if dist.get_world_size(group) == 1:

@@ -212,14 +212,20 @@ DROPPED = LoRAConfig(rank=8, alpha=16.0, dropout=0.1)
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("checkpointing", [True, False])
-@pytest.mark.parametrize("vocabulary", [64, 8192], ids=["fullest in a layer", "fullest in the head"])
-def test_the_estimate_bounds_the_peak_of_a_pass(vocabulary, checkpointing, dtype, layout, lora, monkeypatch):
+@pytest.mark.parametrize(
+    ("vocabulary", "untempered"),
+    [(64, False), (8192, False), (8192, True)],
+    ids=["fullest in a layer", "fullest in the head", "at two temperatures"],
+)
+def test_the_estimate_bounds_the_peak_of_a_pass(
+    vocabulary, untempered, checkpointing, dtype, layout, lora, monkeypatch
+):
     config = config_of("qwen2 untied", vocab_size=vocabulary)
     model, tokens, chunk = model_of(config, dtype, layout), 4 * 256, 128
     adapter = None if lora is None else Adapter(model, lora, seed=0)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    policy = PolicyModel(model, 1.0, chunk)
+    policy = PolicyModel(model, 0.7, chunk)
     trained = [parameter for parameter in model.train().parameters() if parameter.requires_grad]
     tracker = MemTracker()
     if adapter is None:
@@ -234,8 +240,8 @@ def test_the_estimate_bounds_the_peak_of_a_pass(vocabulary, checkpointing, dtype
     ids_BT, position_BT, response_BT, bounds = inputs(4, 256, layout)
     tracker.track_external(policy)
     with tracker:
-        logp_BT, entropy_BT = policy(ids_BT % vocabulary, position_BT, response_BT, bounds, "gradient")
-        (logp_BT.sum() + entropy_BT.sum()).backward()
+        scores = policy(ids_BT % vocabulary, position_BT, response_BT, bounds, "gradient", untempered)
+        sum(score_BT.sum() for score_BT in scores).backward()
     states = sum(parameter.nbytes for parameter in [*model.parameters(), *trained])
     measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - states
 
@@ -245,7 +251,9 @@ def test_the_estimate_bounds_the_peak_of_a_pass(vocabulary, checkpointing, dtype
         saved, transient = adapter_activation_bytes(shape, lora, size)
         kept, one_layer = (kept, one_layer + saved // 3) if checkpointing else (kept + saved, one_layer)
         one_layer += transient
-    logits, gradients = head_bytes(shape, size, tokens, chunk, compiled=False, frozen=lora is not None)
+    logits, gradients = head_bytes(
+        shape, size, tokens, chunk, compiled=False, untempered=untempered, frozen=lora is not None
+    )
     estimated = tokens * kept + max(tokens * one_layer, logits + gradients)
     assert 0.99 * measured <= estimated <= (1.2 if lora is None else 1.4) * measured
 

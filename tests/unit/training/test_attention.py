@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -17,6 +18,7 @@ from reference.rows import evaluate
 from reference.value_case import config as critic_config
 from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -202,6 +204,9 @@ def test_the_sequences_of_a_packed_row_attend_in_one_call_where_torch_has_the_ke
     """It is for GPUs; attention written out in torch takes its place, and gradients flow through it."""
 
     def varlen(query, key, value, starts, starts_k, longest, longest_k, *, scale, window_size, enable_gqa):
+        inspect.signature(varlen_attn).bind(
+            query, key, value, starts, starts, longest, longest, scale=scale, window_size=window_size, enable_gqa=True
+        )
         assert starts is starts_k and starts.dtype is torch.int32 and window_size[1] == 0 and enable_gqa
         assert longest == longest_k == int(starts.diff().max())
         window = None if window_size[0] == -1 else window_size[0] + 1
@@ -210,7 +215,7 @@ def test_the_sequences_of_a_packed_row_attend_in_one_call_where_torch_has_the_ke
     batch = batch_of(rows_of(LENGTHS))
     expected = gradients_of(model_of(kind), batch, PADDED)
     with monkeypatch.context() as patched:
-        patched.setattr(attention, "has_packed_kernel", lambda query: True)
+        patched.setattr(attention, "has_packed_kernel", lambda query, value: True)
         patched.setattr(attention, "varlen_attn", varlen)
         patched.setattr(attention, "_attend", None)
         assert relative_l2(gradients_of(model_of(kind), batch, PACKED), expected) < 1e-5

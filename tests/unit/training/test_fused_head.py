@@ -37,11 +37,20 @@ def test_scores_and_gradients_equal_float64(entropy: Entropy, untempered: bool, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entropy", ["value", "gradient"])
-def test_the_compiled_passes_compute_the_same(entropy: Entropy) -> None:
-    head = LogProbHead(layer(), 0.7, 16)
-    head.is_compiled = True
-    check(head, layer().double(), entropy, untempered=True)
+@pytest.mark.parametrize("tokens", [TOKENS, 17, 1, 0])  # in chunks of 16: the last of one token, or none
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiled_passes_compute_the_same(dtype: torch.dtype, tokens: int) -> None:
+    found = []
+    for compiled in (True, False):
+        head = LogProbHead(layer().to(dtype), 0.7, 16)
+        head.is_compiled = compiled
+        generator = torch.Generator().manual_seed(2)
+        hidden_NH = (4 * torch.randn(tokens, HIDDEN, generator=generator)).to(dtype).requires_grad_()
+        scores = head(hidden_NH, TARGET_N[:tokens], "gradient", untempered=True)
+        torch.stack(scores).sum().backward()
+        found.append([*scores, hidden_NH.grad, head.linear.weight.grad])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one.float(), other.float(), rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
 
 
 def check(head: LogProbHead, linear64: nn.Linear, entropy: Entropy, untempered: bool) -> None:

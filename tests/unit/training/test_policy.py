@@ -14,8 +14,7 @@ from luffy.config.training import OptimizerConfig
 from luffy.errors import ConfigError, DataError, NumericalError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.training import attention, policy_model, update_metrics
-from luffy.training import policy as policy_module
+from luffy.training import ranks, update_metrics
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import Policy, check_fits
 
@@ -137,7 +136,7 @@ def test_no_micro_batch_waits_for_the_device(case: str, packing: bool, monkeypat
     """Tensors on `meta` have no values, so whatever would read one back to count or compare raises."""
     batch = make_batch(case, tiny_model())
     policy = _policy(packing=packing, micro_batch_tokens=100)
-    for module in (attention, policy_module, policy_model, update_metrics):
+    for module in (ranks, update_metrics):
         monkeypatch.setattr(module, "device", lambda: torch.device("meta"))
     monkeypatch.setattr(update_metrics.UpdateMetrics, "summary", lambda *_: {"actor/loss": 0.0})
     monkeypatch.setattr(policy, "engine", MetaEngine(policy.engine.module))
