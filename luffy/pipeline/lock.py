@@ -14,6 +14,7 @@ import time
 from asyncio import to_thread
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed, WorkspaceError
@@ -47,7 +48,8 @@ def stage_lock(directory: Path, waiting: Callable[[str], None] = lambda holder: 
     """
     path = directory / LOCK_FILE
     # Python closes it in children: one that outlives the stage must not keep the lock.
-    with path.open("a+b") as file:
+    # Others may read who holds it, and not take it from us.
+    with open(path, "a+b", opener=partial(os.open, mode=0o644)) as file:
         descriptor = file.fileno()
         _wait(descriptor, waiting)
         try:

@@ -147,12 +147,13 @@ def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iter
         return None
     *_, source, manifest = max(found, key=lambda candidate: candidate[:2])
     made = Path(tempfile.mkdtemp(prefix=TRASH_PREFIX, dir=source.parent))
-
-    def take(file: str, place: str) -> None:
-        (os.link if file.endswith(_NEVER_CHANGED) else shutil.copy2)(file, place)
-
-    left = shutil.ignore_patterns(LOCK_FILE, RECORD_FILE)
-    shutil.copytree(source, made, dirs_exist_ok=True, ignore=left, copy_function=take)
+    shutil.copymode(source, made)
+    for path in source.rglob("*"):  # shutil.copytree would go on copying to a full disk, and lose its errno
+        place = made / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir(exist_ok=True)
+        elif path.name not in (LOCK_FILE, RECORD_FILE):
+            (os.link if path.suffix in _NEVER_CHANGED else shutil.copy2)(path, place)
     write_job(made / JOB_FILE, job)
     write_identity(made, record)
     adopted = {"key": record.key, "upstream": record.identity.upstream, "adopted": manifest.key}

@@ -96,7 +96,7 @@ class PaidEndpoint:
         if (known := store.get(key)) is None:
             async with self._places:
                 if failures:
-                    raise failures[0]
+                    raise LuffyError("another request failed")  # `complete` raises that failure, whose traceback ends
                 check_stop_request("all responses that had been requested are kept")
                 completion = await self._endpoint.complete(request, params)
             # To an evaluation a refusal is a response like any other.

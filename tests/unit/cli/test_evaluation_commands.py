@@ -180,3 +180,12 @@ def test_confidential_problems_are_named_and_nothing_else_of_them_is_shown(tmp_p
     assert "(confidential)" in out
     assert SECRET not in out
     assert "hush" not in out
+
+
+def test_the_order_and_the_repetition_of_steps_do_not_matter(tmp_path, capsys) -> None:
+    printed = []
+    for steps in ("6,2,4,2", "2,4,6"):
+        assert command.main(["evaluate", "smoke", "--steps", steps, "--dry-run", "--workspace", str(tmp_path)]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "sweep" in printed[0]

@@ -255,7 +255,7 @@ def test_the_estimate_bounds_the_peak_of_a_pass(
         shape, size, tokens, chunk, compiled=False, untempered=untempered, frozen=lora is not None
     )
     estimated = tokens * kept + max(tokens * one_layer, logits + gradients)
-    assert 0.99 * measured <= estimated <= (1.2 if lora is None else 1.4) * measured
+    assert 0.98 * measured <= estimated <= (1.2 if lora is None else 1.4) * measured
 
 
 def live_tensors() -> list[torch.Tensor]:
