@@ -33,6 +33,21 @@ from luffy.training.ranks import init_deepspeed_comm, init_process_group
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 # Its optimizer for bfloat16 prints ten lines of memory use into the log of every stage.
 bf16_optimizer.see_memory_usage = lambda message, force=False: None
+
+
+@torch.no_grad()
+def _add_to_sum(
+    optimizer: bf16_optimizer.BF16_Optimizer, parameter: nn.Parameter, group: int, index: int, clear_lp_grads: bool
+) -> None:
+    """As DeepSpeed's, but bfloat16 is added to float32 as it is, not through a copy of the gradient in float32."""
+    if parameter.grad is not None:
+        total: Tensor = optimizer.fp32_groups_gradients[group][index]
+        total.add_(parameter.grad.view_as(total))
+        vars(parameter)["_hp_grad"] = total
+        optimizer.fp32_groups_has_gradients[group][index] = True
+
+
+bf16_optimizer.BF16_Optimizer._update_hp_grad = _add_to_sum
 _REDUCE_BUCKET = 500_000_000
 """Elements per gradient all-reduce: DeepSpeed's default."""
 _NOTHING: Mapping[str, object] = {}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from luffy.config.model import DType
@@ -141,6 +142,33 @@ def test_no_micro_batch_waits_for_the_device(case: str, packing: bool, monkeypat
     monkeypatch.setattr(update_metrics.UpdateMetrics, "summary", lambda *_: {"actor/loss": 0.0})
     monkeypatch.setattr(policy, "engine", MetaEngine(policy.engine.module))
     policy.accumulate(batch, step_of(case))
+
+
+class Copies(TorchDispatchMode):
+    """Collects the shapes of float32 copies of bfloat16 tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket is torch.ops.aten._to_copy and (args[0].dtype, result.dtype) == (
+            torch.bfloat16,
+            torch.float32,
+        ):
+            self.shapes.append(result.shape)
+        return result
+
+
+def test_no_gradient_is_copied_in_float32_under_zero_1() -> None:
+    """The sum takes it as it is; a copy of that of the output embeddings would be the largest tensor of the pass."""
+    model = tiny_model().to(torch.bfloat16)
+    policy = Policy(model, OPTIMIZER, execution(zero_stage=1, micro_batch_tokens=200), "bfloat16")
+    batch = make_batch("luffy", tiny_model())
+    with Copies() as copies:
+        policy.accumulate(batch, step_of("luffy"))
+    assert copies.shapes and not {weight.shape for weight in model.parameters()} & set(copies.shapes)
 
 
 def test_an_architecture_that_caps_its_logits_is_refused() -> None:
