@@ -297,7 +297,7 @@ def _of_stage(
         return
     if directory in needs.live:
         return
-    yield from _partial_files(directory)
+    yield from partial_files(directory)
     if manifest is not None:
         for folder in (directory / name for name in manifest.scratch):
             if folder.is_dir():
@@ -312,7 +312,7 @@ def _of_stage(
         yield from _old_log(directory / LOG_FILE, directory)
 
 
-def _partial_files(directory: Path) -> Iterator[Garbage]:
+def partial_files(directory: Path) -> Iterator[Garbage]:
     """Partial files that a killed process has left in a stage."""
     complete = set(complete_checkpoints(directory).values())
     for path in _entries(directory / CHECKPOINTS_FOLDER):
