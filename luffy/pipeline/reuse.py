@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from luffy.errors import LuffyError
 from luffy.pipeline.events import EVENTS_FILE
-from luffy.pipeline.identity import IDENTITY_FILE, IdentityRecord, read_identity, write_identity
+from luffy.pipeline.identity import IDENTITY_FILE, Identity, IdentityRecord, Json, read_identity, write_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.lock import LOCK_FILE
 from luffy.pipeline.manifest import MANIFEST_FILE, consumed_digests, finished_manifest, read_manifest, write_manifest
@@ -136,12 +136,12 @@ def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iter
     """
     if directory.exists():
         return None
-    wanted, found = replace(record.identity, code={}, upstream={}), []
+    wanted, found = _without_code(record.identity), []
     for sibling in siblings:
         theirs, manifest = read_identity(sibling), read_manifest(sibling)
         if theirs is None or manifest is None or manifest.consumed != record.consumed:
             continue
-        if replace(theirs.identity, code={}, upstream={}) == wanted and not manifest.damaged(sibling):
+        if _without_code(theirs.identity) == wanted and not manifest.damaged(sibling):
             found.append((theirs.node == record.node, manifest.ended, sibling, manifest))
     if not found:
         return None
@@ -164,6 +164,19 @@ def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iter
         shutil.rmtree(made, ignore_errors=True)
         return None
     return manifest.key
+
+
+def _without_code(identity: Identity) -> Identity:
+    """What two identities have to share for adoption: a setting that is null is as one that the other code lacks."""
+    return replace(identity, code={}, upstream={}, settings=_without_null(identity.settings))
+
+
+def _without_null(settings: Mapping[str, Json]) -> dict[str, Json]:
+    return {
+        name: _without_null(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if value is not None
+    }
 
 
 def clear(directory: Path, condition: Condition) -> None:

@@ -1,9 +1,12 @@
 """A result that differs from the wanted one in its code alone is taken over, and one that differs in more is not."""
 
+from dataclasses import replace
+
 import pytest
 
 from luffy.pipeline import reuse
 from luffy.pipeline.garbage import Retention, survey
+from luffy.pipeline.identity import read_identity, write_identity
 from luffy.pipeline.job import JOB_FILE, read_job
 from luffy.pipeline.manifest import read_manifest
 
@@ -34,6 +37,15 @@ def test_every_stage_of_a_chain_is_taken_over_and_says_from_where(opened, old):
     assert {plan.action for plan in experiment.plan()} == {"reuse"}
     assert {plan.action for plan in old.plan()} == {"reuse"}
     assert experiment.adopt("base") is None, "it is there already"
+
+
+def test_a_setting_that_the_older_code_did_not_have_is_as_its_null(opened, old):
+    directory = old.plan_node("prepare_data").directory
+    known = read_identity(directory)
+    fewer = {name: value for name, value in known.identity.settings.items() if value is not None}
+    assert fewer != known.identity.settings
+    write_identity(directory, replace(known, identity=replace(known.identity, settings=fewer)))
+    assert opened(code=NEW).adopt("prepare_data") == old.identities["prepare_data"].key
 
 
 @pytest.mark.parametrize("call", ["write_identity", "write_manifest"])
