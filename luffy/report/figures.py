@@ -59,7 +59,7 @@ _ROWS_WIDTH, _ROW = 331.0, 13.7
 _CAPTION = 26.0
 _CHARACTER = 5.4
 """Width of a character, on the safe side."""
-_PLACE_CHARACTERS = 14
+_PLACE_CHARACTERS = 15
 """Longer names of places are broken into lines."""
 _MAX_POINTS = 400
 _SMOOTH_FROM = 30
