@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import selectors
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from typing import Any
 import psutil
 from patience import PATIENCE_S
 
+from luffy.flows.prefect_api import free_port
+
 ROOT = Path(__file__).parents[1]
 # The address is given, since torchrun would look this machine's own name up.
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
@@ -22,7 +23,7 @@ _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--l
 def on_ranks(function: str, *arguments: object, ranks: int = 2) -> Any:
     """What `function` of tests/distributed/work.py returns on rank 0; the arguments become JSON."""
     with tempfile.TemporaryDirectory() as output:
-        order = {"function": function, "arguments": arguments, "ranks": ranks, "port": _free_port(), "output": output}
+        order = {"function": function, "arguments": arguments, "ranks": ranks, "port": free_port(), "output": output}
         codes = _server().run(order)
         failed = next((rank for rank, code in enumerate(codes) if code not in (0, -9)), 0)
         assert not any(codes), (codes, *((Path(output) / f"{rank}.err").read_text()[-3000:] for rank in {failed, 0}))
@@ -56,12 +57,6 @@ class _RankServer:
 @functools.cache
 def _server() -> _RankServer:
     return _RankServer()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def torchrun(ranks: int, script: str) -> subprocess.CompletedProcess[str]:
