@@ -15,9 +15,9 @@ class MathGrader(StrictModel):
 
     kind: Literal["math"] = "math"
     boxed: Boxed = "required"
-    r"""`required`: no `\boxed{}` and no last line `#### 18` (GSM8K's form), no answer. `preferred`: without these, what
-    `<answer>` holds, what follows "the answer is", the last formula or the last number counts, which the grade's reason
-    states."""
+    r"""`required`: no `\boxed{}` and no last line `#### 18` (GSM8K's form), no answer; where the prompt template asks
+    for `<answer>` (r1_zero), that counts first. `preferred`: without these, what `<answer>` holds, what follows "the
+    answer is", the last formula or the last number counts, which the grade's reason states."""
 
 
 class StrictMathGrader(StrictModel):

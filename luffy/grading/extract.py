@@ -1,8 +1,9 @@
 r"""Extraction of the final answer from a response: the last `\boxed{...}` outside the reasoning.
 
 The rules, for every kind of grader: only the text after the last `</think>` counts. Reasoning that is opened and never
-closed means no answer. The last balanced box wins; without one, a last line `#### 18`, the form of GSM8K's solutions. A
-repetition of the question is not an answer. `plain_answer` serves graders that accept answers without such a mark.
+closed means no answer. The last balanced box wins; without one, a last line `#### 18`, the form of GSM8K's solutions.
+Where the prompt asks for `<answer>`, that comes first. A repetition of the question is not an answer. `plain_answer`
+serves graders that accept answers without such a mark.
 
 Everything here runs in time linear in the length of the response.
 """
@@ -13,8 +14,8 @@ from typing import NamedTuple
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
-BOX = "the box"
-"""The sign of an answer in a box."""
+BOX, TAG = "the box", "<answer>"
+"""Signs of an answer."""
 _BOX = r"\boxed"
 
 # Alternatives that cannot overlap and a possessive quantifier: no input makes this backtrack. `\\boxed` (a doubled
@@ -51,7 +52,7 @@ def own_reply(response: str, question: str, marked_only: bool, shown: Sequence[s
         return None
     # The longest first: one text may contain another.
     for text in sorted({text.strip() for text in (question, *shown)}, key=lambda text: (-len(text), text)):
-        if len(text) >= _MIN_ECHO and text in reply and (not marked_only or marked_answer(text) is not None):
+        if len(text) >= _MIN_ECHO and text in reply and (not marked_only or marked_answer(text, True) is not None):
             reply = reply.replace(text, "\n")
     return reply
 
@@ -61,15 +62,27 @@ def boxed_answer(reply: str) -> str | None:
     return (last_box(reply) or "").strip() or None
 
 
-def marked_answer(reply: str) -> Extracted | None:
+def asks_for_tag(prompt: str) -> bool | None:
+    """Whether a prompt wants the answer in `<answer>`, as that of r1_zero does; None where it names a box, too."""
+    return None if _ANSWER_OPEN in prompt and _BOX in prompt else _ANSWER_OPEN in prompt
+
+
+def marked_answer(reply: str, in_tag: bool | None = None) -> Extracted | None:
     """Return the answer that a final reply marks as such: the last box, else a last line of `####` and a formula.
 
-    With words, such a line is a heading.
+    With words, such a line is a heading. With `in_tag`, what the last `<answer>` holds comes first. Without a known
+    prompt (None) it does so where it is the whole reply, the form of r1_zero.
     """
-    boxed = boxed_answer(reply)
+    bare = reply.strip()
+    if in_tag is None:
+        in_tag = bare.startswith(_ANSWER_OPEN) and bare.endswith(_ANSWER_CLOSE) and bare.count(_ANSWER_OPEN) == 1
+    tagged = answer_tag(reply) if in_tag else None
+    boxed = boxed_answer(tagged or reply)
+    if tagged is not None and boxed is None:
+        return Extracted(tagged, TAG)
     if boxed is not None:
         return Extracted(boxed, BOX)
-    hashed = _HASHED.fullmatch(reply.rstrip().rpartition("\n")[2])
+    hashed = _HASHED.fullmatch(bare.rpartition("\n")[2])
     if hashed is None or len(hashed["answer"]) > _MAX_BARE or _WORD.search(hashed["answer"]):
         return None
     return Extracted(hashed["answer"], "####")
@@ -83,7 +96,7 @@ def plain_answer(reply: str) -> Extracted | None:
     """
     tagged = answer_tag(reply)
     if tagged is not None:
-        return Extracted(boxed_answer(tagged) or tagged, "<answer>")
+        return Extracted(boxed_answer(tagged) or tagged, TAG)
     cues = list(_CUE.finditer(reply))
     if cues:
         # The rest of the line or sentence, without emphasis and dollar signs.

@@ -28,6 +28,7 @@ from luffy.config.grading import (
 )
 from luffy.grading.choice import grade_choice
 from luffy.grading.equivalence.certain import refusal, settle
+from luffy.grading.equivalence.labels import by_label
 from luffy.grading.extract import (
     BOX,
     THINK_CLOSE,
@@ -60,6 +61,7 @@ _TAGS: dict[ResponseForm, tuple[str, ...]] = {
     "luffy": (THINK_OPEN, THINK_CLOSE),
 }
 _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
+_NO_TAG = Grade(Outcome.NO_ANSWER, None, "no closed <answer>, and no box")
 
 
 def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
@@ -113,7 +115,7 @@ def _math(kind: MathGrader, request: GradeRequest) -> Step:
     settled = settle(answer, request.ground_truth)
     if settled is not None:
         return Grade(settled, answer, _SETTLED[settled]).saying(note)
-    return _refused(answer, request.ground_truth) or Verification("math", answer, request.ground_truth, note=note)
+    return _compared("math", answer, request.ground_truth, note)
 
 
 def _found(request: GradeRequest, unmarked: Callable[[str], Extracted | None] | None) -> Extracted | Grade:
@@ -121,18 +123,24 @@ def _found(request: GradeRequest, unmarked: Callable[[str], Extracted | None] | 
     reply = own_reply(request.response, request.problem.question, unmarked is None, request.problem.shown)
     if reply is None:
         return _OPEN
-    found = marked_answer(reply)
+    found = marked_answer(reply, request.problem.in_tag)
     if found is None and unmarked is not None:
         found = unmarked(reply)
-    return _NO_BOX if found is None else found
+    if found is None:
+        return _NO_TAG if request.problem.in_tag else _NO_BOX
+    return found
 
 
-def _refused(answer: str, gold: str) -> Grade | None:
+def _compared(check: str, answer: str, gold: str, note: str) -> Step:
     for side, text in (("", answer), ("the reference: ", gold)):
         reason = refusal(text)
         if reason is not None:
             return Grade(Outcome.UNPARSABLE, answer, f"{side}{reason}")
-    return None
+    chosen = by_label(answer, gold)
+    if isinstance(chosen, tuple):
+        return Verification(check, *chosen, note=note)
+    outcome, reason = (Outcome.CORRECT, "the same option") if chosen else (Outcome.WRONG, "another option")
+    return Grade(outcome, answer, reason).saying(note)
 
 
 def _math_strict(kind: StrictMathGrader, request: GradeRequest) -> Step:
@@ -142,7 +150,7 @@ def _math_strict(kind: StrictMathGrader, request: GradeRequest) -> Step:
     answer = found.answer
     if answer == request.ground_truth:
         return Grade(Outcome.CORRECT, answer, "the same text")
-    return _refused(answer, request.ground_truth) or Verification("math_strict", answer, request.ground_truth)
+    return _compared("math_strict", answer, request.ground_truth, "")
 
 
 def _exact(kind: ExactGrader, request: GradeRequest) -> Grade:
