@@ -15,13 +15,14 @@ class MathGrader(StrictModel):
 
     kind: Literal["math"] = "math"
     boxed: Boxed = "required"
-    r"""`required`: no `\boxed{}`, no answer. `preferred`: without a box, what `<answer>` holds, what follows "the
+    r"""`required`: no `\boxed{}` and no last line `#### 18` (GSM8K's form), no answer; where the prompt template asks
+    for `<answer>` (r1_zero), that counts first. `preferred`: without these, what `<answer>` holds, what follows "the
     answer is", the last formula or the last number counts, which the grade's reason states."""
 
 
 class StrictMathGrader(StrictModel):
-    """A second, independent judgement of equality in the manner of Dr.GRPO's grader (arXiv 2503.20783). Boxed answers
-    only: normalised text, then exact numbers, then `simplify(a - b) == 0`; no tolerance."""
+    """A second, independent judgement of equality in the manner of Dr.GRPO's grader (arXiv 2503.20783). Answers
+    marked as `math` requires only: normalised text, then exact numbers, then `simplify(a - b) == 0`; no tolerance."""
 
     kind: Literal["math_strict"] = "math_strict"
 

@@ -20,6 +20,7 @@ from luffy.evaluation.results import (
 )
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, write_sample_records
 from luffy.evaluation.second_grades import grade_responses
+from luffy.grading.extract import asks_for_tag
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, Problem, problem_of, require_verdicts
 
@@ -69,7 +70,7 @@ def regrade(
             GradeRequest(
                 record.graded_text,
                 record.ground_truth,
-                problems.get((record.suite, record.uid), Problem()),
+                replace(problems.get((record.suite, record.uid), Problem()), in_tag=asks_for_tag(record.prompt)),
                 kind,
                 record.measures,
                 record.has_failed,

@@ -1,24 +1,26 @@
 r"""Multiple choice: the letter that a final reply chooses.
 
-It is looked for in this order: the last `\boxed{}`, the last `<answer>`, the last "answer: C" / "the answer is (C)", a
-reply (or last line) that is only a label. Each may hold a label, a label with its option's text, or that text; a
-capital that is a label never counts as the text of another option. Labels are digits where the reference is one. Text
-that repeats the question is ignored, two labels or a denied one (`C is wrong`) count as none, and a last "the answer
-is" without a label withdraws the earlier ones.
+It is looked for in this order: the last `\boxed{}`, the last `<answer>` (before the box where the prompt asks for it),
+the last "answer: C" / "the answer is (C)" / "答案：C", a reply (or last line) that is only a label, "C is correct."
+after all of these. Each may hold a label, a label with its option's text, or that text; a capital that is a label never
+counts as the text of another option. Labels are digits where the reference is one. Text that repeats the question is
+ignored, two labels or a denied one (`C is wrong`) count as none, and a last "the answer is" without a label withdraws
+the earlier ones.
 """
 
 import re
 import unicodedata
 from collections.abc import Sequence
 
-from luffy.grading.extract import answer_tag, boxed_answer, own_reply
+from luffy.grading.extract import BOX, TAG, answer_tag, boxed_answer, marked_answer, own_reply
 from luffy.grading.request import Grade, GradeRequest
 from luffy.types import Outcome
 
 MAX_OPTIONS = 26
 _CUE = re.compile(
     r"(?:answer|option|choice)(?:\s(?:option|choice))?"
-    r"(?:\W{0,4}\s(?:is|would be|must be|should be)\b(?:\s?\*{0,2}\s?:)?|\s?\*{0,2}\s?:)[ \t]{0,4}"
+    r"(?:\W{0,4}\s(?:is|would be|must be|should be)\b(?:\s?\*{0,2}\s?:)?|[\"']?\s?\*{0,2}\s?:)[ \t]{0,4}"
+    r"|(?P<chinese>答案)(?:\s?[是为选])?\s?[:：]?\s?(?=\W{0,3}[A-Z])"
     r"|\bANSWER\s(?=\(?[A-Z]\b)",
     re.IGNORECASE,
 )
@@ -26,6 +28,14 @@ _WRAPPING = re.compile(
     r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|sf)|mbox|boxed|operatorname)(?![A-Za-z])\s*"
     r"|[{}$*_`\"']|\\[(),;:! \[\]]"
 )
+_CALLED_RIGHT = re.compile(
+    r"(?:^|(?<=[.!:\n])\s|\b(?:so|thus|hence|therefore|clearly),?\s)\W{0,4}"
+    r"(?:(?:the )?(?:option|choice|answer|letter)\s)?\W{0,4}\b(?P<label>(?-i:[A-Z0-9]))\b\W{0,4}\sis\s"
+    r"(?:(?:clearly|therefore|thus|indeed|also)\s)?(?:the\s)?(?:only\s|single\s|best\s)?(?:correct|right)"
+    r"(?:\s(?:answer|option|choice|one))?\W{0,4}(?:[.!\n]|$|\s(?:because|since|as)\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Statements such as "So, B is the right answer."; "neither A nor B is correct" is none."""
 _LEAD = re.compile(r"(?:(?:option|choice|answer|letter)\b\s*:?\s*)*", re.IGNORECASE)
 _COMMAND = re.compile(r"\s*\\[A-Za-z]+\s*")
 _SENTENCE_END = re.compile(r"\.\s|\n")
@@ -52,11 +62,14 @@ def grade_choice(request: GradeRequest) -> Grade:
     last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
     bare = last if _BARE.fullmatch(_bare(last)) or (len(lines) == 1 and _LABELLED.match(_bare(last))) else ""
     # Texts that may hold the answer, each with the sign that says so, the strongest first.
+    marked = marked_answer(reply, request.problem.in_tag)
     signs = {
-        "the box": boxed_answer(reply),
-        "<answer>": answer_tag(reply),
+        **({} if marked is None else {marked.sign: marked.answer}),
+        BOX: boxed_answer(reply),
+        TAG: answer_tag(reply),
         "'the answer is'": _last_cue(reply, labels, request.problem.options),
         "the last line": bare,
+        "'is correct'": _called_right(reply),
     }
     phrases = [(sign, text) for sign, text in signs.items() if text]
     for sign, text in phrases:
@@ -75,10 +88,17 @@ def _last_cue(reply: str, labels: str, options: Sequence[str]) -> str:
     for cue in reversed(list(_CUE.finditer(reply))[-3:]):
         text = reply[cue.end() : cue.end() + _WINDOW].strip()
         sentence = _SENTENCE_END.split(text, maxsplit=1)[0]
-        is_cue = cue[0][:6].casefold() == "answer" or re.search(rf"(?<!\w)[{labels}](?!\w)", sentence)
+        is_cue = cue["chinese"] or cue[0][:6].casefold() == "answer" or re.search(rf"(?<!\w)[{labels}](?!\w)", sentence)
         if text and (is_cue or _label_in(text, labels, options) is not None):
             return text
     return ""
+
+
+def _called_right(reply: str) -> str:
+    """The only label after the last cue that a statement calls right."""
+    cues = list(_CUE.finditer(reply))
+    found = {match["label"] for match in _CALLED_RIGHT.finditer(reply, cues[-1].end() if cues else 0)}
+    return found.pop() if len(found) == 1 else ""
 
 
 _LABELLED = re.compile(r"\(?[A-Z0-9](?:\)|[.:]\s)")
@@ -126,7 +146,7 @@ def _goes_on(rest: str, labels: str) -> bool:
     A further sentence or line that says something about another option (`D is wrong`) does not name it.
     """
     parts = _SENTENCE_END.split(rest, maxsplit=1)
-    if re.match(rf"\W{{0,4}}(?:(?:and|or|&)\b)?\W{{0,3}}[{labels}](?!\w)", _COMMAND.sub(" ", parts[0])):
+    if re.match(rf"\W{{0,4}}(?:(?:and|or|&)\b|[或和])?\W{{0,3}}[{labels}](?!\w)", _COMMAND.sub(" ", parts[0])):
         return True
     words = re.findall(r"\w+", parts[1]) if len(parts) > 1 else []
     return bool(words) and all(word in labels or word in ("and", "or") for word in words)

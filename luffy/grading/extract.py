@@ -1,8 +1,9 @@
 r"""Extraction of the final answer from a response: the last `\boxed{...}` outside the reasoning.
 
 The rules, for every kind of grader: only the text after the last `</think>` counts. Reasoning that is opened and never
-closed means no answer. The last balanced box wins. A repetition of the question is not an answer. `plain_answer` serves
-graders that accept answers without a box; it also returns the cue by which it found the answer.
+closed means no answer. The last balanced box wins; without one, a last line `#### 18`, the form of GSM8K's solutions.
+Where the prompt asks for `<answer>`, that comes first. A repetition of the question is not an answer. `plain_answer`
+serves graders that accept answers without such a mark.
 
 Everything here runs in time linear in the length of the response.
 """
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
+BOX, TAG = "the box", "<answer>"
+"""Signs of an answer."""
 _BOX = r"\boxed"
 
 # Alternatives that cannot overlap and a possessive quantifier: no input makes this backtrack. `\\boxed` (a doubled
@@ -23,6 +26,9 @@ _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
 _CUE = re.compile(r"(?:answer|solution)(?: is|\*{0,2} *:|s are)[ \t:]*(?=\S)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[0-9]++)?+%?")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
+_HASHED = re.compile(r"[ \t]*#### *(?P<answer>[^#\s].*)")
+_DOLLAR = re.compile(r"(?<!\\)\$")
+_AMOUNT = re.compile(r"\.?[0-9]")
 _MAX_BARE = 100
 _MIN_ECHO = 8
 """A shorter question or message may occur in a reply by chance."""
@@ -36,17 +42,17 @@ class Extracted(NamedTuple):
     sign: str
 
 
-def own_reply(response: str, question: str, boxed_only: bool, shown: Sequence[str] = ()) -> str | None:
+def own_reply(response: str, question: str, marked_only: bool, shown: Sequence[str] = ()) -> str | None:
     """Return the final reply without repetitions of `question` and the other texts shown; None in unclosed reasoning.
 
-    With `boxed_only`, texts without a box are left in: they may be part of an honest answer.
+    With `marked_only`, texts without a marked answer are left in: they may be part of an honest answer.
     """
     reply = final_reply(response)
     if reply is None:
         return None
     # The longest first: one text may contain another.
     for text in sorted({text.strip() for text in (question, *shown)}, key=lambda text: (-len(text), text)):
-        if len(text) >= _MIN_ECHO and text in reply and (not boxed_only or last_box(text) is not None):
+        if len(text) >= _MIN_ECHO and text in reply and (not marked_only or marked_answer(text, True) is not None):
             reply = reply.replace(text, "\n")
     return reply
 
@@ -56,15 +62,41 @@ def boxed_answer(reply: str) -> str | None:
     return (last_box(reply) or "").strip() or None
 
 
+def asks_for_tag(prompt: str) -> bool | None:
+    """Whether a prompt wants the answer in `<answer>`, as that of r1_zero does; None where it names a box, too."""
+    return None if _ANSWER_OPEN in prompt and _BOX in prompt else _ANSWER_OPEN in prompt
+
+
+def marked_answer(reply: str, in_tag: bool | None = None) -> Extracted | None:
+    """Return the answer that a final reply marks as such: the last box, else a last line of `####` and a formula.
+
+    With words, such a line is a heading. With `in_tag`, what the last `<answer>` holds comes first. Without a known
+    prompt (None) it does so where it is the whole reply, the form of r1_zero.
+    """
+    bare = reply.strip()
+    if in_tag is None:
+        in_tag = bare.startswith(_ANSWER_OPEN) and bare.endswith(_ANSWER_CLOSE) and bare.count(_ANSWER_OPEN) == 1
+    tagged = answer_tag(reply) if in_tag else None
+    boxed = boxed_answer(tagged or reply)
+    if tagged is not None and boxed is None:
+        return Extracted(tagged, TAG)
+    if boxed is not None:
+        return Extracted(boxed, BOX)
+    hashed = _HASHED.fullmatch(bare.rpartition("\n")[2])
+    if hashed is None or len(hashed["answer"]) > _MAX_BARE or _WORD.search(hashed["answer"]):
+        return None
+    return Extracted(hashed["answer"], "####")
+
+
 def plain_answer(reply: str) -> Extracted | None:
-    """Return the answer of a final reply without a box, by the first of these cues that it contains.
+    """Return the answer of a final reply that marks none, by the first of these cues that it contains.
 
     The content of the last `<answer>`, the text after the last "the answer is", the last formula between dollar signs,
     a short reply without words, the last number.
     """
     tagged = answer_tag(reply)
     if tagged is not None:
-        return Extracted(boxed_answer(tagged) or tagged, "<answer>")
+        return Extracted(boxed_answer(tagged) or tagged, TAG)
     cues = list(_CUE.finditer(reply))
     if cues:
         # The rest of the line or sentence, without emphasis and dollar signs.
@@ -93,9 +125,20 @@ def answer_tag(reply: str) -> str | None:
 def _last_formula(text: str) -> str | None:
     for mark in ("\\(", "\\)", "\\[", "\\]", "$$"):
         text = text.replace(mark, "$")
-    parts = text.split("$")
-    inside = parts[1 : len(parts) - 1 : 2] if len(parts) % 2 else []
-    return next((formula.strip() for formula in reversed(inside) if formula.strip()), None)
+    opened, found = None, None
+    for dollar in _DOLLAR.finditer(text):
+        inside = "" if opened is None else text[opened : dollar.start()]
+        if opened is None or _is_amount(inside, text[dollar.end() : dollar.end() + 1]):
+            opened = dollar.end()
+        else:
+            opened, found = None, inside.strip() or found
+    return found if opened is None else None
+
+
+def _is_amount(inside: str, after: str) -> bool:
+    """Whether a dollar sign begins an amount of money, as in `$5 and $6` or `$2*3=$6`, and no formula."""
+    is_prose = inside[-1:].isspace() and _WORD.search(inside) is not None
+    return _AMOUNT.match(inside) is not None and (after.isdigit() or is_prose)
 
 
 def final_reply(response: str) -> str | None:

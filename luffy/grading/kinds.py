@@ -28,13 +28,16 @@ from luffy.config.grading import (
 )
 from luffy.grading.choice import grade_choice
 from luffy.grading.equivalence.certain import refusal, settle
+from luffy.grading.equivalence.labels import by_label
 from luffy.grading.extract import (
+    BOX,
     THINK_CLOSE,
     THINK_OPEN,
     Extracted,
     answer_tag,
     boxed_answer,
     final_reply,
+    marked_answer,
     own_reply,
     plain_answer,
 )
@@ -58,6 +61,7 @@ _TAGS: dict[ResponseForm, tuple[str, ...]] = {
     "luffy": (THINK_OPEN, THINK_CLOSE),
 }
 _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
+_NO_TAG = Grade(Outcome.NO_ANSWER, None, "no closed <answer>, and no box")
 
 
 def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
@@ -104,58 +108,66 @@ def _parts(kind: GraderKind) -> Sequence[GraderKind]:
 
 
 def _math(kind: MathGrader, request: GradeRequest) -> Step:
-    reply = own_reply(request.response, request.problem.question, kind.boxed == "required", request.problem.shown)
-    if reply is None:
-        return _OPEN
-    answer, note = boxed_answer(reply), ""
-    if answer is None and kind.boxed == "preferred":
-        found = plain_answer(reply)
-        answer, note = (None, "") if found is None else (found.answer, f"no box: read from {found.sign}")
-    if answer is None:
-        return _NO_BOX
+    found = _found(request, plain_answer if kind.boxed == "preferred" else None)
+    if isinstance(found, Grade):
+        return found
+    answer, note = found.answer, "" if found.sign == BOX else f"no box: read from {found.sign}"
     settled = settle(answer, request.ground_truth)
     if settled is not None:
         return Grade(settled, answer, _SETTLED[settled]).saying(note)
-    return _refused(answer, request.ground_truth) or Verification("math", answer, request.ground_truth, note=note)
+    return _compared("math", answer, request.ground_truth, note)
 
 
-def _refused(answer: str, gold: str) -> Grade | None:
+def _found(request: GradeRequest, unmarked: Callable[[str], Extracted | None] | None) -> Extracted | Grade:
+    """The marked answer of the final reply, or what `unmarked` finds in a reply without one; else a grade."""
+    reply = own_reply(request.response, request.problem.question, unmarked is None, request.problem.shown)
+    if reply is None:
+        return _OPEN
+    found = marked_answer(reply, request.problem.in_tag)
+    if found is None and unmarked is not None:
+        found = unmarked(reply)
+    if found is None:
+        return _NO_TAG if request.problem.in_tag else _NO_BOX
+    return found
+
+
+def _compared(check: str, answer: str, gold: str, note: str) -> Step:
     for side, text in (("", answer), ("the reference: ", gold)):
         reason = refusal(text)
         if reason is not None:
             return Grade(Outcome.UNPARSABLE, answer, f"{side}{reason}")
-    return None
+    chosen = by_label(answer, gold)
+    if isinstance(chosen, tuple):
+        return Verification(check, *chosen, note=note)
+    outcome, reason = (Outcome.CORRECT, "the same option") if chosen else (Outcome.WRONG, "another option")
+    return Grade(outcome, answer, reason).saying(note)
 
 
 def _math_strict(kind: StrictMathGrader, request: GradeRequest) -> Step:
-    reply = own_reply(request.response, request.problem.question, True, request.problem.shown)
-    if reply is None:
-        return _OPEN
-    answer = boxed_answer(reply)
-    if answer is None:
-        return _NO_BOX
+    found = _found(request, None)
+    if isinstance(found, Grade):
+        return found
+    answer = found.answer
     if answer == request.ground_truth:
         return Grade(Outcome.CORRECT, answer, "the same text")
-    return _refused(answer, request.ground_truth) or Verification("math_strict", answer, request.ground_truth)
+    return _compared("math_strict", answer, request.ground_truth, "")
 
 
 def _exact(kind: ExactGrader, request: GradeRequest) -> Grade:
-    reply = own_reply(request.response, request.problem.question, kind.boxed == "required", request.problem.shown)
-    if reply is None:
-        return _OPEN
-    boxed = boxed_answer(reply)
-    found = None if boxed is None else Extracted(boxed, "the box")
-    if found is None and kind.boxed != "required":
-        lines = reply.strip().splitlines()
-        whole = Extracted(lines[0].strip(), "a reply of one line") if len(lines) == 1 else None
-        found = whole if whole is not None and not _ANNOUNCED.search(reply) else plain_answer(reply) or whole
-    if found is None:
-        return Grade(Outcome.NO_ANSWER, None, "no box" if kind.boxed == "required" else "no sign of an answer")
+    found = _found(request, _line_or_plain if kind.boxed == "preferred" else None)
+    if isinstance(found, Grade):
+        return found
     gold = _normalised(request.ground_truth, kind.ignore_case)
     equal = gold != "" and _normalised(found.answer, kind.ignore_case) == gold
-    note = "" if found.sign == "the box" else f"read from {found.sign}"
+    note = "" if found.sign == BOX else f"read from {found.sign}"
     outcome, reason = (Outcome.CORRECT, "equal texts") if equal else (Outcome.WRONG, "different texts")
     return Grade(outcome, found.answer, reason).saying(note)
+
+
+def _line_or_plain(reply: str) -> Extracted | None:
+    lines = reply.strip().splitlines()
+    whole = Extracted(lines[0].strip(), "a reply of one line") if len(lines) == 1 else None
+    return whole if whole is not None and not _ANNOUNCED.search(reply) else plain_answer(reply) or whole
 
 
 def _normalised(text: str, ignore_case: bool) -> str:

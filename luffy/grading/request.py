@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from luffy.errors import LostError
+from luffy.grading.extract import asks_for_tag
 from luffy.types import Outcome, Prompt
 
 if TYPE_CHECKING:  # workers, which grade by what they are sent, do not load the configuration
@@ -28,6 +29,8 @@ class Problem:
     """`options` (or `choices`): the texts of a multiple-choice question's options, in order."""
     shown: tuple[str, ...] = ()
     """The prompt's messages; an answer copied from one of them does not count."""
+    in_tag: bool | None = None
+    """Whether the prompt wants the answer in `<answer>`; None: unknown, and the form of a reply decides."""
 
     @property
     def options(self) -> Sequence[str]:
@@ -39,15 +42,17 @@ _MIN_SHOWN = 80
 """A shorter assistant message in the prompt may be an answer that the model rightly gives again."""
 
 
-def problem_of(prompt: Prompt) -> Problem:
-    """What a grader may know about `prompt`."""
+def problem_of(prompt: Prompt, text: str = "") -> Problem:
+    """What a grader may know about `prompt`; `text` is any prompt under the experiment's template, "" if unknown."""
     asked = [message.content for message in prompt.messages if message.role == "user"]
     shown = tuple(
         message.content
         for message in prompt.messages
         if message.role != "assistant" or len(message.content) >= _MIN_SHOWN
     )
-    return Problem(asked[-1] if asked else "", prompt.grader, prompt.data_source, prompt.extra_info, shown)
+    in_tag = asks_for_tag("\n".join((text, *shown)))
+    in_tag = in_tag if text else in_tag or None  # an unknown template may ask for `<answer>`
+    return Problem(asked[-1] if asked else "", prompt.grader, prompt.data_source, prompt.extra_info, shown, in_tag)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import confidential_uids, read_prompts
 from luffy.data.pass_rates import RATES_FILE, read_pass_rates
 from luffy.data.splits import EMPTY_COMPLEMENT
-from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
+from luffy.data.templates import decode, load_tokenizer, prompt_opener, prompt_texts, render_prompts, stop_token_ids
 from luffy.data.tokenizer import is_same_tokenizer
 from luffy.environments.registry import open_player
 from luffy.errors import DataError
@@ -198,6 +198,7 @@ def tokenize_tasks(
     """A task for each prompt."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
     encoded = encode_demonstrations(tokenizer, prompts, history)
+    (template,) = prompt_texts(tokenizer, [[Message("user", "")]])
     return [
         RolloutTask(
             uid=prompt.uid,
@@ -207,7 +208,7 @@ def tokenize_tasks(
                 Demonstration(trace.reply, turns.token_ids, trace.logprobs, turns.source, turns.context_starts)
                 for trace, turns in zip(prompt.traces, of_prompt, strict=True)
             ),
-            problem=problem_of(prompt),
+            problem=problem_of(prompt, template),
             messages=prompt.messages,
         )
         for prompt, ids, of_prompt in zip(prompts, prompt_ids, encoded, strict=True)

@@ -241,7 +241,7 @@ def graded(
         GradeRequest(
             answer.graded_text,
             sample.prompt.ground_truth,
-            problem_of(sample.prompt),
+            problem_of(sample.prompt, sample.rendered.text),
             batch.protocol.grader,
             answer.measures,
             answer.has_failed,

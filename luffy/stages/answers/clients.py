@@ -310,7 +310,7 @@ def episode_start(sample: SampleRequest) -> EpisodeStart:
     """The start of the sample's episode."""
     prompt, rendered = sample.prompt, sample.rendered
     messages = rendered.messages or prompt.messages
-    return EpisodeStart(problem_of(prompt), prompt.ground_truth, messages, rendered.ids, sample.seed)
+    return EpisodeStart(problem_of(prompt, rendered.text), prompt.ground_truth, messages, rendered.ids, sample.seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,15 @@ def choose(response: str, gold: str = "C", options: tuple[str, ...] = OPTIONS, q
         "The answer is (A). No, wait: the answer is (C).",
         "Answer: Ｃ",
         "<think>the answer is A</think> The answer is C",
+        "C is correct.",
+        "**C** is correct.",
+        "Option C is the correct answer.",
+        "So, C is the right answer.",
+        "A is wrong. Therefore (C) is the correct choice because it fits.",
+        '{"answer": "C"}',
+        "答案：C",
+        "正确答案是 C。",
+        "#### C",
     ],
 )
 def test_ways_to_name_the_letter(response: str) -> None:
@@ -99,6 +108,20 @@ def test_a_label_is_read_although_an_option_has_the_text_of_another(response: st
         ("The answer is a dog.", Outcome.UNPARSABLE),
         ("The answer is H", Outcome.UNPARSABLE),
         ("Compare A, B and C before you speak.", Outcome.NO_ANSWER),
+        ("C is not correct.", Outcome.NO_ANSWER),
+        ("C is incorrect.", Outcome.NO_ANSWER),
+        ("Neither A nor C is correct.", Outcome.NO_ANSWER),
+        ("A or C is correct.", Outcome.NO_ANSWER),
+        ("If C is correct, then so is A.", Outcome.NO_ANSWER),
+        ("Is C correct?", Outcome.NO_ANSWER),
+        ("C is correct only if A is.", Outcome.NO_ANSWER),
+        ("C is correct. B is correct.", Outcome.NO_ANSWER),
+        ("It is false that C is correct.", Outcome.NO_ANSWER),
+        ("C is correct. No: the answer is B", Outcome.WRONG),
+        ('{"question": "C"}', Outcome.NO_ANSWER),
+        ('{"answer": "C or B"}', Outcome.UNPARSABLE),
+        ("答案：C 或 B", Outcome.UNPARSABLE),
+        ("答案不是C", Outcome.NO_ANSWER),
         ("ANSWER: $LETTER", Outcome.UNPARSABLE),
         ("", Outcome.NO_ANSWER),
         ("<think>The answer is C", Outcome.NO_ANSWER),
@@ -176,7 +199,8 @@ def test_a_reference_that_is_not_a_label_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["answer ", "answer:", "the answer is (", " ", "\\boxed{", "A", "<answer>", "ANSWER A\n"]
+    "unit",
+    ["answer ", "answer:", "the answer is (", " ", "\\boxed{", "A", "<answer>", "ANSWER A\n", "C is correct. ", "答案"],
 )
 def test_a_million_characters_take_linear_time(unit: str) -> None:
     started = time.process_time()

@@ -1,12 +1,21 @@
 """Where the answer of a response is found."""
 
+import json
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from installed import DATASETS
 
-from luffy.grading.extract import boxed_answer, final_reply
+from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
+from luffy.grading.extract import boxed_answer, final_reply, marked_answer, plain_answer
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest
+from luffy.types import Outcome
+
+GSM8K = DATASETS / "gsm8k" / "test.jsonl"
 
 
 def extract_answer(response: str) -> str | None:
@@ -68,14 +77,72 @@ def test_no_text_breaks_the_extraction(response: str) -> None:
     assert answer is None or (answer == answer.strip() and answer in response)
 
 
-@pytest.mark.parametrize("unit", ["\\boxed{", "{", "}", "\\", "<think>", "\\boxed ", " ", "\\boxed{1}", "a"])
+@pytest.mark.parametrize(
+    "unit", ["\\boxed{", "{", "}", "\\", "<think>", "\\boxed ", " ", "\\boxed{1}", "a", "$1 a ", "\n#### "]
+)
 def test_a_million_characters_take_linear_time(unit: str) -> None:
     response = "\\boxed{" + unit * (1_000_000 // len(unit))
     started = time.process_time()
     extract_answer(response)
+    plain_answer(response)
     assert time.process_time() - started < 3.0
 
 
 def test_huge_nesting_is_returned_whole() -> None:
     content = "{" * 200_000 + "1" + "}" * 200_000
     assert extract_answer(f"\\boxed{{{content}}}") == content
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("9 * 2 = $<<9*2=18>>18 a day.\n#### 18", "18"),
+        ("#### 17\nNo:\n#### -1,234.5 \n\n", "-1,234.5"),
+        (r"#### \frac{1}{2}", r"\frac{1}{2}"),
+        ("#### $5", "$5"),
+        (r"\boxed{17}" + "\n#### 18", "17"),
+        # Headings, and lines that are not the last.
+        ("#### 18\nThat is the price of 3.", None),
+        ("#### Conclusion", None),
+        ("#### 3. Compute the sum", None),
+        ("### 18", None),
+        ("##### 18", None),
+        ("it is #### 18", None),
+        ("####", None),
+    ],
+)
+def test_a_last_line_of_four_hashes_marks_an_answer_where_no_box_does(reply: str, answer: str | None) -> None:
+    found = marked_answer(reply)
+    assert (found and found.answer) == answer
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "sign"),
+    [
+        ("He sells 9 eggs for $2 each, $18 a day.", "18", "the last number"),
+        ("She pays $5 and then $6.", "6", "the last number"),
+        ("It costs $2*3=$6 in all, with 7 left", "7", "the last number"),
+        (r"At \$5 and \$6 the price is 11.", "11", "the last number"),
+        ("At $5 for a ticket $x=7$ of 9", "x=7", "the last formula"),
+        ("A room at $n$ for $9", "9", "the last number"),
+        # Formulas that begin with a number.
+        ("So it is $18$ of 19.", "18", "the last formula"),
+        ("so $ 2x $ of 9", "2x", "the last formula"),
+        (r"so $5 \text{ cm}$ of 9", r"5 \text{ cm}", "the last formula"),
+        (r"so \(3\), \[4\] of 9", "4", "the last formula"),
+    ],
+)
+def test_an_amount_of_money_is_no_formula(reply: str, answer: str, sign: str) -> None:
+    assert plain_answer(reply) == (answer, sign)
+
+
+@pytest.mark.skipif(not GSM8K.is_file(), reason="needs the datasets: gsm8k")
+@pytest.mark.parametrize("kind", [MathGrader(), MathGrader(boxed="preferred"), StrictMathGrader()])
+def test_reference_solutions_of_gsm8k_are_right_and_altered_ones_wrong(pool: GraderPool, kind: GraderKind) -> None:
+    solutions = [json.loads(line)["answer"] for line in GSM8K.read_text(encoding="utf-8").splitlines()]
+    golds = [solution.rpartition("#### ")[2] for solution in solutions]
+    right = [GradeRequest(solution, gold, kind=kind) for solution, gold in zip(solutions, golds, strict=True)]
+    altered = [replace(request, response=f"{request.response}1") for request in right]
+    assert len(right) == 1319
+    assert {grade.outcome for grade in pool.grade(right)} == {Outcome.CORRECT}
+    assert {grade.outcome for grade in pool.grade(altered)} == {Outcome.WRONG}

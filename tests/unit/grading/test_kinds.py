@@ -1,8 +1,11 @@
 """Kinds of graders: what each says, how they combine, and which of them grades what."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from installed import DATASETS
 from patience import PATIENCE_S
 
 from luffy.config.grading import (
@@ -18,14 +21,16 @@ from luffy.config.grading import (
     WeightedGrader,
     WeightedPart,
 )
+from luffy.data.prompt_templates import prompt_text
 from luffy.errors import DataError
 from luffy.grading.pool import GraderPool
-from luffy.grading.request import GradeRequest, Problem
-from luffy.types import Outcome
+from luffy.grading.request import GradeRequest, Problem, problem_of
+from luffy.types import Message, Outcome, Prompt
 
 MATH, STRICT = MathGrader(), StrictMathGrader()
 PREFERRED = MathGrader(boxed="preferred")
 R1_ZERO = FormatGrader(template="r1_zero")
+R1_ZERO_TRACES = DATASETS / "r1_zero_sft_math" / "dothereading_sft.jsonl"
 MATRIX = r"\begin{pmatrix}%s\\2\end{pmatrix}"
 
 
@@ -92,6 +97,63 @@ def test_verdicts_by_kind(pool: GraderPool, kind: GraderKind, response: str, gol
     assert grade.outcome is outcome, grade
     assert grade.reward == (outcome is Outcome.CORRECT)
     assert grade.reason
+
+
+@pytest.mark.parametrize(
+    "kind", [MATH, PREFERRED, STRICT, ExactGrader(), ExactGrader(boxed="required"), ChoiceGrader()]
+)
+@pytest.mark.parametrize(
+    ("reply", "in_tag", "is_right"),
+    [
+        ("so <answer> 3 </answer>", True, True),
+        (r"\boxed{4} <answer>3</answer>", True, True),
+        (r"<answer>3</answer> or \boxed{4}", True, True),
+        (r"<answer>it is \boxed{3}</answer>", True, True),
+        (r"so \boxed{3}", True, True),
+        ("<answer>3</answer> <answer>4</answer>", True, False),
+        (r"\boxed{3} <answer>4</answer>", True, False),
+        (r"<answer>3</answer> \boxed{4}", False, False),
+        # A prompt that is not known: the form of the reply decides.
+        ("<answer>3</answer>", None, True),
+        (r"<answer>3</answer> \boxed{4}", None, False),
+    ],
+)
+def test_the_prompt_decides_where_an_answer_stands(pool, kind, reply, in_tag, is_right):
+    grade = pool.grade([GradeRequest(f"<think>4</think> {reply}", "3", Problem(in_tag=in_tag), kind)])[0]
+    assert (grade.outcome is Outcome.CORRECT) == is_right
+
+
+@pytest.mark.parametrize("kind", [MATH, STRICT])
+@pytest.mark.parametrize(
+    ("reply", "in_tag"),
+    [("so <answer>3</answer>", None), ("<answer>3</answer>", False), ("<answer>3", True), ("<answer></answer>", True)],
+)
+def test_other_tags_mark_no_answer(pool, kind, reply, in_tag):
+    grade = pool.grade([GradeRequest(f"<think>3</think> {reply}", "3", Problem(in_tag=in_tag), kind)])[0]
+    assert grade.outcome is Outcome.NO_ANSWER
+
+
+@pytest.mark.parametrize(("template", "in_tag"), [("r1_zero", True), ("qwen_math", False), ("prime", None)])
+def test_a_template_tells_where_it_wants_the_answer(template: str, in_tag: bool | None) -> None:
+    prompt = Prompt("uid", "test", (Message("user", "What is 1 + 2?"),), "3")
+    assert problem_of(prompt, prompt_text(prompt, template)).in_tag is in_tag
+    assert problem_of(prompt).in_tag is None
+    asking = replace(prompt, messages=(Message("system", "End with <answer>NUMBER</answer>."), *prompt.messages))
+    assert problem_of(asking).in_tag is True
+
+
+@pytest.mark.skipif(not R1_ZERO_TRACES.is_file(), reason="needs the datasets: r1_zero_sft_math")
+@pytest.mark.parametrize("kind", [MATH, STRICT])
+@pytest.mark.parametrize("in_tag", [True, None])
+def test_traces_of_r1_zero_are_graded_by_every_grader(pool: GraderPool, kind: GraderKind, in_tag: bool | None) -> None:
+    rows = [json.loads(line) for line in R1_ZERO_TRACES.read_text(encoding="utf-8").splitlines()]
+    asked = [
+        GradeRequest(row["response"], row["ground_truth"], Problem(row["question"], in_tag=in_tag), kind)
+        for row in rows
+    ]
+    outcomes = [grade.outcome for grade in pool.grade(asked)]
+    assert Outcome.NO_ANSWER not in outcomes
+    assert outcomes.count(Outcome.CORRECT) >= (460 if kind is MATH else 440)
 
 
 def test_an_answer_without_a_box_names_its_cue(pool: GraderPool) -> None:
