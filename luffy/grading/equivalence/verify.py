@@ -32,6 +32,7 @@ from luffy.grading.equivalence.text import (
     strict_text,
     unadorned,
     without_unit,
+    without_upright_units,
     without_variable,
 )
 from luffy.grading.extract import last_box
@@ -59,7 +60,10 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
 
     May take forever, exhaust its memory or crash the interpreter: `9^{9^{9^9}}` is a legal answer.
     """
-    answer = unadorned(answer, ground_truth)
+    pair = without_upright_units(unadorned(answer, ground_truth), ground_truth)
+    if pair is None:
+        return Outcome.WRONG
+    answer, ground_truth = pair
     known = _by_text(answer, ground_truth)
     if known is not None:
         return known
