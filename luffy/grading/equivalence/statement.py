@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from luffy.grading.equivalence.expression import read_or_none
+from luffy.grading.equivalence.expression import read_or_none, variables
 from luffy.grading.equivalence.numeric import constant_value, same
 from luffy.grading.equivalence.text import QUALIFIERS, SCALES, compact, number, split_noun, strict_text, words
 
@@ -104,8 +104,8 @@ def statement(text: str) -> Statement | None:
 
 def is_false(equation: str) -> bool:
     """Whether an equation of numbers is wrong by more than a rounding."""
-    sides = [read_or_none(side) for side in equation.split("=")] if "=" in equation else []
-    values = [value for side in sides if side is not None and isinstance(value := constant_value(side), Fraction)]
+    sides = [side for side in map(read_or_none, equation.split("=")) if side is not None and not variables(side)]
+    values = [value for side in sides if len(sides) > 1 and isinstance(value := constant_value(side), Fraction)]
     return any(abs(value - values[0]) > abs(values[0]) / 100 for value in values)
 
 
@@ -157,13 +157,7 @@ def elements(text: str) -> list[str]:
     width = {"\\{\\}": 2, "": 0}.get(brackets(text), 1)
     inner = text[width : len(text) - width] if width else text
     inner = inner if width else _CONJUNCTION.sub(",", inner)
-    parts, depth, start = [], 0, 0
-    for index, character in enumerate(inner):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append(inner[start:index].strip())
-            start = index + 1
-    return [*parts, inner[start:].strip()]
+    return top_level(inner, ",")
 
 
 def _last_condition(text: str) -> tuple[str, dict[str, str]] | None:

@@ -8,6 +8,7 @@ r"""Answers as text, before anything is read as mathematics: layout, presentatio
 import re
 import unicodedata
 from fractions import Fraction
+from functools import lru_cache
 
 from luffy.grading.extract import last_box
 
@@ -179,7 +180,6 @@ _DOUBLED = re.compile(r"\\\\(?=(?:left|right|[dt]?frac|sqrt|pi|text|cdot|times|i
 _PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
 _SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])(?![0-9])")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
-_UNIT = re.compile(r"(?<=[0-9}])(?P<space>\s*)(?P<unit>[A-Za-z]{1,20}(?:\s+[a-z]+){0,2})(?:\^\{?[23]\}?)?$")
 _VARIABLE = re.compile(r"^[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=]+$)")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
@@ -190,6 +190,7 @@ _MIXED = re.compile(r"([+-]?)\s*([0-9]+)\s*(?:\\frac\s*\{([0-9]+)\}\s*\{([0-9]+)
 MAX_EXPONENT = 400
 
 
+@lru_cache(maxsize=256)
 def strict_text(text: str) -> str:
     """Return `text` without its layout."""
     text = readable(_DOUBLED.sub(r"\\", text))
@@ -217,10 +218,7 @@ def without_unit(text: str) -> tuple[str, str]:
     if text.endswith("^\\circ"):
         angle = text.removesuffix("^\\circ")
         return (angle, "degrees") if number(angle) is not None else (text, "")
-    match = _UNIT.search(text)
-    if match is None or not is_noun(match["unit"], bool(match["space"])):
-        return text, ""
-    return text[: match.start()].strip(), text[match.start("unit") :]
+    return split_noun(text)
 
 
 def number(text: str) -> Fraction | None:

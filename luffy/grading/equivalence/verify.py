@@ -135,9 +135,6 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
         return True
     if _symbols_differ(left, right):
         return True
-    one, other = (UNITS.get(without_unit(text)[1].partition("^")[0].strip()) for text in (left, right))
-    if None not in (one, other) and one != other:  # known units, whatever their powers
-        return True
     if _PROSE.search(answer) and _PROSE.search(ground_truth):
         return _NUMBER.findall(answer) != _NUMBER.findall(ground_truth)
     mine, yours = read_or_none(left), read_or_none(right)
