@@ -103,9 +103,11 @@ def statement(text: str) -> Statement | None:
 
 
 def is_false(equation: str) -> bool:
-    """Whether an equation of numbers is wrong by more than a rounding."""
+    """Whether an equation of numbers alone is wrong by more than a rounding."""
     sides = [side for side in map(read_or_none, equation.split("=")) if side is not None and not variables(side)]
-    values = [value for side in sides if len(sides) > 1 and isinstance(value := constant_value(side), Fraction)]
+    if len(sides) <= equation.count("=") or len(sides) < 2:
+        return False
+    values = [value for side in sides if isinstance(value := constant_value(side), Fraction)]
     return any(abs(value - values[0]) > abs(values[0]) / 100 for value in values)
 
 
