@@ -20,6 +20,7 @@ from sympy.core.random import seed
 
 from luffy.grading.equivalence.alike import conflicting
 from luffy.grading.equivalence.math_strict import strictly_equal
+from luffy.grading.equivalence.text import without_upright_units
 from luffy.grading.equivalence.verify import verify_answer
 from luffy.import_paths import NotImported, imported
 from luffy.types import Outcome
@@ -70,8 +71,9 @@ def _math(answer: str, gold: str, context: str) -> Verdict:
 
 
 def _strict(answer: str, gold: str, context: str) -> Verdict:
-    outcome, reason = strictly_equal(answer, gold)
-    if outcome is Outcome.CORRECT and conflicting(answer, gold):
+    pair = without_upright_units(answer, gold)
+    outcome, reason = (Outcome.WRONG, "") if pair is None else strictly_equal(*pair)
+    if pair is None or (outcome is Outcome.CORRECT and conflicting(*pair)):
         return Outcome.WRONG, "other names, units or words", None
     return outcome, reason, None
 

@@ -24,7 +24,7 @@ from luffy.grading.equivalence.items import contradict, same_statements
 from luffy.grading.equivalence.numeric import NoValueError, close, constant_value, inexact, same, value_of
 from luffy.grading.equivalence.numeric import Value as Scalar
 from luffy.grading.equivalence.regions import same_regions
-from luffy.grading.equivalence.statement import Statement, bases, split_items, statement
+from luffy.grading.equivalence.statement import Statement, bases, is_false, split_items, statement
 from luffy.grading.equivalence.text import QUALIFIERS, compact, strict_text, words
 from luffy.grading.equivalence.values import expansions, matched
 from luffy.grading.extract import last_box
@@ -49,15 +49,21 @@ _CASES = re.compile(r"(?P<label>[^=]{1,20}=)?\s*\\begin\s*\{cases\}(?P<rows>.*)\
 _CONDITION = re.compile(r"^(?:if|for|when|where|,|;|\s)+|(?:,|;|\.|\s)+$", re.IGNORECASE)
 _OTHERWISE = re.compile(r"otherwise|else|in all other cases|in other cases")
 MAX_BRANCHES = 12
-_TIME = re.compile(r"(?P<hour>[0-9]{1,2}:[0-9]{2}) ?(?P<half>[ap])\.? ?m\.?")
+_YES_OR_NO = re.compile(r"(?P<said>yes|no)(?:[.!]*$|[,.;:!] (?!.*\b(?:yes|no|or|and|but|maybe)\b))")
+_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])")
+_TIME = re.compile(r"(?P<hour>[0-9]{1,2}:[0-9]{2})(?: ?(?P<half>[ap])\.? ?m\.?)?")
 _AFTERNOON = re.compile(r"\b([ap])\.?\s?m\b\.?", re.IGNORECASE)
 
 
 def same_phrases(left: str, right: str) -> bool:
     """Whether two answers in words mean the same: no solution, or the same word or two apart from filler words."""
     times = [_TIME.fullmatch(strict_text(text).lower()) for text in (left, right)]
-    if times[0] is not None and times[1] is not None:
-        return times[0].groups() == times[1].groups()
+    if times[0] is not None and times[1] is not None and (times[0]["half"] or times[1]["half"]):
+        halves = {match["half"] for match in times if match is not None and match["half"]}
+        return times[0]["hour"] == times[1]["hour"] and len(halves) == 1
+    answers = [_YES_OR_NO.match(strict_text(text).lower()) for text in (left, right)]
+    if answers[0] is not None and answers[1] is not None:
+        return answers[0]["said"] == answers[1]["said"]
     one, other = _plain(left), _plain(right)
     if _NOTHING.fullmatch(one) and _NOTHING.fullmatch(other):
         return True
@@ -96,7 +102,8 @@ def halves_of_day(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    return " ".join(re.sub(r"[.,;:!'\"]", " ", strict_text(text)).lower().split())
+    plain = re.sub(r"[.,;:!'\"]", " ", strict_text(text)).lower()
+    return " ".join(re.sub(r"\bdne\b", "does not exist", plain).split())
 
 
 def _content(text: str) -> list[str]:
@@ -116,6 +123,7 @@ def _branches(text: str) -> list[tuple[str, str]] | None:
 _RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
 """A ratio of two expressions; a text that ends in `:00` is a time instead."""
 
+_WORD = re.compile("[A-Za-z]{3,}")
 _ORDER = re.compile("[A-Z]{3,}")
 """Letters that name things in an order, and no product."""
 _JUNCTION = re.compile(r"\\(land|wedge|lor|vee)(?![A-Za-z])")
@@ -141,6 +149,8 @@ def alike(answer: str, gold: str) -> bool:
             return verdict
     if same_phrases(answer, gold):
         return True
+    if _are_other_words(answer, gold):
+        return False
     one, other = statement(answer), statement(gold)
     if one is None or other is None:
         return False
@@ -159,11 +169,25 @@ def conflicting(answer: str, gold: str) -> bool:
     one_order, other_order = (_ORDER.fullmatch(strict_text(text)) for text in (answer, gold))
     if one_order and other_order and one_order[0] != other_order[0]:
         return True
-    said, wanted = (set(words(strict_text(text))) & QUALIFIERS for text in (answer, gold))
+    said, wanted = (set(words(strict_text(text))) & QUALIFIERS - {"am", "pm"} for text in (answer, gold))
     if bool(said) != bool(wanted):
+        return True
+    left, right = strict_text(answer), strict_text(gold)
+    if _are_other_words(answer, gold) or any(map(is_false, split_items(left))):
+        return True
+    choices = _OR.split(left)
+    # Several values for one.
+    if len(choices) > 1 and read_or_none(right) is not None and not all(alike(choice, right) for choice in choices):
         return True
     one, other = statement(answer), statement(gold)
     return one is not None and other is not None and contradict(one, other)
+
+
+def _are_other_words(answer: str, gold: str) -> bool:
+    """Whether both texts are a word, one of them upright, and differ: words are no products of their letters."""
+    left, right = strict_text(answer), strict_text(gold)
+    are_words = _WORD.fullmatch(left) and _WORD.fullmatch(right) and "{" in answer + gold
+    return bool(are_words) and left.lower() != right.lower()
 
 
 def _currencies_differ(answer: str, gold: str) -> bool:

@@ -38,7 +38,12 @@ class NoValueError(ArithmeticError):
 def value_of(expression: Expression, point: Mapping[str, Value] | None = None) -> Value:
     """The value of `expression` where its variables have the values of `point`; `NoValueError` without one."""
     with mp.workdps(DIGITS):
-        return _value(expression, point or {})
+        value = _value(expression, point or {})
+    if isinstance(value, Fraction) or not abs(value) < mpf(10) ** -_TOLERANCE:
+        return value
+    with mp.workdps(2 * DIGITS):  # where the rounding noise of a zero shrinks, as in `\cos\frac{\pi}{2}`, a value stays
+        noise = abs(value) / 2 or mpf(10) ** -(DIGITS + _TOLERANCE)
+        return value if abs(_value(expression, point or {})) > noise else Fraction(0)
 
 
 def constant_value(expression: Expression) -> Value | None:

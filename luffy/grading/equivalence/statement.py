@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from luffy.grading.equivalence.expression import read_or_none
-from luffy.grading.equivalence.numeric import same
+from luffy.grading.equivalence.expression import read_or_none, variables
+from luffy.grading.equivalence.numeric import constant_value, same
 from luffy.grading.equivalence.text import QUALIFIERS, SCALES, compact, number, split_noun, strict_text, words
 
 MAX_ITEMS = 40
@@ -41,7 +41,7 @@ class Statement:
 _NAMES = r"(?P<names>[A-Za-z](?:\s*,\s*[A-Za-z]){0,3})"
 _NUMBER_SET = r"\\mathbb\s*\{?\s*[ZNRQC]\s*\}?|[ZNRQC]\b"
 _MEMBER = re.compile(
-    rf"(?:(?:for|where|with)\s+(?:all|any|every|each|some)?\s*)?{_NAMES}\s*\\in\s*(?P<set>{_NUMBER_SET})(?P<sign>[\^_](?:\{{[^{{}}]{{1,6}}\}}|[+*0-9]))?$"
+    rf"(?:(?:for|where|with)\s+(?:all|any|every|each)?\s*)?{_NAMES}\s*\\in\s*(?P<set>{_NUMBER_SET})(?P<sign>[\^_](?:\{{[^{{}}]{{1,6}}\}}|[+*0-9]))?$"
 )
 _KIND = (
     r"(?:(?:an?|any|some|arbitrary|the|fixed|real|complex|rational|positive|non-?negative|integer|natural|whole)\s+){0,5}"
@@ -63,6 +63,8 @@ _BOUNDED = re.compile(
     r"(?:where|with|for)?\s*(?:all\s+)?(?:(?P<kind>integers?)\s+)?(?P<names>[A-Za-z])\s*"
     rf"(?P<bound>(?:{_ORDER.pattern})\s*-?[0-9]{{1,4}})$"
 )
+_GIVEN = re.compile(r"(?:where|when|with|if|for)\s+(?P<names>[a-z])\s*=\s*-?[0-9.]+$")
+_CUT_OFF = re.compile(r"(?<![A-Za-z])(?:for|all|any|every|each|some|where|with)$")
 _ATTAINED = re.compile(r"(?:which\s+is\s+|is\s+)?(?:attained|achieved|reached)\b.*$|with\s+equality\b.*$")
 _CONJUNCTION = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _SEPARATORS = re.compile(r"(?<![A-Za-z\\])(?:and|or|respectively)(?![A-Za-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z])|&|;")
@@ -92,12 +94,21 @@ def statement(text: str) -> Statement | None:
         label, body = _labelled(_ORDINAL.sub("", part))
         sides = _APPROXIMATELY.split(body)
         value, noun = split_noun(sides[0].strip() or sides[-1].strip())
-        if not value or QUALIFIERS & set(words(part)):
+        if not value or QUALIFIERS & set(words(part)) or is_false(part):
             return None
         scales = [SCALES[word] for word in words(noun) if word in SCALES]
         noun = " ".join(word for word in noun.split() if word not in SCALES)
         items.append(Item(value, label, noun, Fraction(scales[0] if scales else 1)))
     return Statement(tuple(items), domains)
+
+
+def is_false(equation: str) -> bool:
+    """Whether an equation of numbers alone is wrong by more than a rounding."""
+    sides = [side for side in map(read_or_none, equation.split("=")) if side is not None and not variables(side)]
+    if len(sides) <= equation.count("=") or len(sides) < 2:
+        return False
+    values = [value for side in sides if isinstance(value := constant_value(side), Fraction)]
+    return any(abs(value - values[0]) > abs(values[0]) / 100 for value in values)
 
 
 def split_items(text: str) -> list[str]:
@@ -148,13 +159,7 @@ def elements(text: str) -> list[str]:
     width = {"\\{\\}": 2, "": 0}.get(brackets(text), 1)
     inner = text[width : len(text) - width] if width else text
     inner = inner if width else _CONJUNCTION.sub(",", inner)
-    parts, depth, start = [], 0, 0
-    for index, character in enumerate(inner):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append(inner[start:index].strip())
-            start = index + 1
-    return [*parts, inner[start:].strip()]
+    return top_level(inner, ",")
 
 
 def _last_condition(text: str) -> tuple[str, dict[str, str]] | None:
@@ -162,13 +167,16 @@ def _last_condition(text: str) -> tuple[str, dict[str, str]] | None:
     tail_at = max(0, len(text) - 90)
     for start in reversed([tail_at + found.start() for found in _CONDITION_START.finditer(text[tail_at:])]):
         tail = text[start:].strip(" ,;:()[].")
-        for pattern in (_MEMBER, _COUNTED, _FOR_ALL, _DESCRIBED, _BOUNDED, _ATTAINED):
+        for pattern in (_MEMBER, _COUNTED, _FOR_ALL, _DESCRIBED, _BOUNDED, _GIVEN, _ATTAINED):
             match = pattern.fullmatch(tail)
             rest = text[:start].rstrip(" ,;:([").strip()
-            if match is None or not rest:
+            if match is None or not rest or _CUT_OFF.search(rest):
                 continue
-            # An inequality limits a parameter of `rest`, which does not begin with an inequality itself.
+            # An inequality limits a parameter of `rest`, which does not begin with an inequality itself; what is given
+            # says nothing where `rest` has no such letter.
             letters = re.sub(r"\\[A-Za-z]+", " ", rest)
+            if pattern is _GIVEN and match["names"] in letters:
+                continue
             if pattern is _BOUNDED and (match["names"] not in letters or _ORDER.search(rest.partition(",")[0])):
                 continue
             return rest, _domains(match)

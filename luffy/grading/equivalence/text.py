@@ -8,6 +8,9 @@ r"""Answers as text, before anything is read as mathematics: layout, presentatio
 import re
 import unicodedata
 from fractions import Fraction
+from functools import lru_cache
+
+from luffy.grading.extract import last_box
 
 _LETTERS = {"\t": "t", "\n": "n", "\r": "r", "\f": "f", "\b": "b", "\v": "v", "\a": "a"}
 _COMMANDS = {
@@ -157,6 +160,10 @@ _REPLACED = {
     "": ("\\left", "\\right", "\\displaystyle", "\\$", "$", "\\!"),
     " ": ("\\,", "\\;", "\\:", "\\quad", "~"),
     ",": ("{,}",),
+    ":": ("{:}",),
+    "''": ("^{\\prime\\prime}",),
+    "'": ("^{\\prime}", "^\\prime"),
+    " for all ": ("\\forall",),
     "^\\circ": ("^{\\circ}",),
     "\\{": ("\\lbrace",),
     "\\}": ("\\rbrace",),
@@ -173,7 +180,6 @@ _DOUBLED = re.compile(r"\\\\(?=(?:left|right|[dt]?frac|sqrt|pi|text|cdot|times|i
 _PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
 _SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])(?![0-9])")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
-_UNIT = re.compile(r"(?<=[0-9}])(?P<space>\s*)(?P<unit>[A-Za-z]{1,20}(?:\s+[a-z]+){0,2})(?:\^\{?[23]\}?)?$")
 _VARIABLE = re.compile(r"^[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=]+$)")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
@@ -184,6 +190,7 @@ _MIXED = re.compile(r"([+-]?)\s*([0-9]+)\s*(?:\\frac\s*\{([0-9]+)\}\s*\{([0-9]+)
 MAX_EXPONENT = 400
 
 
+@lru_cache(maxsize=256)
 def strict_text(text: str) -> str:
     """Return `text` without its layout."""
     text = readable(_DOUBLED.sub(r"\\", text))
@@ -211,10 +218,7 @@ def without_unit(text: str) -> tuple[str, str]:
     if text.endswith("^\\circ"):
         angle = text.removesuffix("^\\circ")
         return (angle, "degrees") if number(angle) is not None else (text, "")
-    match = _UNIT.search(text)
-    if match is None or not is_noun(match["unit"], bool(match["space"])):
-        return text, ""
-    return text[: match.start()].strip(), text[match.start("unit") :]
+    return split_noun(text)
 
 
 def number(text: str) -> Fraction | None:
@@ -250,19 +254,25 @@ def _signed(sign: str, value: Fraction) -> Fraction:
     return -value if sign == "-" else value
 
 
-_SPELLINGS = """
-mm millimeter millimeters millimetre millimetres; cm centimeter centimeters centimetre centimetres;
-dm decimeter decimeters decimetre decimetres; m meter meters metre metres; km kilometer kilometers kilometre kilometres;
-in inch inches; ft foot feet; yd yard yards; mi mile miles; nm nanometer nanometers;
-mg milligram milligrams; g gram grams; kg kilogram kilograms;
-oz ounce ounces; lb lbs pound pounds; ms millisecond milliseconds; s sec second seconds; min minute minutes;
-h hr hrs hour hours; day days; week weeks; month months; year years; W watt watts; kW kilowatt kilowatts;
-N newton newtons; J joule joules; kJ kilojoule kilojoules; Hz hertz; kHz kilohertz; V volt volts; Pa pascal pascals;
-K kelvin; mph; MB megabyte megabytes; GB gigabyte gigabytes;
-ml mL milliliter milliliters millilitre millilitres; l L liter liters litre litres; gallon gallons;
-dollar dollars; cent cents; euro euros; degree degrees; rad radian radians
+_METRIC = """
+m meter meters metre metres; g gram grams; s sec second seconds; l L liter liters litre litres; W watt watts;
+N newton newtons; J joule joules; Hz hertz; V volt volts; Pa pascal pascals; K kelvin; A amp amps ampere amperes;
+T tesla; G gauss; C coulomb coulombs; F farad farads; H henry; ohm ohms; M molar; mol mole moles; Da dalton daltons;
+eV electronvolt electronvolts; cal calorie calories; bar bars; pc parsec parsecs; yr yrs year years; B byte bytes
 """
-UNITS = {spelling: number for number, line in enumerate(_SPELLINGS.split(";")) for spelling in line.split()}
+_OTHERS = """
+in inch inches; ft foot feet; yd yard yards; mi mile miles; oz ounce ounces; lb lbs pound pounds; min minute minutes;
+h hr hrs hour hours; day days; week weeks; month months; mph; gallon gallons; dollar dollars; cent cents; euro euros;
+degree degrees; rad radian radians; AU; ly; atm atmosphere atmospheres; u amu; dB; dyn dyne dynes; erg ergs; ppm
+"""
+_PREFIX_NAMES = "- - p pico n nano u micro m milli c centi d deci k kilo M mega G giga T tera P peta"
+_PREFIXES = _PREFIX_NAMES.split()
+_PREFIXED = [
+    " ".join((prefixes[len(spelling) > 3] + spelling).strip("-") for spelling in line.split())
+    for prefixes in zip(_PREFIXES[::2], _PREFIXES[1::2], strict=True)
+    for line in _METRIC.split(";")
+]
+UNITS = {spelling: at for at, line in enumerate(_PREFIXED + _OTHERS.split(";")) for spelling in line.split()}
 """Known units: each spelling with the number of its unit."""
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _QUALIFYING = """
@@ -280,12 +290,14 @@ _TRAILING = re.compile(
     re.DOTALL,
 )
 _POWERS = re.compile(r"\b(square|sq|cubic|cu)\.?\s+([A-Za-z]+)")
-_PART = re.compile(r"([A-Za-z]+)(?:\s*\^\s*\{?([0-9])\}?)?")
+_PART = re.compile(r"([A-Za-z]+)(?:\s*\^\s*\{?(-?[0-9])\}?)?")
 _ANY_LETTERS = re.compile("[A-Za-z]+")
 _SINGLE = frozenset("mgsLNJWVKhl")
 """Units of one letter."""
-_SHORT = frozenset(("sq", "cu", "th", "st", "nd", "rd"))
-"""What two letters after a number may be besides units and products."""
+_SHORT_UNITS = "sq cu th st nd rd mm cm dm km nm in ft yd mi mg kg oz lb ms hr kW kJ Hz Pa MB GB ml mL"
+_SHORT = frozenset(_SHORT_UNITS.split())
+"""What two letters after a number may be besides products, `_SPACED` only after a space."""
+_SPACED = frozenset(("eV", "yr", "AU"))
 _IDLE = frozenset(("unit", "units", "of", "the", "a", "an", "total", "way", "ways"))
 
 
@@ -313,7 +325,9 @@ def is_noun(letters: str, is_spaced: bool) -> bool:
     found = _ANY_LETTERS.findall(letters)
     if all(len(word) == 1 for word in found):
         return is_spaced and found[0] in _SINGLE and (len(found) == 1 or "/" in letters)
-    return found[0] in UNITS or found[0] in _SHORT or len(found[0]) > (2 if is_spaced else 3)
+    if len(found[0]) == 2:
+        return found[0] in _SHORT or (is_spaced and found[0] in _SPACED)
+    return is_spaced or found[0] in UNITS or len(found[0]) > 3
 
 
 def canonical_unit(noun: str) -> tuple[tuple[int | str, int], ...]:
@@ -324,7 +338,7 @@ def canonical_unit(noun: str) -> tuple[tuple[int | str, int], ...]:
     factors: list[tuple[int | str, int]] = []
     for position, part in enumerate(noun.split("/")):
         for word, power in _PART.findall(part):
-            if word.lower() in _IDLE:
+            if word.lower() in _IDLE and word not in UNITS:
                 continue
             factor: int | str = UNITS.get(word, word)
             if word not in UNITS and len(word) > 2:
@@ -338,3 +352,53 @@ def units_differ(left: str, right: str) -> bool:
     one, other = canonical_unit(left), canonical_unit(right)
     is_known = any(all(isinstance(factor, int) for factor, _ in unit) for unit in (one, other))
     return bool(one and other) and one != other and is_known
+
+
+_UPRIGHT = r"\\(?:text(?:rm|normal)?|mathrm|mbox)\s*\{(?:[^{}]|\{[^{}]*\})*\}(?:\s*\^\s*(?:\{-?[0-9]\}|[0-9]))?"
+_UPRIGHT_UNIT = re.compile(
+    rf"(?<=[0-9)}}])(?:(?:\s|~|/|\\[ ,;:!]|\\cdot(?![a-z])|\\mu(?![a-z]))*(?:{_UPRIGHT}|\\Omega|\\AA))+"
+    r"(?=[\s.]*(?:$|[$,;)\]]|\\\}))"
+)
+_GREEK_UNITS = {r"\\mu(?![a-z])\s*(?:\\(?:text|mathrm)\s*\{)?|[μµ]": "u", r"\\Omega|Ω": "ohm", r"\\AA|Å": "angstrom"}
+_UNIT_FACTORS = re.compile(r"(?:[\s/]*[A-Za-z]+(?:\s*\^\s*-?[0-9])?)+[\s.]*")
+_SHORT_WORDS = "i e am AM PM or and if is as so to no of on it at by all any odd"
+_NO_UNITS = frozenset(_SHORT_WORDS.split())
+_OTHER_LETTERS = re.compile(r"\\\$|\\(?:text|math|mbox)|(?<![A-Za-z\\])[A-Za-z]+(?:\s*\^\{?-?[0-9]\}?)?$")
+"""Letters that may be a unit in another notation."""
+Unit = tuple[tuple[int | str, int], ...]
+
+
+def without_upright_units(answer: str, gold: str) -> tuple[str, str] | None:
+    """Return both texts without upright units that both have or only one; None if their units differ.
+
+    Upright letters after a number are a unit, never a product of variables: `5\\text{ T}`, `1.6\\,\\mu\\mathrm{m}`.
+    """
+    (bare, found), (reference, wanted) = _upright_units(answer), _upright_units(last_box(gold) or gold)
+    if found and wanted and set(found) != set(wanted):
+        is_known = any(isinstance(factor, int) for unit in (*found, *wanted) for factor, _ in unit)
+        return None if is_known else (answer, gold)
+    if len(set(found)) > 1 and wanted:
+        return answer, gold  # which belongs to which
+    for units, text in ((found, answer), (wanted, gold)):
+        if not units and _OTHER_LETTERS.search(text.strip(" .$")):
+            return answer, gold
+    return bare, reference if wanted else gold
+
+
+def _upright_units(text: str) -> tuple[str, list[Unit]]:
+    """The text without its upright units, and these; unchanged where other upright text remains."""
+    bare = _UPRIGHT_UNIT.sub("", text)
+    if bare == text or "\\text" in bare or "\\math" in bare or "\\circ" in bare:
+        return text, []
+    units = []
+    for unit in _UPRIGHT_UNIT.findall(text):
+        for written, plain in _GREEK_UNITS.items():
+            unit = re.sub(written, plain, unit)
+        plain = re.sub(r"\\(?:cdot|[a-z]+\s*\{|[ ,;:!])|[{}~]", " ", unit)
+        found = _ANY_LETTERS.findall(plain)
+        if not _UNIT_FACTORS.fullmatch(plain) or any(
+            word in _NO_UNITS or (len(word) > 2 and word not in UNITS) for word in found
+        ):
+            return text, []
+        units.append(canonical_unit(plain))
+    return bare, units
