@@ -129,7 +129,7 @@ def test_a_ray_plan_says_first_what_each_gpu_would_hold(capsys):
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "shared GPU in an update (x 8), estimate in GiB" in lines
     assert "gradients 3.5 float32: 4 bytes per parameter / 8 ranks" in lines
-    assert "total 43.2 of 79.0" in lines
+    assert "total 41.2 of 79.0" in lines
     assert out.index("GPUs needed") < out.index("first run")
 
 
