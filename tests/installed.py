@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,4 +25,7 @@ needs_loaded_smollm2 = pytest.mark.skipif(
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[2] / "shared" / "datasets"))
 """Copies of published data sets, beside the repository if not elsewhere."""
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: apt-get install g++"
+)
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")

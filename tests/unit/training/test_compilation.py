@@ -4,12 +4,11 @@ All tests take models of one class, which share their code.
 """
 
 import functools
-import os
-import shutil
 
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_grad
+from installed import needs_compiler
 from reference.attention_case import batch_of, rows_of
 from reference.gradient_case import OPTIMIZER, execution, make_batch, reference_step, relative_l2, step_of, tiny_model
 from torch._dynamo.utils import counters
@@ -23,9 +22,6 @@ from luffy.training.attention import compile_layers
 from luffy.training.policy import FrozenPolicy, Policy
 
 pytestmark = pytest.mark.slow
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: apt-get install g++"
-)
 LAYOUTS = (
     {"micro_batch_tokens": 10_000},
     {"micro_batch_tokens": 40, "packing": True},
@@ -110,11 +106,11 @@ def test_a_model_that_does_not_name_its_layers_is_refused() -> None:
         compile_layers(model, execution(compile=True))
 
 
-def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_one_line() -> None:
     """The last test of this file: what the others have compiled is forgotten."""
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/nonexistent/g++"))  # as by the variable CXX
+    missing = torch._inductor.config.patch("cpp.cxx", (None, "/nonexistent/g++"))  # as by the variable CXX
     torch._dynamo.reset()
-    with fresh_cache(), pytest.raises(ConfigError) as refused:
+    with missing, fresh_cache(), pytest.raises(ConfigError) as refused:
         compile_layers(tiny_model(), execution(compile=True))
     said = str(refused.value)
     assert said.startswith("execution.compile: ") and "\n" not in said

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from installed import needs_compiler
 from torch import Tensor, nn
 
 from luffy.training.fused_head import Entropy, LogProbHead
@@ -37,6 +38,7 @@ def test_scores_and_gradients_equal_float64(entropy: Entropy, untempered: bool, 
 
 
 @pytest.mark.slow
+@needs_compiler
 @pytest.mark.parametrize("tokens", [TOKENS, 17, 1, 0])  # in chunks of 16: the last of one token, or none
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_compiled_passes_compute_the_same(dtype: torch.dtype, tokens: int) -> None:
