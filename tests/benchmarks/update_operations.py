@@ -8,13 +8,13 @@ a GPU each is a kernel or more. A GPU's attention is one call for a micro-batch 
 whole row takes its place here, which counts alike. In compiled layers a fused loop is one operation.
 
 Traffic is the size of all tensors over the vocabulary that the head's operations read and write, in bytes for each
-logit: one token's score, its entropy and their backward pass. Compiled, a pass reads the logits twice for the scores
-and once for the gradient (as its generated code shows), which is all that it is counted as.
+logit: one token's score, its entropy and their backward pass. A compiled pass is counted as what its generated code
+does: the scores read the logits twice, the gradient reads them once and is written once.
 """
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from unittest.mock import patch
 
@@ -23,6 +23,7 @@ from measuring import show
 from reference.attention_case import batch_of, rows_of
 from reference.gradient_case import OPTIMIZER, step_of
 from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,7 +44,7 @@ NO_WORK = (
     "narrow", "unsqueeze", "squeeze", "expand", "as_strided", "alias", "detach", "detach_", "unbind", "chunk",
     "flatten", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "set_", "resize_", "result_type",
     "resolve_conj", "resolve_neg", "split_with_sizes", "unflatten", "is_nonzero", "item", "movedim", "numpy_T",
-    "contiguous", "to",
+    "contiguous", "to", "view_as",
 )  # fmt: skip
 
 
@@ -69,13 +70,21 @@ def operations(compiled: bool, one_call_a_row: bool = True) -> int:
         # An operation made of others is counted as those, but one over a list of tensors is a single launch on a GPU.
         made = [child.name[6:] for child in event.cpu_children if child.name.startswith("aten::")]
         inner = not name.startswith("_foreach") and any(child not in NO_WORK for child in made)
-        in_list = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::_foreach")
-        if (works and not inner and not in_list) or "cpp_fused" in event.name:
+        above = [parent.name for parent in ancestors(event)]
+        in_list = any(parent.startswith("aten::_foreach") for parent in above)
+        # A sum that casts what it adds does so in its own kernel on a GPU.
+        in_sum = name == "copy_" and any(parent in ("aten::add_", "aten::add") for parent in above)
+        if (works and not inner and not in_list and not in_sum) or "cpp_fused" in event.name:
             names[name] = names.get(name, 0) + 1
     if "--names" in sys.argv:
         for name, count in sorted(names.items(), key=lambda entry: -entry[1])[:40]:
             print(f"{count:8} {name}", file=sys.stderr)
     return sum(names.values())
+
+
+def ancestors(event: FunctionEvent) -> Iterator[FunctionEvent]:
+    while (event := event.cpu_parent) is not None:
+        yield event
 
 
 def one_call(query: Tensor, key: Tensor, value: Tensor, *_: object, scale: float, **__: object) -> Tensor:
@@ -118,18 +127,11 @@ def traffic(compiled: bool, tokens: int = 32, hidden: int = 8, vocabulary: int =
 
         return run
 
-    with (
-        patch.object(fused_head, "_compiled", fused) if compiled else patch.object(fused_head, "_run", _plain),
-        counted,
-    ):
-        head.is_compiled = compiled
+    head.is_compiled = compiled
+    with patch.object(fused_head, "_compiled", fused), counted:
         logp_N, _entropy_N = head(hidden_NH, torch.arange(tokens), "value")
         logp_N.sum().backward()
     return counted.bytes / (tokens * vocabulary)
-
-
-def _plain(function: Callable[..., Tensor], *_: object) -> Callable[..., Tensor]:
-    return function
 
 
 def main() -> None:
