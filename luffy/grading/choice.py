@@ -10,10 +10,10 @@ the earlier ones.
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from luffy.grading.extract import BOX, TAG, answer_tag, boxed_answer, marked_answer, own_reply
-from luffy.grading.request import Grade, GradeRequest
+from luffy.grading.request import Grade, GradeRequest, Problem
 from luffy.types import Outcome
 
 MAX_OPTIONS = 26
@@ -58,29 +58,32 @@ def grade_choice(request: GradeRequest) -> Grade:
     reply = own_reply(request.response, request.problem.question, False, request.problem.shown)
     if reply is None:
         return Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
-    lines = [line for line in reply[-4 * _WINDOW :].splitlines() if line.strip()]
-    last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
-    bare = last if _BARE.fullmatch(_bare(last)) or (len(lines) == 1 and _LABELLED.match(_bare(last))) else ""
-    # Texts that may hold the answer, each with the sign that says so, the strongest first.
-    marked = marked_answer(reply, request.problem.in_tag)
-    signs = {
-        **({} if marked is None else {marked.sign: marked.answer}),
-        BOX: boxed_answer(reply),
-        TAG: answer_tag(reply),
-        "'the answer is'": _last_cue(reply, labels, request.problem.options),
-        "the last line": bare,
-        "'is correct'": _called_right(reply),
-    }
-    phrases = [(sign, text) for sign, text in signs.items() if text]
-    for sign, text in phrases:
+    first = None
+    for sign, text in _phrases(reply, labels, request.problem):
         label = _label_in(text, labels, request.problem.options)
         if label is not None:
             outcome = Outcome.CORRECT if label == gold else Outcome.WRONG
             return Grade(outcome, label, f"label by {sign}")
-    if phrases:
-        sign, text = phrases[0]
-        return Grade(Outcome.UNPARSABLE, text[:80], f"{sign} names no single option")
-    return Grade(Outcome.NO_ANSWER, None, "no option is named as the answer")
+        first = first or Grade(Outcome.UNPARSABLE, text[:80], f"{sign} names no single option")
+    return first or Grade(Outcome.NO_ANSWER, None, "no option is named as the answer")
+
+
+def _phrases(reply: str, labels: str, problem: Problem) -> Iterator[tuple[str, str]]:
+    """Texts that may hold the answer, each with the sign that says so, the strongest first."""
+    marked = marked_answer(reply, problem.in_tag)
+    if marked is not None:
+        yield marked.sign, marked.answer
+    for sign, find in ((BOX, boxed_answer), (TAG, answer_tag)):
+        if (marked is None or marked.sign != sign) and (text := find(reply)):
+            yield sign, text
+    if cue := _last_cue(reply, labels, problem.options):
+        yield "'the answer is'", cue
+    lines = [line for line in reply[-4 * _WINDOW :].splitlines() if line.strip()]
+    last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
+    if _BARE.fullmatch(_bare(last)) or (len(lines) == 1 and _LABELLED.match(_bare(last))):
+        yield "the last line", last
+    if right := _called_right(reply):
+        yield "'is correct'", right
 
 
 def _last_cue(reply: str, labels: str, options: Sequence[str]) -> str:
