@@ -179,6 +179,17 @@ def test_a_null_answer_is_quarantined_by_row_and_column() -> None:
     assert sorted(reasons) == [("answer", "is empty")] * 2 + [("answer", "is missing")] * 2
 
 
+def test_a_distilled_row_of_gsm8k_whose_reference_lost_its_thousands_is_left_out(tmp_path: Path) -> None:
+    right = {"problem": "6 x 7?", "groud_truth_solution": "So \\boxed{42}", "boxed_answer_success": True}
+    wrong = {"problem": "2 x 500?", "groud_truth_solution": "So \\boxed{1},000", "boxed_answer_success": False}
+    rows = [{**row, "reasoning_solution": "Hm.\n</think>\nIt is \\boxed{42}."} for row in (right, wrong)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    (prompt,) = load_source(recipe("gsm8k_r1", file=str(file)), "train", 0).prompts
+    assert (prompt.ground_truth, prompt.traces[0].author) == ("42", "DeepSeek-R1")
+    assert prompt.traces[0].text.startswith("<think>")
+
+
 @needs_datasets
 def test_human_solutions_of_gsm8k_are_graded_correct() -> None:
     prompts = load_source(recipe("gsm8k", file=str(DATASETS / "gsm8k/train.jsonl"), max_rows=300), "train", 0).prompts
