@@ -13,7 +13,7 @@ from typing import Any, Literal
 from luffy.config.group import ReplayConfig
 from luffy.errors import CheckpointError
 from luffy.seeds import uniform
-from luffy.types import SAMPLED, Group, Trajectory
+from luffy.types import SAMPLED, Group, Source, Trajectory
 
 MAX_SUCCESSES = 8
 """Successes kept per prompt (the newest). The paper's code has no limit, but each costs a forward pass whenever the
@@ -39,7 +39,7 @@ class _PromptRecord:
     """One prompt in the buffer."""
 
     share_correct: float
-    """Share of correct rollouts in its last group."""
+    """Share of correct rows in its last group, the replayed one included, in steps of one row of a full group."""
     successes: tuple[_Success, ...]
     """Oldest first."""
 
@@ -47,6 +47,18 @@ class _PromptRecord:
 _StepRecord = tuple[float, Sequence[tuple[str, _PromptRecord]]]
 """The share of correct rollouts in all groups of a step; uid and record of each of its groups with rollouts, in
 order."""
+
+
+def _share_correct(group: Group) -> float:
+    """Share of correct rows among rollouts and replayed row.
+
+    The replayed row counts, so that every group is counted in n-ths of its n rows: without it the k/8 of fresh groups
+    and the k/7 of replayed ones would be different buckets, each sampled whatever its size, and what was replayed once
+    would be replayed again and again. A group that lost rows to a failing environment counts as if it were full.
+    """
+    rows = [*group.rollouts, *(row for row in group.trajectories if Source.REPLAY in row.source)]
+    size = len(rows) + len(group.failed)
+    return round(sum(row.is_correct for row in rows) * size / len(rows)) / size
 
 
 @dataclass(slots=True)
@@ -59,16 +71,14 @@ class _Memory:
 
     def enter(self, step: _StepRecord, config: ReplayConfig) -> None:
         share_correct, prompts = step
-        if not self.started:
-            self.started = share_correct > config.start_accuracy
-            return
+        was_started, self.started = self.started, self.started or share_correct > config.start_accuracy
         for uid, seen in prompts:
             if uid in self.retired:
                 continue
             if seen.share_correct == 1.0 and config.retire_solved:
                 self.retired.add(uid)
                 self.prompts.pop(uid, None)
-            elif uid in self.prompts or seen.successes:
+            elif was_started and (uid in self.prompts or seen.successes):
                 earlier = self.prompts[uid].successes if uid in self.prompts else ()
                 latest: dict[str, _Success] = {}
                 for success in (*earlier, *seen.successes):  # of equal responses the last, with its log-probabilities
@@ -80,11 +90,10 @@ class _Memory:
 class ReplayBuffer:
     """The prompts that can be replayed, each with its stored successes.
 
-    A prompt can be replayed when some rollouts of its *last* group were correct: the paper buckets prompts by their
-    latest accuracy. If all rollouts fail later, the prompt keeps its successes but is not replayed until it is solved
-    again (the paper's code leaves it in its old bucket). With `config.retire_solved`, a prompt whose rollouts were all
-    correct is removed for good. Replayed rows do not count as rollouts (in the paper's code they do, so a replayed
-    prompt never seems to fail).
+    A prompt can be replayed when some rows of its *last* group were correct, a replayed one included: the paper buckets
+    prompts by their latest accuracy. If all rollouts fail later, the prompt keeps its successes but is not replayed
+    until it is solved again (the paper's code leaves it in its old bucket). With `config.retire_solved`, a prompt whose
+    rows were all correct, at any step, is never replayed.
 
     Recording starts after the first step whose accuracy is above `config.start_accuracy`, as in the paper's code. With
     `ahead` (`rl.max_staleness`) k, step s is planned after training on step s - 1 - k, so it sees the buffer after that
@@ -115,7 +124,7 @@ class ReplayBuffer:
                     for place, row in enumerate(group.trajectories)
                     if row.is_correct and not row.is_off_policy
                 )
-                prompts.append((group.uid, _PromptRecord(group.accuracy, successes)))
+                prompts.append((group.uid, _PromptRecord(_share_correct(group), successes)))
         self._recent[step] = share, prompts
         for earlier in [s for s in self._recent if s <= step - self._ahead]:
             self._settled.enter(self._recent.pop(earlier), self._config)

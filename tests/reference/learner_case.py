@@ -40,12 +40,14 @@ from reference.variants import STEP, TOTAL_STEPS
 
 NUM_GROUPS = 5
 SCHEDULE = ScheduleConfig(kind="linear", final_share=0.1)
+LEARNING_RATE = 3.0
+"""So large that the second update's ratios are far from 1: then each of them is compared, and `logp_old` with them."""
 RL = RLConfig(
     steps=TOTAL_STEPS,
     prompts_per_step=NUM_GROUPS + 1,
     prompts_per_update=3,
     max_response_tokens=MAX_RESPONSE_TOKENS,
-    optimizer=OPTIMIZER.model_copy(update={"schedule": SCHEDULE}),
+    optimizer=OPTIMIZER.model_copy(update={"schedule": SCHEDULE, "lr": LEARNING_RATE}),
 )
 DEAL = 4
 """Seed of the deal. A filter may leave five groups of six: one update takes two of them, the other three."""
@@ -61,7 +63,7 @@ def objective(preset: str) -> ObjectiveConfig:
 def rate(update: int, passes: int = 1) -> float:
     """Learning rate of an optimizer step: each RL step makes two in every pass."""
     a_step = 2 * passes
-    return OPTIMIZER.lr * schedule_multiplier(SCHEDULE, (STEP - 1) * a_step + update, TOTAL_STEPS * a_step)
+    return LEARNING_RATE * schedule_multiplier(SCHEDULE, (STEP - 1) * a_step + update, TOTAL_STEPS * a_step)
 
 
 def shard_of(

@@ -64,10 +64,13 @@ class Script:
     """
 
     def __init__(self, version: int, failing: float = 0.0) -> None:
-        self._version = version
+        self.version = version
         self._failing = failing
+        self.seeds: list[int] = []
+        """Of all requests so far."""
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        self.seeds += [request.seed for request in requests]
         return [self._response(request) for request in requests]
 
     def close(self) -> None: ...
@@ -80,7 +83,7 @@ class Script:
         ids = (*[9] * rng.randrange(6), RIGHT if is_right else WRONG, STOP)
         reason = FinishReason.ENVIRONMENT_ERROR if rng.random() < self._failing else FinishReason.STOP
         return Completion(
-            ids, (HINTED_LOGP if is_hinted else BARE_LOGP,) * len(ids), reason, (self._version,) * len(ids)
+            ids, (HINTED_LOGP if is_hinted else BARE_LOGP,) * len(ids), reason, (self.version,) * len(ids)
         )
 
 
@@ -145,10 +148,9 @@ class ScriptedCluster:
     def __init__(self, trainer: Trainer, failing: float) -> None:
         self.trainer = trainer
         self.engine = Script(0, failing)
-        self._failing = failing
 
     def publish(self, version: int) -> None:
-        self.engine = Script(version, self._failing)
+        self.engine.version = version
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -211,6 +213,8 @@ class Run:
     """What each rank learns in the SFT steps between them."""
     state: Mapping[str, object]
     """What the checkpoint of the last step holds for later steps."""
+    seeds: list[int]
+    """Of all responses that were requested."""
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +248,7 @@ def _run(
         for step, outcome in enumerate(outcomes, start=1)
     ]
     sft_steps = [shards for method, shards in sent if method is TrainerRank.sft_step]
-    return Run(settings, steps, sft_steps, ranks.saved[-1])
+    return Run(settings, steps, sft_steps, ranks.saved[-1], cluster.engine.seeds)
 
 
 CASES = pytest.mark.parametrize("method", METHODS)
@@ -276,6 +280,30 @@ def test_every_group_and_every_update_holds_a_sampled_token(method: str, run: Ca
         assert all(any(map(_is_sampled, group.trajectories)) for group in step.groups)
         for rows in step.updates(num_updates, 1):
             assert any(_is_sampled(row.trajectory) for row in rows)
+
+
+@CASES
+def test_no_two_responses_of_a_run_have_the_same_seed(method: str, run: Callable[[str], Run]) -> None:
+    seeds = run(method).seeds
+    assert len(set(seeds)) == len(seeds) >= PROMPTS * STEPS
+
+
+def test_exgrpo_replays_the_success_of_lowest_entropy(run: Callable[[str], Run]) -> None:
+    """The record of the trainer's ranks gives a response of n tokens the entropy n."""
+    steps, kinds = run("exgrpo").steps, Counter[bool]()
+    for number, step in enumerate(steps):
+        for group in filter(KINDS["replayed"], step.groups):
+            lengths = {
+                len(row.response_ids)
+                for earlier in steps[:number]
+                for same in earlier.groups
+                for row in same.rollouts
+                if same.uid == group.uid and row.is_correct
+            }
+            (replayed,) = [row for row in group.trajectories if Source.REPLAY in row.source]
+            assert len(replayed.response_ids) == min(lengths)
+            kinds[len(lengths) > 1] += 1
+    assert kinds[True], "else there was nothing to choose from"
 
 
 @CASES

@@ -92,6 +92,24 @@ def test_a_solved_prompt_leaves_for_good_where_that_is_asked_for(retire: bool, d
     assert list(buffer.sample(9, 1)) == drawn
 
 
+@pytest.mark.parametrize(("failed", "like"), [(0, 4), (1, 5)])
+def test_a_replayed_group_is_counted_like_a_fresh_one(failed: int, like: int) -> None:
+    """Else the one prompt that was replayed would have a bucket of its own, and half of the draws."""
+    fresh = [_group(f"p{number}", like) for number in range(9)]
+    rows = (*(_row(place < 3, 30 + place) for place in range(7 - failed)), _row(True, 99, source=Source.REPLAY))
+    buffer = _buffer(*fresh, Group("replayed", rows, failed=(_row(False),) * failed))
+    drawn = sum("replayed" in buffer.sample(step, 1) for step in range(2000))
+    assert drawn / 2000 == pytest.approx(0.1, abs=4 * (0.09 / 2000) ** 0.5)
+
+
+def test_a_prompt_solved_before_replay_begins_has_left_for_good() -> None:
+    buffer = Journalled(ReplayConfig(start_accuracy=0.5))
+    buffer.observe(1, [_group("a", 8), *(_group(f"p{number}", 0) for number in range(9))])
+    buffer.observe(2, [_group("trigger", 7)])
+    buffer.observe(3, [_group("a", 4), _group("b", 4)])
+    assert list(buffer.sample(4, 9)) == ["b"]
+
+
 def test_buckets_are_drawn_by_the_normal_density_and_prompts_evenly_inside() -> None:
     """The half-solved bucket holds two prompts, that of 6 of 8 one: exp(0) against exp(-2), whatever their sizes."""
     buffer = _buffer(_group("a", 4), _group("b", 4), _group("c", 6))
