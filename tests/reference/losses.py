@@ -41,9 +41,9 @@ def clipped(r: Evaluated, low: float = 0.2, high: float = 0.2) -> Tensor:
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
-def dual_clip(r: Evaluated, bound: float = 3.0) -> Tensor:
+def dual_clip(r: Evaluated, high: float = 0.2, bound: float = 3.0) -> Tensor:
     """arXiv 1912.09729 eq. 5: where A < 0 the loss is at most -bound A."""
-    loss = clipped(r)
+    loss = clipped(r, high=high)
     return torch.where(r.row.advantage < 0, torch.minimum(loss, -bound * r.row.advantage), loss)
 
 
@@ -123,14 +123,24 @@ def ppo(rows: Rows) -> Tensor:
     return mean(_own(rows, clipped))
 
 
+def scaf_grpo(rows: Rows) -> Tensor:
+    """The same with verl's dual clip."""
+    return mean(_own(rows, dual_clip))
+
+
 def dr_grpo(rows: Rows) -> Tensor:
     """arXiv 2503.20783: sums over the tokens of each response, divided by a constant, averaged over responses."""
     return torch.stack([clipped(r).sum() / LENGTH_LIMIT for r in rows]).mean()
 
 
 def dapo(rows: Rows) -> Tensor:
-    """arXiv 2503.14476 eq. 8; relift's RL step is the same with another advantage."""
+    """arXiv 2503.14476 eq. 8."""
     return mean(_own(rows, lambda r: clipped(r, 0.2, 0.28)))
+
+
+def relift(rows: Rows) -> Tensor:
+    """arXiv 2506.07527, its RL step: DAPO's clip with verl's dual clip."""
+    return mean(_own(rows, lambda r: dual_clip(r, high=0.28)))
 
 
 def reinforce(rows: Rows) -> Tensor:
@@ -319,7 +329,7 @@ REFERENCES: dict[str, Reference] = {
     "cispo": Reference("rollouts", estimators.standardised, cispo),
     "aipo": Reference("rollouts", estimators.centred, aipo),
     "ppo": Reference("rollouts", estimators.generalised, ppo),
-    "relift": Reference("rollouts", estimators.centred, dapo),
+    "relift": Reference("rollouts", estimators.centred, relift),
     "opd": Reference("rollouts", estimators.none, opd),
     "opd_rl": Reference("rollouts", estimators.centred, opd_rl),
     "opsd": Reference("rollouts", estimators.none, opd),
@@ -335,7 +345,7 @@ REFERENCES: dict[str, Reference] = {
     "srft": Reference("demonstrations", estimators.standardised, srft),
     "prefix_rft": Reference("guided", estimators.centred, prefix_rft(_surrogate)),
     "guide": Reference("hinted", estimators.standardised, guide),
-    "scaf_grpo": Reference("rollouts", estimators.standardised, ppo),
+    "scaf_grpo": Reference("rollouts", estimators.standardised, scaf_grpo),
     "uft": Reference("all_guided", estimators.standardised, uft),
     "bread": Reference("all_guided", estimators.standardised, bread),
 }

@@ -29,6 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from luffy.config import available_presets
+from luffy.config.terms import TermConfig
 from luffy.objectives.schedules import StepObjective
 from luffy.training.batching import take_rows
 from luffy.training.policy import Policy
@@ -67,6 +68,10 @@ def _can_branch(case: str) -> bool:
         any(term.needs_whole_sequences for term in terms_of(case))
         or (objective is not None and (objective.needs_critic or objective.replay or objective.group.prefix))
     )
+
+
+def _dual_clip(term: TermConfig) -> float | None:
+    return getattr(term.loss, "dual_clip", None)
 
 
 BRANCHED = [case + CONTEXTS for case in CASES if _can_branch(case)]
@@ -126,6 +131,17 @@ def test_episodes_with_several_contexts_weigh_as_one_response_each(case: str, sp
     assert relative_l2(_gradients(policy), expected_gradients) < TOLERANCE
     unbranched, _ = reference_step(case.removesuffix(CONTEXTS), _model())
     assert relative_l2(expected_gradients, unbranched) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if any(map(_dual_clip, terms_of(case)))])
+def test_a_dual_clip_that_is_left_out_would_be_missed(case: str) -> None:
+    step, batch = step_of(case), make_batch(case, _model())
+    bare = [
+        term.model_copy(update={"loss": term.loss.model_copy(update={"dual_clip": None})}) if _dual_clip(term) else term
+        for term in step.terms
+    ]
+    found = _gradients_of(dataclasses.replace(step, terms=tuple(bare)), batch)
+    assert relative_l2(found, reference_step(case, _model())[0]) > 3 * TOLERANCE
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if len(terms_of(case)) > 1])
