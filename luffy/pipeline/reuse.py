@@ -21,6 +21,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from luffy.config import STAGE_KINDS
 from luffy.errors import LuffyError
 from luffy.pipeline.events import EVENTS_FILE
 from luffy.pipeline.identity import IDENTITY_FILE, Identity, IdentityRecord, Json, read_identity, write_identity
@@ -129,17 +130,19 @@ def afresh(directory: Path) -> Condition:
 
 
 def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iterable[Path]) -> str | None:
-    """Take over the newest of `siblings` whose result differs from that of `record` in its code alone.
+    """Take over the newest of `siblings` that differs from `record` in its code alone and has the pages of this code.
 
     Files that are never changed in place are linked, the others copied, to a folder that gets its name last: a kill
     before leaves nothing that counts. Returns the adopted key; None if there is none, or if `directory` has begun.
     """
     if directory.exists():
         return None
-    wanted, found = _without_code(record.identity), []
+    wanted, pages, found = _without_code(record.identity), STAGE_KINDS[job.stage].pages, []
     for sibling in siblings:
         theirs, manifest = read_identity(sibling), read_manifest(sibling)
         if theirs is None or manifest is None or manifest.consumed != record.consumed:
+            continue
+        if not {output.path for output in manifest.outputs}.issuperset(pages):
             continue
         if _without_code(theirs.identity) == wanted and not manifest.damaged(sibling):
             found.append((theirs.node == record.node, manifest.ended, sibling, manifest))

@@ -41,18 +41,20 @@ def finish(
     metrics: str = "{}\n",
     hardware: Mapping[str, str] = MappingProxyType({}),
 ) -> StagePlan:
-    """Do the work of stage `name`: outputs `model/weights` and `metrics.jsonl`."""
+    """Do the work of stage `name`: outputs `model/weights`, `metrics.jsonl` and its pages."""
     plan = experiment.plan_node(name)
     begin(plan, steps, experiment.config.name)
     (plan.directory / "model").mkdir(exist_ok=True)
     (plan.directory / "model" / "weights").write_text(content)
     (plan.directory / "metrics.jsonl").write_text(metrics)
+    for page in plan.node.kind.pages:
+        (plan.directory / page).write_text("page")
     write_finished(
         plan.directory,
         plan.node.stage,
         name,
         plan.identity.key,
-        ("model", "metrics.jsonl"),
+        ("model", "metrics.jsonl", *plan.node.kind.pages),
         series=plan.identity.series,
         settings=plan.identity.settings,
         upstream=plan.identity.upstream,

@@ -8,7 +8,7 @@ from luffy.pipeline import reuse
 from luffy.pipeline.garbage import Retention, survey
 from luffy.pipeline.identity import read_identity, write_identity
 from luffy.pipeline.job import JOB_FILE, read_job
-from luffy.pipeline.manifest import read_manifest
+from luffy.pipeline.manifest import read_manifest, write_manifest
 
 NEW = {"module": "2"}
 
@@ -60,6 +60,16 @@ def test_a_kill_in_the_middle_leaves_nothing_that_counts_and_the_next_run_adopts
     assert experiment.adopt("prepare_data") == old.identities["prepare_data"].key
     left = survey(experiment.workspace, Retention()).garbage
     assert "an interrupted deletion" in {item.reason for item in left}, "what the kill has left is garbage"
+
+
+def test_a_report_that_lacks_a_page_of_this_code_is_made_again(opened, old):
+    directory = old.plan_node("report").directory
+    manifest = read_manifest(directory)
+    fewer = tuple(output for output in manifest.outputs if output.path != "report.md")
+    write_manifest(directory, manifest.model_copy(update={"outputs": fewer}))
+    experiment = opened(code=NEW)
+    adopted = {node.name: experiment.adopt(node.name) for node in experiment.nodes}
+    assert [name for name, key in adopted.items() if key is None] == ["report"]
 
 
 def test_a_stage_that_has_begun_is_not_replaced(opened, old, begin):
