@@ -2,8 +2,10 @@
 
 Later wins: chain preset < method preset < `extends` < the file < the command line. So the values that an extended file
 sets itself also hold under another preset. Mappings merge key by key, lists replace, and a mapping whose `kind` changes
-replaces the old one. `null` removes a suite, or another entry whose name the user chose. An override may name an
-element of a list (`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
+replaces the old one. `null` removes a suite, or another entry whose name the user chose. A mapping over a list of named
+elements changes those that it names, adds others, and removes those that it sets to `null`
+(`objective: {terms: {entropy: null, off_policy: {coefficient: 0.5}}}`); an override may name one, too
+(`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
 
 Before validation, `{kind: recipe, name: gsm8k}` becomes the source that the recipe describes, with the lines of its
 file, and `evaluation.template: PATH` the text of that file, which so is in the settings and in their identity.
@@ -12,10 +14,10 @@ file, and `evaluation.template: PATH` the text of that file, which so is in the 
 import difflib
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import ValidationError
 from yaml import MarkedYAMLError, YAMLError
@@ -100,6 +102,18 @@ class Layer:
 
     def over(self, lower: "Layer") -> "Layer":
         """Both merged; the values of this one win."""
+        if paths := list(_over_lists(self.values, lower.values)):
+            values, named = self.values, list[Override]()
+            for path in paths:
+                values = _without(values, path)
+                for name, value in _section(self.values, path).items():
+                    place = (*path, name)
+                    lines = {
+                        key[len(place) :]: line for key, line in self.origins.items() if key[: len(place)] == place
+                    }
+                    named.append(Override(place, value, lines.get((), _COMMAND_LINE), lines))
+            others = {key: line for key, line in self.origins.items() if not any(key[: len(p)] == p for p in paths)}
+            return _with_elements(Layer(values, others).over(lower), named)
         replaced = {path for path in self.origins if not isinstance(_at(self.values, path), dict)}
         kept = {
             path: where
@@ -128,6 +142,8 @@ class Override:
     path: KeyPath
     value: Value
     origin: str
+    lines: Mapping[KeyPath, str] = field(default_factory=dict)
+    """Origins of the keys below `path`, where they are not `origin`."""
 
 
 def load_experiment(
@@ -208,7 +224,7 @@ def _presets(own: Layer, command_line: Layer, path: Path) -> tuple[Layer, Layer]
     return chain, method
 
 
-def _read_with_extends(path: Path, seen: tuple[Path, ...]) -> Layer:
+def _read_with_extends(path: Path, seen: tuple[Path, ...], kind: PresetKind | None = None) -> Layer:
     if path.resolve() in seen:
         raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, seen))}; break the circle")
     values, origins = read_yaml(path)
@@ -218,7 +234,7 @@ def _read_with_extends(path: Path, seen: tuple[Path, ...]) -> Layer:
     where = f"{origins['extends',]}: extends"
     if not isinstance(extends, str):
         raise ConfigError(f"{where}: must be the path of one YAML file, found {extends!r}")
-    return layer.over(_read_with_extends(named_file(extends, path, where), (*seen, path.resolve())))
+    return layer.over(_read_with_extends(named_file(extends, path, where, kind), (*seen, path.resolve()), kind))
 
 
 def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | None = None) -> Layer:
@@ -228,7 +244,7 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | N
     is_path = name.endswith((".yaml", ".yml"))
     files = [start / name, experiment.parent / name] if is_path else [EXPERIMENTS / kind / f"{name}.yaml"]
     if file := next((file for file in files if file.is_file()), None):
-        return _read_with_extends(file, ())
+        return _read_with_extends(file, (), kind)
     if is_path:
         raise ConfigError(
             f"{where or experiment}: {kind.removesuffix('s')}: {name}: no such file; "
@@ -277,13 +293,43 @@ def _split_overrides(overrides: Iterable[Override], below: Layer) -> tuple[Layer
 
 
 def _with_elements(layer: Layer, overrides: Sequence[Override]) -> Layer:
-    """`layer` with elements of its lists changed; ConfigError where a list has no such element."""
+    """`layer` with elements of its lists changed, added or removed; ConfigError where a list has no such element."""
     for each in overrides:
         values, path = _set(layer.values, each.path, (), each)
         assert isinstance(values, dict)
-        below = dict.fromkeys(key_paths(each.value, path), each.origin)
-        layer = Layer(values, {**layer.origins, path: each.origin, **below})
+        origins = dict(layer.origins)
+        if each.value is None and isinstance(_at(values, path[:-1]), list):
+            origins = _closed_up(origins, path)
+        else:
+            origins[path] = each.origin
+            origins |= dict.fromkeys(key_paths(each.value, path), each.origin)
+            origins |= {(*path, *key): line for key, line in each.lines.items()}
+        layer = Layer(values, origins)
     return layer
+
+
+def _over_lists(upper: Mapping[str, Value], lower: Mapping[str, Value], above: KeyPath = ()) -> Iterator[KeyPath]:
+    """The paths at which `upper` has a mapping and `lower` a list."""
+    if "kind" in upper and "kind" in lower and upper["kind"] != lower["kind"]:
+        return
+    for key, value in upper.items():
+        below = lower.get(key)
+        if isinstance(value, dict) and isinstance(below, list):
+            yield (*above, key)
+        elif isinstance(value, dict) and isinstance(below, dict):
+            yield from _over_lists(value, below, (*above, key))
+
+
+def _closed_up(origins: Mapping[KeyPath, str], removed: KeyPath) -> dict[KeyPath, str]:
+    """The origins after the element at `removed` has left its list."""
+    depth, index = len(removed), int(removed[-1])
+    moved = {}
+    for path, line in origins.items():
+        if len(path) < depth or path[: depth - 1] != removed[:-1] or int(path[depth - 1]) < index:
+            moved[path] = line
+        elif int(path[depth - 1]) > index:
+            moved[*path[: depth - 1], str(int(path[depth - 1]) - 1), *path[depth:]] = line
+    return moved
 
 
 def _merge(lower: dict[str, Value], upper: dict[str, Value]) -> dict[str, Value]:
@@ -310,7 +356,11 @@ def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tup
     """`value` with the override merged in at `path`, and the whole path with indices in place of names."""
     at = ".".join(override.path[: len(above)])
     if isinstance(value, list) and path:
+        if len(path) == 1 and _is_new(value, path[0], override):
+            return [*value, {"name": path[0], **cast("dict[str, Value]", override.value)}], (*above, str(len(value)))
         index = _element_index(value, path[0], f"{override.origin}: {at}")
+        if len(path) == 1 and override.value is None:
+            return [*value[:index], *value[index + 1 :]], (*above, str(index))
         below, done = _set(value[index], path[1:], (*above, str(index)), override)
         return [*value[:index], below, *value[index + 1 :]], done
     if isinstance(value, dict) and path and isinstance(below := value.get(path[0]), dict | list):
@@ -322,6 +372,23 @@ def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tup
     if path:
         raise ConfigError(f"{override.origin}: {'.'.join(override.path)}: {at} is {value!r}, which has no keys")
     return override.value, above
+
+
+def _is_new(elements: list[Value], name: str, override: Override) -> bool:
+    """Whether an override adds an element of that name to a list of named ones; ConfigError if it is no whole one."""
+    named = [element for element in elements if isinstance(element, dict) and "name" in element]
+    is_other = len(named) == len(elements) and name not in [element["name"] for element in named]
+    if not (is_other and isinstance(override.value, dict)) or name.isdecimal():
+        return False
+    needed = [key for key in named[0] if all(key in element for element in named)] if named else []
+    if missing := [key for key in needed if key not in (*override.value, "name")]:
+        names = [str(element["name"]) for element in named]
+        hint = nearest(name, names, "did you mean {!r}? ", cutoff=0.5)
+        raise ConfigError(
+            f"{override.origin}: {'.'.join(override.path)}: no element {name!r} in this list; {hint}there are "
+            f"{', '.join(names)}, and a new one also needs {', '.join(missing)}"
+        )
+    return True
 
 
 def _element_index(elements: list[Value], key: str, where: str) -> int:

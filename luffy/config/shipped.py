@@ -45,16 +45,16 @@ def folder_of_origin(where: str | None, otherwise: Path = Path()) -> Path:
     return Path(found[1]).parent if found else otherwise
 
 
-def named_file(text: str, beside: Path, where: str) -> Path:
-    """The file named at `where`: a path from that file's folder (`beside`'s for the command line), or a shipped
-    experiment's name. Raises ConfigError, beginning with `where`, if there is neither."""
+def named_file(text: str, beside: Path, where: str, kind: PresetKind | None = None) -> Path:
+    """The file named at `where`: a path from that file's folder (`beside`'s for the command line), or the name of a
+    shipped experiment, or preset of that kind. Raises ConfigError, beginning with `where`, if there is neither."""
     folder = folder_of_origin(where, beside.parent)
-    path, shipped = folder / text, EXPERIMENTS / f"{text}.yaml"
+    path, shipped = folder / text, EXPERIMENTS / (kind or "") / f"{text}.yaml"
     if path.is_file():
         return path
     if len(Path(text).parts) == 1 and shipped.is_file():
         return shipped
-    names = experiment_names()
+    names = experiment_names() if kind is None else available_presets(kind)
     raise ConfigError(
         f"{where}: {text}: no such file; {nearest(Path(text).stem, names, _QUESTION)}give a path from "
         f"{folder.resolve()}, or a shipped name: {', '.join(names)}"

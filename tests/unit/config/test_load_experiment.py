@@ -224,8 +224,8 @@ def test_sft_is_as_long_as_epochs_or_steps_say_and_not_both():
     assert (by_steps.num_steps(8), load_experiment(SMOKE).sft.num_steps(9)) == (9, 5)  # 2 x 9 / 4, up
 
 
-def terms(*overrides):
-    return {term.name: term for term in load_experiment(SMOKE, overrides).objective.terms}
+def terms(*overrides, file=SMOKE):
+    return {term.name: term for term in load_experiment(file, overrides).objective.terms}
 
 
 def test_an_element_of_a_list_is_overridden_by_its_name():
@@ -233,6 +233,47 @@ def test_an_element_of_a_list_is_overridden_by_its_name():
     assert (before["off_policy"].loss.shaping.gamma, after["off_policy"].loss.shaping.gamma) == (0.1, 0.3)
     assert list(after) == list(before)
     assert {**after, "off_policy": None} == {**before, "off_policy": None}
+
+
+KL = "{select: on_policy, loss: {kind: kl, estimator: k3}, normaliser: {mode: token, population: own}}"
+
+
+def test_a_method_extends_a_shipped_one_by_its_name_and_its_terms_merge_by_theirs(child, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        f"extends: luffy\nobjective:\n  terms:\n    off_policy: {{loss: {{shaping: {{gamma: 0.2}}}}}}\n    kl: {KL}\n"
+    )
+    mine = terms(file=child("chain: rl\nmethod: mine.yaml\n"))
+    assert list(mine) == ["on_policy", "off_policy", "entropy", "kl"]
+    assert mine["off_policy"].loss.shaping.gamma == 0.2 and mine["off_policy"].loss.behavior == "one"
+    again = terms(file=child(f"chain: rl\nmethod: luffy\nobjective: {{terms: {{kl: {KL}}}}}\n"))
+    assert again["kl"] == mine["kl"] and mine["kl"].loss.estimator == "k3"
+    assert terms(f"objective.terms.kl={KL}", "objective.terms.kl.coefficient=0.5")["kl"].coefficient.value == 0.5
+
+
+def test_null_removes_a_term_and_the_lines_of_the_others_stay_theirs(child, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "extends: luffy\nobjective:\n  terms:\n    on_policy: null\n    entropy: {coefficient: no}\n"
+    )
+    with pytest.raises(ConfigError, match=r"mine.yaml:5: objective.terms.entropy.coefficient"):
+        load_experiment(child("chain: rl\nmethod: mine.yaml\n"))
+    assert list(terms("objective.terms.entropy=null")) == ["on_policy", "off_policy"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "objective.terms.of_policy={coefficient: 2}",
+            "no element 'of_policy' .*did you mean 'off_policy'.*also needs",
+        ),
+        ("objective.terms.kl.coefficient=2", "no element 'kl' in this list; there are on_policy, off_policy, entropy"),
+        ("objective.terms.kl=2", "no element 'kl' in this list"),
+        ("objective.terms.kl=null", "no element 'kl' in this list"),
+    ],
+)
+def test_an_element_that_is_not_there_is_named_with_those_that_are(override, message):
+    with pytest.raises(ConfigError, match=f"^command line: objective.terms.*{message}"):
+        terms(override)
 
 
 def test_an_element_is_overridden_by_its_index_and_by_another_kind_too():

@@ -92,7 +92,13 @@ def test_every_method_loads_over_smoke_with_groups_of_eight_and_names_its_paper_
     config = load_experiment(ROOT / "smoke.yaml", [f"method={name}", f"chain={chain}", *teacher_overrides(name)])
     assert (config.method, config.objective is not None) == (name, chain == "rl")
     assert config.objective is None or config.objective.group.size == 8
-    comment = (ROOT / "methods" / f"{name}.yaml").read_text().split("\nobjective:")[0].split("\nchain:")[0]
+    comment = (
+        (ROOT / "methods" / f"{name}.yaml")
+        .read_text()
+        .split("\nextends:")[0]
+        .split("\nobjective:")[0]
+        .split("\nchain:")[0]
+    )
     assert "arXiv" in comment or "LUFFY paper" in comment
     assert "# Normaliser:" in comment or "Normaliser, " in comment or "normaliser" in comment
 
