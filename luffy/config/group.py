@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from luffy.config.strict import Fraction, PositiveShare, Share, ShareBelowOne, StrictModel
+from luffy.config.strict import Fraction, ImportPath, PositiveShare, Share, ShareBelowOne, StrictModel
 from luffy.config.terms import ScheduledValue, Written, bounds, depends_on_length
 
 
@@ -84,6 +84,23 @@ class RawAdvantage(_Advantage):
     written: ClassVar[str] = "R_i"
 
 
+class CustomAdvantage(_Advantage):
+    """Advantages of your own: `function(rows, **options)`, from a `luffy.objectives.advantages.RowRewards` (all rows of
+    an RL step) to a float64 advantage of each row, `(B,)`."""
+
+    kind: Literal["custom"]
+    population: ClassVar[Literal["joint"]] = "joint"
+    function: ImportPath
+    """`package.module:function`, importable from the working directory or the environment. The module is part of the
+    stage's key, what it imports is not."""
+    options: dict[str, int | float | bool | str | None] = Field(default={})
+    """Keyword arguments of the function."""
+
+    def formula(self) -> str:
+        given = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"{self.function}(R, lengths, groups{given})"
+
+
 class NoAdvantage(_Advantage):
     """A_i = 0: no term uses the rewards, which are measured all the same (pure distillation)."""
 
@@ -109,7 +126,7 @@ class GeneralizedAdvantage(_Advantage):
 ComparedAdvantage = (
     GroupMeanAdvantage | LeaveOneOutAdvantage | LengthWeightedAdvantage | PassAtKAdvantage | GlobalBatchAdvantage
 )
-GroupAdvantage = ComparedAdvantage | RawAdvantage | NoAdvantage
+GroupAdvantage = ComparedAdvantage | RawAdvantage | CustomAdvantage | NoAdvantage
 """Estimators that give each row one number."""
 AdvantageConfig = Annotated[GroupAdvantage | GeneralizedAdvantage, Field(discriminator="kind")]
 

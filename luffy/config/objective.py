@@ -18,16 +18,17 @@ from luffy.config.group import (
 from luffy.config.strict import StrictModel
 from luffy.config.terms import (
     AdaptiveValue,
+    CustomLoss,
     DistillationLoss,
     EntropyLoss,
     ImportanceCorrection,
     KLLoss,
     NegativeLogLikelihoodLoss,
-    PolicyGradientLoss,
     ShapedSurrogateLoss,
     TermConfig,
     complaints_about,
     depends_on_length,
+    reads,
 )
 
 
@@ -42,7 +43,8 @@ class SupervisedObjectiveConfig(StrictModel):
 
     def _complaints(self) -> Iterator[str]:
         yield from complaints_about(self.terms)
-        wrong = [term.name for term in self.terms if not isinstance(term.loss, NegativeLogLikelihoodLoss | EntropyLoss)]
+        supervised = NegativeLogLikelihoodLoss | EntropyLoss | CustomLoss
+        wrong = [term.name for term in self.terms if not isinstance(term.loss, supervised) or _needs_rollouts(term)]
         if wrong := wrong or [term.name for term in self.terms if term.select == "on_policy"]:
             yield f"terms {', '.join(wrong)}: SFT has neither rollouts nor rewards; use nll or entropy"
         if any(term.gate is not None for term in self.terms):
@@ -51,6 +53,10 @@ class SupervisedObjectiveConfig(StrictModel):
             yield "an adaptive coefficient reacts only to RL steps; give SFT a number or a schedule"
         if any(term.normaliser.mode == "constant" for term in self.terms):
             yield "normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence"
+
+
+def _needs_rollouts(term: TermConfig) -> bool:
+    return any(reads(term.loss, what) for what in ("advantage", "sampler", "reference", "teacher"))
 
 
 class InterleavedSFTConfig(SupervisedObjectiveConfig):
@@ -84,16 +90,21 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def needs_reference(self) -> bool:
-        return any(isinstance(term.loss, KLLoss) and term.loss.against == "reference" for term in self.terms)
+        return any(
+            (isinstance(term.loss, KLLoss) and term.loss.against == "reference") or reads(term.loss, "reference")
+            for term in self.terms
+        )
 
     @property
     def needs_teacher(self) -> bool:
-        return any(isinstance(term.loss, DistillationLoss) for term in self.terms)
+        return any(isinstance(term.loss, DistillationLoss) or reads(term.loss, "teacher") for term in self.terms)
 
     @property
     def learns_by_advantage(self) -> bool:
         """Whether all terms of an RL step are weighted by advantages, except regularising ones (entropy, KL)."""
-        by_advantage = all(isinstance(term.loss, PolicyGradientLoss | EntropyLoss | KLLoss) for term in self.terms)
+        by_advantage = all(
+            term.is_policy_gradient or isinstance(term.loss, EntropyLoss | KLLoss) for term in self.terms
+        )
         return by_advantage and self.interleaved_sft is None
 
     @property
@@ -157,7 +168,9 @@ class ObjectiveConfig(StrictModel):
                     f"term {term.name!r}: hinted rows have log-probabilities of their own; set behavior: recorded, so "
                     "that the ratio is to the policy with the hint"
                 )
-            elif term.is_policy_gradient and not isinstance(term.loss, ShapedSurrogateLoss):
+            elif term.is_policy_gradient and not (
+                isinstance(term.loss, ShapedSurrogateLoss) or reads(term.loss, "sampler")
+            ):
                 yield (
                     f"term {term.name!r}: {term.loss.kind} takes hinted rows for samples of the bare prompt; set "
                     "select: on_policy, and learn from them by a shaped_surrogate with behavior: recorded, or "

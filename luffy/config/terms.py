@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
-from luffy.config.strict import Fraction, Name, PositiveShare, ShareBelowOne, StrictModel
+from luffy.config.strict import Fraction, ImportPath, Name, PositiveShare, ShareBelowOne, StrictModel
 
 _INFINITY = float("inf")
 
@@ -366,11 +366,35 @@ class DistillationLoss(Written):
     written: ClassVar[str] = "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
 
 
+CustomInput = Literal["advantage", "entropy", "temperature_one", "reference", "teacher", "sampler", "sequence"]
+
+
+class CustomLoss(StrictModel):
+    """A loss of your own: `function(tokens, **options)`, from a `luffy.objectives.losses.TokenBatch` to a loss of shape
+    `(B, T)`, in which each sampled token's entry depends on its own sequence alone."""
+
+    kind: Literal["custom"]
+    function: ImportPath
+    """`package.module:function`, importable from the working directory or the environment. The module is part of the
+    stage's key, what it imports is not."""
+    reads: tuple[CustomInput, ...] = ("advantage",)
+    """What the function reads besides `logp_BT`, `logp_old_BT` and `selected_BT`. `advantage`: the term is a policy
+    gradient, and counts in the joint denominator. `entropy`: with gradient. `temperature_one`: `untempered_logp_BT` and
+    `untempered_entropy_BT`. `reference`, `teacher`: log-probabilities that are computed only for terms that read them.
+    `sampler`: `logp_behavior_BT`, NaN where unknown. `sequence`: which tokens belong together."""
+    options: dict[str, int | float | bool | str | None] = Field(default={})
+    """Keyword arguments of the function."""
+
+    def formula(self) -> str:
+        given = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"{self.function}(log p, log pi_old{''.join(f', {name}' for name in self.reads)}{given})"
+
+
 OnPolicySurrogate = (
     SurrogateLoss | ClippedSurrogateLoss | SequenceSurrogateLoss | CispoLoss | AipoLoss | TotalVariationMaskedLoss
 )
 OffPolicySurrogate = ShapedSurrogateLoss | MultipleImportanceLoss
-AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss | DistillationLoss
+AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss | DistillationLoss | CustomLoss
 PolicyGradientLoss = OnPolicySurrogate | OffPolicySurrogate
 """Losses that weigh a token by its advantage; together they share the joint denominator."""
 BehaviorLoss = AipoLoss | TotalVariationMaskedLoss | DistillationLoss
@@ -380,6 +404,11 @@ BehaviorLoss = AipoLoss | TotalVariationMaskedLoss | DistillationLoss
 def is_untempered(loss: object) -> bool:
     """Whether a loss sees the policy at temperature 1, whatever the rollouts' temperature is."""
     return isinstance(loss, NegativeLogLikelihoodLoss | EntropyLoss) and loss.temperature == "one"
+
+
+def reads(loss: object, what: CustomInput) -> bool:
+    """Whether a loss of the user's own reads such tensors."""
+    return isinstance(loss, CustomLoss) and what in loss.reads
 
 
 LossConfig = Annotated[PolicyGradientLoss | AuxiliaryLoss, Field(discriminator="kind")]
@@ -464,13 +493,23 @@ class TermConfig(StrictModel):
 
     @property
     def is_policy_gradient(self) -> bool:
-        return isinstance(self.loss, PolicyGradientLoss)
+        return isinstance(self.loss, PolicyGradientLoss) or reads(self.loss, "advantage")
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        """Whether its loss differentiates the entropy, which otherwise is only measured."""
+        return isinstance(self.loss, EntropyLoss) or reads(self.loss, "entropy")
+
+    @property
+    def is_untempered(self) -> bool:
+        """Whether its loss sees the policy at temperature 1, whatever the rollouts' temperature is."""
+        return is_untempered(self.loss) or reads(self.loss, "temperature_one")
 
     @property
     def takes_sampler_for_trainer(self) -> bool:
         """Whether it treats rollouts as sampled by the trainer's weights of this step."""
         learns = self.is_policy_gradient or (self.gate is not None and self.gate.outcome is not None)
-        corrected = self.correction is not None or isinstance(self.loss, BehaviorLoss)
+        corrected = self.correction is not None or isinstance(self.loss, BehaviorLoss) or reads(self.loss, "sampler")
         return learns and self.select != "off_policy" and not corrected
 
     @property
@@ -484,6 +523,8 @@ class TermConfig(StrictModel):
             return "loss.kind: sequence_surrogate"
         if isinstance(self.loss, NegativeLogLikelihoodLoss) and self.loss.token_weight.startswith("exp_"):
             return f"loss.token_weight: {self.loss.token_weight}"
+        if reads(self.loss, "sequence"):
+            return "loss.reads: sequence"
         if self.correction is not None and self.correction.level == "sequence":
             return "correction.level: sequence"
         return "top_entropy_share" if self.top_entropy_share is not None else None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from luffy.config.group import (
     AdvantageConfig,
+    CustomAdvantage,
     GeneralizedAdvantage,
     GlobalBatchAdvantage,
     GroupAdvantage,
@@ -22,6 +23,7 @@ from luffy.config.group import (
     PassAtKAdvantage,
     RawAdvantage,
 )
+from luffy.objectives.custom import called
 from luffy.objectives.objective import SumOverRanks
 
 _EPS = 1e-6
@@ -74,9 +76,12 @@ def group_advantages(rows: RowRewards, config: AdvantageConfig) -> Tensor:
 
     A row alone in its population has advantage 0, except under `global_batch` without a group baseline, which compares
     with the whole batch. Rewards that are all equal give exactly 0 everywhere. Neither holds for `raw`, which has no
-    baseline. GAE computes advantages per token (`generalized_advantages`).
+    baseline, nor for the user's own, which raises ConfigError where it fails. GAE computes advantages per token
+    (`generalized_advantages`).
     """
     assert isinstance(config, GroupAdvantage), f"{config.kind} gives no advantages to whole rows"
+    if isinstance(config, CustomAdvantage):
+        return called(config.function, "objective.advantage", rows, config.options, rows.reward_B.shape).double()
     joint = config.population == "joint"
     reward_B = rows.reward_B.double()
     population = _Population(

@@ -7,8 +7,8 @@ Shape legend: `B` rows, `T` tokens; a packed row holds several sequences, `S` in
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import singledispatch
 
 import torch
@@ -18,6 +18,8 @@ from luffy.config.terms import (
     AipoLoss,
     CispoLoss,
     ClippedSurrogateLoss,
+    CustomInput,
+    CustomLoss,
     DistillationLoss,
     EntropyLoss,
     IdentityShaping,
@@ -33,10 +35,13 @@ from luffy.config.terms import (
     ShapedSurrogateLoss,
     ShapingConfig,
     SurrogateLoss,
+    TermConfig,
     TokenWeight,
     TotalVariationMaskedLoss,
     is_untempered,
 )
+from luffy.errors import ConfigError
+from luffy.objectives.custom import called
 
 _MAX_ABS_LOG_RATIO = 20.0
 """Bound on the log-ratio of a divergence, both ways, as in the common frameworks."""
@@ -194,6 +199,60 @@ def distillation(config: DistillationLoss, tokens: TokenBatch) -> Tensor:
 def log_sampler_over_teacher(tokens: TokenBatch) -> Tensor:
     """`(B, T)` log(mu / q): on the sampler's own tokens, an unbiased estimate of KL(mu || q)."""
     return logp_sampler(tokens) - tokens.logp_teacher_BT
+
+
+@token_loss.register
+def custom(config: CustomLoss, tokens: TokenBatch) -> Tensor:
+    """The user's own; ConfigError where it fails or reads what its term does not name in `reads`."""
+    return called(config.function, "loss", _Named(tokens, config), config.options, tokens.logp_BT.shape)
+
+
+class _Named:
+    """The tensors of a batch that a custom loss has named: the others may hold no values."""
+
+    def __init__(self, tokens: TokenBatch, config: CustomLoss) -> None:
+        self._tokens, self._config = tokens, config
+
+    def __getattr__(self, name: str) -> Tensor:
+        missing = [what for what in _READ_AS.get(name, ()) if what not in self._config.reads]
+        if missing:
+            raise ConfigError(f"loss: {self._config.function} reads {name}; add {missing[0]} to loss.reads")
+        found: Tensor = getattr(self._tokens, name)
+        return found
+
+
+_READ_AS: dict[str, tuple[CustomInput, ...]] = {
+    "advantage_BT": ("advantage",),
+    "entropy_BT": ("entropy",),
+    "untempered_logp_BT": ("temperature_one",),
+    "untempered_entropy_BT": ("temperature_one", "entropy"),
+    "logp_ref_BT": ("reference",),
+    "logp_teacher_BT": ("teacher",),
+    "logp_behavior_BT": ("sampler",),
+    "sequence_BT": ("sequence",),
+}
+
+
+_DIFFERENTIATED = ("logp_BT", "entropy_BT", "untempered_logp_BT", "untempered_entropy_BT")
+
+
+def check_custom(terms: Sequence[TermConfig]) -> None:
+    """Call every custom loss on a small batch; ConfigError for one that cannot be used, before anything is sampled."""
+    for term in terms:
+        if isinstance(term.loss, CustomLoss):
+            zeros_BT = torch.zeros(2, 3)
+            score_BT = (zeros_BT - 1.0).requires_grad_()
+            batch = {each.name: score_BT if each.name in _DIFFERENTIATED else zeros_BT for each in fields(TokenBatch)}
+            batch |= {"sequence_BT": zeros_BT.long(), "selected_BT": zeros_BT == 0}
+            try:
+                loss_BT = token_loss(term.loss, TokenBatch(**batch))
+            except ConfigError as error:
+                raise ConfigError(f"objective.terms.{term.name}.{error}") from error.__cause__
+            if not loss_BT.requires_grad:
+                raise ConfigError(
+                    f"objective.terms.{term.name}.loss: the loss that {term.loss.function} returns has no gradient; "
+                    "compute it from logp_BT"
+                )
 
 
 def _clipped_minimum(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) -> Tensor:

@@ -20,7 +20,6 @@ from luffy.config.terms import (
     AipoLoss,
     CispoLoss,
     ClippedSurrogateLoss,
-    EntropyLoss,
     GateConfig,
     ImportanceCorrection,
     LossConfig,
@@ -30,7 +29,6 @@ from luffy.config.terms import (
     ShapedSurrogateLoss,
     SurrogateLoss,
     TermConfig,
-    is_untempered,
 )
 from luffy.objectives.losses import (
     TokenBatch,
@@ -130,12 +128,12 @@ class LossOutput:
 
 def needs_entropy_gradient(terms: Sequence[TermConfig]) -> bool:
     """Whether a term differentiates the entropy (otherwise it is only measured)."""
-    return any(isinstance(term.loss, EntropyLoss) for term in terms)
+    return any(term.needs_entropy_gradient for term in terms)
 
 
 def needs_untempered(terms: Sequence[TermConfig]) -> bool:
     """Whether a term sees the policy at temperature 1."""
-    return any(is_untempered(term.loss) for term in terms)
+    return any(term.is_untempered for term in terms)
 
 
 def objective_loss(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: Tensor) -> LossOutput:

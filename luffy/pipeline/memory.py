@@ -23,7 +23,6 @@ from luffy.config import ExperimentConfig
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.model import ModelConfig
-from luffy.config.terms import is_untempered
 from luffy.config.training import ModelTeacher, SelfTeacher
 from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapter_parameters, architecture_of
 
@@ -320,7 +319,7 @@ class _Rank:
             tokens,
             chunk,
             compiled=self._execution.compile,
-            untempered=rl is not None and rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
+            untempered=rl is not None and rl.temperature != 1.0 and any(term.is_untempered for term in terms),
             frozen=self._lora is not None,
         )
         per_logit = logits // (chunk * shape.vocabulary_size)

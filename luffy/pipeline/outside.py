@@ -7,6 +7,7 @@ from pathlib import Path
 from luffy.config.data import CustomSource, FileSource, HubSource
 from luffy.config.environment import CustomEnvironment, EpisodeScoring, ToolsEnvironment
 from luffy.config.grading import CustomGrader
+from luffy.config.group import CustomAdvantage
 from luffy.config.model import locate, model_files
 from luffy.config.settings import (
     BaseSettings,
@@ -18,6 +19,7 @@ from luffy.config.settings import (
 )
 from luffy.config.shipped import expand_pattern, local_path, template_file
 from luffy.config.strict import StrictModel
+from luffy.config.terms import CustomLoss
 from luffy.config.training import ModelTeacher
 from luffy.errors import DataError
 from luffy.import_paths import module_file
@@ -70,7 +72,7 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
     match value:
         case CustomSource(factory=path) | CustomEnvironment(factory=path):
             imports = [("factory", path)]
-        case CustomGrader(function=path):
+        case CustomGrader(function=path) | CustomLoss(function=path) | CustomAdvantage(function=path):
             imports = [("function", path)]
         case ToolsEnvironment(tools=tools):
             imports = [("tools", tool) for tool in tools if ":" in tool]

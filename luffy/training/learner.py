@@ -26,6 +26,7 @@ from luffy.config.settings import RLSettings
 from luffy.config.terms import ConstantValue, TermConfig
 from luffy.config.training import ModelTeacher, OptimizerConfig, RLConfig, ServedTeacher
 from luffy.objectives.advantages import generalized_advantages, whiten
+from luffy.objectives.losses import check_custom
 from luffy.objectives.objective import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier
 from luffy.seeds import derive_seed
@@ -90,6 +91,8 @@ class Learner:
         assert (self.critic is not None) == self.objective.needs_critic
         assert (self.reference is not None) == self.objective.needs_reference
         assert (self.teacher is not None) == self.objective.needs_teacher
+        sft = self.objective.interleaved_sft
+        check_custom((*self.objective.terms, *(() if sft is None else sft.terms)))
         self.adaptive = AdaptiveCoefficients(self.objective.terms)
 
     def learn(self, shard: Shard, step: int) -> Metrics:

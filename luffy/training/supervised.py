@@ -16,6 +16,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType, LoRAConfig
 from luffy.config.terms import TermConfig
 from luffy.config.training import OptimizerConfig
+from luffy.objectives.losses import check_custom
 from luffy.objectives.schedules import objective_at, schedule_multiplier
 from luffy.seeds import derive_seed
 from luffy.stop_request import StoppedOnRequest, stop_is_requested
@@ -72,6 +73,7 @@ class SupervisedRank:
     """One rank, in an existing process group (`luffy.training.ranks`)."""
 
     def __init__(self, policy: Policy, plan: SupervisedPlan, checkpoints: CheckpointStore, pad_id: int) -> None:
+        check_custom(plan.terms)
         self.policy = policy
         self._plan = plan
         self._checkpoints = checkpoints

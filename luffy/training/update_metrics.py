@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from luffy.config.terms import DistillationLoss, TermConfig
+from luffy.config.terms import CustomLoss, DistillationLoss, TermConfig
 from luffy.model_shape import ModelArchitecture, from_model_config
 from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
 from luffy.objectives.objective import LossOutput, SumOverRanks, limited, logp_gradients, passes, select
@@ -48,6 +48,11 @@ _MEANS = (
 )
 
 
+def _has_limits(term: TermConfig) -> bool:
+    """Whether the tokens that a policy-gradient term clips are known: not those of a loss of the user's own."""
+    return term.is_policy_gradient and not isinstance(term.loss, CustomLoss)
+
+
 class UpdateMetrics:
     """Accumulates the metrics of an optimizer step; those without any tokens are left out, never 0 or NaN.
 
@@ -62,7 +67,7 @@ class UpdateMetrics:
             names += [f"actor/{term.name}_entropy"]
             names += [f"actor/{term.name}_gated_fraction"] if term.gate is not None else []
             names += [f"actor/{term.name}_reverse_kl"] if isinstance(term.loss, DistillationLoss) else []
-            names += [f"actor/{term.name}_clip_fraction"] if term.is_policy_gradient else []
+            names += [f"actor/{term.name}_clip_fraction"] if _has_limits(term) else []
         self._edges = _EDGES.to(device())
         self._means = {name: self._zeros(2) for name in names}
         """Sum and count."""
@@ -101,9 +106,10 @@ class UpdateMetrics:
                 self._mean(f"actor/{term.name}_reverse_kl", log_sampler_over_teacher(tokens), selected_BT)
             if not term.is_policy_gradient:
                 continue
-            limited_BT = limited(tokens, term, selected_BT)
-            self._mean(f"actor/{term.name}_clip_fraction", limited_BT, selected_BT)
-            self._mean("actor/clip_fraction", limited_BT, selected_BT)
+            if _has_limits(term):
+                limited_BT = limited(tokens, term, selected_BT)
+                self._mean(f"actor/{term.name}_clip_fraction", limited_BT, selected_BT)
+                self._mean("actor/clip_fraction", limited_BT, selected_BT)
             # Weight of grad log pi_theta at advantage 1: rho f'(rho) with policy shaping, r with the plain surrogate.
             signal_BT = weight_BT * tokens.advantage_BT.double()
             has_signal_BT = signal_BT != 0

@@ -37,6 +37,8 @@ SCORED = "environment={kind: guess_number, scoring: {measures: {m: 'my_code.inne
         (TOOLS, "rl"),
         (SCORED, "rl"),
         ("environment={kind: custom, factory: 'my_code.inner:one'}", "rl"),
+        ("objective.terms.on_policy.loss={kind: custom, function: 'my_code.inner:one'}", "rl"),
+        ("objective.advantage={kind: custom, function: 'my_code.inner:one'}", "rl"),
     ],
 )
 def test_the_users_own_code_is_identity_and_is_not_run(opened, tmp_path, monkeypatch, chosen, stage):

@@ -1,0 +1,165 @@
+"""Losses and advantages of the user's own: the bytes of a shipped one, and a line for each failure."""
+
+import copy
+import dataclasses
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model
+from torch import Tensor
+
+from luffy.config import load_experiment
+from luffy.config.group import CustomAdvantage, GroupMeanAdvantage
+from luffy.config.terms import CustomLoss, TermConfig
+from luffy.errors import ConfigError
+from luffy.objectives.advantages import RowRewards, group_advantages
+from luffy.objectives.explain import explain_terms
+from luffy.objectives.losses import TokenBatch, bounded_exp, check_custom, token_loss
+from luffy.training.policy import Policy
+
+SMOKE = "exp_configs/smoke.yaml"
+
+
+def on_policy(tokens: TokenBatch) -> Tensor:
+    return -tokens.advantage_BT * bounded_exp(tokens.logp_BT - tokens.logp_old_BT)
+
+
+def shaped(tokens: TokenBatch, gamma: float) -> Tensor:
+    """p / (p + gamma), in the arithmetic of the shipped one."""
+    return -tokens.advantage_BT * torch.sigmoid(tokens.logp_BT - math.log(gamma))
+
+
+def bonus(tokens: TokenBatch) -> Tensor:
+    return -tokens.entropy_BT
+
+
+def mean_of_rewards(rows: RowRewards) -> Tensor:
+    return rows.reward_B - rows.reward_B.mean()
+
+
+def unfinished(tokens: TokenBatch) -> Tensor:
+    raise KeyError("x")
+
+
+@pytest.fixture(autouse=True)
+def mine(monkeypatch) -> None:
+    module = ModuleType("mine")
+    functions = {
+        **{function.__name__: function for function in (on_policy, shaped, bonus, mean_of_rewards, unfinished)},
+        "listed": lambda tokens: tokens.logp_BT.tolist(),
+        "summed": lambda tokens: tokens.logp_BT.sum(),
+        "constant": lambda tokens: tokens.logp_BT.detach(),
+        "number": 3,
+    }
+    module.__dict__.update(functions)
+    monkeypatch.setitem(sys.modules, "mine", module)
+
+
+def custom(name: str, **fields: object) -> CustomLoss:
+    return CustomLoss(kind="custom", function=f"mine:{name}", **fields)
+
+
+def with_loss(term: TermConfig, loss: CustomLoss) -> TermConfig:
+    return term.model_copy(update={"loss": loss})
+
+
+def gradients(model, step) -> list[Tensor]:
+    policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(micro_batch_tokens=40, packing=True), "float32", 0.7)
+    policy.accumulate(make_batch("luffy", model), step)
+    return [parameter.grad.clone() for parameter in policy.causal_lm.parameters()]
+
+
+def test_luffy_written_as_losses_of_ones_own_has_the_bytes_of_the_preset() -> None:
+    model, step = tiny_model(), step_of("luffy")
+    own = [custom("on_policy"), custom("shaped", options={"gamma": 0.1}), custom("bonus", reads=("entropy",))]
+    terms = tuple(with_loss(term, loss) for term, loss in zip(step.terms, own, strict=True))
+    check_custom(terms)
+    found = gradients(model, dataclasses.replace(step, terms=terms))
+    assert all(torch.equal(one, other) for one, other in zip(found, gradients(model, step), strict=True))
+    explained = "\n".join(explain_terms(terms, 32))
+    assert "mine:shaped(log p, log pi_old, advantage, gamma=0.1)" in explained
+    assert "the number of tokens of on_policy and off_policy" in explained, "they share the joint denominator"
+
+
+def test_the_losses_of_the_documentation(monkeypatch) -> None:
+    code = Path("docs/methods.md").read_text().split("```python\n# mine.py\n")[1].split("```")[0]
+    exec(code, sys.modules["mine"].__dict__)
+    model, step = tiny_model(), step_of("luffy")
+    again = with_loss(step.terms[1], custom("shaped", options={"gamma": 0.1}))
+    found = gradients(model, dataclasses.replace(step, terms=(step.terms[0], again, step.terms[2])))
+    for one, other in zip(found, gradients(model, step), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    term = with_loss(step_of("on_policy").terms[0], custom("topr", reads=("advantage", "sampler", "sequence")))
+    check_custom([term])
+    logp_BT = torch.tensor([[-1.0, -2.0], [-1.0, -2.0]], requires_grad=True)
+    zeros_BT, ones_BT = torch.zeros(2, 2), torch.ones(2, 2)
+    tokens = {field.name: zeros_BT for field in dataclasses.fields(TokenBatch)} | {
+        "logp_BT": logp_BT,
+        "logp_behavior_BT": torch.tensor([[-0.5, -1.0], [-0.5, -1.0]]),
+        "advantage_BT": torch.tensor([[1.0, 1.0], [-1.0, -1.0]]),
+        "sequence_BT": torch.tensor([[0, 0], [1, 1]]),
+        "selected_BT": ones_BT.bool(),
+    }
+    (gradient_BT,) = torch.autograd.grad(token_loss(term.loss, TokenBatch(**tokens)).sum(), logp_BT)
+    ratio = math.exp(-1.5)
+    torch.testing.assert_close(gradient_BT, torch.tensor([[-1.0, -1.0], [ratio, ratio]]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (custom("bonus"), "loss: mine:bonus reads entropy_BT; add entropy to loss.reads"),
+        (custom("on_policy", reads=()), "loss: mine:on_policy reads advantage_BT; add advantage to loss.reads"),
+        (custom("shaped"), r"loss: mine:shaped fails: TypeError: .*gamma"),
+        (custom("unfinished"), "loss: mine:unfinished fails: KeyError: 'x'"),
+        (custom("nothing"), "loss: mine:nothing cannot be imported"),
+        (custom("number"), "loss: mine:number is a int, not a function"),
+        (custom("listed"), r"loss: mine:listed returns a list; return a floating tensor of shape \(2, 3\)"),
+        (custom("summed"), r"loss: mine:summed returns a torch.float32 tensor of shape \(\); return"),
+        (custom("constant"), "loss: the loss that mine:constant returns has no gradient; compute it from logp_BT"),
+    ],
+    ids=lambda value: value.function if isinstance(value, CustomLoss) else "",
+)
+def test_a_loss_that_cannot_be_used_is_one_line_before_anything_is_sampled(loss: CustomLoss, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^objective\.terms\.on_policy\.{message}"):
+        check_custom([with_loss(step_of("luffy").terms[0], loss)])
+
+
+def test_advantages_of_ones_own() -> None:
+    reward_B = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    rows = RowRewards(reward_B, torch.ones(4), torch.zeros(4, dtype=torch.long), torch.zeros(4, dtype=torch.bool))
+    own = CustomAdvantage(kind="custom", function="mine:mean_of_rewards")
+    shipped = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
+    assert torch.equal(group_advantages(rows, own), group_advantages(rows, shipped))
+    with pytest.raises(ConfigError, match=r"^objective.advantage: mine:number is a int"):
+        group_advantages(rows, own.model_copy(update={"function": "mine:number"}))
+
+
+@pytest.mark.parametrize(
+    ("reads", "found"),
+    [
+        ("reference", "needs_reference"),
+        ("teacher", "needs_teacher"),
+    ],
+)
+def test_what_a_loss_reads_is_computed(reads: str, found: str) -> None:
+    loss = f"{{kind: custom, function: 'mine:bonus', reads: [{reads}]}}"
+    overrides = [
+        "chain=rl",
+        "method=on_policy",
+        f"objective.terms.mine={{select: on_policy, loss: {loss}, normaliser: {{mode: token, population: own}}}}",
+        *(["rl.teacher={kind: model, path: /models/teacher}"] if reads == "teacher" else []),
+    ]
+    objective = load_experiment(SMOKE, overrides).objective
+    assert objective is not None and getattr(objective, found)
+
+
+def test_sft_has_no_rewards_for_a_loss_of_ones_own() -> None:
+    loss = "sft.objective.terms.sft.loss={kind: custom, function: 'mine:bonus', reads: [%s]}"
+    assert load_experiment(SMOKE, ["chain=sft", "method=sft", loss % "entropy"]).sft is not None
+    with pytest.raises(ConfigError, match="SFT has neither rollouts nor rewards"):
+        load_experiment(SMOKE, ["chain=sft", "method=sft", loss % "advantage"])
