@@ -157,7 +157,7 @@ class ChoicesField(StrictModel):
 
 
 class FieldsConfig(StrictModel):
-    """How the columns of a file become a prompt; without it, the file has the columns of LUFFY and verl."""
+    """How the columns of a file become a prompt, where they are of no layout that is recognised."""
 
     data_source: str
     """Names the benchmark or corpus; part of the uid."""
@@ -205,7 +205,8 @@ class _StoredRows(StrictModel):
     """No text of its rows is shown in messages, samples of rejected rows or the card, and `extra_info.confidential` of
     its rows says so (GPQA's authors ask that its examples not be spread)."""
     fields: FieldsConfig | None = None
-    """Which columns to read; None: those of LUFFY and verl (`luffy.data.schema`)."""
+    """Which columns to read; None: those of LUFFY and verl (`luffy.data.schema`), or of another layout that is
+    recognised (TRL, open-r1, prime-rl, OpenRLHF, NuminaMath, GSM8K, DeepScaleR), as the log says."""
 
 
 class FileSource(_StoredRows):
@@ -214,11 +215,8 @@ class FileSource(_StoredRows):
     reader: ClassVar[str] = "luffy.data.sources.stored_rows:FilePrompts"
     kind: Literal["file"]
     path: str
-    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*`, read by name. Relative to the working directory."""
-
-    def _complaints(self) -> Iterator[str]:
-        if self.path.endswith(".csv") and self.fields is None:
-            yield "a .csv file cannot hold the nested columns of LUFFY and verl; give fields"
+    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*`, read by name. Relative to the working directory.
+    In a `.csv` file nested columns are JSON text."""
 
 
 class HubSource(_StoredRows):

@@ -76,12 +76,14 @@ def iterate_prompts(path: Path) -> Iterator[Prompt]:
             ) from None
 
 
-def read_rows(path: Path, columns: Sequence[str], required: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
+def read_rows(
+    path: Path, columns: Sequence[str] | None, required: Sequence[str]
+) -> Iterator[Mapping[str, object] | RowError]:
     """Yield the rows of any parquet file, a few in memory at a time.
 
     A row with a value that Python does not have, such as undecodable text, is a `RowError`. Only `present_columns` are
-    read. Raises DataError where the file is missing, is not parquet, is truncated or lacks one of the `required`
-    columns.
+    read, all columns for None. Raises DataError where the file is missing, is not parquet, is truncated or lacks one of
+    the `required` columns.
     """
     try:
         # With a buffer, a column of a large row group is read piece by piece.
@@ -96,7 +98,7 @@ def read_rows(path: Path, columns: Sequence[str], required: Sequence[str]) -> It
         hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
         found = ", ".join(names)
         raise DataError(f"{path}: column {', '.join(missing)} missing; found {found} ({hint})")
-    present = present_columns(columns, names)
+    present = names if columns is None else present_columns(columns, names)
     count = 0
     with file:
         try:

@@ -260,9 +260,9 @@ class RowFilter:
         golds = dict(zip(unproven, found, strict=True))
         for place, row in enumerate(judged):
             gold = golds.get(place, (MEETS_ITSELF, Outcome.CORRECT))
-            fails = gold[0] == FAILS and (row.reason is None or row.lost_its_traces)
-            rejected = {"reason": Rejection.REFERENCE_FAILS, "lost_its_traces": False} if fails else {}
-            judged[place] = dataclasses.replace(row, gold=gold, **rejected)
+            judged[place] = row = dataclasses.replace(row, gold=gold)
+            if gold[0] == FAILS and (row.reason is None or row.lost_its_traces):
+                judged[place] = dataclasses.replace(row, reason=Rejection.REFERENCE_FAILS, lost_its_traces=False)
         return judged
 
     def normalised(self, prompts: Sequence[Prompt]) -> list[Prompt]:
