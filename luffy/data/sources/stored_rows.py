@@ -53,13 +53,13 @@ class FilePrompts:
         self._paths = expand_pattern(source.path)
         if not self._paths:
             raise DataError(f"data.{purpose}: {source.path}: no such file (working directory {Path.cwd()})")
-        allowed = ", ".join(_READERS)
+        allowed = ", ".join(READERS)
         for file in self._paths:
             if file.is_dir():
                 raise DataError(f"data.{purpose}: {file} is a directory; give one file ({allowed}) or a pattern with *")
             if not file.is_file():
                 raise DataError(f"data.{purpose}: {file}: no such file (working directory {Path.cwd()})")
-            if file.suffix not in _READERS:
+            if file.suffix not in READERS:
                 raise DataError(f"data.{purpose}: {file}: extension {file.suffix!r}; use one of {allowed}")
 
     def inputs(self) -> dict[str, str]:
@@ -68,13 +68,13 @@ class FilePrompts:
     def rows(self) -> Iterator[Row]:
         where = f"data.{self._purpose}: {self._source.path}"
         path = self._paths[0]
-        head = (row for _, row in _READERS[path.suffix](path, None, ()) if isinstance(row, Mapping))
+        head = (row for _, row in READERS[path.suffix](path, None, ()) if isinstance(row, Mapping))
         source = with_fields(self._source, head, path.stem, where)
         wanted, required = columns_to_read(source)
         numbered = (
             (str(path), number, row)
             for path in self._paths
-            for number, row in _READERS[path.suffix](path, wanted, required)
+            for number, row in READERS[path.suffix](path, wanted, required)
         )
         return prompts_of(numbered, source, where)
 
@@ -208,7 +208,7 @@ def _csv_rows(path: Path, wanted: Sequence[str] | None, required: Sequence[str])
 
 _Reader = Callable[[Path, Sequence[str] | None, Sequence[str]], Iterator[_Numbered]]
 """Takes the columns to read, None for all, and those that have to be there."""
-_READERS: dict[str, _Reader] = {
+READERS: dict[str, _Reader] = {
     ".parquet": lambda path, wanted, required: enumerate(read_rows(path, wanted, required), start=1),
     ".jsonl": _jsonl_rows,
     ".csv": _csv_rows,

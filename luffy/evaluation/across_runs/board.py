@@ -230,6 +230,8 @@ def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decodi
 def _in_words(settings: Mapping[str, str]) -> str:
     """The protocol for a reader, without the number of responses, which columns name."""
     left = {name: value for name, value in settings.items() if value not in _NOT_SET and name != "num_samples"}
+    if not left:
+        return "sampled elsewhere"
     temperature = float(left.pop("temperature"))
     if float(left.get("top_p", 1)) == 1:
         left.pop("top_p", None)
