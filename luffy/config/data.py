@@ -385,6 +385,9 @@ class DataConfig(StrictModel):
     replay_traces: Annotated[Literal["off", "keep", "reject"], BeforeValidator(_off_as_text)] = "off"
     """Play training traces of many turns again in the `environment`, to check that it still answers as recorded. `keep`
     counts the results on the data card, and `reject` also removes the traces with other answers."""
+    remove_system: bool = False
+    """Drop the system messages that prompts bring along (LUFFY's `--remove_system`), before `system_prompt` is added:
+    for a model whose chat template has one of its own."""
     system_prompt: str | None = None
     """Added to every prompt that has no system message; None: nothing is added."""
     filters: FiltersConfig = FiltersConfig()

@@ -384,6 +384,15 @@ def with_instructions(prompts: Iterable[Prompt], instructions: Mapping[str | Non
     return found
 
 
+def without_system(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts without their system messages, except for one that has no others."""
+    asked = [tuple(message for message in prompt.messages if message.role != "system") for prompt in prompts]
+    return [
+        prompt if len(left) in (0, len(prompt.messages)) else dataclasses.replace(prompt, messages=left)
+        for prompt, left in zip(prompts, asked, strict=True)
+    ]
+
+
 def with_system_prompt(prompts: Iterable[Prompt], system_prompt: str) -> list[Prompt]:
     """Return the prompts with `system_prompt` in front, unless they have a system message of their own."""
     first = Message("system", system_prompt)

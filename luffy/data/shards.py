@@ -42,6 +42,7 @@ from luffy.data.row_filters import (
     RowFilter,
     with_instructions,
     with_system_prompt,
+    without_system,
 )
 from luffy.data.schema import problem_key, problem_text
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
@@ -67,6 +68,7 @@ class FilterJob:
     name: str
     """The source's name, as on the card."""
     filter: RowFilter
+    remove_system: bool
     system_prompt: str | None
     instructions: Mapping[str | None, str]
     """Instructions of the environment, for the system message, by data source; those under None are for all others."""
@@ -180,6 +182,8 @@ def filter_shard(job: FilterJob, index: int, rows: Sequence[Row], folder: Path, 
             f"data.{job.name}: field reward_model.style names {', '.join(unknown)}, which is no grader; "
             f"there are rule, {', '.join(grading.names)} (add others to grading.named)"
         )
+    if job.remove_system:
+        prompts = without_system(prompts)
     if job.system_prompt is not None:
         prompts = with_system_prompt(prompts, job.system_prompt)
     if job.instructions:

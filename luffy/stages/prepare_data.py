@@ -123,6 +123,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
             job = FilterJob(
                 name=name,
                 filter=RowFilter(tokenizer, rules, benchmarks, replayer if name == "train" else None),
+                remove_system=data.remove_system,
                 system_prompt=data.system_prompt,
                 instructions={} if name == _CORPUS else instructions,
                 grading=settings.grading,

@@ -153,6 +153,11 @@ def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path):
     prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows), system_prompt="think")
     prompts = read_prompts(tmp_path / "out" / "train.parquet")
     assert [prompt.messages[0].content for prompt in prompts] == ["think", "mine"]
+    source = file_source(tmp_path / "d.jsonl", rows)
+    prepare(tmp_path / "new", train=source, system_prompt="think", remove_system=True)
+    replaced = read_prompts(tmp_path / "new" / "train.parquet")
+    assert [[m.content for m in prompt.messages] for prompt in replaced] == [["think", "1 + 1"], ["think", "2 + 1"]]
+    assert [prompt.uid for prompt in replaced] == [prompt.uid for prompt in prompts]
 
 
 def test_the_tokenizer_of_a_given_model_is_kept(tmp_path):
