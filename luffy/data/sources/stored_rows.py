@@ -200,8 +200,11 @@ def _csv_rows(path: Path, wanted: Sequence[str] | None, required: Sequence[str])
             for number, row in enumerate(reader, start=1):
                 if None in row:
                     yield number, RowError("(row)", "has more values than the header has columns")
-                else:  # CSV writes a missing value as an empty cell
-                    yield number, {str(name): value or None for name, value in row.items()}
+                else:  # CSV writes a missing value as an empty cell; a data source may be empty
+                    yield (
+                        number,
+                        {str(name): value or (value if name == "data_source" else None) for name, value in row.items()},
+                    )
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}: is not readable CSV from line {reader.line_num + 1} on ({error})") from None
 

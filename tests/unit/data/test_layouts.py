@@ -9,11 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic.preparation import SMALL, prepare, sources_of
 
+from luffy.cli import main as command
 from luffy.config.data import FileSource
-from luffy.data.parquet import read_prompts
+from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.schema import RowError, prompt_from_row
 from luffy.errors import DataError
-from luffy.types import Message
+from luffy.types import Message, Prompt, Trace
 from tests.synthetic.loaded_source import LoadedSource, load_source
 
 TEN = range(10)
@@ -194,3 +195,25 @@ def test_other_columns_are_refused_with_the_line_of_fields_to_give(tmp_path: Pat
     with pytest.raises(DataError, match="are of no known layout; name them with fields: ") as caught:
         load(tmp_path / "d.jsonl")
     assert str(caught.value).endswith(line)
+
+
+def test_data_exported_as_csv_is_read_again_with_its_uids(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    text = 'A "quoted",\nlong' + "\u2028" + "line"
+    turns = (Message("assistant", "call"), Message("tool", "2"), Message("assistant", "\\boxed{2}"))
+    prompts = [
+        Prompt("u1", "d", (Message("system", "s"), Message("user", text)), "2", extra_info={"level": 3, "x": [text]}),
+        Prompt(
+            "007", "", (Message("user", "b?"),), "1e5", (Trace("\\boxed{1}", "r1", True, (-0.5, 0.0)),), grader="exact"
+        ),
+        Prompt("u3", "d", (Message("user", "c?"),), "2", (Trace("call\n2\n\\boxed{2}", "r2", None, turns=turns),)),
+        Prompt("secret", "d", (Message("user", "d?"),), "2", extra_info={"confidential": True}),
+    ]
+    write_prompts(tmp_path / "d.parquet", prompts)
+    assert command.main(["export", str(tmp_path / "d.parquet"), str(tmp_path / "d.csv")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 prompts with 2 traces (1 of r1, 1 of r2)" in said and "1 prompts are confidential" in said
+    assert load(tmp_path / "d.csv").prompts == prompts[:3]
+    one = ["export", str(tmp_path / "d.parquet"), str(tmp_path / "r1.csv"), "--author", "r1"]
+    assert command.main(one) == 0
+    assert [prompt.uid for prompt in load(tmp_path / "r1.csv").prompts] == ["007"]
+    assert command.main(one) == 2
