@@ -1,32 +1,53 @@
-"""`luffy rescore`, `luffy diff`, `luffy show --leaderboard`: finished evaluations graded again, compared, ranked."""
+"""Evaluations on the command line: made of foreign responses, graded again, compared, ranked.
+
+`luffy evaluate --responses`, `luffy rescore`, `luffy diff`, `luffy show --leaderboard`.
+"""
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
 from luffy.cli.console import say, show_rows, shown_of, terminal
+from luffy.cli.run_view import show_results
+from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.config.evaluation import EvaluationConfig
+from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import ChoiceGrader, GraderKind, GradingConfig
 from luffy.config.settings import EvaluateSettings, SweepSettings
+from luffy.config.shipped import expand_pattern
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.across_runs.board import board_json, read_board
 from luffy.evaluation.changes import ProblemAnswers, find_changes
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
-from luffy.evaluation.results import FinishedEvaluation, read_evaluation
-from luffy.evaluation.sample_files import SampleRecord
+from luffy.evaluation.responses import DECODING, read_responses, write_responses
+from luffy.evaluation.results import RESULTS_FILE, FinishedEvaluation, read_evaluation
+from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord
 from luffy.files import write_atomic
 from luffy.grading.kinds import leaves
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import Problem
+from luffy.pipeline.identity import KEY_LENGTH, code_identity
 from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
-from luffy.pipeline.workspace import Workspace
+from luffy.pipeline.manifest import (
+    Manifest,
+    collect_outputs,
+    hardware,
+    hash_file,
+    package_versions,
+    read_manifest,
+    write_manifest,
+)
+from luffy.pipeline.workspace import Workspace, claiming, link
 from luffy.report.cells import accuracy
-from luffy.report.evaluation_page import write_summaries
+from luffy.report.evaluation_page import PAGE_FILE, SUMMARY_FILE, write_summaries
 from luffy.report.leaderboard_page import MARK, PUBLISHED, about, leaderboard_page, published_of
 from luffy.report.page import html
 
@@ -38,6 +59,58 @@ _COMPARISON_HEADER = (
     "suite", "decoding", "problems", "first", "second", "difference", "interval", "wins/ties/losses", "p (Holm)", "",
 )  # fmt: skip
 _PROBLEM_HEADER = ("problem", "subject", "reference", "first", "second", "first answered", "second answered")
+
+
+def evaluate_responses(
+    workspace: Workspace, patterns: Sequence[str], experiment: ExperimentConfig | None, model: str | None
+) -> None:
+    """Grade responses that another system sampled and print the accuracies; the workspace gets a run and its stage.
+
+    `experiment` says how to grade, `model` names the row of the leaderboard (None: the first file's name). Equal files
+    that were graded before by the same code are not graded again. Raises DataError as `read_responses`.
+    """
+    files = [path for pattern in patterns for path in expand_pattern(pattern) or (Path(pattern),)]
+    name, grading = model or files[0].stem, GradingConfig() if experiment is None else experiment.grading
+    problems = read_responses(files, grading)
+    config = experiment.evaluation if experiment is not None else None
+    config = config or EvaluationConfig(max_response_tokens=1)  # which no response is cut by
+    suites = {suite: each.model_dump(mode="json") for suite, each in config.suites.items()}
+    settings = {
+        "evaluation": {"decodings": {DECODING: {}}, "suites": suites},
+        "grading": grading.model_dump(mode="json"),
+    }
+    made_from = [name, settings, config.confidence, [hash_file(path) for path in files]]
+    code = code_identity(STAGE_KINDS["evaluate"].rooms)
+    key = hashlib.sha256(json.dumps([made_from, code], sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
+    directory, node = workspace.stage_directory("evaluate", key), "evaluate_responses"
+    manifest, began = read_manifest(directory), datetime.now(UTC).isoformat()
+    if manifest is not None and not manifest.damaged(directory):
+        say("graded before")
+    else:
+        workspace.prepare()
+        with (
+            claiming(workspace),
+            GraderPool.configured(
+                os.cpu_count() or 1, grading, directory / JUDGE_CACHE, config.own_graders, check_functions=False
+            ) as pool,
+        ):
+            write_responses(directory, name, problems, config, grading, pool, write_summaries)
+            outputs = collect_outputs(directory, (SAMPLES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE))
+            ended = datetime.now(UTC).isoformat()
+            manifest = Manifest(
+                stage="evaluate", node=node, key=key, series=None, settings=settings, upstream={},
+                consumed={"model": hashlib.sha256(name.encode()).hexdigest()}, outputs=outputs, metrics={},
+                execution=ExecutionConfig(), versions=package_versions(), hardware=hardware(), started=began,
+                ended=ended,
+            )  # fmt: skip
+            write_manifest(directory, manifest)
+            stage = {"key": key, "directory": str(directory), "action": "graded", "reason": ", ".join(map(str, files))}
+            experiment_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "responses"
+            record = {"experiment": experiment_name, "state": "finished", "started": began, "updated": ended}
+            run = workspace.new_run(experiment_name, {**record, "stages": {node: stage}, "config": {}})
+            link(directory, run / "stages" / node)
+    show_results([directory])
+    say(f"{sum(len(problem.responses) for problem in problems)} responses to {len(problems)} problems: {directory}")
 
 
 def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[str], show: int) -> None:

@@ -48,7 +48,8 @@ def config_argument(text: str, metavar: str = "CONFIG") -> Any:
     return Argument(metavar=metavar, help=text, autocompletion=complete_config, show_default=False)
 
 
-Config = Annotated[str, config_argument("YAML file of an experiment, or the name of a shipped one (arithmetic)")]
+CONFIG_HELP = "YAML file of an experiment, or the name of a shipped one (arithmetic)"
+Config = Annotated[str, config_argument(CONFIG_HELP)]
 Overrides = Annotated[
     list[str] | None,
     Argument(

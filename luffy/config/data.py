@@ -157,7 +157,7 @@ class ChoicesField(StrictModel):
 
 
 class FieldsConfig(StrictModel):
-    """How the columns of a file become a prompt; without it, the file has the columns of LUFFY and verl."""
+    """How the columns of a file become a prompt, where they are of no layout that is recognised."""
 
     data_source: str
     """Names the benchmark or corpus; part of the uid."""
@@ -205,7 +205,8 @@ class _StoredRows(StrictModel):
     """No text of its rows is shown in messages, samples of rejected rows or the card, and `extra_info.confidential` of
     its rows says so (GPQA's authors ask that its examples not be spread)."""
     fields: FieldsConfig | None = None
-    """Which columns to read; None: those of LUFFY and verl (`luffy.data.schema`)."""
+    """Which columns to read; None: those of LUFFY and verl (`luffy.data.schema`), or of another layout that is
+    recognised (TRL, open-r1, prime-rl, OpenRLHF, NuminaMath, GSM8K, DeepScaleR), as the log says."""
 
 
 class FileSource(_StoredRows):
@@ -214,11 +215,8 @@ class FileSource(_StoredRows):
     reader: ClassVar[str] = "luffy.data.sources.stored_rows:FilePrompts"
     kind: Literal["file"]
     path: str
-    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*`, read by name. Relative to the working directory."""
-
-    def _complaints(self) -> Iterator[str]:
-        if self.path.endswith(".csv") and self.fields is None:
-            yield "a .csv file cannot hold the nested columns of LUFFY and verl; give fields"
+    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*`, read by name. Relative to the working directory.
+    In a `.csv` file nested columns are JSON text."""
 
 
 class HubSource(_StoredRows):
@@ -387,6 +385,9 @@ class DataConfig(StrictModel):
     replay_traces: Annotated[Literal["off", "keep", "reject"], BeforeValidator(_off_as_text)] = "off"
     """Play training traces of many turns again in the `environment`, to check that it still answers as recorded. `keep`
     counts the results on the data card, and `reject` also removes the traces with other answers."""
+    remove_system: bool = False
+    """Drop the system messages that prompts bring along (LUFFY's `--remove_system`), before `system_prompt` is added:
+    for a model whose chat template has one of its own."""
     system_prompt: str | None = None
     """Added to every prompt that has no system message; None: nothing is added."""
     filters: FiltersConfig = FiltersConfig()

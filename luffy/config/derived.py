@@ -84,6 +84,7 @@ def evaluation_of(
                 suites=data.suites,
                 max_prompt_tokens=data.max_prompt_tokens,
                 max_trace_tokens=data.max_trace_tokens,
+                remove_system=data.remove_system,
                 system_prompt=data.system_prompt,
             ),
             model=policy,

@@ -10,7 +10,10 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.config.strict import Fraction, PositiveShare, StrictModel
 
-TEMPLATES = ("own", "qwen_math", "qwen_boxed", "r1_zero", "luffy_think", "prime", "none")
+TEMPLATES = (
+    "own", "qwen_math", "qwen_boxed", "r1_zero", "luffy_think", "luffy_simplerl", "prime", "prime_sft", "prime_code",
+    "none",
+)  # fmt: skip
 QUESTION_SLOT = "{question}"
 
 

@@ -1,88 +1,17 @@
-"""The data card: where each prepared file came from, and what was removed and why.
+"""The data card: where each prepared file came from, and what was removed and why."""
 
-An evaluation suite's card also says whether its reference answers can be matched at all (`GoldCheck`). Each is graded
-against itself, as the boxed response `\\boxed{gold}`: a reference that fails would count every right answer as wrong.
-Equal texts are accepted without being parsed, so each is also compared with an unrelated number: where the grader
-cannot parse the reference, only the very same text is accepted.
-"""
-
-import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from luffy.config.grading import GradingConfig
 from luffy.data.selection import Selection
 from luffy.data.shards import ShardStatistics
-from luffy.grading.equivalence.certain import canonical_number, normalise
-from luffy.grading.kinds import leaves
-from luffy.grading.pool import GraderPool
-from luffy.grading.request import GradeRequest, problem_of
 from luffy.markdown_text import markdown_cell
-from luffy.types import Outcome, Prompt
-
-MEETS_ITSELF, FAILS, TEXT_ALONE, NOT_CHECKED = "meets_itself", "fails", "text_alone", "not_checked"
-_MATHEMATICAL = {"math", "math_strict"}
-_CHECKED = {*_MATHEMATICAL, "choice", "exact"}
-"""Custom functions, judges and format graders may rightly reject a bare box."""
-_ANOTHER = r"\boxed{\frac{\pi}{7919}}"
-_AT_ONCE = 1024
-
-
-@dataclass(slots=True)
-class GoldCheck:
-    """The result of the check."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    """Problems whose reference `meets_itself`, `fails`, is accepted as `text_alone`, or was `not_checked`."""
-    findings: list[Mapping[str, object]] = field(default_factory=list)
-    """Uid, finding and outcome of each reference that fails or is accepted only as text; never a text."""
-
-    def uids(self, finding: str) -> list[str]:
-        return [str(each["uid"]) for each in self.findings if each["finding"] == finding]
-
-
-def check_golds(prompts: Iterable[Prompt], grader: GraderPool, grading: GradingConfig) -> GoldCheck:
-    """Grade every reference against itself, by the grader of its row or the experiment's."""
-    check = GoldCheck()
-    source = iter(prompts)
-    while chunk := list(itertools.islice(source, _AT_ONCE)):
-        checked: list[Prompt] = []
-        read: list[Prompt] = []
-        for prompt in chunk:
-            kinds = {leaf.kind for leaf in leaves(grading.grader(prompt.grader))}
-            if kinds <= _CHECKED:
-                checked.append(prompt)
-                if kinds & _MATHEMATICAL and canonical_number(normalise(prompt.ground_truth)) is None:
-                    read.append(prompt)
-        check.counts[NOT_CHECKED] += len(chunk) - len(checked)
-        failing = {}
-        boxed = [f"\\boxed{{{prompt.ground_truth}}}" for prompt in checked]
-        for prompt, outcome in zip(checked, _graded(checked, boxed, grader), strict=True):
-            if outcome is not Outcome.CORRECT:
-                failing[prompt.uid] = (FAILS, outcome)
-        for prompt, outcome in zip(read, _graded(read, [_ANOTHER] * len(read), grader), strict=True):
-            if outcome not in (Outcome.WRONG, Outcome.CORRECT):
-                failing.setdefault(prompt.uid, (TEXT_ALONE, outcome))
-        for uid, (finding, outcome) in failing.items():
-            check.counts[finding] += 1
-            check.findings.append({"uid": uid, "finding": finding, "outcome": outcome.value})
-        check.counts[MEETS_ITSELF] += len(checked) - len(failing)
-    return check
-
-
-def _graded(prompts: Sequence[Prompt], responses: Sequence[str], grader: GraderPool) -> list[Outcome]:
-    requests = [
-        GradeRequest(response, prompt.ground_truth, problem_of(prompt))
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
-    return [grade.outcome for grade in grader.grade(requests)]
-
 
 _Name = TypeVar("_Name", bound=str)
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -123,7 +52,7 @@ class SourceCard:
     replays: Mapping[str, int] = field(default_factory=dict)
     """Traces that were played again in the environment, by result: `same` answers, different ones, or a crash."""
     golds: Mapping[str, int] = field(default_factory=dict)
-    """Result of grading a suite's reference answers against themselves (`luffy.data.card`)."""
+    """Result of grading reference answers against themselves (`luffy.data.row_filters.check_golds`)."""
     gold_findings: Sequence[Mapping[str, object]] = ()
     hits: Sequence[Mapping[str, object]] = ()
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -156,7 +85,6 @@ def source_card(
     statistics: ShardStatistics,
     selection: Selection,
     lengths: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
-    golds: GoldCheck,
 ) -> SourceCard:
     """Return the card of one source; `lengths`: token counts of the remaining prompts, and of their traces."""
     prompts, traces = lengths
@@ -177,8 +105,8 @@ def source_card(
         folded=int(selection.folded.sum()),
         repeats={str(size): count for size, count in selection.repeats().items()},
         replays=_sorted(statistics.replays),
-        golds=_sorted(+golds.counts),
-        gold_findings=golds.findings,
+        golds=_sorted(+statistics.golds),
+        gold_findings=statistics.gold_findings,
         hits=statistics.hits,
         prompt_tokens=quantiles(prompts),
         trace_tokens=quantiles(traces),

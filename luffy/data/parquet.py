@@ -5,6 +5,9 @@ prompts = read_prompts(path)
 files = suite_files(folder, None)
 """
 
+import csv
+import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -58,6 +61,25 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> int:
     return count
 
 
+def write_csv(path: Path, prompts: Iterable[Prompt]) -> int:
+    """Write the prompts to `path` as CSV, which `kind: file` reads; nested columns are JSON text. Returns how many."""
+
+    def cell(value: object) -> object:
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) and value else value or None
+
+    count = 0
+    with replacing(path) as file:
+        lines = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(lines)
+        writer.writerow(SCHEMA.names)
+        for chunk in chunked(prompts, text_size):
+            writer.writerows([[cell(row[name]) for name in SCHEMA.names] for row in record_batch(chunk).to_pylist()])
+            count += len(chunk)
+        lines.flush()
+        lines.detach()
+    return count
+
+
 def read_prompts(path: Path) -> list[Prompt]:
     """Return all prompts of a file made by `write_prompts`; DataError names the file, row (from 1) and field."""
     return list(iterate_prompts(path))
@@ -76,12 +98,14 @@ def iterate_prompts(path: Path) -> Iterator[Prompt]:
             ) from None
 
 
-def read_rows(path: Path, columns: Sequence[str], required: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
+def read_rows(
+    path: Path, columns: Sequence[str] | None, required: Sequence[str]
+) -> Iterator[Mapping[str, object] | RowError]:
     """Yield the rows of any parquet file, a few in memory at a time.
 
     A row with a value that Python does not have, such as undecodable text, is a `RowError`. Only `present_columns` are
-    read. Raises DataError where the file is missing, is not parquet, is truncated or lacks one of the `required`
-    columns.
+    read, all columns for None. Raises DataError where the file is missing, is not parquet, is truncated or lacks one of
+    the `required` columns.
     """
     try:
         # With a buffer, a column of a large row group is read piece by piece.
@@ -96,7 +120,7 @@ def read_rows(path: Path, columns: Sequence[str], required: Sequence[str]) -> It
         hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
         found = ", ".join(names)
         raise DataError(f"{path}: column {', '.join(missing)} missing; found {found} ({hint})")
-    present = present_columns(columns, names)
+    present = names if columns is None else present_columns(columns, names)
     count = 0
     with file:
         try:

@@ -1,6 +1,7 @@
 """Filters for rows and traces. Nothing is dropped without being counted.
 
-Traces are used where they end in the right answer, and where an environment still answers them as recorded.
+Traces are used where they end in the right answer, and where an environment still answers them as recorded. Training
+rows whose reference answer cannot be met are rejected; suites keep them, and their card says so (`check_golds`).
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import History
+from luffy.config.grading import GradingConfig
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.overlap import BenchmarkIndex, Hit
 from luffy.data.schema import problem_text
@@ -24,6 +26,9 @@ from luffy.data.templates import (
     with_opened_thinking,
 )
 from luffy.errors import DataError
+from luffy.grading.equivalence.certain import canonical_number, normalise
+from luffy.grading.extract import read_reference
+from luffy.grading.kinds import leaves
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.types import Message, Outcome, Prompt, Trace
@@ -46,6 +51,9 @@ class Rejection(StrEnum):
     HOLDS_BENCHMARK_PROBLEM = "holds_benchmark_problem"
     """The prompt shares too many word runs with a benchmark's problem."""
     PROMPT_TOO_LONG = "prompt_too_long"
+    REFERENCE_FAILS = "reference_fails"
+    """Its reference answer states none (`proof`, `notfound`), or is not graded correct as an answer: no response could
+    earn the reward."""
     DUPLICATE = "duplicate_uid"
     """Its uid occurred before, in the same source; where repeats are merged, it brings no new trace."""
     EQUAL_PROBLEM = "duplicate_problem"
@@ -84,6 +92,9 @@ _REMEDIES = {
         Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM,
     ),
     "raise data.max_prompt_tokens": (Rejection.PROMPT_TOO_LONG,),
+    "give problems with an answer, name the column that holds it (fields.answer), or a grading.kind that reads it": (
+        Rejection.REFERENCE_FAILS,
+    ),
     "raise data.max_trace_tokens": (Rejection.TRACE_TOO_LONG,),
     "change data.filters.difficulty or its boundary": (Rejection.OTHER_DIFFICULTY,),
     "give traces that close their reasoning, or a model.chat_template that does not open it": (
@@ -125,6 +136,8 @@ class Rules:
     """How a trace of many turns is encoded under a chat template that rewrites earlier turns."""
     requires_replay: bool = False
     """Whether to reject traces that the environment does not answer as recorded."""
+    requires_gold: GradingConfig | None = None
+    """Rejects rows whose reference answer fails under its grader; None: references are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +158,8 @@ class FilteredRow:
     hits: tuple[tuple[str, Hit], ...] = ()
     """`prompt` or `trace`, and the benchmark problem that it contains."""
     lost_its_traces: bool = False
+    gold: "Gold | None" = None
+    """None: its reference was not looked at."""
 
 
 class TraceReplayer(Protocol):
@@ -168,6 +183,40 @@ def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Out
     require_verdicts(grades, "traces", "finished shards are kept, and the same command continues after them")
     outcomes = iter([grade.outcome for grade in grades])
     return [[next(outcomes) for _ in prompt.traces] for prompt in prompts]
+
+
+MEETS_ITSELF, FAILS, TEXT_ALONE, NOT_CHECKED = "meets_itself", "fails", "text_alone", "not_checked"
+Gold = tuple[str, Outcome]
+"""What a reference answer is worth, and the outcome that shows it."""
+_MATHEMATICAL = {"math", "math_strict"}
+_CHECKED = {*_MATHEMATICAL, "choice", "exact"}
+"""Custom functions, judges and format graders may rightly reject a bare box."""
+_ANOTHER = r"\boxed{\frac{\pi}{7919}}"
+
+
+def check_golds(prompts: Sequence[Prompt], grader: GraderPool, grading: GradingConfig) -> list[Gold]:
+    r"""Grade each reference against itself, as `\boxed{gold}`, by the grader of its row or the experiment's.
+
+    One that `fails` would count every right answer as wrong. Equal texts are accepted without being parsed, so each is
+    also compared with an unrelated number: where the grader cannot parse it, it is matched by its `text_alone`.
+    """
+    golds: list[Gold] = [(NOT_CHECKED, Outcome.CORRECT)] * len(prompts)
+    asked: list[tuple[int, str]] = []
+    for place, prompt in enumerate(prompts):
+        kinds = {leaf.kind for leaf in leaves(grading.grader(prompt.grader))}
+        if kinds <= _CHECKED:
+            gold = (kinds & _MATHEMATICAL and read_reference(prompt.ground_truth)) or prompt.ground_truth
+            asked.append((place, f"\\boxed{{{gold}}}"))
+            if kinds & _MATHEMATICAL and canonical_number(normalise(gold)) is None:
+                asked.append((place, _ANOTHER))
+    requests = [GradeRequest(text, prompts[at].ground_truth, problem_of(prompts[at])) for at, text in asked]
+    for (place, text), grade in zip(asked, grader.grade(requests), strict=True):
+        if text != _ANOTHER:
+            is_met = grade.outcome is Outcome.CORRECT
+            golds[place] = MEETS_ITSELF if is_met else FAILS, grade.outcome
+        elif golds[place][0] == MEETS_ITSELF and grade.outcome not in (Outcome.WRONG, Outcome.CORRECT):
+            golds[place] = TEXT_ALONE, grade.outcome
+    return golds
 
 
 def with_verdict(trace: Trace, outcome: Outcome) -> Trace:
@@ -202,7 +251,19 @@ class RowFilter:
         A prompt that came with traces and loses all of them is rejected; one that came without any stays.
         """
         prompts = self.normalised(prompts)
-        return self.judged(prompts, grade_traces(prompts, grader))
+        judged = self.judged(prompts, grade_traces(prompts, grader))
+        if self.rules.requires_gold is None:
+            return judged
+        # A reference with a correct trace can be met.
+        unproven = [place for place, row in enumerate(judged) if Outcome.CORRECT not in row.outcomes]
+        found = check_golds([prompts[place] for place in unproven], grader, self.rules.requires_gold)
+        golds = dict(zip(unproven, found, strict=True))
+        for place, row in enumerate(judged):
+            gold = golds.get(place, (MEETS_ITSELF, Outcome.CORRECT))
+            judged[place] = row = dataclasses.replace(row, gold=gold)
+            if gold[0] == FAILS and (row.reason is None or row.lost_its_traces):
+                judged[place] = dataclasses.replace(row, reason=Rejection.REFERENCE_FAILS, lost_its_traces=False)
+        return judged
 
     def normalised(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Return the prompts with their traces as the policy has to write them."""
@@ -321,6 +382,15 @@ def with_instructions(prompts: Iterable[Prompt], instructions: Mapping[str | Non
             messages = (Message("system", f"{first.content}\n\n{text}"), *prompt.messages[1:])
         found.append(dataclasses.replace(prompt, messages=messages) if text else prompt)
     return found
+
+
+def without_system(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts without their system messages, except for one that has no others."""
+    asked = [tuple(message for message in prompt.messages if message.role != "system") for prompt in prompts]
+    return [
+        prompt if len(left) in (0, len(prompt.messages)) else dataclasses.replace(prompt, messages=left)
+        for prompt, left in zip(prompts, asked, strict=True)
+    ]
 
 
 def with_system_prompt(prompts: Iterable[Prompt], system_prompt: str) -> list[Prompt]:

@@ -30,11 +30,22 @@ from luffy.types import Message, Origin, Prompt, Trace
 
 
 def value_at(row: Mapping[str, object], column: str) -> object:
-    """Return the value of a column, None if there is none; `a.b` reaches into a mapping."""
+    """Return the value of a column, None if there is none; `a.b` reaches into a mapping, also one written as text."""
     value: object = row
     for part in column.split("."):
+        value = structured(value) if isinstance(value, str) else value
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def structured(text: str) -> object:
+    """Return the value of a text that is JSON, or Python's way to write it (pandas' CSV); None for any other text."""
+    for read in (parse_json, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
 
 
 def as_text(value: object) -> object:
@@ -133,6 +144,9 @@ _RULE = "rule"
 _VERLS_RULE = re.compile(r"rule(?![a-z0-9_]).*", re.DOTALL)
 """`rule` and verl's forms of it; `ruler` and `rule_2` are names of graders."""
 _ABILITY = "math"
+_WRITTEN_MESSAGES = re.compile(r"""\s*(?:array\()?\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
+"""The start of a list of messages that is written as text."""
+_SHAREGPT = {"human": "user", "gpt": "assistant"}
 _GRADER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROLES = ("system", "user", "assistant", "tool")
 _to_json = json.JSONEncoder(sort_keys=True).encode
@@ -150,28 +164,33 @@ class RowError(LuffyError):
 def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Prompt:
     """Return the row as a `Prompt`; RowError names the first field that is wrong.
 
-    `author` is the author of traces that name none. A missing `uid` is computed. `prompt` and `target` may
-    also be plain text: a user's message, an assistant's reply.
+    `author` is the author of traces that name none. A missing `uid` is computed. `prompt` and `target` may also be
+    plain text: a user's message, an assistant's reply. Lists and mappings may be written as text (CSV). An assistant's
+    turns at the end of `prompt` are a trace: no prompt holds its solution.
     """
     for name, meant in _misspelt_demonstrations(row).items():
         raise RowError(name, f"is no column; did you mean {meant!r}?")
     # LUFFY's own training file has an empty data source.
     data_source = checked_text(row.get("data_source"), "data_source", may_be_empty=True)
-    messages = checked_messages(row.get("prompt"), "prompt")
+    messages, solution = conversation(row.get("prompt"), "prompt", author)
     uid = as_text(row.get("uid"))
     model = row.get("reward_model")
+    model = (structured(model) or model) if isinstance(model, str) else model
     if not isinstance(model, dict):
         raise RowError("reward_model", "is missing" if model is None else f"must be a mapping, found {_short(model)}")
     uid = prompt_uid(data_source, messages) if uid is None else checked_text(uid, "uid")
     ground_truth = checked_text(as_text(model.get("ground_truth")), "reward_model.ground_truth")
     traces = _traces(row, author)
+    traces += tuple(trace for trace in solution if trace.text not in {each.text for each in traces})
     ability = checked_text(_ABILITY if row.get("ability") is None else row["ability"], "ability")
     extra = given = row.get("extra_info")
     if isinstance(given, str):
         try:
             extra = parse_json(given) if given.strip() else None
         except ValueError as error:
-            raise RowError("extra_info", f"is not JSON: {error}") from None
+            if not isinstance(extra := structured(given), dict):
+                raise RowError("extra_info", f"is not JSON: {error}") from None
+            check_json(extra, "extra_info")
     if extra is not None and not isinstance(extra, dict):
         raise RowError("extra_info", f"must be a mapping (or its JSON text), found {_short(extra)}")
     if extra is not None and extra is given:
@@ -238,12 +257,42 @@ def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def checked_messages(value: object, field: str) -> tuple[Message, ...]:
-    """Return the value of a prompt's column: a list of at least one message, or a user's text; else RowError."""
+def conversation(value: object, field: str, author: str) -> tuple[tuple[Message, ...], tuple[Trace, ...]]:
+    """Return the messages of a prompt's column (a user's text is one), and the solution at their end as a trace.
+
+    The solution is what follows the last message of a user, where that ends with an assistant's. Raises RowError.
+    """
     messages = _messages(value, field, role_of_text="user")
     if not messages:
         raise RowError(field, "is empty; give at least one message")
-    return messages
+    if messages[-1].role != "assistant":
+        return messages, ()
+    solution = _after_question(messages)
+    if len(solution) == len(messages):
+        raise RowError(field, "holds an assistant's message, and no user's")
+    return messages[: -len(solution)], (trace_of(solution, field, author),)
+
+
+def _after_question(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    return messages[max((place for place, each in enumerate(messages, start=1) if each.role == "user"), default=0) :]
+
+
+def trace_of(turns: tuple[Message, ...], field: str, author: str) -> Trace:
+    """Return the turns of a solution as a trace; RowError where they are not an assistant's with answers between."""
+    roles = [turn.role for turn in turns]
+    if not roles or roles[0] != "assistant" or roles[-1] != "assistant":
+        raise RowError(field, f"must begin and end with an assistant's message, found {roles}")
+    if "system" in roles or ("assistant", "assistant") in itertools.pairwise(roles):
+        raise RowError(field, f"must have a tool's or a user's message between two of an assistant, found {roles}")
+    return Trace(joined_text(turns), author, turns=turns if len(turns) > 1 else ())
+
+
+def last_turns(value: object, field: str) -> tuple[Message, ...] | None:
+    """Return the messages after the last one of a user in a list of messages, or its text; None for other values."""
+    is_list = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+    if not is_list and not (isinstance(value, str) and _WRITTEN_MESSAGES.match(value)):
+        return None
+    return _after_question(_messages(value, field, role_of_text="assistant"))
 
 
 def checked_text(value: object, field: str, *, may_be_empty: bool = False) -> str:
@@ -261,6 +310,10 @@ def checked_text(value: object, field: str, *, may_be_empty: bool = False) -> st
 
 
 def _messages(value: object, field: str, role_of_text: str) -> tuple[Message, ...]:
+    if isinstance(value, str) and _WRITTEN_MESSAGES.match(value):
+        value = structured(value)
+        if value is None:
+            raise RowError(field, "is a list of messages written as text, but not as JSON (NumPy's has no commas)")
     if isinstance(value, str):
         return (Message(role_of_text, checked_text(value, field)),)
     if not isinstance(value, list):
@@ -270,10 +323,12 @@ def _messages(value: object, field: str, role_of_text: str) -> tuple[Message, ..
     for index, item in enumerate(value):
         if not isinstance(item, dict):
             raise RowError(f"{field}[{index}]", f"must be a mapping with role and content, found {_short(item)}")
-        role = item.get("role")
+        role, text = item.get("role"), item.get("content")
+        if role is None and "from" in item:  # the form of ShareGPT
+            role, text = _SHAREGPT.get(str(item["from"]), item["from"]), item.get("value")
         if role not in _ROLES:
             raise RowError(f"{field}[{index}].role", f"must be one of {', '.join(_ROLES)}, found {_short(role)}")
-        content = checked_text(item.get("content"), f"{field}[{index}].content", may_be_empty=role == "system")
+        content = checked_text(text, f"{field}[{index}].content", may_be_empty=role == "system")
         messages.append(Message(role, content))
     return tuple(messages)
 
@@ -281,6 +336,7 @@ def _messages(value: object, field: str, role_of_text: str) -> tuple[Message, ..
 def _traces(row: Mapping[str, object], author: str) -> tuple[Trace, ...]:
     """The row's `traces`; where there are none, its `target`."""
     value = row.get("traces")
+    value = structured(value) if isinstance(value, str) else value
     if value is not None and not isinstance(value, list):
         raise RowError("traces", f"must be a list, found {_short(value)}")
     if value:
@@ -307,11 +363,7 @@ def _trace(value: object, field: str, author: str) -> Trace:
     if value.get("turns") not in (None, []):
         where = f"{field}.turns"
         turns = _messages(value["turns"], where, role_of_text="assistant")
-        roles = [turn.role for turn in turns]
-        if roles[0] != "assistant" or roles[-1] != "assistant":
-            raise RowError(where, f"must begin and end with an assistant's message, found {roles}")
-        if "system" in roles or ("assistant", "assistant") in itertools.pairwise(roles):
-            raise RowError(where, f"must have a tool's or a user's message between two of an assistant, found {roles}")
+        trace_of(turns, where, author)
     return Trace(
         text=joined_text(turns) if turns else checked_text(value.get("text"), f"{field}.text"),
         author=_optional_text(value.get("author"), f"{field}.author") or author,

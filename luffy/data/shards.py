@@ -34,7 +34,16 @@ from luffy.confidential import may_show_prompt
 from luffy.config.grading import GradingConfig
 from luffy.data.overlap import NUM_HASHES, Signatures, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
-from luffy.data.row_filters import FilteredRow, RowFilter, with_instructions, with_system_prompt
+from luffy.data.row_filters import (
+    FAILS,
+    TEXT_ALONE,
+    FilteredRow,
+    Gold,
+    RowFilter,
+    with_instructions,
+    with_system_prompt,
+    without_system,
+)
 from luffy.data.schema import problem_key, problem_text
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
 from luffy.errors import DataError, LostError
@@ -59,6 +68,7 @@ class FilterJob:
     name: str
     """The source's name, as on the card."""
     filter: RowFilter
+    remove_system: bool
     system_prompt: str | None
     instructions: Mapping[str | None, str]
     """Instructions of the environment, for the system message, by data source; those under None are for all others."""
@@ -87,14 +97,23 @@ class ShardStatistics:
     quarantined: list[dict[str, object]] = field(default_factory=list)
     samples: list[dict[str, object]] = field(default_factory=list)
     hits: list[dict[str, object]] = field(default_factory=list)
+    golds: Counter[str] = field(default_factory=Counter)
+    """References by what they are worth (`luffy.data.row_filters.check_golds`)."""
+    gold_findings: list[dict[str, object]] = field(default_factory=list)
+    """Uid, finding and outcome of each reference that fails or is accepted only as text; never a text."""
 
     def __iadd__(self, other: "ShardStatistics") -> "ShardStatistics":
         self.rows_in += other.rows_in
-        for name in ("rejected", "rejected_traces", "outcomes", "replays", "authors", "data_sources"):
-            getattr(self, name).update(getattr(other, name))
-        for name in ("quarantined", "samples", "hits"):
-            getattr(self, name).extend(getattr(other, name))
+        for part in fields(self)[1:]:
+            mine, theirs = getattr(self, part.name), getattr(other, part.name)
+            mine.update(theirs) if isinstance(mine, Counter) else mine.extend(theirs)
         return self
+
+    def add_gold(self, uid: str, gold: Gold) -> None:
+        finding, outcome = gold
+        self.golds[finding] += 1
+        if finding in (FAILS, TEXT_ALONE):
+            self.gold_findings.append({"uid": uid, "finding": finding, "outcome": outcome.value})
 
 
 def filter_source(source: TraceSource, job: FilterJob, folder: Path, num_workers: int, grader: GraderPool) -> int:
@@ -163,6 +182,8 @@ def filter_shard(job: FilterJob, index: int, rows: Sequence[Row], folder: Path, 
             f"data.{job.name}: field reward_model.style names {', '.join(unknown)}, which is no grader; "
             f"there are rule, {', '.join(grading.names)} (add others to grading.named)"
         )
+    if job.remove_system:
+        prompts = without_system(prompts)
     if job.system_prompt is not None:
         prompts = with_system_prompt(prompts, job.system_prompt)
     if job.instructions:
@@ -252,6 +273,8 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
         statistics.replays.update(row.replays)
         statistics.rejected_traces.update(reason for _, reason in row.rejected_traces)
         statistics.hits += [{"uid": row.prompt.uid, "where": where, **asdict(hit)} for where, hit in row.hits]
+        if row.gold is not None:
+            statistics.add_gold(row.prompt.uid, row.gold)
         if row.reason is None:
             statistics.data_sources[row.prompt.data_source] += 1
             statistics.authors.update(trace.author for trace in row.prompt.traces)

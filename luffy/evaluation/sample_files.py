@@ -5,15 +5,20 @@ Compressed in blocks that stand alone (zstd frames): neither who writes nor who 
 
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import IO
 
-from luffy.confidential import is_confidential
+from luffy.confidential import is_confidential, may_show_prompt
 from luffy.errors import DataError
 from luffy.files import replacing
-from luffy.types import FinishReason
+from luffy.grading.request import problem_of
+from luffy.types import FinishReason, Prompt
+
+_SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
+_LEVELS = ("level", "difficulty")
+"""Keys of a problem's subject or level in `extra_info`, which differ between data sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,51 @@ class SampleRecord:
     def may_be_shown(self) -> bool:
         """Whether prompt, response, answer and reference may be shown (files of earlier versions carry no mark)."""
         return not is_confidential(self.suite, marked=self.confidential)
+
+
+def ungraded_record(
+    prompt: Prompt,
+    *,
+    suite: str,
+    decoding: str,
+    sample: int,
+    seed: int,
+    shown: str,
+    response: str,
+    finish_reason: str,
+    num_tokens: int,
+    reply: str | None = None,
+    measures: dict[str, float] | None = None,
+) -> SampleRecord:
+    """The record of a response to `prompt`, `shown` as that text, before it is graded."""
+
+    def label(names: Sequence[str]) -> str | None:
+        found = (prompt.extra_info.get(name) for name in names)
+        return next((str(value) for value in found if isinstance(value, str | int) and value != ""), None)
+
+    num_options = prompt.extra_info.get("num_options") or len(problem_of(prompt).options)
+    return SampleRecord(
+        suite=suite,
+        decoding=decoding,
+        uid=prompt.uid,
+        sample=sample,
+        seed=seed,
+        prompt=shown,
+        response=response,
+        answer=None,
+        ground_truth=prompt.ground_truth,
+        outcome="",
+        reason="",
+        correct=False,
+        finish_reason=finish_reason,
+        num_tokens=num_tokens,
+        subject=label(_SUBJECTS),
+        level=label(_LEVELS),
+        num_options=num_options if isinstance(num_options, int) and num_options else None,
+        confidential=not may_show_prompt(prompt),
+        reply=reply,
+        measures=measures or {},
+    )
 
 
 _NAMES = tuple(field.name for field in fields(SampleRecord))

@@ -8,9 +8,12 @@ serves graders that accept answers without such a mark.
 Everything here runs in time linear in the length of the response.
 """
 
+import ast
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from luffy.json_text import parse_json
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
@@ -33,6 +36,12 @@ _MAX_BARE = 100
 _MIN_ECHO = 8
 """A shorter question or message may occur in a reply by chance."""
 _MAX_PHRASE = 1000
+_WRAPPED = re.compile(r"""\{\s*["']ground_truth["']\s*:.*\}|\[\s*["'].*["']\s*\]""", re.DOTALL)
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm)\{([^{}]*)\}")
+_NO_ANSWERS = frozenset(
+    ("proof", "notfound", "not found", "none", "null", "nan", "inf", "+inf", "-inf", "n/a", "unknown", "", "-", "?")
+)
+"""What data sets write for problems without an answer: a policy would learn to write the same."""
 
 
 class Extracted(NamedTuple):
@@ -86,6 +95,26 @@ def marked_answer(reply: str, in_tag: bool | None = None) -> Extracted | None:
     if hashed is None or len(hashed["answer"]) > _MAX_BARE or _WORD.search(hashed["answer"]):
         return None
     return Extracted(hashed["answer"], "####")
+
+
+def read_reference(text: str) -> str | None:
+    """Return the answer in a reference as data sets write it; None where it states none (`proof`, `notfound`, `nan`).
+
+    A last line `#### 5`, `{"ground_truth": "5"}` and `["5"]` are 5.
+    """
+    text = text.strip()
+    if _WRAPPED.fullmatch(text):
+        for read in (parse_json, ast.literal_eval):
+            try:
+                value = read(text)
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+            if isinstance(value, dict | list) and len(value) == 1:
+                (text,) = map(str, value.values() if isinstance(value, dict) else value)
+            break
+    if hashed := _HASHED.fullmatch(text.rpartition("\n")[2]):
+        text = hashed["answer"]
+    return None if _TEXT_COMMAND.sub(r"\1", text).strip(" $.").casefold() in _NO_ANSWERS else text
 
 
 def plain_answer(reply: str) -> Extracted | None:

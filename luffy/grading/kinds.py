@@ -40,6 +40,7 @@ from luffy.grading.extract import (
     marked_answer,
     own_reply,
     plain_answer,
+    read_reference,
 )
 from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Verification
 from luffy.types import Outcome
@@ -47,6 +48,7 @@ from luffy.types import Outcome
 Step = Grade | Verification | JudgeRequest
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
 _FAILED = Grade(Outcome.CRASHED, None, "the environment failed")
+_NO_REFERENCE = Grade(Outcome.UNPARSABLE, None, "the reference states no answer")
 _SCORED_BY_GYM = "luffy.grading.reasoning_gym_score:score"
 _WRAPPERS = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{")
 _ANNOUNCED = re.compile("answer|solution", re.IGNORECASE)
@@ -112,10 +114,13 @@ def _math(kind: MathGrader, request: GradeRequest) -> Step:
     if isinstance(found, Grade):
         return found
     answer, note = found.answer, "" if found.sign == BOX else f"no box: read from {found.sign}"
-    settled = settle(answer, request.ground_truth)
+    gold = read_reference(request.ground_truth)
+    if gold is None:
+        return _NO_REFERENCE
+    settled = settle(answer, gold)
     if settled is not None:
         return Grade(settled, answer, _SETTLED[settled]).saying(note)
-    return _compared("math", answer, request.ground_truth, note)
+    return _compared("math", answer, gold, note)
 
 
 def _found(request: GradeRequest, unmarked: Callable[[str], Extracted | None] | None) -> Extracted | Grade:
@@ -147,10 +152,12 @@ def _math_strict(kind: StrictMathGrader, request: GradeRequest) -> Step:
     found = _found(request, None)
     if isinstance(found, Grade):
         return found
-    answer = found.answer
-    if answer == request.ground_truth:
+    answer, gold = found.answer, read_reference(request.ground_truth)
+    if gold is None:
+        return _NO_REFERENCE
+    if answer == gold:
         return Grade(Outcome.CORRECT, answer, "the same text")
-    return _compared("math_strict", answer, request.ground_truth, "")
+    return _compared("math_strict", answer, gold, "")
 
 
 def _exact(kind: ExactGrader, request: GradeRequest) -> Grade:

@@ -187,11 +187,11 @@ def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
         rows,
         {
             "suite": lambda row: row.suite,
-            "truncated": lambda row: percent(row.truncated_share),
+            "truncated": lambda row: percent(row.truncated_share) if row.mean_tokens else NONE,
             "no answer": lambda row: percent(row.no_answer_share),
             "unparsable": lambda row: percent(row.outcomes.get("unparsable", 0) / (row.num_problems * row.num_samples)),
             "timed out, crashed": lambda row: str(row.outcomes.get("timed_out", 0) + row.outcomes.get("crashed", 0)),
-            "mean tokens": lambda row: f"{row.mean_tokens:.0f}",
+            "mean tokens": lambda row: f"{row.mean_tokens:.0f}" if row.mean_tokens else NONE,
             "graded by": lambda row: ", ".join(row.graders) or NONE,
         },
         "Responses: shares in percent, and how long they are",

@@ -27,7 +27,7 @@ from luffy.config.settings import EvaluateSettings
 from luffy.config.stage_kinds import ASKING_ROOMS, PLAYING_ROOMS
 from luffy.config.strict import FOR_IDENTITY
 from luffy.data.parquet import read_prompts, suite_files
-from luffy.data.prompt_templates import OWN, stops_of
+from luffy.data.prompt_templates import is_chat, stops_of
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
 from luffy.evaluation.results import (
@@ -91,7 +91,7 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
                 asker, _ = stack.enter_context(open_asker(settings, settings.evaluation.engine, context, longest))
             else:
                 server, environment = context.execution.server, settings.environment
-                paths = tuple({CHAT if each.protocol.template == OWN else TEXT: None for each in requests.values()})
+                paths = tuple({CHAT if is_chat(each.protocol.template) else TEXT: None for each in requests.values()})
                 paid = stack.enter_context(closing(open_paid(context.out)))
                 # ConfigError for a server without the paths that the templates need.
                 connected = stack.enter_context(closing(TextEndpoint.connect(endpoint, server, paths)))

@@ -22,24 +22,14 @@ import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import MixtureSource, SourceConfig, VerifiersSource
-from luffy.config.environment import history_of
+from luffy.config.environment import ANSWER, history_of
 from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import DATA
-from luffy.data.card import (
-    FAILS,
-    TEXT_ALONE,
-    DataCard,
-    GoldCheck,
-    SourceCard,
-    card_json,
-    card_markdown,
-    check_golds,
-    source_card,
-)
+from luffy.data.card import DataCard, SourceCard, card_json, card_markdown, source_card
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.overlap import BenchmarkIndex
 from luffy.data.parquet import iterate_prompts
-from luffy.data.row_filters import RowFilter, Rules, remedies
+from luffy.data.row_filters import FAILS, TEXT_ALONE, Rejection, RowFilter, Rules, check_golds, remedies
 from luffy.data.selection import (
     Mask,
     PassedRows,
@@ -69,6 +59,7 @@ logger = logging.getLogger(__name__)
 _SUITES = "suites."
 _CORPUS = "corpus"
 _SHARDS = "shards"
+_GOLDS_AT_ONCE = 1024
 _MEANINGS = {FAILS: "are not graded correct as answers", TEXT_ALONE: "can only be matched by their exact text"}
 _MAX_UIDS_LOGGED = 5
 
@@ -132,6 +123,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
             job = FilterJob(
                 name=name,
                 filter=RowFilter(tokenizer, rules, benchmarks, replayer if name == "train" else None),
+                remove_system=data.remove_system,
                 system_prompt=data.system_prompt,
                 instructions={} if name == _CORPUS else instructions,
                 grading=settings.grading,
@@ -220,8 +212,9 @@ def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]
 
 
 def _rules(name: str, settings: PrepareDataSettings, *, may_repeat: bool) -> Rules:
-    data = settings.data
+    data, environment = settings.data, settings.environment
     is_train = name == "train"
+    is_answered = environment is None or ANSWER in environment.scoring.weights
     return Rules(
         # Without its long problems a suite would be a different benchmark under the same name.
         max_prompt_tokens=None if _is_suite(name) else data.max_prompt_tokens,
@@ -231,8 +224,9 @@ def _rules(name: str, settings: PrepareDataSettings, *, may_repeat: bool) -> Rul
         unique_problems=is_train,
         near_duplicates=data.filters.near_duplicates if is_train else None,
         keeps_traces=not _is_suite(name),
-        history=history_of(settings.environment),
+        history=history_of(environment),
         requires_replay=is_train and data.replay_traces == "reject",
+        requires_gold=settings.grading if is_train and is_answered else None,
     )
 
 
@@ -270,15 +264,21 @@ def _finished(
         files = [f"{name.replace('.', '/', 1)}.parquet"]
         (out / files[0]).parent.mkdir(exist_ok=True)
         write_rows(out / files[0], folder, kept)
-    golds = GoldCheck()
-    if _is_suite(name):
-        golds = check_golds(iterate_prompts(out / files[0]), grader, settings.grading)
-        for finding, meaning in _MEANINGS.items():
-            if uids := golds.uids(finding):
-                shown = ", ".join(uids[:_MAX_UIDS_LOGGED]) + (", ..." if len(uids) > _MAX_UIDS_LOGGED else "")
-                logger.warning("%s: %d reference answers %s: %s (all in card.json)", name, len(uids), meaning, shown)
+    prompts = iterate_prompts(out / files[0]) if _is_suite(name) else iter(())
+    while chunk := list(itertools.islice(prompts, _GOLDS_AT_ONCE)):
+        for prompt, gold in zip(chunk, check_golds(chunk, grader, settings.grading), strict=True):
+            statistics.add_gold(prompt.uid, gold)
+    for finding, meaning in _MEANINGS.items():
+        if uids := [str(each["uid"]) for each in statistics.gold_findings if each["finding"] == finding]:
+            shown = ", ".join(uids[:_MAX_UIDS_LOGGED]) + (", ..." if len(uids) > _MAX_UIDS_LOGGED else "")
+            done = ""
+            if finding == FAILS and not _is_suite(name):
+                done = f"; their rows are rejected: {remedies([Rejection.REFERENCE_FAILS])[0]}"
+            logger.warning(
+                "%s: %d reference answers %s: %s (all in card.json)%s", name, len(uids), meaning, shown, done
+            )
     lengths = rows.prompt_tokens[kept], rows.lengths_of_traces(kept)
-    card = source_card(name, source.kind, source.inputs(), statistics, selection, lengths, golds)
+    card = source_card(name, source.kind, source.inputs(), statistics, selection, lengths)
     logger.info("%s: %d of %d rows", name, card.rows_out, card.rows_in)
     return card, files
 

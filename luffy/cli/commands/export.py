@@ -1,4 +1,4 @@
-"""`luffy export SOURCE TARGET`: a stage's policy as a Hugging Face folder, or the traces of a run as a data set."""
+"""`luffy export SOURCE TARGET`: a stage's policy as a Hugging Face folder, or the data of a run as a file."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,20 +22,23 @@ from luffy.pipeline.workspace import find_workspace
 
 _MODEL = "model"
 _TRAIN_FILE = "train.parquet"
+_DATA_FILES = (".parquet", ".csv")
 
 
 def export(
     source: Annotated[
         str,
         Argument(
-            metavar="STAGE|RUN",
-            help="a stage's directory (workspace/runs/RUN/stages/rl); for traces a run's name or directory, or an "
-            "experiment's name for its newest run",
+            metavar="STAGE|RUN|FILE",
+            help="a stage's directory (workspace/runs/RUN/stages/rl); for data a run's name or directory, an "
+            "experiment's name for its newest run, or a prepared .parquet file",
         ),
     ],
     target: Annotated[
         Path,
-        Argument(metavar="FOLDER|FILE", help="new or empty folder for the policy, or new .parquet file for traces"),
+        Argument(
+            metavar="FOLDER|FILE", help="new or empty folder for the policy; new .parquet for traces, or .csv for data"
+        ),
     ],
     step: Annotated[
         int | None, Option(metavar="N", help="a checkpoint's step [the final model, else the newest checkpoint]")
@@ -46,21 +49,26 @@ def export(
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """Write the policy of a training stage as a Hugging Face model folder, or a run's traces as a dataset.
+    """Write the policy of a training stage as a Hugging Face model folder, or a run's data as one file.
 
-    Traces, those that teachers made included, are written where the target ends in .parquet.
+    A .parquet file gets the prompts with traces, those that teachers made included; a .csv file all prompts.
     """
-    if target.suffix == ".parquet":
+    if target.suffix in _DATA_FILES:
         if step is not None:
-            raise ConfigError(f"--step: chooses a policy; {target} gets traces")
-        counts, hidden = write_traces(find_run(find_workspace(workspace), source), target, author or ())
-        by_author = ", ".join(f"{count} of {name}" for name, count in sorted(counts.items()))
-        say(f"{counts.total()} traces ({by_author}) are in {target}; read them with data.train: {{kind: file, ...}}")
+            raise ConfigError(f"--step: chooses a policy; {target} gets data")
+        is_file = source.endswith(".parquet") and Path(source).is_file()
+        file = Path(source) if is_file else training_file(find_run(find_workspace(workspace), source))
+        prompts, counts, hidden = write_data(file, target, author or ())
+        by_author = ", ".join(f"{count} of {name}" for name, count in sorted(counts.items())) or "none"
+        say(
+            f"{prompts} prompts with {counts.total()} traces ({by_author}) are in {target}; read them with data.train: "
+            "{kind: file, ...}"
+        )
         if hidden:
             say(f"{hidden} prompts are confidential and were left out")
         return EXIT_OK
     if author:
-        raise ConfigError(f"--author: chooses traces, and {target} does not end in .parquet")
+        raise ConfigError(f"--author: chooses traces, and {target} does not end in {' or '.join(_DATA_FILES)}")
     what = export_stage(Path(source), target, step)
     say(f"{what} of {source} is in {target}")
     return EXIT_OK
@@ -100,44 +108,50 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     return f"the checkpoint of step {chosen}"
 
 
-def write_traces(record: RunRecord, file: Path, authors: Sequence[str]) -> tuple[Counter[str], int]:
-    """Write the prompts that have traces of `authors` (empty: of anyone), with these traces, to `file`.
-
-    They are those of the run's last finished stage that makes traces. Returns the number of traces by author, and of
-    the confidential prompts left out. Raises DataError without a trace, and ConfigError for a file that exists and
-    for an author without a trace.
-    """
-    from luffy.confidential import may_show_prompt
-    from luffy.data.parquet import iterate_prompts, write_prompts
-    from luffy.types import Prompt
-
+def training_file(record: RunRecord) -> Path:
+    """The training prompts of the run's last finished stage that makes traces; DataError without one."""
     made = [record.stages[name].directory for name in nodes_providing("traces", record.stages)]
     finished = [path for path in made if (path / MANIFEST_FILE).is_file() and (path / _TRAIN_FILE).is_file()]
     if not finished:
         raise DataError(f"{record.name}: no stage with training data is finished; luffy show {record.name} lists them")
-    folder = finished[-1]
+    return finished[-1] / _TRAIN_FILE
+
+
+def write_data(source: Path, file: Path, authors: Sequence[str]) -> tuple[int, Counter[str], int]:
+    """Write prompts of a prepared file to `file`, with the traces of `authors` (empty: of anyone).
+
+    As .parquet only prompts that have one, as .csv without `authors` all. Returns the numbers of prompts, of traces by
+    author, and of the confidential prompts left out. Raises DataError where none is left, and ConfigError for a file
+    that exists and for an author without a trace.
+    """
+    from luffy.confidential import may_show_prompt
+    from luffy.data.parquet import iterate_prompts, write_csv, write_prompts
+    from luffy.types import Prompt
+
     if file.exists():
         raise ConfigError(f"{file}: exists already; give a new file")
     if not file.parent.is_dir():
         raise ConfigError(f"{file.parent}: no such folder")
-    known = Counter(trace.author for prompt in iterate_prompts(folder / _TRAIN_FILE) for trace in prompt.traces)
+    known = Counter(trace.author for prompt in iterate_prompts(source) for trace in prompt.traces)
     unknown = [name for name in authors if name not in known]
     if unknown:
         raise ConfigError(f"--author {unknown[0]}: wrote no trace; authors are {', '.join(sorted(known)) or 'none'}")
-    counts, hidden = Counter[str](), 0
+    takes_all, counts, hidden = file.suffix == ".csv" and not authors, Counter[str](), 0
 
     def chosen() -> Iterator[Prompt]:
         nonlocal hidden
-        for prompt in iterate_prompts(folder / _TRAIN_FILE):
+        for prompt in iterate_prompts(source):
             traces = tuple(trace for trace in prompt.traces if not authors or trace.author in authors)
-            if traces and not may_show_prompt(prompt):
+            if not traces and not takes_all:
+                continue
+            if not may_show_prompt(prompt):
                 hidden += 1
-            elif traces:
-                counts.update(trace.author for trace in traces)
-                yield replace(prompt, traces=traces)
+                continue
+            counts.update(trace.author for trace in traces)
+            yield replace(prompt, traces=traces)
 
-    write_prompts(file, chosen())
-    if not counts:
+    written = (write_csv if file.suffix == ".csv" else write_prompts)(file, chosen())
+    if not written:
         file.unlink()
-        raise DataError(f"{folder}: has no trace that can be exported")
-    return counts, hidden
+        raise DataError(f"{source}: has no {'prompt' if takes_all else 'trace'} that can be exported")
+    return written, counts, hidden

@@ -8,13 +8,22 @@ from typer import BadParameter, Option
 from yaml import YAMLError
 
 from luffy.cli.console import duration, say, show_rows, stage_display
-from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
+from luffy.cli.options import (
+    CONFIG_HELP,
+    Config,
+    Debug,
+    DryRun,
+    Overrides,
+    Verify,
+    WorkspaceFolder,
+    config_argument,
+)
 from luffy.cli.planning import check, plans_of, show_plan, show_sweep_plan
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.config.yaml_source import parse_scalar
-from luffy.errors import EXIT_FAILURE, EXIT_OK
+from luffy.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from luffy.flows.launch import launch
 from luffy.pipeline.experiment import check_checkpoints
 from luffy.pipeline.graph import build_graph, select_nodes
@@ -122,12 +131,14 @@ def bench(
 
 
 def evaluate(
-    config: Config,
+    config: Annotated[str | None, config_argument(f"{CONFIG_HELP}; --responses needs none")] = None,
     overrides: Overrides = None,
     model: Annotated[
         str | None,
         Option(
-            metavar="MODEL", help="a Hugging Face folder, a stage's directory, a hub id, or api:NAME served at --url"
+            metavar="MODEL",
+            help="a Hugging Face folder, a stage's directory, a hub id, or api:NAME served at --url; with --responses "
+            "a name to show",
         ),
     ] = None,
     steps: Annotated[
@@ -144,16 +155,34 @@ def evaluate(
         list[str] | None,
         Option(metavar="FIELD=VALUE", help="further field of each request to api:NAME, e.g. reasoning_effort=low"),
     ] = None,
+    responses: Annotated[
+        list[str] | None,
+        Option(
+            metavar="FILE",
+            help="grade what another system sampled: .parquet or .jsonl of verl, lm-evaluation-harness, lighteval or "
+            "LUFFY; may be repeated, and hold *",
+        ),
+    ] = None,
     dry_run: DryRun = False,
     verify: Verify = False,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """Evaluate a model, or checkpoints of an RL run.
+    """Evaluate a model, checkpoints of an RL run, or responses made elsewhere.
 
-    Give one of --model and --steps. The key for --url comes from the environment variable that
-    execution.server.api_key_variable names (OPENAI_API_KEY).
+    Give one of --model, --steps and --responses, which are graded as CONFIG says, without it by the grader math. The
+    key for --url comes from the environment variable that execution.server.api_key_variable names (OPENAI_API_KEY).
     """
+    if responses:
+        if extra := [name for name, value in {"--steps": steps, "--url": url, "--dry-run": dry_run}.items() if value]:
+            raise ConfigError(f"{extra[0]} has no effect with --responses; remove it")
+        from luffy.cli.evaluations import evaluate_responses  # numpy and pyarrow: only when they are needed
+
+        experiment = None if config is None else load_experiment(config, overrides or ())
+        evaluate_responses(find_workspace(workspace), responses, experiment, model)
+        return EXIT_OK
+    if config is None:
+        raise BadParameter("Missing argument 'CONFIG'.")
     try:
         at = tuple(sorted({int(part) for part in steps.split(",")})) if steps is not None else ()
     except ValueError:

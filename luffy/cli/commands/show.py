@@ -97,7 +97,8 @@ def _show_run(record: RunRecord, *, everything: bool, svg: Path | None) -> None:
     if record.arms:
         rows = [[arm, folder.name, read_run(folder).condition] for arm, folder in record.arms.items()]
         show_rows(["arm", "run", "state"], rows, "\nArms")
-    _show_settings(record, everything=everything)
+    if record.config:
+        _show_settings(record, everything=everything)
     show_table(run_view.stages_of(record), "Stages")
     show_table(run_view.lineage(record), "Lineage")
     if (metrics := run_view.last_metrics(record, everything=everything)).rows:

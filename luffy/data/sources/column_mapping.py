@@ -1,6 +1,7 @@
 r"""Conversion of a dataset's own columns to a `Prompt`.
 
     prompt = prompt_from_fields(row, fields, author="human")
+    fields = recognised(rows, "numina")         # from the names of the columns and what the first rows hold
 
 Known formats: GSM8K (`answer` is a solution that ends in `#### 72`), MATH (`solution` holds the answer in its last
 `\boxed{}`), OpenR1 (`generations`, a list, with a parallel list of flags), OlympiadBench (`final_answer`, a list).
@@ -10,8 +11,10 @@ list, `answer` an index from 0), GPQA (the correct option and each incorrect one
 
 import dataclasses
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from luffy.config.data import AnswerField, ChoicesField, FieldsConfig, TraceField
 from luffy.data.schema import (
@@ -20,10 +23,12 @@ from luffy.data.schema import (
     as_text,
     check_json,
     checked_logprobs,
-    checked_messages,
     checked_text,
+    conversation,
+    last_turns,
     problem_text,
     prompt_uid,
+    trace_of,
     value_at,
 )
 from luffy.grading.extract import THINK_OPEN, last_box
@@ -82,8 +87,11 @@ _GSM8K_ANSWER = re.compile(r"\n?####\s*(.+?)\s*$")
 
 
 def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: str) -> Prompt:
-    """Return the row as a `Prompt`; RowError names the faulty column."""
-    messages = checked_messages(value_at(row, fields.problem), fields.problem)
+    """Return the row as a `Prompt`; RowError names the faulty column.
+
+    A solution at the end of the problem's messages is no part of the prompt; a `TraceField` reads it.
+    """
+    messages, _ = conversation(value_at(row, fields.problem), fields.problem, author)
     extra = {column: value_at(row, column) for column in fields.extra}
     for column, value in extra.items():
         check_json(value, column)
@@ -130,6 +138,8 @@ def columns_of(fields: FieldsConfig) -> list[str]:
 
 def _answer(row: Mapping[str, object], field: AnswerField) -> str:
     value = value_at(row, field.column)
+    if (turns := last_turns(value, field.column)) is not None:
+        value = turns[-1].content if turns else None
     items = None if field.element is None else as_list(value)
     if field.element == "all":
         if not items:
@@ -153,8 +163,11 @@ def _answer(row: Mapping[str, object], field: AnswerField) -> str:
 
 
 def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[Trace]:
-    """A missing value or an empty list means no trace; an empty text is an error."""
+    """A missing value or an empty list means no trace; an empty text is an error. Messages hold one, in their
+    last turns."""
     value = value_at(row, field.column)
+    if (turns := last_turns(value, field.column)) is not None:
+        value = turns[-1].content if turns and turns[-1].role == "assistant" else None
     texts: Sequence[object] = value if isinstance(value, list) else [] if value is None else [value]
     several = isinstance(value, list)
     kept = _parallel(row, field.keep_column, len(texts), several)
@@ -179,6 +192,9 @@ def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[T
         if field.rewrite is not None:
             plain = _CALCULATOR_MARK.sub("", written)
             written = _GSM8K_ANSWER.sub(lambda mark: f"\nThe answer is \\boxed{{{mark.group(1)}}}.", plain)
+        if turns is not None and len(turns) > 1:
+            found.append(trace_of(turns, name, signed))
+            continue
         found.append(Trace(written, signed, None, checked_logprobs(logprobs[index], str(field.logprobs_column))))
     return found
 
@@ -221,3 +237,90 @@ def fixed_order(question: str, options: Sequence[str]) -> list[str]:
 def _block(options: Sequence[str]) -> str:
     lines = [f"{label}. {option}" for label, option in zip(LABELS, options, strict=False)]
     return "\n\n" + "\n".join(lines)
+
+
+_PROBLEMS = ("problem", "question", "prompt", "context_messages", "input", "messages", "conversations")
+_ANSWERS = (
+    "reward_model.ground_truth", "verification_info.ground_truth", "ground_truth", "answer", "final_answer",
+    "expected_answer", "label", "solutions", "solution",
+)  # fmt: skip
+_DEMONSTRATIONS = ("target", "completion", "generations", "response", "output", "messages", "conversations", "prompt")
+_EXTRA = ("source", "subject", "level", "difficulty", "problem_type", "task_type", "problem_id")
+"""Names of columns in public data sets; the first that is there is taken."""
+_FLAGS = {"generations": "is_reasoning_complete"}
+_MARKS = ("\\boxed", "####")
+_MAX_ANSWER = 200
+"""A longer text is a solution or a question, and no answer."""
+
+
+def recognised(rows: Sequence[Mapping[str, object]], data_source: str) -> tuple[FieldsConfig | None, str]:
+    """Return how the columns of a well-known layout are read, from the first rows of a file, and this as text in YAML.
+
+    None for other layouts; the text then has `COLUMN` for each name that is missing. The demonstration is what follows
+    the question in messages, or the `solution` that the answer is read from; a solution beside an answer is none, since
+    it need not state that answer.
+    """
+
+    def present(column: str) -> list[object]:
+        return [value for row in rows if (value := value_at(row, column)) not in (None, "", [])]
+
+    problem = next(filter(present, _PROBLEMS), None)
+    written = {name: _solutions(present(name), name) for name in _DEMONSTRATIONS}
+    stated = {name: present(name) for name in _ANSWERS} | written
+    answer = next(filter(None, (_answer_in(name, values) for name, values in stated.items())), None)
+    trace = next((name for name, texts in written.items() if texts and (not answer or name != answer.column)), None)
+    if answer is not None and (answer.boxed or answer.after):
+        texts = [value for value in stated[answer.column] if isinstance(value, str)]
+        is_solution = answer.column in written or any(not text.lstrip(" $").startswith(_MARKS) for text in texts)
+        trace = answer.column if is_solution else trace
+    fields: dict[str, object] = {
+        "data_source": data_source,
+        "problem": problem or "COLUMN",
+        "answer": {"column": "COLUMN"} if answer is None else answer.model_dump(exclude_defaults=True),
+    }
+    if trace is not None:
+        flag = _FLAGS.get(trace)
+        kept = {"keep_column": flag} if flag and present(flag) else {}
+        rewritten = {"rewrite": "gsm8k"} if answer is not None and answer.after and trace == answer.column else {}
+        fields["traces"] = [{"column": trace, **kept, **rewritten}]
+    if extra := [name for name in _EXTRA if isinstance(next(iter(present(name)), None), str | int)]:
+        fields["extra"] = extra
+    if options := next(filter(present, ("options", "choices")), None):
+        fields["choices"] = {"column": options}
+    is_whole = problem is not None and answer is not None and options is None
+    return FieldsConfig.model_validate_json(json.dumps(fields)) if is_whole else None, json.dumps(fields)
+
+
+def _solutions(values: Sequence[object], name: str) -> list[str]:
+    """The solutions in a column of texts, of lists of texts, or of messages that end in an assistant's."""
+    found: list[str] = []
+    for value in values:
+        try:
+            turns = last_turns(value, name)
+        except RowError:
+            continue
+        if turns is not None:
+            found += [turn.content for turn in turns[-1:] if turn.role == "assistant"]
+        elif name not in _PROBLEMS:
+            found += [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+    return found
+
+
+def _answer_in(column: str, values: Sequence[object]) -> AnswerField | None:
+    """How to read the answers in a column by what most of its values look like; None where they hold none."""
+    lists = [value for value in values if isinstance(value, list) and value]
+    texts = [str(as_text(value[0] if isinstance(value, list) and value else value)) for value in values]
+
+    def most(count: int) -> bool:
+        return bool(texts) and 2 * count >= len(texts)
+
+    element: int | Literal["all"] | None = None
+    if most(len(lists)):
+        element = 0
+    if most(sum("####" in text for text in texts)):
+        return AnswerField(column=column, element=element, after="####")
+    if most(sum("\\boxed" in text for text in texts)):
+        return AnswerField(column=column, element=element, boxed=True)
+    if element is not None and any(len(value) > 1 for value in lists):
+        element = "all"
+    return AnswerField(column=column, element=element) if most(sum(len(t) <= _MAX_ANSWER for t in texts)) else None

@@ -1,17 +1,19 @@
 """Prompts from local files (`.parquet`, `.jsonl` with one object per line, `.csv` with a header) and from the hub.
 
-Columns are those of LUFFY and verl, or the ones that `fields` maps. A dataset on the Hugging Face hub, or in a local
-folder, is read with the package `datasets` (pip install 'luffy-rl[hub]'). Its rows are memory-mapped from the cache of
-`datasets`; once fetched, they are available offline (`HF_HUB_OFFLINE=1`).
+Columns are those of LUFFY and verl, those of another well-known layout (`recognised`), or those that `fields` maps. A
+dataset on the Hugging Face hub, or in a local folder, is read with the package `datasets` (pip install
+'luffy-rl[hub]'). Its rows are memory-mapped from the cache of `datasets`; once fetched, they are available offline
+(`HF_HUB_OFFLINE=1`).
 """
 
 import csv
 import dataclasses
 import hashlib
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from luffy.confidential import CONFIDENTIAL
 from luffy.config.data import FileSource, HubSource
@@ -19,18 +21,20 @@ from luffy.config.shipped import expand_pattern
 from luffy.data.parquet import decoded, read_rows
 from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, RowError, as_text, present_columns, prompt_from_row, value_at
 from luffy.data.sources import QuarantinedRow, Row
-from luffy.data.sources.column_mapping import columns_of, prompt_from_fields
+from luffy.data.sources.column_mapping import columns_of, prompt_from_fields, recognised
 from luffy.errors import DataError
 from luffy.json_text import parse_json
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+logger = logging.getLogger(__name__)
 NumberedRow = tuple[str, int, Mapping[str, object] | RowError]
 """File, row from 1, content."""
 _Numbered = tuple[int, Mapping[str, object] | RowError]
 _CSV_FIELD_BYTES = 1 << 27
 _MAX_VALUES_NAMED = 10
+_ROWS_LOOKED_AT = 32
 _WITHHELD = "cannot be used (the source is confidential: the reason is not shown)"
 
 
@@ -49,26 +53,51 @@ class FilePrompts:
         self._paths = expand_pattern(source.path)
         if not self._paths:
             raise DataError(f"data.{purpose}: {source.path}: no such file (working directory {Path.cwd()})")
-        allowed = ", ".join(_READERS)
+        allowed = ", ".join(READERS)
         for file in self._paths:
             if file.is_dir():
                 raise DataError(f"data.{purpose}: {file} is a directory; give one file ({allowed}) or a pattern with *")
             if not file.is_file():
                 raise DataError(f"data.{purpose}: {file}: no such file (working directory {Path.cwd()})")
-            if file.suffix not in _READERS:
+            if file.suffix not in READERS:
                 raise DataError(f"data.{purpose}: {file}: extension {file.suffix!r}; use one of {allowed}")
 
     def inputs(self) -> dict[str, str]:
         return {str(path): sha256_of(path) for path in self._paths}
 
     def rows(self) -> Iterator[Row]:
-        wanted, required = columns_to_read(self._source)
+        where = f"data.{self._purpose}: {self._source.path}"
+        path = self._paths[0]
+        head = (row for _, row in READERS[path.suffix](path, None, ()) if isinstance(row, Mapping))
+        source = with_fields(self._source, head, path.stem, where)
+        wanted, required = columns_to_read(source)
         numbered = (
             (str(path), number, row)
             for path in self._paths
-            for number, row in _READERS[path.suffix](path, wanted, required)
+            for number, row in READERS[path.suffix](path, wanted, required)
         )
-        return prompts_of(numbered, self._source, f"data.{self._purpose}: {self._source.path}")
+        return prompts_of(numbered, source, where)
+
+
+_Source = TypeVar("_Source", FileSource, HubSource)
+
+
+def with_fields(source: _Source, rows: Iterable[Mapping[str, object]], data_source: str, where: str) -> _Source:
+    """Return the source with the `fields` that its first rows call for, unchanged where it needs none.
+
+    DataError, with the fields to give, for columns that are not known.
+    """
+    if source.fields is not None:
+        return source
+    head = list(itertools.islice(rows, _ROWS_LOOKED_AT))
+    names: list[str] = list(dict.fromkeys(name for row in head for name in row))
+    if not names or {*REQUIRED_COLUMNS} <= {*names}:
+        return source
+    fields, text = recognised(head, data_source)
+    if fields is None:
+        raise DataError(f"{where}: columns {', '.join(names)} are of no known layout; name them with fields: {text}")
+    logger.info("%s: read as fields: %s", where, text)
+    return source.model_copy(update={"fields": fields})
 
 
 def columns_to_read(source: FileSource | HubSource) -> tuple[list[str], list[str]]:
@@ -139,7 +168,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _jsonl_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Iterator[_Numbered]:
+def _jsonl_rows(path: Path, wanted: Sequence[str] | None, required: Sequence[str]) -> Iterator[_Numbered]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -159,7 +188,7 @@ def _jsonl_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> I
             yield number, RowError("(line)", reason)
 
 
-def _csv_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Iterator[_Numbered]:
+def _csv_rows(path: Path, wanted: Sequence[str] | None, required: Sequence[str]) -> Iterator[_Numbered]:
     csv.field_size_limit(_CSV_FIELD_BYTES)
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
@@ -171,14 +200,18 @@ def _csv_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Ite
             for number, row in enumerate(reader, start=1):
                 if None in row:
                     yield number, RowError("(row)", "has more values than the header has columns")
-                else:  # CSV writes a missing value as an empty cell
-                    yield number, {str(name): value or None for name, value in row.items()}
+                else:  # CSV writes a missing value as an empty cell; a data source may be empty
+                    yield (
+                        number,
+                        {str(name): value or (value if name == "data_source" else None) for name, value in row.items()},
+                    )
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}: is not readable CSV from line {reader.line_num + 1} on ({error})") from None
 
 
-_Reader = Callable[[Path, Sequence[str], Sequence[str]], Iterator[_Numbered]]
-_READERS: dict[str, _Reader] = {
+_Reader = Callable[[Path, Sequence[str] | None, Sequence[str]], Iterator[_Numbered]]
+"""Takes the columns to read, None for all, and those that have to be there."""
+READERS: dict[str, _Reader] = {
     ".parquet": lambda path, wanted, required: enumerate(read_rows(path, wanted, required), start=1),
     ".jsonl": _jsonl_rows,
     ".csv": _csv_rows,
@@ -202,6 +235,8 @@ class HubPrompts:
         self._source, self._purpose = source, purpose
         self._dataset = _load(source, purpose)
         found = self._dataset.column_names
+        where = f"data.{purpose}: {source.path}"
+        self._source = source = with_fields(source, (dict(row) for row in self._dataset), source.path, where)
         wanted, required = columns_to_read(source)
         missing = [name for name in required if name not in found]
         if missing:

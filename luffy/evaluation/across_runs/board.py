@@ -32,7 +32,7 @@ _APART = (*_OF_SUITES, "only", "decodings", "confidence", "engine")
 _WORDS = {"top_p": "top-p {}", "template": "{} prompt template"}
 _OTHER_VERSION = "written by another version"
 _OWN_TEMPLATE = "own"
-_SYSTEM_PROMPT = "system_prompt"
+_SYSTEM_PROMPT, _REMOVES = "system_prompt", "remove_system"
 _NOT_SET = ("null", "[]", "{}")
 
 
@@ -157,8 +157,8 @@ def _settings(workspace: Workspace, manifest: Manifest) -> Mapping[str, object]:
     """Settings of `evaluate`, which are nested in those of a sweep, with the system prompt of the data."""
     own = section(manifest.settings, "protocol") if manifest.stage == "sweep" else manifest.settings
     data = read_manifest(workspace.stage_directory("prepare_data", manifest.upstream.get("data", "")))
-    prompt = None if data is None else section(data.settings, "data").get(_SYSTEM_PROMPT)
-    return {**own, _SYSTEM_PROMPT: prompt}
+    prepared = {} if data is None else section(data.settings, "data")
+    return {**own, _SYSTEM_PROMPT: prepared.get(_SYSTEM_PROMPT), _REMOVES: prepared.get(_REMOVES, False)}
 
 
 def _read(
@@ -223,6 +223,7 @@ def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decodi
     grading = {f"grading.{name}": value for name, value in flatten(of_stage.get("grading")).items()}
     if evaluation.get("template", _OWN_TEMPLATE) == _OWN_TEMPLATE:  # the other templates have their own system message
         grading[f"data.{_SYSTEM_PROMPT}"] = json.dumps(of_stage.get(_SYSTEM_PROMPT))
+        grading[f"data.{_REMOVES}"] = json.dumps(of_stage.get(_REMOVES, False))
     text = _in_words(settings)
     return EvaluationProtocol(decoding, settings | grading | {"confidence": str(results.confidence)}, text)
 
@@ -230,6 +231,8 @@ def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decodi
 def _in_words(settings: Mapping[str, str]) -> str:
     """The protocol for a reader, without the number of responses, which columns name."""
     left = {name: value for name, value in settings.items() if value not in _NOT_SET and name != "num_samples"}
+    if not left:
+        return "sampled elsewhere"
     temperature = float(left.pop("temperature"))
     if float(left.get("top_p", 1)) == 1:
         left.pop("top_p", None)

@@ -18,14 +18,13 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.confidential import may_show_prompt
 from luffy.config.environment import EpisodeLimits
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import DifficultySettings, EvaluateSettings, SampleSettings
 from luffy.data.templates import load_tokenizer
 from luffy.environments.limits import FailedShare
-from luffy.evaluation.sample_files import SampleRecord
+from luffy.evaluation.sample_files import SampleRecord, ungraded_record
 from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
@@ -34,7 +33,7 @@ from luffy.stages.answers.clients import Generator, ModelClient, Questions, Samp
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext
 from luffy.stop_request import check_stop_request
-from luffy.types import Outcome, Prompt
+from luffy.types import Outcome
 
 Keep: TypeAlias = Callable[[SampleRequest, ModelAnswer], ModelAnswer | None]
 """What of an answer is stored; None: nothing, the client does it."""
@@ -43,9 +42,6 @@ Progress: TypeAlias = Callable[[Sequence[ModelAnswer]], None]
 _Settings: TypeAlias = EvaluateSettings | SampleSettings | DifficultySettings
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
-_LEVELS = ("level", "difficulty")
-"""Keys of a problem's subject or level in `extra_info`, which differ between data sets."""
 _WAITING_CALLS = 2
 """Calls of the model that are requested at the same time, for each that can run: with one more, no engine waits for the
 batches before it to be graded."""
@@ -260,38 +256,23 @@ def graded(
 def graded_records(request: Questions, store: AnswerStore) -> Iterator[SampleRecord]:
     """All graded responses of a request, problem by problem, one at a time from the store."""
     for sample in request.samples:
-        answer, prompt = store[sample.key], sample.prompt
-        num_options = prompt.extra_info.get("num_options") or len(problem_of(prompt).options)
+        answer = store[sample.key]
         assert answer.text is not None and answer.grades is not None
         yield answer.grades.added_to(
-            SampleRecord(
+            ungraded_record(
+                sample.prompt,
                 suite=request.suite,
                 decoding=request.decoding,
-                uid=prompt.uid,
                 sample=sample.sample,
                 seed=sample.seed,
-                prompt=sample.rendered.text,
+                shown=sample.rendered.text,
                 response=answer.text,
-                answer=None,
-                ground_truth=prompt.ground_truth,
-                outcome="",
-                reason="",
-                correct=False,
                 finish_reason=answer.finish_reason.value,
                 num_tokens=answer.num_tokens,
-                subject=_label(prompt, _SUBJECTS),
-                level=_label(prompt, _LEVELS),
-                num_options=num_options if isinstance(num_options, int) and num_options else None,
-                confidential=not may_show_prompt(prompt),
                 reply=answer.reply,
                 measures=dict(answer.measures),
             )
         )
-
-
-def _label(prompt: Prompt, names: Sequence[str]) -> str | None:
-    found = (prompt.extra_info.get(name) for name in names)
-    return next((str(value) for value in found if isinstance(value, str | int) and value != ""), None)
 
 
 @dataclass(slots=True)

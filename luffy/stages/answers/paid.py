@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from luffy.config.environment import EnvironmentConfig
-from luffy.data.prompt_templates import OWN, prompt_text, template_opener
+from luffy.data.prompt_templates import chat_messages, is_chat, prompt_text, template_opener
 from luffy.environments.live_episode import TextEpisode
 from luffy.environments.registry import open_text_player
 from luffy.environments.transcript import headed
@@ -139,14 +139,12 @@ def render_as_text(prompts: Sequence[Prompt], template: str) -> list[RenderedPro
 
     DataError for a prompt that does not fit the template.
     """
-    if template != OWN:
+    if not is_chat(template):
         return [RenderedPrompt(prompt_text(prompt, template)) for prompt in prompts]
     # The text is for records: the rendered prompt exists only on the server.
     return [
-        RenderedPrompt(
-            "\n\n".join(f"{turn.role}: {turn.content}" for turn in prompt.messages), messages=prompt.messages
-        )
-        for prompt in prompts
+        RenderedPrompt("\n\n".join(f"{turn.role}: {turn.content}" for turn in messages), messages=messages)
+        for messages in (chat_messages(prompt, template) for prompt in prompts)
     ]
 
 

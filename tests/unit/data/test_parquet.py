@@ -35,8 +35,8 @@ _prompts = st.builds(
     Prompt,
     uid=_text,
     data_source=_text,
-    messages=st.lists(st.builds(Message, st.sampled_from(["user", "assistant"]), _text), min_size=1, max_size=3).map(
-        tuple
+    messages=st.lists(st.builds(Message, st.sampled_from(["user", "assistant"]), _text), max_size=2).map(
+        lambda turns: (*turns, Message("user", "?"))
     ),
     ground_truth=_text,
     traces=st.lists(_traces, max_size=3).map(tuple),

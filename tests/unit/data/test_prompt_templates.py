@@ -3,13 +3,18 @@
 from pathlib import Path
 
 import pytest
+from installed import DATASETS, needs_datasets
 from synthetic.arithmetic import problems, tiny_tokenizer
 
 from luffy.config import load_experiment
+from luffy.config.data import FileSource
 from luffy.data.prompt_templates import LUFFY_SYSTEM, PROMPT_TEMPLATES, ask, stops_of, template_opener
-from luffy.data.templates import decode, render_prompts
+from luffy.data.row_filters import without_system
+from luffy.data.templates import decode, prompt_texts, render_prompts
 from luffy.errors import DataError
+from luffy.stages.answers.paid import render_as_text
 from luffy.types import Message, Prompt
+from tests.synthetic.loaded_source import load_source
 
 QUESTION = "What is $1+1$?\n"
 PROMPT = Prompt("p", "s", (Message("system", "Be brief."), Message("user", QUESTION)), "2")
@@ -35,13 +40,43 @@ TEXTS = {
     "Present the answer in LaTex format: \\boxed{Your answer}. Assistant:",
     "none": QUESTION,
 }
+TEXTS["prime_code"] = TEXTS["prime"].replace(
+    "Present the answer in LaTex format: \\boxed{Your answer}",
+    "Write Python code to solve the problem. Present the code in \n```python\nYour code\n```\nat the end.",
+)
+TEXTS["luffy_simplerl"] = TEXTS["qwen_boxed"].replace(" \\boxed{}", "\\boxed{{}}")
+BOXED = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
 
 
 @pytest.mark.parametrize("name", PROMPT_TEMPLATES)
 def test_the_text_is_that_of_the_authors(name: str) -> None:
     tokenizer = tiny_tokenizer()
+    TEXTS["prime_sft"] = prompt_texts(tokenizer, [[Message("user", QUESTION + BOXED)]])[0]
     (ids,) = ask(tokenizer, [PROMPT], name)
     assert decode(tokenizer, ids) == TEXTS[name]
+
+
+@needs_datasets
+def test_luffys_nine_templates_ask_the_problems_of_its_evaluation_file() -> None:
+    """The names of its `--template`, with both forms of `simplerl`, and the text around the question in its script."""
+    source = FileSource(kind="file", path=str(DATASETS / "luffy_eval" / "valid.all.parquet"), max_rows=1)
+    prompts = without_system(load_source(source, "suites.luffy", 0).prompts)
+    tokenizer, question = tiny_tokenizer(), prompts[0].messages[0].content
+    assert [message.role for message in prompts[0].messages] == ["user"] and question != QUESTION
+    texts = {ours: text.replace(QUESTION, question) for ours, text in TEXTS.items()}
+    chat, boxed = prompt_texts(tokenizer, [[Message("user", question)], [Message("user", question + BOXED)]])
+    theirs = {
+        "own": ("own", chat), "repo": ("own", chat), "prime_sft": ("prime_sft", boxed),
+        "simplerl": ("luffy_simplerl", texts["luffy_simplerl"]),
+        "simplerl of ExGRPO": ("qwen_boxed", texts["qwen_boxed"]),
+        "qwen": ("qwen_math", texts["qwen_math"]), "prime": ("prime", texts["prime"]),
+        "prime_code": ("prime_code", texts["prime_code"]), "no": ("none", question),
+    }  # fmt: skip
+    for ours, text in theirs.values():
+        shown = render_as_text(prompts, ours)[0]
+        in_chat = bool(shown.messages)
+        written = prompt_texts(tokenizer, [shown.messages])[0] if in_chat else shown.text
+        assert written == text and in_chat == (ours in ("own", "prime_sft"))
 
 
 def test_a_text_of_the_users_own_surrounds_the_question() -> None:

@@ -103,6 +103,25 @@ def test_nothing_left_says_what_would_help(tmp_path):
         prepare(tmp_path / "b", train=asked)
 
 
+def test_a_training_row_whose_reference_nobody_can_meet_is_rejected_with_the_remedy(tmp_path, caplog):
+    words = ("proof", "notfound", "None", "nan", "inf", "\\frac{1}{")
+    bad = [row(f"Prove {word}.", "\\boxed{1}", word) for word in words]
+    rows = [*bad, row("1 + 1?", None, "#### 2"), row("1 + 2?", "\\boxed{3}", "3"), row("Text?", None, "np.sin(1)")]
+    rows += [row("1 + 3?", None, '{"ground_truth": "4"}'), row("Empty?", None, "")]
+    prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows), rejected_samples=9)
+    card = sources_of(tmp_path / "out")["train"]
+    assert (card["rows_out"], card["quarantined"], card["rejected"]) == (4, 1, {"reference_fails": 6})
+    assert card["golds"] == {"fails": 6, "meets_itself": 3, "text_alone": 1}
+    shown = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
+    found = [line["ground_truth"] for line in shown if line.get("reason") == "reference_fails"]
+    assert tuple(found) == words
+    assert "train: 6 reference answers are not graded correct" in caplog.text and "(fields.answer)" in caplog.text
+    left = {path.name: len(read_prompts(path)) for path in (tmp_path / "out").glob("*.parquet")}
+    assert (left["train.parquet"], left["rl_complement.parquet"]) == (4, 3)
+    with pytest.raises(DataError, match=r"rejected 6 reference_fails; give problems with an answer, name the column"):
+        prepare(tmp_path / "none", train=file_source(tmp_path / "b.jsonl", bad))
+
+
 def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path):
     with pytest.raises(DataError, match=r"data\.rl: the complement is empty, .* lower data\.sft\.unique_train_exampl"):
         prepare(tmp_path / "all", rl="complement")
@@ -134,6 +153,11 @@ def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path):
     prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows), system_prompt="think")
     prompts = read_prompts(tmp_path / "out" / "train.parquet")
     assert [prompt.messages[0].content for prompt in prompts] == ["think", "mine"]
+    source = file_source(tmp_path / "d.jsonl", rows)
+    prepare(tmp_path / "new", train=source, system_prompt="think", remove_system=True)
+    replaced = read_prompts(tmp_path / "new" / "train.parquet")
+    assert [[m.content for m in prompt.messages] for prompt in replaced] == [["think", "1 + 1"], ["think", "2 + 1"]]
+    assert [prompt.uid for prompt in replaced] == [prompt.uid for prompt in prompts]
 
 
 def test_the_tokenizer_of_a_given_model_is_kept(tmp_path):

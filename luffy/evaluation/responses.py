@@ -1,0 +1,228 @@
+"""Responses that another system has sampled, as files of it hold them, graded as an evaluation is.
+
+    problems = read_responses([Path("samples_gsm8k_2026-01-01.jsonl")], grading)
+    results = write_responses(folder, "their model", problems, config, grading, pool, write_summaries)
+
+verl's `main_eval` and LUFFY's `generate_vllm.py` write a row for a problem or a response, lm-evaluation-harness a line
+for a problem and filter (`--log_samples`), lighteval the columns `doc` and `model_response` (`--save-details`).
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from luffy.config.evaluation import EvaluationConfig
+from luffy.config.grading import GradingConfig
+from luffy.data.schema import RowError, prompt_from_row, value_at
+from luffy.data.sources.stored_rows import READERS
+from luffy.data.templates import opener_of
+from luffy.errors import DataError
+from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, tally_cells, write_results
+from luffy.evaluation.sample_files import (
+    SAMPLES_FILE,
+    SampleRecord,
+    read_sample_records,
+    ungraded_record,
+    write_sample_records,
+)
+from luffy.evaluation.second_grades import grade_responses
+from luffy.grading.pool import GraderPool
+from luffy.grading.request import GradeRequest, problem_of, require_verdicts
+from luffy.types import Prompt
+
+DECODING = "elsewhere"
+"""Name of the decoding, whose sampling is unknown."""
+_RESPONSES = (
+    "responses", "model_response.text", "resps", "predictions", "generated_text", "response", "completions",
+    "completion", "output",
+)  # fmt: skip
+_PROMPTS = ("prompt", "full_prompt", "doc.query", "problem", "question", "input", "messages")
+_REFERENCES = ("reward_model.ground_truth", "target", "gold", "ground_truth", "answer", "label")
+_SUITES = ("data_source", "doc.task_name", "task_name", "task")
+"""Names of columns; the first that a row has is taken."""
+_FILE_OF_TASK = re.compile(r"(?:samples|details)_(?P<task>.+?)_\d{4}-\d\d-\d\dT.*")
+_BATCH = 1024
+_MAX_LABEL = 100
+"""Longer texts beside a response are no subject or level."""
+
+
+@dataclass(slots=True)
+class AnsweredProblem:
+    """A problem with the responses to it, in the order of the files."""
+
+    prompt: Prompt
+    text: str
+    """The prompt as the model saw it, where the file has it as one text; else the turns."""
+    is_rendered: bool
+    place: str
+    """File and row."""
+    responses: list[str] = field(default_factory=list)
+
+
+def read_responses(files: Sequence[Path], grading: GradingConfig) -> list[AnsweredProblem]:
+    """Return the problems of all files, a suite after the other; repeated problems are joined.
+
+    DataError, with file, row and field, for a row without a prompt, a reference or a text as a response, or with a
+    grader that `grading` does not have; for a problem with two references, and for a suite whose problems have
+    different numbers of responses.
+    """
+    suites: dict[str, dict[str, AnsweredProblem]] = {}
+    for path in files:
+        if path.suffix not in READERS:
+            raise DataError(f"{path}: extension {path.suffix!r}; use one of {', '.join(READERS)}")
+        if not path.is_file():
+            raise DataError(f"{path}: no such file (working directory {Path.cwd()})")
+        first_filter: object = None
+        for number, row in READERS[path.suffix](path, None, ()):
+            place = f"{path}, row {number}"
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                first_filter = first_filter or row.get("filter")
+                if row.get("filter") != first_filter:
+                    continue  # the same responses, which lm-evaluation-harness has read in another way
+                problem = _problem(row, path, place)
+                if (named := problem.prompt.grader) not in (None, *grading.names):
+                    there = ", ".join(("rule", *grading.names))
+                    raise RowError("reward_model.style", f"{named} is no grader; there are {there}")
+            except RowError as error:
+                raise DataError(f"{place}, field {error.field}: {error.reason}") from None
+            known = suites.setdefault(problem.prompt.data_source, {}).setdefault(problem.prompt.uid, problem)
+            if known.prompt.ground_truth != problem.prompt.ground_truth:
+                raise DataError(f"{place}: another reference answer than the same problem has in {known.place}")
+            if known is not problem:
+                known.responses += problem.responses
+    for suite, problems in suites.items():
+        (count, _), *_ = Counter(len(problem.responses) for problem in problems.values()).most_common()
+        for problem in problems.values():
+            if (other := len(problem.responses)) != count:
+                raise DataError(
+                    f"{problem.place}: {other} responses, where most problems of {suite} have {count}; an accuracy "
+                    "needs as many to each: leave some out, or the problem"
+                )
+    if not suites:
+        raise DataError(f"{', '.join(map(str, files)) or 'no file'}: no row")
+    return [problem for problems in suites.values() for problem in problems.values()]
+
+
+def _problem(row: Mapping[str, object], path: Path, place: str) -> AnsweredProblem:
+    def first(names: Sequence[str], what: str) -> object:
+        found = (value_at(row, name) for name in names if name.partition(".")[0] in row)
+        if (value := next((each for each in found if each is not None), None)) is None:
+            raise RowError(what, f"is missing; it is looked for in {', '.join(names)}")
+        return value
+
+    doc = row.get("doc") if isinstance(row.get("doc"), Mapping) else {}
+    assert isinstance(doc, Mapping)
+    reference = _gold_of_choices(doc)
+    if reference is None:
+        reference = first(_REFERENCES, "reference")
+    while isinstance(reference, list) and len(reference) == 1:
+        reference = reference[0]
+    prompt = _argument(row.get("arguments"))
+    named = _FILE_OF_TASK.fullmatch(path.stem)
+    known = [value_at(row, name) for name in _SUITES]
+    suite = next((str(name) for name in known if name), named["task"] if named else path.stem)
+    model = row.get("reward_model")
+    extra = row.get("extra_info")
+    labels = {name: value for name, value in {**doc, **row}.items() if _is_label(value)}
+    as_stored: dict[str, object] = {
+        "uid": row.get("uid"),
+        "data_source": re.sub(r"[^A-Za-z0-9_.-]+", "_", suite).strip("_") or path.stem,
+        "prompt": first(_PROMPTS, "prompt") if prompt is None else prompt,
+        "reward_model": {
+            "style": model.get("style") if isinstance(model, Mapping) else None,
+            "ground_truth": reference,
+        },
+        "extra_info": labels if extra is None else extra,
+    }
+    read = prompt_from_row(as_stored)
+    is_rendered = isinstance(as_stored["prompt"], str) and len(read.messages) == 1
+    shown = "\n\n".join(message.content for message in read.messages)
+    opener = opener_of(shown) if is_rendered else ""
+    responses = [opener + text for text in _texts(first(_RESPONSES, "responses"))]
+    return AnsweredProblem(read, shown, is_rendered, place, responses)
+
+
+def _is_label(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and len(value) <= _MAX_LABEL)
+
+
+def _gold_of_choices(doc: Mapping[str, object]) -> object:
+    """The reference in a `doc` of lighteval: the choice, or the choices, at its index."""
+    choices, index = doc.get("choices"), doc.get("gold_index")
+    if not isinstance(choices, list) or index is None:
+        return None
+    places = index if isinstance(index, list) else [index]
+    if not places or not all(isinstance(place, int) and 0 <= place < len(choices) for place in places):
+        raise RowError("doc.gold_index", f"must be an index of the {len(choices)} choices, found {index}")
+    return choices[places[0]]
+
+
+def _argument(arguments: object) -> object:
+    """The prompt among the arguments of a request of lm-evaluation-harness; None without one."""
+    if isinstance(arguments, Mapping):
+        arguments = [list(found.values()) if isinstance(found, Mapping) else found for found in arguments.values()]
+    while isinstance(arguments, list) and arguments:
+        arguments = arguments[0]
+    return arguments if isinstance(arguments, str) else None
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, list) and value:
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str):
+        yield value
+    else:
+        raise RowError("responses", f"must be a text or texts, found {str(value)[:60]} (log-likelihoods have none)")
+
+
+def write_responses(
+    folder: Path,
+    model: str,
+    problems: Sequence[AnsweredProblem],
+    config: EvaluationConfig,
+    grading: GradingConfig,
+    grader: GraderPool,
+    write_pages: Callable[[Path, EvaluationResults], None],
+) -> EvaluationResults:
+    """Grade all responses and write to `folder` what an evaluation of `model` has: samples, results and pages.
+
+    A suite's grader is that of `config`, as far as it has one, else that of the row or of `grading`. Numbers of tokens
+    and the ends of responses are unknown: 0 and "".
+    """
+
+    def records() -> Iterator[SampleRecord]:
+        responses = ((problem, number) for problem in problems for number in range(len(problem.responses)))
+        while batch := list(itertools.islice(responses, _BATCH)):
+            requests = [
+                GradeRequest(
+                    problem.responses[number],
+                    problem.prompt.ground_truth,
+                    problem_of(problem.prompt, problem.text if problem.is_rendered else ""),
+                    config.protocol(problem.prompt.data_source, next(iter(config.decodings))).grader,
+                )
+                for problem, number in batch
+            ]
+            grades = grade_responses(grader, requests)
+            require_verdicts([both.grade for both in grades], "responses", "nothing is written; repeat the command")
+            for (problem, number), both in zip(batch, grades, strict=True):
+                prompt, text = problem.prompt, problem.responses[number]
+                record = ungraded_record(
+                    prompt, suite=prompt.data_source, decoding=DECODING, sample=number, seed=0, shown=problem.text,
+                    response=text, finish_reason="", num_tokens=0,
+                )  # fmt: skip
+                yield both.added_to(record)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_sample_records(folder / SAMPLES_FILE, records())
+    tallies = tally_cells(read_sample_records(folder / SAMPLES_FILE))
+    rows = tuple(tally.row(config.confidence) for tally in tallies.values())
+    results = EvaluationResults(checkpoint=model, confidence=config.confidence, rows=rows)
+    write_results(folder / RESULTS_FILE, results)
+    write_pages(folder, results)
+    return results

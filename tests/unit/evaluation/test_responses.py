@@ -1,0 +1,162 @@
+"""`luffy evaluate --responses`: files of other systems, graded into the workspace."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from luffy.cli import main as command
+from luffy.evaluation.results import EvaluationResults, read_evaluation
+
+THINK = "<|im_start|>assistant\n<think>\n"
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def box(*answers: int) -> list[str]:
+    return [f"So \\boxed{{{answer}}}." for answer in answers]
+
+
+def evaluated(folder: Path, *arguments: str) -> tuple[EvaluationResults, Path]:
+    assert command.main(["evaluate", *arguments, "--workspace", str(folder / "ws")]) == 0
+    newest = max((folder / "ws/runs").iterdir(), key=lambda run: run.stat().st_mtime_ns)
+    directory = newest / "stages/evaluate_responses"
+    return read_evaluation(directory).results, directory
+
+
+def verl(n: int, *answers: int, source: str = "aime", **extra: object) -> dict:
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": f"What is {n}?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(n)},
+        "extra_info": {"index": n, **extra},
+        "responses": box(*answers),
+    }
+
+
+def harness(n: int, kind: str, *answers: int) -> dict:
+    return {
+        "doc_id": n, "doc": {"question": f"{n}?", "subject": "Algebra"}, "target": f"{n} = {n}\n#### {n}",
+        "arguments": {"gen_args_0": {"arg_0": f"Question: {n}?\nAnswer:", "arg_1": {"until": ["Q:"]}}},
+        "resps": [box(*answers)], "filtered_resps": [str(answers[0])], "filter": kind, "exact_match": 1.0,
+    }  # fmt: skip
+
+
+def details(n: int, *answers: int) -> dict:
+    doc = {"query": f"{n}?", "choices": [f"${n}$"], "gold_index": [0], "task_name": "lighteval|math_500|0"}
+    return {"doc": doc, "model_response": {"text": box(*answers), "input": "tokens"}, "metric": {"pass@1": 1.0}}
+
+
+def theirs(n: int, text: str) -> dict:
+    return {"prompt": f"{n}?{THINK}", "generated_text": text, "answer": str(n)}
+
+
+FILES = {
+    # name: (rows, suite, problems, responses a problem, accuracy)
+    "main_eval.parquet": ([verl(1, 1, 1, 3), verl(2, 2, 3, 4)], "aime", 2, 3, 0.5),
+    "samples_gsm8k_2026-01-01T00-00-00.1.jsonl": (
+        [harness(n, kind, n) for n in (1, 2) for kind in ("strict-match", "flexible-extract")], "gsm8k", 2, 1, 1.0
+    ),
+    "details_x_2026-01-01T00-00-00.1.parquet": (
+        [details(1, 1, 2), details(2, 1, 1)], "lighteval_math_500_0", 2, 2, 0.25
+    ),
+    "older_details.parquet": (
+        [{"full_prompt": f"{n}?", "gold": [str(n)], "predictions": box(n)} for n in (1, 2)], "older_details", 2, 1, 1.0
+    ),
+    "luffy.decoded.jsonl": (
+        # `<think>` is opened by their prompt; repeated problems are joined, and a thought that never ends is no answer.
+        [
+            theirs(1, "1</think>\\boxed{1}"), theirs(2, "\\boxed{2}"),
+            theirs(1, "\\boxed{1}"), theirs(2, "</think>\\boxed{2}"),
+        ],
+        "luffy.decoded", 2, 2, 0.5,
+    ),
+    "mine.jsonl": ([{"problem": f"{n}?", "answer": n, "response": box(n)[0]} for n in range(5)], "mine", 5, 1, 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_system_is_graded(tmp_path: Path, name: str) -> None:
+    rows, suite, num_problems, num_samples, accuracy = FILES[name]
+    results, _ = evaluated(tmp_path, "--responses", str(write(tmp_path / name, rows)))
+    (row,) = results.rows
+    assert (row.suite, row.num_problems, row.num_samples) == (suite, num_problems, num_samples)
+    assert row.accuracy == pytest.approx(accuracy) and row.interval[0] <= accuracy <= row.interval[1]
+    assert row.by_subject.keys() == ({"Algebra"} if suite == "gsm8k" else set())
+
+
+def test_the_result_is_found_by_all_that_look_for_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def rows(right: int) -> list[dict]:
+        return [verl(n, n if n < right else -1, subject=f"s{n % 2}", source=f"suite/{n % 2}") for n in range(8)]
+
+    for name, right in (("weak", 2), ("strong", 8)):
+        write(tmp_path / f"{name}.parquet", rows(right))
+        results, directory = evaluated(
+            tmp_path, "--responses", str(tmp_path / f"{name}*.parquet"), "--model", f"org/{name}"
+        )
+        assert [row.suite for row in results.rows] == ["suite_0", "suite_1"]
+        assert (directory / "summary.md").is_file()
+    workspace = ["--workspace", str(tmp_path / "ws")]
+    capsys.readouterr()
+    assert command.main(["show", "--leaderboard", *workspace]) == 0
+    shown = capsys.readouterr().out
+    assert "Sampled elsewhere" in shown and shown.index("strong") < shown.index("weak") and "left out" not in shown
+    assert command.main(["show", "org-strong", *workspace]) == 0
+    assert "100.0" in capsys.readouterr().out
+    stages = [str(tmp_path / f"ws/runs/org-{name}-1/stages/evaluate_responses") for name in ("weak", "strong")]
+    assert command.main(["diff", *stages]) == 0
+    assert command.main(["rescore", stages[0], "--grader", "math_strict"]) == 0
+    assert command.main(["gc", *workspace]) == 0
+    capsys.readouterr()
+    asked = ["evaluate", "--responses", str(tmp_path / "weak.parquet"), "--model", "org/weak", *workspace]
+    assert command.main(asked) == 0
+    assert "graded before" in capsys.readouterr().out and len(list((tmp_path / "ws/runs").iterdir())) == 2
+
+
+def test_an_experiment_says_how_to_grade(tmp_path: Path) -> None:
+    file = write(tmp_path / "d.jsonl", [{"problem": "1?", "answer": "1", "response": "The answer is 1."}])
+    results, _ = evaluated(tmp_path, "--responses", str(file))
+    assert [row.accuracy for row in results.rows] == [0.0]
+    own = "grading.kind={kind: math, boxed: preferred}"
+    results, _ = evaluated(tmp_path, "arithmetic", own, "--responses", str(file))
+    assert [row.accuracy for row in results.rows] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([verl(1, 1), {**verl(2, 2), "responses": None}], "row 2, field responses: is missing; it is looked for in "),
+        ([verl(1, 1), {**verl(2, 2), "responses": [[-1.5, False]]}], "row 2, field responses: must be a text or texts"),
+        ([{**verl(1, 1), "prompt": None}], "row 1, field prompt: is missing"),
+        ([{**verl(1, 1), "reward_model": {"style": "rule"}}], "row 1, field reference: is missing"),
+        ([{**verl(1, 1), "reward_model": {"style": "me", "ground_truth": "1"}}], "row 1, field reward_model.style: me"),
+        ([verl(1, 1), verl(2, 2), verl(3, 3, 3)], "row 3: 2 responses, where most problems of aime have 1"),
+        ([verl(1, 1), {**verl(1, 1), "reward_model": {"ground_truth": "2"}}], "row 2: another reference answer than"),
+        ([], ": no row"),
+    ],
+)
+def test_a_bad_row_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture, rows: list[dict], message: str) -> None:
+    file = write(tmp_path / "d.jsonl", rows)
+    assert command.main(["evaluate", "--responses", str(file), "--workspace", str(tmp_path / "ws")]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}" in error and message in " ".join(error.split()) and not (tmp_path / "ws/runs").exists()
+
+
+def test_options_that_do_nothing_and_missing_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for arguments, message in (
+        (["--responses", "x.jsonl", "--steps", "2"], "--steps has no effect with --responses"),
+        (["--responses", str(tmp_path / "x.jsonl")], "no such file"),
+        (["--responses", str(tmp_path / "*.jsonl")], "no such file"),
+        (["--responses", "x.txt"], "extension '.txt'; use one of"),
+        ([], "Missing argument 'CONFIG'"),
+    ):
+        assert command.main(["evaluate", *arguments]) == 2
+        assert message in capsys.readouterr().err
