@@ -170,6 +170,10 @@ def score(module: nn.Module, forward: Forward, batch: TrainBatch, execution: Exe
     return score_BT.cpu()  # the only time that a GPU is waited for
 
 
+_COMPILED_MULTIPLE = 8
+"""Divides the widths of micro-batches for compiled layers, which have one kernel for all of them: 16-byte loads."""
+
+
 def micro_batches(
     batch: TrainBatch, weight_KBT: Tensor, execution: ExecutionConfig
 ) -> Iterator[tuple[TrainBatch, Tensor]]:
@@ -177,10 +181,12 @@ def micro_batches(
 
     Every rank gets the same number, so that all make the same collective calls.
     """
-    slices = execution.sequence_parallel
-    micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, execution.packing, slices)
+    packed = bool(execution.packing)
+    # torch would compile again for a width of 1.
+    multiple = _COMPILED_MULTIPLE if execution.compile else execution.sequence_parallel
+    micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, packed, multiple)
     missing = max_over_ranks(len(micros)) - len(micros)
-    yield from micros + [dummy_micro_batch(batch, weight_KBT, slices)] * missing
+    yield from micros + [dummy_micro_batch(batch, weight_KBT, multiple)] * missing
 
 
 def model_inputs(micro: TrainBatch, execution: ExecutionConfig) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
