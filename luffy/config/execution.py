@@ -120,19 +120,20 @@ class ExecutionConfig(StrictModel):
 
     micro_batch_tokens: PositiveInt = 16384
     """Padded (or packed) tokens of one forward and backward pass; gradients do not depend on it."""
-    packing: bool = False
-    """Concatenate sequences into one row instead of padding them."""
+    packing: bool | None = None
+    """Concatenate sequences into one row instead of padding them; None: where a GPU attends to all of them in one call,
+    which is faster (`sdpa` from Ampere on in bfloat16, flash attention)."""
     attention: AttentionKind = "sdpa"
     """Attention of the models in training; its memory grows linearly with the tokens of a micro-batch, packed or not.
     `sdpa`: torch's own; packed rows take one call of its FlashAttention in bfloat16 on a GPU, elsewhere one call for
     each sequence. `flash_attention_2` and
     `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
     flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
-    compile: bool = False
+    compile: bool | None = None
     """Compile the decoder layers of the models in training, except for their attention, and the output head's passes
     over logits (torch.compile). Takes up to a minute at the start of a stage, less when it was compiled before; needs a
     C++ compiler, and changes only the last bits of floats. The embedded engine generates without it. Not for ZeRO 3,
-    `sequence_parallel` or `flex`."""
+    `sequence_parallel` or `flex`. None: on a GPU where it works, in stages long enough to repay it."""
     sequence_parallel: PositiveInt = 1
     """Trainer ranks that share the tokens of each sequence, for sequences too long for one GPU: a rank keeps only the
     activations of its slice (DeepSpeed Ulysses, arXiv 2309.14509). Must divide `ray.trainer_ranks` and the
@@ -186,6 +187,18 @@ class ExecutionConfig(StrictModel):
     """Most stages of a run at the same time; None: as many as fit this machine's GPUs, or its cores without one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    @property
+    def uncompiled_with(self) -> str | None:
+        """The setting that `compile` does not support; None: there is none."""
+        uncompiled = {
+            "zero_stage: 3": self.zero_stage == 3,
+            f"sequence_parallel: {self.sequence_parallel}": self.sequence_parallel > 1,
+            "attention: flex": self.attention == "flex",
+            # torch's compiler makes code for the instructions of the CPU at hand.
+            "cpu_instructions: avx2": self.cpu_instructions == "avx2",
+        }
+        return next((setting for setting, is_set in uncompiled.items() if is_set), None)
+
     def _complaints(self) -> Iterator[str]:
         if self.offload_optimizer and self.zero_stage == 0:
             yield "offload_optimizer has no effect with zero_stage: 0; use 1, 2 or 3"
@@ -194,15 +207,8 @@ class ExecutionConfig(StrictModel):
                 f"offload_parameters has no effect with zero_stage: {self.zero_stage}, which keeps whole weights on "
                 "each rank; use 3"
             )
-        uncompiled = {
-            "zero_stage: 3": self.zero_stage == 3,
-            f"sequence_parallel: {self.sequence_parallel}": self.sequence_parallel > 1,
-            "attention: flex": self.attention == "flex",
-            # torch's compiler makes code for the instructions of the CPU at hand.
-            "cpu_instructions: avx2": self.cpu_instructions == "avx2",
-        }
-        if self.compile and (clashing := [setting for setting, is_set in uncompiled.items() if is_set]):
-            yield f"compile: true does not support {clashing[0]}; use compile: false or another setting"
+        if self.compile and self.uncompiled_with is not None:
+            yield f"compile: true does not support {self.uncompiled_with}; use compile: false or another setting"
         if self.ray.trainer_ranks % self.sequence_parallel:
             yield (
                 f"sequence_parallel: {self.sequence_parallel} does not divide ray.trainer_ranks: "

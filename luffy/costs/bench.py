@@ -37,6 +37,7 @@ from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.supervise import stage_command, supervise
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
+from luffy.tracking.step_times import StepTimes, step_times
 
 MADE_FIRST = ("prepare_data", "base")
 """The stages that are made as the run makes them."""
@@ -60,6 +61,8 @@ class StageCost:
     """GPUs that it takes on this machine."""
     memory: str = ""
     """Peak memory in words; empty where the stage does not log it."""
+    times: StepTimes | None = None
+    """Where the time of the measured steps went; None for a stage that does not train."""
 
     @property
     def gpu_hours(self) -> float | None:
@@ -251,7 +254,9 @@ def training_cost(
     loading, the excess of the first steps, export, hashes.
     """
     rows, save_s = training_rows(measured.rows), 0.0
-    step_s = fmean(row[_STEP] for row in rows[1 + ahead : len(rows) - ahead])
+    times = step_times(rows[1 + ahead : len(rows) - ahead], measured.rows)
+    assert times is not None
+    step_s = times.step_s
     validations = [row[_VALIDATION] for row in measured.rows if _VALIDATION in row]
     if len(measured.progress) >= 2:
         # The checkpoint comes before the last report of progress: the time between two reports, without the steps.
@@ -264,7 +269,7 @@ def training_cost(
     memory = ", ".join(f"{peak:.2f} GiB{where}" for where, peak in peaks.items() if peak)
     if steps is None:
         words = f"not known: steps of {step_s:.2f} s, but how many of them depends on traces that are yet to be made"
-        return StageCost(node, None, words, memory=memory)
+        return StageCost(node, None, words, memory=memory, times=times)
     # The last step of RL is followed by a checkpoint, that of SFT is not.
     saves = -(-steps // save_every) if isinstance(settings, RLSettings) else (steps - 1) // save_every
     parts = [(steps, step_s, "step"), (saves, save_s, "checkpoint")]
@@ -273,7 +278,7 @@ def training_cost(
         parts.append((1 + -(-steps // every), fmean(validations), "validation"))
     counted = " + ".join(f"{count:,} x {seconds:.2f} s a {what}" for count, seconds, what in parts if count)
     total = fixed_s + sum(count * seconds for count, seconds, _ in parts)
-    return StageCost(node, total, f"{counted} + {fixed_s:.1f} s once", "measured", memory=memory)
+    return StageCost(node, total, f"{counted} + {fixed_s:.1f} s once", "measured", memory=memory, times=times)
 
 
 def some_problems(

@@ -69,7 +69,7 @@ class TokenBatch:
     """Log-probabilities under the teacher of `rl.teacher`, constant."""
     advantage_BT: Tensor
     sequence_BT: Tensor
-    """int64: tokens of the same sequence share a number."""
+    """int64: tokens of the same sequence share a number, which is below the number of tokens."""
     selected_BT: Tensor
     """bool: the term's tokens; the other tensors are 0 elsewhere."""
 
@@ -297,14 +297,13 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
 
 
 def sequence_sum(value_BT: Tensor, sequence_BT: Tensor) -> Tensor:
-    """`(B, T)`: at each token, the sum of `value_BT` over the tokens of its sequence.
+    """`(B, T)`: at each token, the sum of `value_BT` over the tokens of its sequence, numbered as in `TokenBatch`.
 
-    Micro-batches never cut a sequence, so the sum is whole whatever they are.
+    Micro-batches never cut a sequence, so the sum is whole whatever they are. There are at most as many sequences as
+    tokens: a GPU need not count them first.
     """
-    _, index_BT = sequence_BT.unique(return_inverse=True)
-    size = int(index_BT.max()) + 1 if index_BT.numel() else 0
-    total_S = value_BT.new_zeros(size).index_add(0, index_BT.flatten(), value_BT.flatten())
-    return total_S[index_BT]
+    total_S = value_BT.new_zeros(value_BT.numel()).index_add(0, sequence_BT.flatten(), value_BT.flatten())
+    return total_S[sequence_BT]
 
 
 def sequence_mean(value_BT: Tensor, selected_BT: Tensor, sequence_BT: Tensor) -> Tensor:

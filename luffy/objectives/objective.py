@@ -86,7 +86,9 @@ def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: S
         denominator_K[k] = _denominator(counted_BT, batch.episode_BT, term, objective.max_response_tokens)
         share_KBT[k] = (select(batch, term.select) & passes(batch, term.gate)).double()
         if term.normaliser.mode == "sequence":
-            share_KBT[k] /= sequence_sum(counted_BT.double(), batch.episode_BT).clamp(min=1)
+            # Numbered anew: a rank's part of the step may have fewer tokens than the step has responses.
+            _, episode_BT = batch.episode_BT.unique(return_inverse=True)
+            share_KBT[k] /= sequence_sum(counted_BT.double(), episode_BT).clamp(min=1)
     denominator_K = sum_over_ranks(denominator_K)
     coefficient_K = torch.tensor(objective.coefficients, dtype=torch.float64)
     scale_K = torch.where(denominator_K > 0, coefficient_K / denominator_K.clamp(min=1), 0.0)
@@ -191,16 +193,18 @@ def importance_correction(tokens: TokenBatch, config: ImportanceCorrection) -> T
 
 def top_entropy_mask(tokens: TokenBatch, share: float) -> Tensor:
     """1 on the `share` of each sequence's selected tokens (rounded up) with the highest entropy, 0 elsewhere."""
-    mask_BT = torch.zeros_like(tokens.logp_BT)
-    for sequence in tokens.sequence_BT[tokens.selected_BT].unique():
-        own_BT = tokens.selected_BT & (tokens.sequence_BT == sequence)
-        entropy_N = tokens.entropy_BT[own_BT]
-        # Rounded first: 0.55 of 100 tokens is 55, not the 56 above 55.00000000000001.
-        count = int(-(-round(share * len(entropy_N), 9) // 1))
-        # A stable sort: tokens of equal entropy keep their order, whatever the layout.
-        top_N = entropy_N.sort(descending=True, stable=True).indices[:count]
-        mask_BT[own_BT] = torch.zeros_like(entropy_N).index_fill(0, top_N, 1.0)
-    return mask_BT
+    selected_N, sequence_N = tokens.selected_BT.flatten(), tokens.sequence_BT.flatten()
+    entropy_N = tokens.entropy_BT.flatten().masked_fill(~selected_N, -torch.inf)
+    # Sequence after sequence, each from its highest entropy to its lowest, then what is not selected. Stable sorts:
+    # tokens of equal entropy keep their order, whatever the layout.
+    order_N = entropy_N.argsort(descending=True, stable=True)
+    order_N = order_N[sequence_N[order_N].argsort(stable=True)]
+    place_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
+    size_S = torch.zeros_like(order_N).index_add_(0, sequence_N, torch.ones_like(order_N))
+    rank_N = place_N - (size_S.cumsum(0) - size_S)[sequence_N]
+    # Rounded first: 0.55 of 100 tokens is 55, not the 56 above 55.00000000000001.
+    count_BT = (share * sequence_sum(tokens.selected_BT.double(), tokens.sequence_BT)).round(decimals=9).ceil()
+    return (tokens.selected_BT & (rank_N.view_as(count_BT) < count_BT)).to(tokens.logp_BT.dtype)
 
 
 @torch.enable_grad()

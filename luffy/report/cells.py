@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 if TYPE_CHECKING:  # every command imports this module
     from luffy.evaluation.across_runs.run_results import Costs
     from luffy.statistics.accuracy import Estimate, PairedDifference
+    from luffy.tracking.step_times import StepTimes
 
 Item = TypeVar("Item")
 NBSP = "\u00a0"
@@ -137,6 +138,27 @@ def timestamp(iso: str) -> str:
 def count(number: int, noun: str) -> str:
     """`1 problem`, `2 problems`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def step_times_table(times: "Mapping[str, StepTimes]") -> Table:
+    """Where a step's time went in each of some stages, by name; parts that take none anywhere get no row."""
+    rows: list[tuple[object, ...]] = []
+    for name in next(iter(times.values())).parts:
+        spent = [(each.parts[name], percent(each.parts[name] / each.step_s)) for each in times.values()]
+        shown = [
+            TableCell(f"{s:.2f} s", (f"{share}{NBSP}%",)) if s >= _SHOWN_S else TableCell(NONE) for s, share in spent
+        ]
+        rows += [(name, *shown)] if any(cell.details for cell in shown) else []
+    rows.append(("a step", *(f"{each.step_s:.2f} s" for each in times.values())))
+    rows.append(("tokens a second", *(f"{each.tokens_per_s:,.0f}" for each in times.values())))
+    if any(each.mfu is not None for each in times.values()):
+        rows.append(("MFU % of scoring and update", *(percent(each.mfu) for each in times.values())))
+    rows.append(("start, once", *(f"{each.start_s:.1f} s" for each in times.values())))
+    return table(("part of a step", *times), rows)
+
+
+_SHOWN_S = 0.005
+"""Less is 0.00 s."""
 
 
 def costs_by_name(first: str, costs: "Mapping[str, Costs | None]") -> Table:

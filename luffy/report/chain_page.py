@@ -35,6 +35,7 @@ from luffy.report.cells import (
     p_value,
     percent,
     size,
+    step_times_table,
     table,
     table_of,
     timestamp,
@@ -46,6 +47,7 @@ from luffy.report.figures import bars
 from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
+from luffy.tracking.step_times import step_times
 from luffy.tracking.tracker import SAMPLES_FILE, SampleRollout, read_samples
 
 _CHECKPOINT_COLORS = {"base": "c6", "sft": "c2", "rl": "c1"}
@@ -176,7 +178,7 @@ def chain_page(chain: FinishedChain) -> Page:
             Section(title="Every number", is_folded=True, tables=(every_number,)),
         ),
     )
-    sections = [_opening(chain, confidence), results, *_training(chain)]
+    sections = [_opening(chain, confidence), results, *_training(chain), *_times(chain)]
     if chain.samples:
         sections.append(_samples(chain.samples))
     return Page(
@@ -334,6 +336,20 @@ def _training(chain: FinishedChain) -> list[Section]:
         faint = "Faint lines: every step. Strong lines: mean over a window of a twentieth of the run."
         sections[0] = replace(sections[0], notes=(*sections[0].notes, faint))
     return sections
+
+
+def _times(chain: FinishedChain) -> list[Section]:
+    """Where a step's time went; empty where nothing was trained."""
+    found = {name: step_times(training_rows(rows), rows) for name, rows in chain.metrics.items()}
+    times = {name: each for name, each in found.items() if each is not None}
+    if not times:
+        return []
+    note = (
+        "Mean over the steps of a stage, as the trainer spent them: the parts add up to a step. Scoring: the batch, "
+        "and log-probabilities under the old policy, the reference and the teacher. Of rollouts that are generated "
+        "ahead, beside the training, only the wait for them is counted."
+    )
+    return [Section(title="Time of a step", anchor="times", notes=(note,), tables=(step_times_table(times),))]
 
 
 def _samples(samples: Sequence[tuple[int, SampleRollout]]) -> Section:

@@ -94,8 +94,10 @@ class StepRunner:
         self._experience.observe(step, groups)
         demonstrations = self._experience.hard_demonstrations(step) or ()
         if demonstrations:
+            sft_began = time.perf_counter()
             metrics |= self._trainer.sft_step(demonstrations, step)
             metrics["batch/optimizer_steps"] += 1
+            metrics["perf/update_s"] = metrics.get("perf/update_s", 0.0) + time.perf_counter() - sft_began
         self._trainer.finish_step(step)
         metrics |= learned_metrics(kept, demonstrations, passes)
         # Throughput of the step, and of its training part, which counts the groups trained on once for each pass.

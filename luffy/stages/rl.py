@@ -36,6 +36,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
         tracker = stack.enter_context(
             Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start)
         )
+        tracker.started()
         if not start and (measured := parts.held_out.measure(0)):
             tracker.log(0, measured)
         budget = TokenBudget(rl.max_tokens, metrics_until(context.out / METRICS_FILE, start))

@@ -69,6 +69,7 @@ def run_supervised(
                 context.events.message(f"sft.{ended_by} ended training after step {step} of {plan.steps}")
             return ended_by is not None
 
+        tracker.started()
         if not start and (measured := held_out.measure(0)):
             tracker.log(0, measured)
         if start and has_ended(start):

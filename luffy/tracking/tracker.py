@@ -11,6 +11,7 @@ import logging
 import netrc
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields
 from functools import partial
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+import psutil
 from pydantic import TypeAdapter
 
 from luffy.config.execution import TrackingConfig
 from luffy.config.strict import StrictModel
 from luffy.tracking.metrics import METRICS_FILE, NAMESPACES, StepLines, metric_line, read_lines
+from luffy.tracking.step_times import START
 
 if TYPE_CHECKING:
     import wandb
@@ -76,6 +79,7 @@ class Tracker:
     def __init__(
         self, out: Path, key: str, name: str, tracking: TrackingConfig, settings: StrictModel, resumed_from: int = 0
     ) -> None:
+        self._start: dict[str, float] = {}
         self._metrics = StepLines(out / METRICS_FILE)
         self._metrics.truncate(resumed_from or _NOTHING)
         self._samples_path = out / SAMPLES_FILE
@@ -85,10 +89,16 @@ class Tracker:
             self._samples.truncate(resumed_from)
         self._wandb = WandbRun(out, key, name, tracking, settings.model_dump(mode="json"))
 
+    def started(self) -> None:
+        """Record, with the next line, how long it took until now from the start of this process."""
+        self._start = {START: time.time() - psutil.Process().create_time()}
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of `step`; their names start with one of `NAMESPACES`."""
-        self._metrics.append(metric_line(step, metrics))
-        self._wandb.log(step, metrics)
+        whole = {**metrics, **self._start}
+        self._start = {}
+        self._metrics.append(metric_line(step, whole))
+        self._wandb.log(step, whole)
 
     def samples(self, step: int, rows: Sequence[SampleRollout]) -> None:
         """Record rollouts of `step`."""

@@ -16,6 +16,7 @@ packed micro-batch. So are the losses and generation. The output head compiles i
 Shape legend: `B` rows, `T` tokens, `A` attention heads, `D` size of a head, `H` hidden size.
 """
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from typing import TypeAlias
 import torch
 from deepspeed.sequence.layer import DistributedAttention
 from torch import Tensor, nn
+from torch.fx.experimental import _config as shape_config
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
@@ -34,6 +36,7 @@ from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.errors import ConfigError, DataError
 from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, rank_mesh, to_device
 
+logger = logging.getLogger(__name__)
 AttentionInputs: TypeAlias = Mapping[str, Tensor | int]
 """Further keyword arguments of a decoder, which it passes on to each of its attention layers."""
 SDPA_BY_SEQUENCE = "sdpa_by_sequence"
@@ -51,18 +54,19 @@ _LEAK = 0.05
 """Relative difference of hidden states from which packed sequences count as mixed; bfloat16 rounds to about 0.01."""
 
 
-def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
+def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> ExecutionConfig:
     """Let a model attend as `execution.attention` says, on the device where it is now.
 
-    Raises ConfigError where the implementation cannot run, DataError for a model that cannot use it, whose packed
-    sequences would see each other, or whose sequences cannot be shared by ranks. Collective where they are shared.
+    Returns `execution`, with `packing` decided. Raises ConfigError where the implementation cannot run, DataError for a
+    model that cannot use it, whose packed sequences would see each other, or whose sequences cannot be shared by ranks.
+    Collective where they are shared.
     """
     wanted = execution.attention
     if wanted != "sdpa" and causal_lm.device.type != "cuda":
         raise ConfigError(f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa")
     if not _attends_plainly(causal_lm):
         settings = {
-            "packing: true": execution.packing,
+            "packing: true": execution.packing is True,
             f"attention: {wanted}": wanted != "sdpa",
             f"sequence_parallel: {execution.sequence_parallel}": execution.sequence_parallel > 1,
         }
@@ -71,16 +75,36 @@ def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> Non
                 f"execution.{setting} does not support {type(causal_lm).__name__}; use packing: false, attention: sdpa "
                 "and sequence_parallel: 1"
             )
-        return  # transformers' sdpa, with whatever masks this model needs
+        return _with(execution, packing=False)  # transformers' sdpa, with whatever masks this model needs
     try:
         causal_lm.set_attn_implementation(_NAMES[wanted])
     except (ImportError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"execution.attention: {wanted} is not available ({reason}); use sdpa") from None
-    if execution.packing:
-        _refuse_mixed_sequences(causal_lm, execution)
+    packed = _with(execution, packing=True)
+    is_packed = _has_one_call(causal_lm, wanted) if execution.packing is None else execution.packing
+    if is_packed and _mixes_sequences(causal_lm, packed):
+        if execution.packing:
+            raise DataError(
+                f"execution.packing: the packed sequences of {type(causal_lm).__name__} see each other; use packing: "
+                "false"
+            )
+        is_packed = False
     if execution.sequence_parallel > 1:
         _share_sequences(causal_lm, rank_mesh(execution.sequence_parallel))
+    return packed if is_packed else _with(execution, packing=False)
+
+
+def _with(execution: ExecutionConfig, **decided: bool) -> ExecutionConfig:
+    return execution.model_copy(update=decided)
+
+
+def _has_one_call(causal_lm: PreTrainedModel, attention: AttentionKind) -> bool:
+    """Whether all sequences of a packed row attend in one call."""
+    config = causal_lm.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head = torch.empty(size, dtype=causal_lm.dtype, device=causal_lm.device)
+    return attention.startswith("flash") or (attention == "sdpa" and has_packed_kernel(head, head))
 
 
 @contextmanager
@@ -212,8 +236,8 @@ def _attends_plainly(causal_lm: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def _refuse_mixed_sequences(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
-    """Raise DataError when a sequence's hidden states depend on the one packed before it, as in recurrent layers."""
+def _mixes_sequences(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> bool:
+    """Whether a sequence's hidden states depend on the one packed before it, as in recurrent layers."""
     was_training = causal_lm.training
     causal_lm.eval()
     ids_1T = (torch.arange(12, device=causal_lm.device) % causal_lm.config.vocab_size).unsqueeze(0)
@@ -225,10 +249,7 @@ def _refuse_mixed_sequences(causal_lm: PreTrainedModel, execution: ExecutionConf
         for ids, positions in ((ids_1T, packed_1T), (ids_1T[:, -4:], packed_1T[:, -4:]))
     )  # fmt: skip
     causal_lm.train(was_training)
-    if (together - alone).norm() > _LEAK * alone.norm():
-        raise DataError(
-            f"execution.packing: the packed sequences of {type(causal_lm).__name__} see each other; use packing: false"
-        )
+    return bool((together - alone).norm() > _LEAK * alone.norm())
 
 
 def _share_sequences(causal_lm: PreTrainedModel, mesh: RankMesh) -> None:
@@ -305,15 +326,29 @@ _LEFT_OUT: set[str] = set()
 """Names in transformers' attention interface whose functions compiled layers call uncompiled."""
 
 
-def compile_layers(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
+def compile_layers(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> ExecutionConfig:
     """Compile the decoder layers in place if `execution.compile` says so, on the device where the model is now.
 
-    Batch sizes are dynamic. Layers of one kind share the compiled code, which torch caches on disk. Names of parameters
-    do not change. Raises ConfigError where torch cannot compile or must not, DataError for a model that does not
-    declare its layers.
+    Returns `execution`, with `compile` decided; `packing` already is. Batch sizes are dynamic. Layers of one kind share
+    the compiled code, which torch caches on disk. Names of parameters do not change. Where `execution.compile` is true,
+    raises ConfigError if torch cannot compile or must not, DataError for a model that does not declare its layers.
     """
-    if not execution.compile:
-        return
+    plain = _with(execution, compile=False)
+    if execution.compile is False:
+        return plain
+    if execution.compile is None and (causal_lm.device.type != "cuda" or execution.uncompiled_with is not None):
+        return plain
+    try:
+        _compile(causal_lm, execution)
+    except (ConfigError, DataError) as error:
+        if execution.compile:
+            raise
+        logger.warning("layers run uncompiled. %s", error)
+        return plain
+    return _with(execution, compile=True)
+
+
+def _compile(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
     for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):  # torch.compile would do nothing
         if os.environ.get(name) == "1":
             raise ConfigError(f"execution.compile: {name}=1 turns torch.compile off; unset it, or use compile: false")
@@ -321,6 +356,8 @@ def compile_layers(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> No
     layers = [module for module in causal_lm.get_decoder().modules() if type(module).__name__ in kinds]
     if not layers:
         raise DataError(f"execution.compile: {type(causal_lm).__name__} does not name its layers; use compile: false")
+    # A width that is equal to a number of heads by chance would be compiled as that number.
+    shape_config.use_duck_shape = False
     for layer in layers:
         layer.compile(dynamic=True)
     attention = causal_lm.config._attn_implementation
@@ -330,14 +367,19 @@ def compile_layers(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> No
     # A forward pass, so that a missing compiler is reported in one line at the start.
     from torch._dynamo.exc import TorchDynamoException  # takes seconds
 
-    # A batch size of 1 is compiled as a constant, which only packing, with its single row, may use.
-    place_BT = torch.arange(8, device=causal_lm.device).expand(1 if execution.packing else 2, 8)
+    # As in training, so that this compiles nothing that is not used again. A batch size of 1 is compiled as a constant,
+    # which packing alone has always.
+    place_BT = torch.arange(8).repeat(1, 2) if execution.packing else torch.arange(8).repeat(2, 1)
+    inputs, place_BT = attention_inputs(place_BT, execution), to_device(place_BT)
     try:
-        with torch.random.fork_rng():  # dropout draws from the generators that training continues with
+        # Dropout draws from the generators that training continues with.
+        with torch.random.fork_rng(), torch.set_grad_enabled(causal_lm.training):
             causal_lm.get_decoder()(
-                input_ids=place_BT % causal_lm.config.vocab_size, position_ids=place_BT, use_cache=False
+                input_ids=place_BT % causal_lm.config.vocab_size, position_ids=place_BT, use_cache=False, **inputs
             )
     except TorchDynamoException as error:
+        for layer in layers:
+            layer._compiled_call_impl = None
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"execution.compile: torch cannot compile {type(causal_lm).__name__} here ({reason}); if there is no C++ "

@@ -281,9 +281,11 @@ def split_into_micro_batches(
         bins[-1].append(b)
         used += width
     if packing:
-        return [_widened(*_packed(batch, weight_KBT, rows), multiple) for rows in bins]
-    micros = [(take_rows(batch, rows), rows) for rows in bins]
-    return [_widened(micro, weight_KBT[:, rows, : micro.input_ids_BT.shape[1]], multiple) for micro, rows in micros]
+        micros = [_packed(batch, weight_KBT, rows) for rows in bins]
+    else:
+        parts = [(take_rows(batch, rows), rows) for rows in bins]
+        micros = [(part, weight_KBT[:, rows, : part.input_ids_BT.shape[1]]) for part, rows in parts]
+    return [_widened(_numbered(micro), weight_KBT, multiple) for micro, weight_KBT in micros]
 
 
 def dummy_micro_batch(batch: TrainBatch, weight_KBT: Tensor, multiple: int = 1) -> tuple[TrainBatch, Tensor]:
@@ -301,6 +303,11 @@ def _packed(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> tuple
     keep_BT = batch.attention_mask_BT[index]
     part = batch.map(lambda tensor_BT: tensor_BT[index][keep_BT].unsqueeze(0))
     return part, torch.stack([weight_BT[index][keep_BT].unsqueeze(0) for weight_BT in weight_KBT])
+
+
+def _numbered(micro: TrainBatch) -> TrainBatch:
+    """The micro-batch with its sequences numbered from 0, as the losses need them."""
+    return replace(micro, sequence_BT=micro.sequence_BT.unique(return_inverse=True)[1])
 
 
 def _widened(micro: TrainBatch, weight_KBT: Tensor, multiple: int) -> tuple[TrainBatch, Tensor]:

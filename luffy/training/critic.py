@@ -77,11 +77,10 @@ class Critic:
         self._mesh = rank_mesh(execution.sequence_parallel)
         model = ValueModel(causal_lm, self._mesh).to(device())
         self.engine = start_engine(model, config.optimizer, execution, dtype)
-        set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
-        compile_layers(causal_lm, execution)
+        # Tries the decoder, whose weights the engine may have to gather.
+        self._execution = compile_layers(causal_lm, set_attention(causal_lm, execution))
         self._step = ClippedStep(self.engine, config.optimizer)
         self._config = config
-        self._execution = execution
 
     def values(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` values of the states before response tokens, float32 on the CPU, 0 elsewhere; no gradient."""

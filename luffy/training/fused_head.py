@@ -100,8 +100,9 @@ class _Scores(torch.autograd.Function):
                 F.linear(hidden_NH[part], weight_VH, bias_V),
                 target_N[part],
                 temperatures,
-                score_K3N[..., part],
-                grad_KSN[..., part],
+                # Contiguous, as for a single chunk: torch would compile other strides again.
+                score_K3N[..., part].contiguous(),
+                grad_KSN[..., part].contiguous(),
                 entropy == "gradient",
             )
             if d_hidden_NH is not None:

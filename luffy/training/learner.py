@@ -48,7 +48,7 @@ from luffy.training.policy import (
 )
 from luffy.training.policy_model import Adapter, refuse_processed_logits
 from luffy.training.ranks import Ranks, call_everywhere
-from luffy.training.update_metrics import ModelFlops, PartTimes, peak_memory
+from luffy.training.update_metrics import ModelFlops, PartTimes, process_metrics
 from luffy.types import Group, TrainBatch, Trajectory
 
 Metrics = dict[str, float]
@@ -127,7 +127,7 @@ class Learner:
         learned_P, group_B = torch.zeros(len(shard.accuracies)), torch.tensor(shard.groups, dtype=torch.long)
         learned_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
         means["batch/zero_advantage_share"] = float((mesh.sum_over_shards(learned_P) == 0).double().mean())
-        return means | times.metrics() | peak_memory()
+        return means | times.metrics() | process_metrics()
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
         """One SFT step on demonstrations between the RL steps (`objective.interleaved_sft`)."""

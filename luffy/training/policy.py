@@ -69,12 +69,11 @@ class Policy:
         model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens, self.mesh).to(device())
         refuse_processed_logits(causal_lm)
         self.engine = start_engine(model, optimizer, execution, dtype)
-        set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
-        compile_layers(causal_lm, execution)
-        model.head.is_compiled = execution.compile
+        # Tries the decoder, whose weights the engine may have to gather.
+        self._execution = compile_layers(causal_lm, set_attention(causal_lm, execution))
+        model.head.is_compiled = bool(self._execution.compile)
         self.adapter = adapter
         self._temperature = temperature
-        self._execution = execution
         self._step = ClippedStep(self.engine, optimizer)
         self.flops = ModelFlops.of_config(causal_lm.config.to_dict(), adapter.num_parameters if adapter else None)
         """None for a kind of model whose operations are not counted."""
@@ -223,10 +222,9 @@ class FrozenPolicy:
         dtype: DType = "bfloat16" if causal_lm.dtype == torch.bfloat16 else "float32"
         self._run: nn.Module = start_frozen_engine(model, execution, dtype) if is_sharded(causal_lm) else model
         self._model = model
-        set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
-        compile_layers(causal_lm, execution)
-        model.head.is_compiled = execution.compile
-        self._execution = execution
+        # Tries the decoder, whose weights the engine may have to gather.
+        self._execution = compile_layers(causal_lm, set_attention(causal_lm, execution))
+        model.head.is_compiled = bool(self._execution.compile)
 
     @property
     def causal_lm(self) -> PreTrainedModel:

@@ -33,7 +33,7 @@ from luffy.training.attention import AttentionInputs, attention_inputs
 from luffy.training.batching import dummy_micro_batch, split_into_micro_batches
 from luffy.training.fused_head import Entropy, LogProbHead
 from luffy.training.model_folder import FolderWeight, own_weight
-from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, max_over_ranks, to_device
+from luffy.training.ranks import WHOLE_SEQUENCES, RankMesh, device, max_over_ranks, to_device
 from luffy.types import TrainBatch
 
 if TYPE_CHECKING:
@@ -159,14 +159,19 @@ def score(module: nn.Module, forward: Forward, batch: TrainBatch, execution: Exe
     """
     was_training = module.training
     module.eval()
-    score_BT = torch.zeros(batch.input_ids_BT.shape)
+    score_BT = torch.zeros(batch.input_ids_BT.shape, device=device())
     # In place of weights: the position of each token in the batch.
     place_1BT = torch.arange(score_BT.numel()).view(1, *score_BT.shape)
     for micro, micro_place_1BT in micro_batches(batch, place_1BT, execution):
-        place_N = micro_place_1BT[0][micro.response_mask_BT]
-        score_BT.view(-1)[place_N] = forward(micro).float().cpu()[micro.response_mask_BT]
+        own_N = micro.response_mask_BT.flatten().nonzero().squeeze(-1)
+        place_N = to_device(micro_place_1BT.flatten()[own_N])
+        score_BT.view(-1).index_copy_(0, place_N, forward(micro).float().flatten().index_select(0, to_device(own_N)))
     module.train(was_training)
-    return score_BT
+    return score_BT.cpu()  # the only time that a GPU is waited for
+
+
+_COMPILED_MULTIPLE = 8
+"""Divides the widths of micro-batches for compiled layers, which have one kernel for all of them: 16-byte loads."""
 
 
 def micro_batches(
@@ -176,10 +181,12 @@ def micro_batches(
 
     Every rank gets the same number, so that all make the same collective calls.
     """
-    slices = execution.sequence_parallel
-    micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, execution.packing, slices)
+    packed = bool(execution.packing)
+    # torch would compile again for a width of 1.
+    multiple = _COMPILED_MULTIPLE if execution.compile else execution.sequence_parallel
+    micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, packed, multiple)
     missing = max_over_ranks(len(micros)) - len(micros)
-    yield from micros + [dummy_micro_batch(batch, weight_KBT, slices)] * missing
+    yield from micros + [dummy_micro_batch(batch, weight_KBT, multiple)] * missing
 
 
 def model_inputs(micro: TrainBatch, execution: ExecutionConfig) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:

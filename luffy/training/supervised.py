@@ -26,7 +26,7 @@ from luffy.training.deepspeed_engine import load_to_train
 from luffy.training.policy import Policy, check_fits
 from luffy.training.policy_model import Adapter
 from luffy.training.ranks import Ranks, call_everywhere
-from luffy.training.update_metrics import PartTimes, peak_memory
+from luffy.training.update_metrics import PartTimes, process_metrics
 from luffy.types import FinishReason, Outcome, Source, Trajectory
 
 OnStep = Callable[[int, dict[str, float]], bool]
@@ -96,7 +96,7 @@ class SupervisedRank:
         if self.policy.flops is not None:
             flops = self.policy.flops.training(batch.row_lengths, batch.num_scored)
             times.count(flops / self.policy.mesh.slices)
-        return metrics | times.metrics() | peak_memory()
+        return metrics | times.metrics() | process_metrics()
 
     def save(self, step: int, is_extra: bool) -> None:
         """Write the checkpoint of `step`; `is_extra`: it is not on the schedule."""

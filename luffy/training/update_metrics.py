@@ -12,8 +12,11 @@ them, so they cost 4 N operations a token instead of 6 N, and the adapter's A we
 Shape legend: `K` objective terms, `B` rows, `T` tokens, `N` selected tokens.
 """
 
+import functools
+import logging
 import re
 import resource
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +32,7 @@ from luffy.objectives.objective import LossOutput, SumOverRanks, limited, logp_g
 from luffy.training.ranks import device, sum_over_ranks
 from luffy.types import TrainBatch
 
+logger = logging.getLogger(__name__)
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 _DECADES = (-8, 3)
 _BINS_PER_DECADE = 25
@@ -209,15 +213,35 @@ _KIB_A_GIB = 2**20
 _BYTES_A_GIB = 2**30
 
 
-def peak_memory() -> dict[str, float]:
-    """Metrics in GiB: peak resident set size and, with a GPU, peak memory allocated by torch.
+MOST_GRAPHS = 40
+"""Graphs of one process above which sizes are compiled as constants that should not be. A model has four a layer kind
+in training and four to score, twice as many where rows are padded, and the head has six; up to four models are
+compiled (policy, reference, critic, teacher), of which the critic shares the policy's."""
+
+
+def process_metrics() -> dict[str, float]:
+    """Metrics in GiB: peak resident set size and, with a GPU, peak memory allocated by torch; and, where anything is
+    compiled, `perf/compiled_graphs`, how many graphs torch has compiled so far. Warns when these become too many.
 
     They cover this process only; a step logs those of rank 0, which under Ray has no engine.
     """
     peak = {"perf/peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _KIB_A_GIB}
     if torch.cuda.is_available():
         peak["perf/peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / _BYTES_A_GIB
-    return peak
+    compiler = sys.modules.get("torch._dynamo.utils")  # not imported here: it takes seconds
+    num_graphs = 0 if compiler is None else compiler.counters["stats"]["unique_graphs"]
+    if num_graphs > MOST_GRAPHS:
+        _warn_of_graphs()
+    return peak | ({"perf/compiled_graphs": float(num_graphs)} if num_graphs else {})
+
+
+@functools.cache  # a process says it once
+def _warn_of_graphs() -> None:
+    logger.warning(
+        "torch has compiled more than %d graphs: it compiles the same layers again and again, in the end not at all; "
+        "use execution.compile: false (TORCH_LOGS=recompiles says why)",
+        MOST_GRAPHS,
+    )
 
 
 _FORWARD = 2

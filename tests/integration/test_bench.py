@@ -33,6 +33,12 @@ def test_a_bench_measures_every_stage_and_leaves_only_data_and_policy(tmp_path, 
     assert lines["report"].startswith("report: not measured: ")
     cells = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
     assert cells["rl"][-1] == "GiB" and cells["report"][1] == "-" and "without report" in shown
+    # Where a step of RL went: parts that add up to it, each rounded.
+    parts = re.findall(r"^(\w[\w ,]*?)  +([\d.]+) s( [\d.]+ %)?", shown[shown.index("part of a step") :], re.MULTILINE)
+    seconds = {name: float(value) for name, value, _ in parts}
+    assert {"generation", "update", "a step", "start, once"} <= seconds.keys()
+    assert sum(float(value) for _, value, share in parts if share) == pytest.approx(seconds["a step"], abs=0.04)
+    assert "tokens a second" in shown and "MFU" not in shown
     assert {"all", "still"} <= cells.keys()
     assert sorted(path.name for path in (tmp_path / "stages").iterdir()) == ["base", "prepare_data"]
     assert not any((tmp_path / "runs").iterdir())

@@ -22,6 +22,7 @@ from patience import PATIENCE_S, ran, wait_until
 
 from luffy.cli.main import main
 from luffy.pipeline.lock import holder_of
+from luffy.tracking.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,20 @@ def test_a_checkpoint_is_exported_as_a_model_folder(workspace, tmp_path, capsys)
     mistakes = capsys.readouterr().err
     assert "no checkpoint of step 1; there are: " in mistakes
     assert "is not empty" in mistakes and "is no stage directory" in mistakes
+
+
+def test_the_report_says_where_a_step_of_each_stage_went(workspace):
+    text = (stage(workspace, "report") / "report.md").read_text()
+    lines = text[text.index("| part of a step |") :].split("\n\n")[0].splitlines()
+    (_, *stages), _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert stages == ["base", "sft", "rl"]
+    for place, node in enumerate(stages, start=1):
+        logged = [row["perf/step_s"] for row in read_metrics(stage(workspace, node) / "metrics.jsonl")]
+        shown = {row[0]: float(row[place].split()[0].replace("–", "0").replace(",", "")) for row in rows}
+        parts = [shown[row[0]] for row in rows[: [row[0] for row in rows].index("a step")]]
+        assert sum(parts) == pytest.approx(shown["a step"], abs=0.04)
+        assert shown["a step"] == pytest.approx(sum(logged) / len(logged), abs=0.01)
+        assert shown["tokens a second"] > 0 and shown["start, once"] > 0
 
 
 def test_a_run_is_shown_from_the_raw_data_to_samples(workspace, capsys, monkeypatch):

@@ -89,7 +89,7 @@ def packed(parts: Sequence[Tokens], dtype: torch.dtype = torch.float64) -> Token
     def row(name: str) -> torch.Tensor:
         return torch.tensor(np.concatenate([getattr(part, name) for part in parts])).to(dtype).unsqueeze(0)
 
-    owner = list(itertools.chain.from_iterable([7 + 3 * i] * len(part) for i, part in enumerate(parts)))
+    owner = list(itertools.chain.from_iterable([i] * len(part) for i, part in enumerate(parts)))
     logp_BT, entropy_BT = row("logp_T").requires_grad_(), row("entropy_T").requires_grad_()
     return TokenBatch(
         logp_BT=logp_BT,

@@ -28,6 +28,7 @@ from luffy.flows.launch import launch
 from luffy.pipeline.experiment import check_checkpoints
 from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.workspace import find_workspace
+from luffy.report.cells import step_times_table
 
 _ASSUMED = (
     "responses are as long, and as often correct, as those of the present policy, the newest finished one that a stage "
@@ -125,6 +126,10 @@ def bench(
         hours = f"{sum(cost.gpu_hours or 0.0 for cost in some):.2f}"
         rows.append([name, time, *([hours] if has_gpus else []), memory])
     show_rows(["stage", "time", *(["GPU-hours"] if has_gpus else []), "peak memory"], rows)
+    if times := {cost.node: cost.times for cost in costs if cost.times is not None}:
+        shown = step_times_table(times)
+        say("")
+        show_rows(shown.header, shown.texts)
     if missing := [cost.node for cost in costs if cost.seconds is None]:
         say(f"without {', '.join(missing)}, whose time is not known")
     return EXIT_FAILURE if any(cost.state == "failed" for cost in costs) else EXIT_OK

@@ -20,7 +20,10 @@ def settings_of(stage: str, *overrides: str) -> SFTSettings | RLSettings:
 
 def measured(*step_s: float, wall_s: float, save_s: float = 0.0, validation_s: float = 0.0) -> Measured:
     """A stage with steps of so many seconds and a checkpoint before its last report, measured at both ends."""
-    rows = [{"step": number + 1, "perf/step_s": seconds} for number, seconds in enumerate(step_s)]
+    rows = [
+        {"step": number + 1, "perf/step_s": seconds, "perf/tokens_per_s": 100.0}
+        for number, seconds in enumerate(step_s)
+    ]
     rows = [{**row, "perf/peak_memory_gib": 2.0 + row["step"]} for row in rows]
     if validation_s:
         rows = [
@@ -42,6 +45,7 @@ def test_the_time_of_a_stage_is_that_of_its_steps_checkpoints_validations_and_of
     assert cost.seconds == pytest.approx((30 - 3 * 2 - 0.5 - 2 * 3) + 10 * 2 + 3 * 0.5 + 4 * 3)
     assert cost.words == "10 x 2.00 s a step + 3 x 0.50 s a checkpoint + 4 x 3.00 s a validation + 17.5 s once"
     assert (cost.state, cost.memory) == ("measured", "5.00 GiB")
+    assert cost.times is not None and cost.times.step_s == 2.0 and cost.times.tokens_per_s == 100.0
 
 
 def test_with_rollouts_ahead_of_the_trainer_neither_the_first_nor_the_last_steps_count():

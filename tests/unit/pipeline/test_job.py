@@ -16,6 +16,21 @@ def test_a_job_is_read_from_yaml_as_written(opened, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "sft", "rl"),
+    [
+        (("sft.epochs=null", "sft.steps=3"), False, False),
+        (("sft.epochs=null", "sft.steps=200", "rl.steps=200"), None, None),
+        (("rl.steps=1", "rl.prompts_per_step=20000"), None, None),
+        (("execution.compile=true",), True, True),
+    ],
+)
+def test_layers_are_compiled_by_themselves_in_stages_that_repay_it(opened, overrides, sft, rl):
+    experiment = opened("execution.micro_batch_tokens=256", *overrides)
+    found = {plan.node.stage: experiment.job(plan).execution.compile for plan in experiment.plan()}
+    assert (found["sft"], found["rl"]) == (sft, rl)
+
+
+@pytest.mark.parametrize(
     "digest", ["099071447312e206", "0990714473120206", "1e4", "1.5", "0x1f", "0o17", "1_0", "null"]
 )
 def test_a_hash_that_looks_like_a_number_stays_text(opened, tmp_path, digest):

@@ -68,6 +68,14 @@ def test_a_run_that_starts_anew_forgets_everything(tmp_path: Path) -> None:
     assert list(read_samples(tmp_path / "samples.jsonl")) == []
 
 
+def test_the_first_line_says_how_long_the_start_took(tmp_path: Path) -> None:
+    tracker = opened(tmp_path)
+    tracker.started()
+    train(tracker, range(1, 3))
+    first, second = read_metrics(tmp_path / "metrics.jsonl")
+    assert first["perf/start_s"] > 0 and "perf/start_s" not in second
+
+
 def test_a_line_is_in_the_file_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     tracker = opened(tmp_path)
     tracker.log(1, {"actor/loss": 0.5})

@@ -201,7 +201,9 @@ def test_a_flash_kernel_gets_the_bounds_of_the_sequences(kind: str, monkeypatch:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_sequences_of_a_packed_row_attend_in_one_call_where_torch_has_the_kernel(kind, monkeypatch):
-    """It is for GPUs; attention written out in torch takes its place, and gradients flow through it."""
+    """It is for GPUs; attention written out in torch takes its place, and gradients flow through it.
+
+    There rows are packed by default."""
 
     def varlen(query, key, value, starts, starts_k, longest, longest_k, *, scale, window_size, enable_gqa):
         inspect.signature(varlen_attn).bind(
@@ -218,7 +220,7 @@ def test_the_sequences_of_a_packed_row_attend_in_one_call_where_torch_has_the_ke
         patched.setattr(attention, "has_packed_kernel", lambda query, value: True)
         patched.setattr(attention, "varlen_attn", varlen)
         patched.setattr(attention, "_attend", None)
-        assert relative_l2(gradients_of(model_of(kind), batch, PACKED), expected) < 1e-5
+        assert relative_l2(gradients_of(model_of(kind), batch, PADDED | {"packing": None}), expected) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])
@@ -241,12 +243,14 @@ def test_kernels_for_gpus_are_refused_without_one(wanted: AttentionKind) -> None
 
 
 def test_a_recurrent_model_is_padded_and_not_packed_also_if_its_configuration_does_not_say_so(monkeypatch):
-    set_attention(recurrent_model(), ExecutionConfig())
+    assert set_attention(recurrent_model(), ExecutionConfig()).packing is False
     with pytest.raises(DataError, match="packing: true does not support FalconH1ForCausalLM"):
         set_attention(recurrent_model(), ExecutionConfig(packing=True))
     monkeypatch.setattr(attention, "_attends_plainly", lambda model: True)
     with pytest.raises(DataError, match="FalconH1ForCausalLM see each other; use packing: false"):
         set_attention(recurrent_model(), ExecutionConfig(packing=True))
+    monkeypatch.setattr(attention, "_has_one_call", lambda model, kind: True)
+    assert set_attention(recurrent_model(), ExecutionConfig()).packing is False
 
 
 def test_a_model_that_attends_in_chunks_keeps_its_masks() -> None:

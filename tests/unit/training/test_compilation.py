@@ -4,6 +4,7 @@ All tests take models of one class, which share their code.
 """
 
 import functools
+from random import Random
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from transformers import PreTrainedModel
 from luffy.errors import ConfigError, DataError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.training import policy_model, update_metrics
 from luffy.training.attention import compile_layers
 from luffy.training.policy import FrozenPolicy, Policy
+from luffy.training.update_metrics import process_metrics
 
 pytestmark = pytest.mark.slow
 LAYOUTS = (
@@ -28,6 +31,10 @@ LAYOUTS = (
     {"micro_batch_tokens": 10_000, "gradient_checkpointing": True},
 )
 LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("luffy")]
 
 
 @functools.cache
@@ -54,14 +61,31 @@ def test_gradients_equal_the_float64_reference(layout: dict[str, object]) -> Non
 
 
 @needs_compiler
-def test_other_sizes_are_not_compiled_again() -> None:
-    layout = {"micro_batch_tokens": 10_000, "compile": True}
-    policy = Policy(tiny_model(), OPTIMIZER, execution(**layout), "float32")
-    policy.accumulate(batch_of(rows_of(LENGTHS)), step_of("sft"))
-    before = num_compiled()
-    for lengths in (((5, 5), (4, 6)), ((2, 30), (7, 7), (1, 12)), ((1, 3),) * 9):
-        policy.accumulate(batch_of(rows_of(lengths)), step_of("sft"))
-    assert num_compiled() == before
+@pytest.mark.parametrize(("packing", "most"), [(True, 11), (False, 19)])
+def test_micro_batches_of_many_lengths_share_a_few_graphs(
+    packing: bool, most: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Four graphs of a layer to train and four to score, padded also for a single row, and three of the head."""
+    torch._dynamo.reset()
+    counters.clear()
+    random, metrics = Random(0), {}
+    policy = Policy(tiny_model(), OPTIMIZER, execution(compile=True, packing=packing, micro_batch_tokens=40), "float32")
+    for number in range(24):
+        # Every seventh time another rank has one micro-batch more.
+        extra = int(number % 7 == 3)
+        monkeypatch.setattr(policy_model, "max_over_ranks", lambda value, extra=extra: value + extra)
+        lengths = [(random.randint(1, 6), random.randint(1, 20)) for _ in range(random.choice([1, 1, 2, 3, 5, 9]))]
+        batch = batch_of(rows_of(lengths, seed=number))
+        policy.logprobs(batch) if number % 2 else policy.accumulate(batch, step_of("luffy"))
+        metrics = process_metrics()
+    assert metrics["perf/compiled_graphs"] == num_compiled() <= most
+    assert not warnings_of(caplog)
+    monkeypatch.setattr(update_metrics, "MOST_GRAPHS", most - 1)
+    for _ in range(2):
+        process_metrics()
+    (warning,) = warnings_of(caplog)
+    assert f"more than {most - 1} graphs" in warning and "use execution.compile: false" in warning
+    update_metrics._warn_of_graphs.cache_clear()
 
 
 @needs_compiler
@@ -77,6 +101,9 @@ def test_generation_runs_uncompiled_and_training_goes_on_compiled() -> None:
     policies = [Policy(tiny_model(), OPTIMIZER, execution(compile=each), "float32") for each in (True, False)]
     requests = [RolloutRequest(prompt_ids=(2, 3, 4), seed=seed) for seed in range(3)]
     params = SamplingParams(temperature=1.0, max_response_tokens=8, stop_token_ids=(1,))
+    Policy(tiny_model(), OPTIMIZER, execution(compile=True), "float32").update(
+        batch_of(rows_of(LENGTHS)), step_of("sft"), 0.0
+    )
     before, responses = num_compiled(), []
     for policy in policies:
         with policy.inference_model() as model:
@@ -90,6 +117,32 @@ def test_generation_runs_uncompiled_and_training_goes_on_compiled() -> None:
         for policy in policies
     )
     assert relative_l2(compiled, plain) < 1e-5
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models say that they are on a GPU; they compute here."""
+    monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda"))
+
+
+@needs_compiler
+def test_without_a_setting_layers_are_compiled_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, batch = num_compiled(), batch_of(rows_of(LENGTHS))
+    FrozenPolicy(tiny_model(), execution(), 1.0).logprobs(batch)
+    assert num_compiled() == before and compile_layers(tiny_model(), execution()).compile is False
+    torch._dynamo.reset()
+    on_a_gpu(monkeypatch)
+    assert compile_layers(tiny_model(), execution()).compile is True and num_compiled() > before
+    assert compile_layers(tiny_model(), execution(zero_stage=3)).compile is False
+
+
+def test_without_a_setting_and_a_compiler_layers_run_uncompiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_a_gpu(monkeypatch)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    assert compile_layers(tiny_model(), execution()).compile is False
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("layers run uncompiled. execution.compile: TORCHDYNAMO_DISABLE=1")
 
 
 @pytest.mark.parametrize("variable", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])

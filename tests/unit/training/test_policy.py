@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model
+from reference.gradient_case import CASES, OPTIMIZER, execution, make_batch, step_of, tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
@@ -15,7 +15,7 @@ from luffy.config.training import OptimizerConfig
 from luffy.errors import ConfigError, DataError, NumericalError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.training import ranks, update_metrics
+from luffy.training import policy_model, ranks, update_metrics
 from luffy.training.model_folder import load_causal_lm
 from luffy.training.policy import Policy, check_fits
 
@@ -123,25 +123,31 @@ class MetaEngine:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module.to("meta")
+        self.num_forward = 0
 
     def __call__(self, *inputs: object) -> tuple[Tensor, ...]:
+        self.num_forward += 1
         return self.module(*inputs)
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
 
-@pytest.mark.parametrize("case", ["luffy", "dapo", "uft", "sft"])
-@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("case", "packing"), [*((case, True) for case in CASES), ("luffy", False), ("gspo", False)])
 def test_no_micro_batch_waits_for_the_device(case: str, packing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on `meta` have no values, so whatever would read one back to count or compare raises."""
     batch = make_batch(case, tiny_model())
     policy = _policy(packing=packing, micro_batch_tokens=100)
-    for module in (ranks, update_metrics):
+    for module in (ranks, update_metrics, policy_model):
         monkeypatch.setattr(module, "device", lambda: torch.device("meta"))
     monkeypatch.setattr(update_metrics.UpdateMetrics, "summary", lambda *_: {"actor/loss": 0.0})
     monkeypatch.setattr(policy, "engine", MetaEngine(policy.engine.module))
     policy.accumulate(batch, step_of(case))
+    num_forward = policy.engine.num_forward
+    assert num_forward > 1
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):  # at the end, all scores at once
+        policy.logprobs(batch)
+    assert policy.engine.num_forward == 2 * num_forward
 
 
 class Copies(TorchDispatchMode):
