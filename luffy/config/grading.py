@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from luffy.config.sandbox import SandboxConfig, SandboxLimits
 from luffy.config.strict import NOT_IDENTITY, ImportPath, Name, StrictModel
 
 Boxed = Literal["required", "preferred"]
@@ -131,6 +132,17 @@ class JudgeGrader(StrictModel):
             yield f"prompt must contain {' and '.join(missing)}"
 
 
+class CodeGrader(StrictModel):
+    """The last fenced block of Python in the reply, run on the test cases of its reference (`luffy.grading.programs`):
+    standard input and output, calls, or assertions, in the layouts of prime_code, APPS, LiveCodeBench and MBPP."""
+
+    kind: Literal["code"] = "code"
+    partial: bool = False
+    """Whether the reward is the share of cases that pass (a case that times out is the last that runs); else 1 or 0."""
+    sandbox: SandboxConfig = SandboxConfig(limits=SandboxLimits(call_cpu_s=6.0, call_wall_s=12.0))
+    """Where programs run. The limits of a call hold for each case: by default 6 s of CPU time, as for LiveCodeBench."""
+
+
 class AnyGrader(StrictModel):
     """Correct if any accepts; the reward is the highest. If none does and a judge cannot be reached: no verdict."""
 
@@ -169,7 +181,7 @@ def _mapping(value: object) -> object:
 
 
 _OfText = MathGrader | StrictMathGrader | ChoiceGrader | ExactGrader | FormatGrader | CustomGrader
-_Other = MeasureGrader | ReasoningGymGrader | JudgeGrader | AnyGrader | BothGrader | WeightedGrader
+_Other = MeasureGrader | ReasoningGymGrader | JudgeGrader | CodeGrader | AnyGrader | BothGrader | WeightedGrader
 GraderKind = Annotated[Annotated[_OfText | _Other, Field(discriminator="kind")], BeforeValidator(_mapping)]
 for _model in (AnyGrader, BothGrader, WeightedPart, WeightedGrader):
     _model.model_rebuild()
@@ -179,6 +191,7 @@ PLAIN_KINDS: dict[str, GraderKind] = {
     "math_strict": StrictMathGrader(),
     "choice": ChoiceGrader(),
     "exact": ExactGrader(),
+    "code": CodeGrader(),
     "environment": MeasureGrader(),
 }
 """Graders that a row may name in `reward_model.style` without an entry in `grading.named`."""
@@ -193,8 +206,8 @@ class GradingConfig(StrictModel):
     kind: GraderKind = MathGrader()
     """Grades every problem that names no grader."""
     named: dict[Name, GraderKind] = Field(default_factory=dict)
-    """Further graders, which rows may name in `reward_model.style` like `math`, `math_strict`, `choice`, `exact` and
-    `environment` (the reward of an environment that scores its episodes)."""
+    """Further graders, which rows may name in `reward_model.style` like `math`, `math_strict`, `choice`, `exact`,
+    `code` and `environment` (the reward of an environment that scores its episodes)."""
 
     def _complaints(self) -> Iterator[str]:
         taken = sorted(set(self.named) & {*PLAIN_KINDS, "rule", "model"})

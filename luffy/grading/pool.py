@@ -22,10 +22,11 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from luffy.config.grading import GraderKind, GradingConfig
+from luffy.config.grading import CodeGrader, GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LostError, LuffyError
 from luffy.grading.judge import Judges
-from luffy.grading.kinds import conclude, functions_of, steps
+from luffy.grading.kinds import conclude, functions_of, leaves, steps
+from luffy.grading.programs import CODE, Programs
 from luffy.grading.request import LOAD, Grade, GradeRequest, JudgeRequest, Reply, Verification
 from luffy.grading.workers import SERVER_DIED, WorkerProcess, Workers
 from luffy.types import Outcome
@@ -227,6 +228,8 @@ class GraderPool:
         self._most_aside = _PAUSED_PER_WORKER * num_workers
         self._threads: list[threading.Thread] = []
         self._judges = Judges(judge_cache)
+        self._programs = Programs(num_workers)
+        self._code_kinds = [leaf for kind in kinds for leaf in leaves(kind) if isinstance(leaf, CodeGrader)]
         self._lock = threading.Lock()
         self._closed = False
 
@@ -255,7 +258,12 @@ class GraderPool:
         return pool
 
     def check_functions(self) -> None:
-        """Load the configured custom functions in a worker; ConfigError for one that cannot be called."""
+        """Load the configured custom functions in a worker; ConfigError for one that cannot be called.
+
+        UserError where the sandbox of a configured grader `code` does not run.
+        """
+        for kind in self._code_kinds:
+            self._programs.check(kind)
         self._verdicts([Verification(LOAD, function, "") for function in self._functions])
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
@@ -287,6 +295,7 @@ class GraderPool:
         if already:
             return
         self._judges.close()
+        self._programs.close()
         left = self._queue.close()
         self._workers.interrupt()
         for thread in threads:
@@ -319,7 +328,11 @@ class GraderPool:
     def _verdicts(self, wanted: Iterable[_Open]) -> dict[_Open, Grade]:
         wanted = list(wanted)
         claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Verification)}
-        if jobs := [Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new]:
+        new = [Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new]
+        for job in new:
+            if job.work.check == CODE:
+                self._run_program(job)
+        if jobs := [job for job in new if job.work.check != CODE]:
             try:
                 with self._lock:
                     while not self._closed and len(self._threads) < self._num_workers:
@@ -339,6 +352,17 @@ class GraderPool:
             answer, seconds = None if work.check == "custom" else work.answer, grade.seconds if is_new else 0.0
             graded[work] = replace(grade, extracted=answer, seconds=seconds).saying(work.note)
         return graded | {step: _result(verdict) for step, verdict in judging.items()}
+
+    def _run_program(self, job: Job) -> None:
+        def settle(done: Future[Grade]) -> None:
+            lost = LuffyError(_CLOSED_MEANWHILE) if done.cancelled() else done.exception()
+            self._memo.settle(job.work, job.verdict, lost or done.result())
+
+        try:
+            self._programs.submit(job.work).add_done_callback(settle)
+        except BaseException:  # others may wait for this verdict
+            self._refuse([job], _CLOSED)
+            raise
 
     def _refuse(self, jobs: Iterable[Job], why: str) -> None:
         for job in jobs:
