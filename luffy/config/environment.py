@@ -58,13 +58,14 @@ class JudgeMeasure(StrictModel):
     shows: Literal["episode", "reply"] = "episode"
     """What the judge reads: all turns, or the last one without its reasoning."""
     judge: JudgeGrader
-    """Where the judge is, and its limits: the fields of a grader of this kind, without `prompt` and `correct`."""
+    """Where the judge is, and its limits: a grader of this kind without `prompt`, `correct` and `correct_from`."""
 
     @field_validator("judge")
     @classmethod
     def _prompt_is_the_rubrics(cls, judge: JudgeGrader) -> JudgeGrader:
         fields = JudgeGrader.model_fields  # a stage's job spells out every field
-        if own := [name for name in ("correct", "prompt") if getattr(judge, name) != fields[name].default]:
+        names = ("correct", "correct_from", "prompt")
+        if own := [name for name in names if getattr(judge, name) != fields[name].default]:
             raise ValueError(f"{own[0]} has no effect here: the judge's prompt is made from the rubric; remove it")
         return judge
 
@@ -88,7 +89,8 @@ class EpisodeScoring(StrictModel):
     rewards, correct`, where `counts` (measures included), `rewards` (the grader's) and `correct` have an entry for each
     episode. They return a number for each, e.g. `luffy.environments.relative:shortest_correct`."""
     weights: dict[str, float] = Field(default={ANSWER: 1.0}, min_length=1)
-    """Reward: the weighted sum of `answer` (the grader's), measures, `turns` and counts, e.g. `tool_errors: -0.1`."""
+    """Reward: the weighted sum of `answer` (the grader's), measures, `turns`, `tokens` (those that the environment did
+    not write) and counts, e.g. `tool_errors: -0.1`."""
     timeout_s: PositiveFloat = _CALL_S
     """Time limit of one call of a function above; past it the episode (or the whole group) is `crashed`."""
     version: NonNegativeInt = 0

@@ -58,7 +58,7 @@ class FormatGrader(StrictModel):
 class CustomGrader(StrictModel):
     """The user's own function, called in a worker process under the same time limit. It has verl's signature
     `(data_source, solution_str, ground_truth, extra_info=None)` or verifiers' keywords (any of `completion, answer,
-    prompt, info, task`; no async function, and none that needs `parser` or `state`), gets the whole response with its
+    prompt, info, task`; none that needs `parser` or `state`), may be asynchronous, gets the whole response with its
     reasoning, and returns a number, a bool, or a mapping with `score`. Within a run the same arguments get the score of
     the first call."""
 
@@ -74,8 +74,8 @@ class CustomGrader(StrictModel):
 
 
 class MeasureGrader(StrictModel):
-    """A number that was measured of the episode: the reward of its environment, one of its counts, or a measure of
-    `environment.scoring`. The text of the response does not matter, and a response without an episode has no grade."""
+    """A number that was measured of the response: its `tokens`, and in an episode the reward of the environment, one of
+    its counts, or a measure of `environment.scoring`. The text does not matter; what nothing measured has no grade."""
 
     kind: Literal["measure"] = "measure"
     name: str = "reward"
@@ -114,6 +114,9 @@ class JudgeGrader(StrictModel):
     """`{question}`, `{reference}` and `{answer}` (the final reply, without reasoning) are filled in."""
     correct: str = Field("CORRECT", pattern=r"^\w+$")
     """The word that means right in the last `VERDICT: <word>` of the judge's reply; any other word means wrong."""
+    correct_from: float | None = Field(None, ge=0.0, le=1.0)
+    """None: the verdict is a word. A number: so is the verdict, from 0 to 1. It is the reward, and correct from here;
+    `prompt` has to ask for such a last line, `VERDICT: 0.7`."""
     temperature: float = 0.0
     max_tokens: PositiveInt = 512
     max_answer_chars: PositiveInt = 8000
@@ -130,6 +133,8 @@ class JudgeGrader(StrictModel):
         missing = [name for name in ("{reference}", "{answer}") if name not in self.prompt]
         if missing:
             yield f"prompt must contain {' and '.join(missing)}"
+        if self.correct_from is not None and self.prompt == type(self).model_fields["prompt"].default:
+            yield "correct_from needs a prompt of its own, which asks for `VERDICT: <number from 0 to 1>`"
 
 
 class CodeGrader(StrictModel):
@@ -208,15 +213,22 @@ class GradingConfig(StrictModel):
     named: dict[Name, GraderKind] = Field(default_factory=dict)
     """Further graders, which rows may name in `reward_model.style` like `math`, `math_strict`, `choice`, `exact`,
     `code` and `environment` (the reward of an environment that scores its episodes)."""
+    by_source: dict[str, GraderKind] = Field(default_factory=dict)
+    """Graders of rows that name none, by their `data_source`, e.g. `{taco: code, apps: code}`; others get `kind`."""
 
     def _complaints(self) -> Iterator[str]:
         taken = sorted(set(self.named) & {*PLAIN_KINDS, "rule", "model"})
         if taken:
             yield f"named: {', '.join(taken)} already has a meaning; choose another name"
 
-    def grader(self, name: str | None) -> GraderKind:
-        """The grader of that name, the default for None; KeyError for an unknown name."""
-        return self.kind if name is None else {**PLAIN_KINDS, **self.named}[name]
+    def grader(self, name: str | None, source: str = "") -> GraderKind:
+        """The grader of that name; for None that of the data source, or the default. KeyError for an unknown name."""
+        return self.by_source.get(source, self.kind) if name is None else {**PLAIN_KINDS, **self.named}[name]
+
+    @property
+    def kinds(self) -> list[GraderKind]:
+        """All graders that this section describes."""
+        return [self.kind, *self.named.values(), *self.by_source.values()]
 
     @property
     def names(self) -> list[str]:

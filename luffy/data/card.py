@@ -55,7 +55,7 @@ def check_golds(prompts: Iterable[Prompt], grader: GraderPool, grading: GradingC
         checked: list[Prompt] = []
         read: list[Prompt] = []
         for prompt in chunk:
-            kinds = {leaf.kind for leaf in leaves(grading.grader(prompt.grader))}
+            kinds = {leaf.kind for leaf in leaves(grading.grader(prompt.grader, prompt.data_source))}
             if kinds <= _CHECKED:
                 checked.append(prompt)
                 if kinds & _MATHEMATICAL and canonical_number(normalise(prompt.ground_truth)) is None:

@@ -195,7 +195,7 @@ def _call(function: str, answer: str, request: GradeRequest, known: Mapping[str,
 def _measure(kind: MeasureGrader, request: GradeRequest) -> Step:
     value = request.measures.get(kind.name)
     if value is None:
-        return Grade(Outcome.CRASHED, None, f"no episode has measured {kind.name}")
+        return Grade(Outcome.CRASHED, None, f"nothing has measured {kind.name}")
     outcome = Outcome.CORRECT if value >= kind.correct_from else Outcome.WRONG
     return Grade(outcome, None, f"{kind.name} is {value:g}", own_reward=value)
 

@@ -220,7 +220,7 @@ class GraderPool:
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._config = config or GradingConfig()
-        kinds = (self._config.kind, *self._config.named.values(), *others)
+        kinds = (*self._config.kinds, *others)
         self._functions = tuple(dict.fromkeys(path for kind in kinds for path in functions_of(kind)))
         self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
         self._queue = JobQueue()
@@ -318,7 +318,7 @@ class GraderPool:
             return request.kind
         name = request.problem.grader
         try:
-            return self._config.grader(name)
+            return self._config.grader(name, request.problem.data_source)
         except KeyError:
             known = ", ".join(self._config.names)
             raise DataError(
