@@ -15,11 +15,8 @@ input for each; one that fails there is run again in a new one.
 
 import ast
 import asyncio
-import builtins
 import concurrent.futures
 import contextlib
-import importlib
-import inspect
 import json
 import re
 import secrets
@@ -37,11 +34,11 @@ from luffy.grading.request import Grade, Verification
 from luffy.http_client import LoopThread
 from luffy.json_text import parse_json
 from luffy.sandbox import ExecutionResult, ExecutionStatus, PythonSession, SandboxOfLoop
+from luffy.sandbox.whole_program import code_of_run, plain
 from luffy.types import Outcome
 
 CODE = "code"
 """Name of this check in a `Verification`."""
-_LENT = "typing collections heapq bisect math itertools functools string re random copy operator statistics json sys"
 _FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,}) *(?P<language>[\w+#-]*)[^\n`]*\n", re.MULTILINE)
 _LANGUAGES = ("python", "python3", "py")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -138,22 +135,6 @@ def _assertion(test: str, setup: str) -> Case:
     return Case(then=f"{setup}\n{test}\n_value = {passed!r}", expected=[passed])
 
 
-def plain(value: object) -> str:
-    """A value as JSON text, also in the sandbox: a tuple as a list, a set in order, any other object as its `repr`."""
-    import json
-
-    def other(each: object) -> object:
-        return ["set", *sorted(map(text, each))] if isinstance(each, (set, frozenset)) else repr(each)
-
-    def text(each: object) -> str:
-        try:
-            return json.dumps(each, default=other)
-        except (TypeError, ValueError):
-            return json.dumps(repr(each))
-
-    return text(value)
-
-
 def same_value(found: Any, expected: Any) -> bool:
     """Whether two JSON values are equal; where one number has a fraction, a millionth of it may differ."""
     if isinstance(found, list) and isinstance(expected, list):
@@ -185,62 +166,6 @@ def _same_word(found: str, expected: str) -> bool:
         return one == other or abs(one - other) <= allowed
     except DecimalException:  # beyond all bounds
         return False
-
-
-def _run_case(program: str, lent: str, given: str, then: str) -> None:
-    """Runs in the sandbox: the program in a namespace of its own, then what prints the result."""
-    import atexit
-    import builtins
-    import json
-    import os
-    import sys
-
-    import __main__
-
-    def called(name: str | None) -> Any:
-        owner = vars(space["Solution"]) if "Solution" in space else {}
-        name = name or next(each for each in owner if not each.startswith("_"))
-        return getattr(space["Solution"](), name) if name in owner else space[name]
-
-    space = vars(__main__)
-    show = space["plain"]
-    space.clear()
-    space.update(__name__="__main__" if not then else "program", __builtins__=builtins)
-    sys.modules["program"] = __main__
-    stdin = os.open(os.environ["HOME"] + "/stdin", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    os.write(stdin, given.encode(errors="replace"))
-    os.lseek(stdin, 0, os.SEEK_SET)
-    os.dup2(stdin, 0)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - the program may read it at any time
-    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        exec(lent, space)  # noqa: S102
-        exec(compile(program, "<program>", "exec", dont_inherit=True), space)  # noqa: S102
-        if then:
-            space |= {"_called": called, "json": json}
-            exec(compile(then, "<test>", "exec", dont_inherit=True), space)  # noqa: S102
-    finally:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        os.dup2(stderr, 2)
-        for fd in (stdin, stderr, nowhere):
-            os.close(fd)
-    if then:
-        print("\n" + show(space["_value"]))  # noqa: T201
-
-
-_HARNESS = "from typing import Any\n" + inspect.getsource(plain) + inspect.getsource(_run_case)
-
-
-def _lent_names(program: str) -> str:
-    """Imports of what a program uses and may not import itself: the runners of those data sets provide it."""
-    words, taken, lines = set(re.findall(r"\w+", program)), set(dir(builtins)), []
-    for name in _LENT.split():
-        public = words & {each for each in dir(importlib.import_module(name)) if each[0] != "_"} - taken
-        lines += [f"import {name}"] * (name in words) + [f"from {name} import {each}" for each in sorted(public)]
-        taken |= public
-    return "\n".join(lines)
 
 
 class Programs:
@@ -295,12 +220,12 @@ class Programs:
             return await self._run(kind, work.answer, cases)
 
     async def _run(self, kind: CodeGrader, program: str, cases: Sequence[Case]) -> Grade:
-        started, passed, lent = time.monotonic(), 0, _lent_names(program)
+        started, passed = time.monotonic(), 0
         first: Grade | None = None
         session: PythonSession | None = None
         try:
             for number, case in enumerate(cases, 1):
-                code = f"{_HARNESS}_run_case({program!r}, {lent!r}, {case.given!r}, {case.then!r})\nNone"
+                code = code_of_run(program, case.given, case.then)
                 fault = None if session is None else _fault(case, await session.run(code))
                 if session is None or fault is not None:
                     if session is not None:

@@ -90,7 +90,7 @@ def test_no_more_than_sixteen_measures_run_at_once() -> None:
         (
             {"lenght": 1.0},
             {"length": "words"},
-            "nothing measures lenght; there are answer, calls, length, tokens, turns",
+            "nothing measures lenght; there are answer, calls, length, tokens",
         ),
         (None, {"calls": "words"}, "counts calls already"),
         (None, {"parsed": "wants_a_parser"}, "asks for parser; a measure may take prompt, completion, answer"),

@@ -6,8 +6,9 @@ import pytest
 
 from luffy.config.grading import CodeGrader, GradingConfig
 from luffy.grading.kinds import steps
-from luffy.grading.programs import CODE, Case, cases_of, last_program, plain, same_output, same_value
+from luffy.grading.programs import CODE, Case, cases_of, last_program, same_output, same_value
 from luffy.grading.request import Grade, GradeRequest, Problem, Verification
+from luffy.sandbox.whole_program import plain
 from luffy.types import Outcome
 
 
