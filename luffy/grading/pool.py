@@ -166,13 +166,14 @@ class VerdictMemo:
     def settle(self, work: Verification, verdict: "Future[Grade]", found: Grade | BaseException) -> None:
         """Complete `verdict` for all who wait for it, with a grade or the exception that prevented one."""
         outcome = None if isinstance(found, BaseException) else found.outcome
+        is_late = outcome is Outcome.TIMED_OUT and work.check != CODE  # programs have limits of CPU time, and a reward
         # A crash may have come from outside (out of memory, a signal): the next time it gets a fresh chance.
-        if outcome in (None, Outcome.CRASHED, Outcome.TIMED_OUT):
+        if outcome in (None, Outcome.CRASHED) or is_late:
             key = self._key(work)
             with self._lock:
                 if self._verdicts.get(key) is verdict:
                     del self._verdicts[key]
-                if outcome is Outcome.TIMED_OUT and self._size:
+                if is_late and self._size:
                     self._keep(self._timeouts, key, verdict)
                     if self._file is not None:
                         self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,13 @@
 """Which block of a reply is the program, which test cases a reference holds, and which outputs agree."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from luffy.config.grading import CodeGrader, GradingConfig
 from luffy.grading.kinds import steps
+from luffy.grading.pool import VerdictMemo
 from luffy.grading.programs import CODE, Case, cases_of, last_program, same_output, same_value
 from luffy.grading.request import Grade, GradeRequest, Problem, Verification
 from luffy.sandbox.whole_program import plain
@@ -152,6 +154,16 @@ def test_outputs_are_compared_line_by_line_and_as_numbers(printed: str, expected
 )
 def test_values_are_compared_as_json(returned: object, expected: object, same: bool) -> None:
     assert same_value(json.loads(plain(returned)), expected) is same
+
+
+def test_a_program_that_timed_out_keeps_its_share_as_reward(tmp_path: Path) -> None:
+    """A file of time-outs would give it none after a stage is resumed."""
+    work = Verification(CODE, "x", "[1]", "{}")
+    memo = VerdictMemo(5.0, timeouts_file=tmp_path / "timed_out.txt")
+    verdict, _ = memo.claim(work)
+    memo.settle(work, verdict, Grade(Outcome.TIMED_OUT, own_reward=0.5))
+    again, is_new = memo.claim(work)
+    assert (again.result().reward, is_new, list(tmp_path.iterdir())) == (0.5, False, [])
 
 
 def test_the_same_program_for_another_problem_is_another_verification() -> None:
