@@ -10,7 +10,7 @@ import psutil
 import pytest
 from patience import PATIENCE_S, lives
 
-from luffy.config.environment import SandboxConfig, SandboxLimits
+from luffy.config.sandbox import SandboxConfig, SandboxLimits
 from luffy.sandbox import ExecutionResult, Sandbox, open_sandbox
 
 PATIENT = SandboxLimits(

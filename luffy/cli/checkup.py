@@ -23,7 +23,7 @@ from packaging.specifiers import SpecifierSet
 import luffy
 from luffy.cli.console import duration, size_words
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.config.environment import SandboxConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.config.shipped import EXPERIMENTS, SHIPPED
 from luffy.errors import ConfigError, UserError, WorkspaceError
 from luffy.flows.prefect_api import answers, configured_api, served_api

@@ -170,8 +170,8 @@ class FieldsConfig(StrictModel):
     choices: ChoicesField | None = None
     """The options of a multiple-choice question; the reference answer becomes a letter."""
     grader: Name | None = None
-    """Grades these rows: `math`, `math_strict`, `choice`, `exact`, one of `grading.named`, or `rule`, which is the
-    experiment's; None: `choice` where there are `choices`, else `rule`."""
+    """Grades these rows: `math`, `math_strict`, `choice`, `exact`, `code`, one of `grading.named`, or `rule`, which is
+    the experiment's; None: `choice` where there are `choices`, else `rule`."""
     traces: tuple[TraceField, ...] = ()
     ability: str = "math"
     extra: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from luffy.config.sandbox import SandboxConfig, SandboxLimits
 from luffy.config.strict import NOT_IDENTITY, ImportPath, Name, StrictModel
 
 Boxed = Literal["required", "preferred"]
@@ -57,7 +58,7 @@ class FormatGrader(StrictModel):
 class CustomGrader(StrictModel):
     """The user's own function, called in a worker process under the same time limit. It has verl's signature
     `(data_source, solution_str, ground_truth, extra_info=None)` or verifiers' keywords (any of `completion, answer,
-    prompt, info, task`; no async function, and none that needs `parser` or `state`), gets the whole response with its
+    prompt, info, task`; none that needs `parser` or `state`), may be asynchronous, gets the whole response with its
     reasoning, and returns a number, a bool, or a mapping with `score`. Within a run the same arguments get the score of
     the first call."""
 
@@ -73,8 +74,8 @@ class CustomGrader(StrictModel):
 
 
 class MeasureGrader(StrictModel):
-    """A number that was measured of the episode: the reward of its environment, one of its counts, or a measure of
-    `environment.scoring`. The text of the response does not matter, and a response without an episode has no grade."""
+    """A number that was measured of the response: its `tokens`, and in an episode the reward of the environment, one of
+    its counts, or a measure of `environment.scoring`. The text does not matter; what nothing measured has no grade."""
 
     kind: Literal["measure"] = "measure"
     name: str = "reward"
@@ -113,6 +114,9 @@ class JudgeGrader(StrictModel):
     """`{question}`, `{reference}` and `{answer}` (the final reply, without reasoning) are filled in."""
     correct: str = Field("CORRECT", pattern=r"^\w+$")
     """The word that means right in the last `VERDICT: <word>` of the judge's reply; any other word means wrong."""
+    correct_from: float | None = Field(None, ge=0.0, le=1.0)
+    """None: the verdict is a word. A number: so is the verdict, from 0 to 1. It is the reward, and correct from here;
+    `prompt` has to ask for such a last line, `VERDICT: 0.7`."""
     temperature: float = 0.0
     max_tokens: PositiveInt = 512
     max_answer_chars: PositiveInt = 8000
@@ -129,6 +133,19 @@ class JudgeGrader(StrictModel):
         missing = [name for name in ("{reference}", "{answer}") if name not in self.prompt]
         if missing:
             yield f"prompt must contain {' and '.join(missing)}"
+        if self.correct_from is not None and self.prompt == type(self).model_fields["prompt"].default:
+            yield "correct_from needs a prompt of its own, which asks for `VERDICT: <number from 0 to 1>`"
+
+
+class CodeGrader(StrictModel):
+    """The last fenced block of Python in the reply, run on the test cases of its reference (`luffy.grading.programs`):
+    standard input and output, calls, or assertions, in the layouts of prime_code, APPS, LiveCodeBench and MBPP."""
+
+    kind: Literal["code"] = "code"
+    partial: bool = False
+    """Whether the reward is the share of cases that pass (a case that times out is the last that runs); else 1 or 0."""
+    sandbox: SandboxConfig = SandboxConfig(limits=SandboxLimits(call_cpu_s=6.0, call_wall_s=12.0))
+    """Where programs run. The limits of a call hold for each case: by default 6 s of CPU time, as for LiveCodeBench."""
 
 
 class AnyGrader(StrictModel):
@@ -169,7 +186,7 @@ def _mapping(value: object) -> object:
 
 
 _OfText = MathGrader | StrictMathGrader | ChoiceGrader | ExactGrader | FormatGrader | CustomGrader
-_Other = MeasureGrader | ReasoningGymGrader | JudgeGrader | AnyGrader | BothGrader | WeightedGrader
+_Other = MeasureGrader | ReasoningGymGrader | JudgeGrader | CodeGrader | AnyGrader | BothGrader | WeightedGrader
 GraderKind = Annotated[Annotated[_OfText | _Other, Field(discriminator="kind")], BeforeValidator(_mapping)]
 for _model in (AnyGrader, BothGrader, WeightedPart, WeightedGrader):
     _model.model_rebuild()
@@ -179,6 +196,7 @@ PLAIN_KINDS: dict[str, GraderKind] = {
     "math_strict": StrictMathGrader(),
     "choice": ChoiceGrader(),
     "exact": ExactGrader(),
+    "code": CodeGrader(),
     "environment": MeasureGrader(),
 }
 """Graders that a row may name in `reward_model.style` without an entry in `grading.named`."""
@@ -193,17 +211,24 @@ class GradingConfig(StrictModel):
     kind: GraderKind = MathGrader()
     """Grades every problem that names no grader."""
     named: dict[Name, GraderKind] = Field(default_factory=dict)
-    """Further graders, which rows may name in `reward_model.style` like `math`, `math_strict`, `choice`, `exact` and
-    `environment` (the reward of an environment that scores its episodes)."""
+    """Further graders, which rows may name in `reward_model.style` like `math`, `math_strict`, `choice`, `exact`,
+    `code` and `environment` (the reward of an environment that scores its episodes)."""
+    by_source: dict[str, GraderKind] = Field(default_factory=dict)
+    """Graders of rows that name none, by their `data_source`, e.g. `{taco: code, apps: code}`; others get `kind`."""
 
     def _complaints(self) -> Iterator[str]:
         taken = sorted(set(self.named) & {*PLAIN_KINDS, "rule", "model"})
         if taken:
             yield f"named: {', '.join(taken)} already has a meaning; choose another name"
 
-    def grader(self, name: str | None) -> GraderKind:
-        """The grader of that name, the default for None; KeyError for an unknown name."""
-        return self.kind if name is None else {**PLAIN_KINDS, **self.named}[name]
+    def grader(self, name: str | None, source: str = "") -> GraderKind:
+        """The grader of that name; for None that of the data source, or the default. KeyError for an unknown name."""
+        return self.by_source.get(source, self.kind) if name is None else {**PLAIN_KINDS, **self.named}[name]
+
+    @property
+    def kinds(self) -> list[GraderKind]:
+        """All graders that this section describes."""
+        return [self.kind, *self.named.values(), *self.by_source.values()]
 
     @property
     def names(self) -> list[str]:

@@ -174,8 +174,9 @@ def _of_environment(
             f"{where}: objective.group.off_policy_when_accuracy_at_most changes a group after its episodes are "
             "compared; remove one of the two"
         )
-    leaves = [config.grading.kind, *config.grading.named.values()]
-    if graded := [kind.name for kind in leaves if isinstance(kind, MeasureGrader) and kind.name in measures]:
+    if graded := [
+        kind.name for kind in config.grading.kinds if isinstance(kind, MeasureGrader) and kind.name in measures
+    ]:
         yield (
             f"grading: kind: measure cannot take {graded[0]}, which is measured of whole groups after grading; use "
             "environment.scoring.weights"

@@ -234,6 +234,23 @@ class ServedTeacher(StrictModel):
 RLTeacher = Annotated[ModelTeacher | SelfTeacher | ServedTeacher, Field(discriminator="kind")]
 
 
+class OverlongConfig(StrictModel):
+    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), added to the reward of sampled rows: with L =
+    `max_response_tokens`, B = `buffer_tokens` and |y| tokens, 0 up to L - B, then penalty x (L - B - |y|) / B.
+
+    Zero variance is that of the sum: groups that are all right may have some. Whole traces keep their reward."""
+
+    buffer_tokens: PositiveInt
+    """Length of the interval in which the punishment grows (the paper: 4096 of 20480 tokens)."""
+    penalty: PositiveFloat = 1.0
+    """Punishment at the length limit."""
+
+    def punishment(self, num_tokens: int, max_tokens: int) -> float:
+        """What is added to the reward: from 0 down to `-penalty`."""
+        over = min(max(num_tokens - max_tokens + self.buffer_tokens, 0), self.buffer_tokens)
+        return -self.penalty * over / self.buffer_tokens if over else 0.0
+
+
 class CriticConfig(StrictModel):
     """The value model of PPO: separate from the policy, initialised from the policy's weights."""
 
@@ -263,6 +280,8 @@ class RLConfig(StrictModel):
     temperature: PositiveFloat = 1.0
     """Sampling temperature of rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
+    overlong: OverlongConfig | None = None
+    """Punishes rollouts that come close to `max_response_tokens`; None: the reward does not depend on the length."""
     stop: tuple[StopText, ...] = ()
     """Texts that end a rollout, besides the stop token (r1_zero: `</answer>`). A rollout is graded up to and including
     the first of them, and learned from up to the token that completes it. A prefix of a trace ends before one."""
@@ -294,6 +313,8 @@ class RLConfig(StrictModel):
         return self.passes * self.updates_per_pass
 
     def _complaints(self) -> Iterator[str]:
+        if self.overlong is not None and self.overlong.buffer_tokens > self.max_response_tokens:
+            yield f"overlong.buffer_tokens is above max_response_tokens {self.max_response_tokens}; lower it"
         if self.prompts_per_update is not None and self.prompts_per_step % self.prompts_per_update:
             yield (
                 f"prompts_per_step {self.prompts_per_step} must be a multiple of "

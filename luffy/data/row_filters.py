@@ -203,7 +203,7 @@ def check_golds(prompts: Sequence[Prompt], grader: GraderPool, grading: GradingC
     golds: list[Gold] = [(NOT_CHECKED, Outcome.CORRECT)] * len(prompts)
     asked: list[tuple[int, str]] = []
     for place, prompt in enumerate(prompts):
-        kinds = {leaf.kind for leaf in leaves(grading.grader(prompt.grader))}
+        kinds = {leaf.kind for leaf in leaves(grading.grader(prompt.grader, prompt.data_source))}
         if kinds <= _CHECKED:
             gold = (kinds & _MATHEMATICAL and read_reference(prompt.ground_truth)) or prompt.ground_truth
             asked.append((place, f"\\boxed{{{gold}}}"))

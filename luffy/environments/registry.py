@@ -34,13 +34,13 @@ from luffy.environments.limits import with_time_limit
 from luffy.environments.live_episode import TextEpisodePlayer
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.tool_functions import Tool, json_types, load_tools, parameters_of
-from luffy.environments.tools import SandboxOfLoop, ToolEpisode, ToolRunner, python_tool
+from luffy.environments.tools import ToolEpisode, ToolRunner, python_tool
 from luffy.errors import ConfigError, DataError, LuffyError
 from luffy.grading.judge import Judges
 from luffy.grading.request import Problem
 from luffy.hosted.verifiers_process import HostedDescription, VerifiersProcess, shared_process
 from luffy.import_paths import imported_setting
-from luffy.sandbox import open_sandbox
+from luffy.sandbox import SandboxOfLoop, open_sandbox
 from luffy.types import PART_MEASURE, Message
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from luffy.environments.limits import LimitedCalls
 from luffy.errors import ConfigError, LostError
 from luffy.grading.extract import final_reply
 from luffy.grading.judge import Judges
-from luffy.grading.request import JudgeRequest
+from luffy.grading.request import TOKENS, JudgeRequest
 from luffy.import_paths import imported_setting
 from luffy.types import Message, Outcome
 
@@ -49,7 +49,7 @@ class GroupView:
     info: Mapping[str, object]
     task: str
     counts: Sequence[Mapping[str, float]]
-    """Counts and measures of each single episode."""
+    """Counts and measures of each single episode, and its `tokens`."""
     rewards: Sequence[float]
     """Rewards of the grader."""
     correct: Sequence[bool]
@@ -98,8 +98,8 @@ class EpisodeScorer:
         self.needs_demonstrations = scores_itself or self.measures_groups or not config.is_answer_alone
         """Whether demonstrations are played, too, since their reward depends on more than their answer."""
         own = {*config.measures, *config.group_measures}
-        known = {ANSWER, TURNS, *counted, *own}
-        if twice := sorted({ANSWER, TURNS, *counted} & own):
+        known = {ANSWER, TURNS, TOKENS, *counted, *own}
+        if twice := sorted({ANSWER, TURNS, TOKENS, *counted} & own):
             raise ConfigError(f"{_WHERE}.measures: the environment counts {twice[0]} already; choose another name")
         if unknown := sorted(set(self._weights) - known):
             raise ConfigError(f"{_WHERE}.weights: nothing measures {unknown[0]}; there are {', '.join(sorted(known))}")

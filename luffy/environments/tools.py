@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import cast
 
-from luffy.config.environment import SandboxConfig, ToolsEnvironment
+from luffy.config.environment import ToolsEnvironment
 from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, FoundCall
 from luffy.environments.environment import EpisodeState, ToolError, writable
 from luffy.environments.limits import LateCall, LimitedCalls
 from luffy.environments.tool_functions import Tool, WrongArguments
 from luffy.errors import LuffyError, UserError
 from luffy.grading.request import Problem
-from luffy.sandbox import ExecutionStatus, PythonSession, Sandbox, open_sandbox
+from luffy.sandbox import ExecutionStatus, PythonSession
 from luffy.types import Message
 
 logger = logging.getLogger(__name__)
@@ -203,23 +203,6 @@ class ToolEpisode:
         self._runner.refuse_when_full()
         timeout_s = None if tool.limits_itself else self._config.timeout_s
         return await self._runner.run(tool.name, tool.function, arguments, is_async=tool.is_async, timeout_s=timeout_s)
-
-
-class SandboxOfLoop:
-    """Opens the sandbox of a configuration once in each event loop, and sessions of it."""
-
-    def __init__(self, config: SandboxConfig) -> None:
-        self._config = config
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening: asyncio.Task[Sandbox] | None = None
-
-    async def open_session(self) -> PythonSession:
-        """Return a new session; LuffyError when the sandbox or the session does not start."""
-        loop = asyncio.get_running_loop()
-        if self._opening is None or loop is not self._loop:
-            self._loop, self._opening = loop, loop.create_task(open_sandbox(self._config))
-        sandbox = await asyncio.shield(self._opening)  # an episode that is cancelled does not cancel it for the others
-        return await sandbox.open(self._config.limits)
 
 
 def python_tool(open_session: Callable[[], Awaitable[PythonSession]]) -> Callable[..., Awaitable[str]]:

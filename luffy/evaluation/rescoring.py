@@ -22,7 +22,7 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord, write_samp
 from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.extract import asks_for_tag
 from luffy.grading.pool import GraderPool
-from luffy.grading.request import GradeRequest, Problem, problem_of, require_verdicts
+from luffy.grading.request import TOKENS, GradeRequest, Problem, problem_of, require_verdicts
 
 _BATCH = 1024
 """Responses that are graded at a time."""
@@ -72,7 +72,7 @@ def regrade(
                 record.ground_truth,
                 replace(problems.get((record.suite, record.uid), Problem()), in_tag=asks_for_tag(record.prompt)),
                 kind,
-                record.measures,
+                {TOKENS: record.num_tokens, **record.measures},
                 record.has_failed,
             )
             for record in batch

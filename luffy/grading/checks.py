@@ -2,16 +2,16 @@
 
 The user's grading functions are called by name. Two signatures are understood: verl's `(data_source, solution_str,
 ground_truth, extra_info=None)` and verifiers' keywords (any of `completion, answer, prompt, info, task`). What cannot
-work here is refused when it is loaded: verifiers' async functions, and those that need its `parser` or the `state` of
-its environment.
+work here is refused when it is loaded: functions of verifiers that need its `parser` or the `state` of its environment.
 """
 
+import asyncio
 import functools
 import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from numbers import Real
 
 from sympy.core.cache import clear_cache
@@ -110,6 +110,8 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
         arguments = {name: value for name, value in arguments.items() if name in named}
     try:
         result = function(**arguments)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_awaited(result))
     except Exception as error:  # noqa: BLE001 - an exception of the function fails this answer, not the pool
         return Outcome.CRASHED, f"{path} raised {type(error).__name__}: {str(error)[:200]}", 0.0
     score = result.get("score") if isinstance(result, Mapping) else result
@@ -124,6 +126,10 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
     return Outcome.CORRECT if right else Outcome.WRONG, f"{path} gave {score:g}", score
 
 
+async def _awaited(result: Awaitable[object]) -> object:
+    return await result
+
+
 @functools.cache
 def loaded(path: str) -> tuple[Function, str]:
     """Return the function and its signature's style; a call in advance keeps the import out of a time limit."""
@@ -133,11 +139,6 @@ def loaded(path: str) -> tuple[Function, str]:
         raise UnusableFunction(str(error)) from error.__cause__
     if not callable(function):
         raise UnusableFunction(f"{path} is not a function")
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - an object's own
-        raise UnusableFunction(
-            f"{path} is asynchronous, and graders are called without an event loop; give a plain function (asyncio.run "
-            "inside it can call an asynchronous one)"
-        )
     try:
         named = inspect.signature(function).parameters
     except ValueError:

@@ -28,7 +28,7 @@ from luffy.json_text import parse_json
 from luffy.types import Outcome
 
 MAX_REPLY_BYTES = 1 << 20
-_VERDICT = re.compile(r"VERDICT\s*:\s*\W{0,3}(\w+)", re.IGNORECASE)
+_VERDICT = re.compile(r"VERDICT\s*:\s*\W{0,3}?((?:-(?=[\d.]))?(?:\.\d+|\w+(?:\.\d+)?))", re.IGNORECASE)
 _FIELD = re.compile(r"\{(question|reference|answer)\}")
 _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
 
@@ -159,7 +159,7 @@ class _Judge:
         if finish == "length":
             raise _Failed(Outcome.UNPARSABLE, "the reply is cut at max_tokens")
         words = _VERDICT.findall(final_reply(text) or "") if isinstance(text, str) else []
-        if not words:
+        if not words or (self._kind.correct_from is not None and _score(words[-1]) is None):
             raise _Failed(Outcome.UNPARSABLE, "the reply holds no verdict")
         return words[-1].upper()
 
@@ -173,7 +173,15 @@ def _status(answer: Answer) -> str:
     return f"{answer.status}{name}{answer.complaint.removeprefix(f'status {answer.status}')}"
 
 
+def _score(word: str) -> float | None:
+    """The number of a graded verdict; None where it is none from 0 to 1."""
+    return float(word) if re.fullmatch(r"[01]|0?\.\d+|[01]\.0+", word) else None
+
+
 def _grade(word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
     # The reason does not mention the cache: after a kill, samples have to be the same bytes as in an undisturbed stage.
-    outcome = Outcome.CORRECT if word == request.judge.correct.upper() else Outcome.WRONG
-    return Grade(outcome, request.answer, f"the judge says {word}", seconds)
+    bound = request.judge.correct_from
+    score = None if bound is None else _score(word) or 0.0
+    is_right = word == request.judge.correct.upper() if bound is None or score is None else score >= bound
+    outcome = Outcome.CORRECT if is_right else Outcome.WRONG
+    return Grade(outcome, request.answer, f"the judge says {word}", seconds, score)

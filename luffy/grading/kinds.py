@@ -14,6 +14,7 @@ from luffy.config.grading import (
     GYM_ENTRY,
     AnyGrader,
     BothGrader,
+    CodeGrader,
     CustomGrader,
     ExactGrader,
     FormatGrader,
@@ -42,6 +43,7 @@ from luffy.grading.extract import (
     plain_answer,
     read_reference,
 )
+from luffy.grading.programs import CODE, last_program
 from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Verification
 from luffy.types import Outcome
 
@@ -200,7 +202,7 @@ def _call(function: str, answer: str, request: GradeRequest, known: Mapping[str,
 def _measure(kind: MeasureGrader, request: GradeRequest) -> Step:
     value = request.measures.get(kind.name)
     if value is None:
-        return Grade(Outcome.CRASHED, None, f"no episode has measured {kind.name}")
+        return Grade(Outcome.CRASHED, None, f"nothing has measured {kind.name}")
     outcome = Outcome.CORRECT if value >= kind.correct_from else Outcome.WRONG
     return Grade(outcome, None, f"{kind.name} is {value:g}", own_reward=value)
 
@@ -254,6 +256,17 @@ def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
     return JudgeRequest(kind, reply.strip(), request.ground_truth, request.problem.question)
 
 
+def _code(kind: CodeGrader, request: GradeRequest) -> Step:
+    shown = [text for text in (request.problem.question, *request.problem.shown) if last_program(text) is not None]
+    reply = own_reply(request.response, "", False, shown)
+    if reply is None:
+        return _OPEN
+    program = last_program(answer_tag(reply) or reply if request.problem.in_tag else reply)
+    if program is None:
+        return Grade(Outcome.NO_ANSWER, None, "no fenced block of Python")
+    return Verification(CODE, program, request.ground_truth, kind.model_dump_json())
+
+
 _LEAVES: dict[str, Callable[..., Step]] = {
     "math": _math,
     "math_strict": _math_strict,
@@ -264,4 +277,5 @@ _LEAVES: dict[str, Callable[..., Step]] = {
     "measure": _measure,
     "reasoning_gym": _reasoning_gym,
     "judge": _judge,
+    "code": _code,
 }

@@ -22,10 +22,11 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from luffy.config.grading import GraderKind, GradingConfig
+from luffy.config.grading import CodeGrader, GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LostError, LuffyError
 from luffy.grading.judge import Judges
-from luffy.grading.kinds import conclude, functions_of, steps
+from luffy.grading.kinds import conclude, functions_of, leaves, steps
+from luffy.grading.programs import CODE, Programs
 from luffy.grading.request import LOAD, Grade, GradeRequest, JudgeRequest, Reply, Verification
 from luffy.grading.workers import SERVER_DIED, WorkerProcess, Workers
 from luffy.types import Outcome
@@ -165,13 +166,14 @@ class VerdictMemo:
     def settle(self, work: Verification, verdict: "Future[Grade]", found: Grade | BaseException) -> None:
         """Complete `verdict` for all who wait for it, with a grade or the exception that prevented one."""
         outcome = None if isinstance(found, BaseException) else found.outcome
+        is_late = outcome is Outcome.TIMED_OUT and work.check != CODE  # programs have limits of CPU time, and a reward
         # A crash may have come from outside (out of memory, a signal): the next time it gets a fresh chance.
-        if outcome in (None, Outcome.CRASHED, Outcome.TIMED_OUT):
+        if outcome in (None, Outcome.CRASHED) or is_late:
             key = self._key(work)
             with self._lock:
                 if self._verdicts.get(key) is verdict:
                     del self._verdicts[key]
-                if outcome is Outcome.TIMED_OUT and self._size:
+                if is_late and self._size:
                     self._keep(self._timeouts, key, verdict)
                     if self._file is not None:
                         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +221,7 @@ class GraderPool:
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._config = config or GradingConfig()
-        kinds = (self._config.kind, *self._config.named.values(), *others)
+        kinds = (*self._config.kinds, *others)
         self._functions = tuple(dict.fromkeys(path for kind in kinds for path in functions_of(kind)))
         self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
         self._queue = JobQueue()
@@ -227,6 +229,8 @@ class GraderPool:
         self._most_aside = _PAUSED_PER_WORKER * num_workers
         self._threads: list[threading.Thread] = []
         self._judges = Judges(judge_cache)
+        self._programs = Programs(num_workers)
+        self._code_kinds = [leaf for kind in kinds for leaf in leaves(kind) if isinstance(leaf, CodeGrader)]
         self._lock = threading.Lock()
         self._closed = False
 
@@ -255,7 +259,12 @@ class GraderPool:
         return pool
 
     def check_functions(self) -> None:
-        """Load the configured custom functions in a worker; ConfigError for one that cannot be called."""
+        """Load the configured custom functions in a worker; ConfigError for one that cannot be called.
+
+        UserError where the sandbox of a configured grader `code` does not run.
+        """
+        for kind in self._code_kinds:
+            self._programs.check(kind)
         self._verdicts([Verification(LOAD, function, "") for function in self._functions])
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
@@ -287,6 +296,7 @@ class GraderPool:
         if already:
             return
         self._judges.close()
+        self._programs.close()
         left = self._queue.close()
         self._workers.interrupt()
         for thread in threads:
@@ -309,7 +319,7 @@ class GraderPool:
             return request.kind
         name = request.problem.grader
         try:
-            return self._config.grader(name)
+            return self._config.grader(name, request.problem.data_source)
         except KeyError:
             known = ", ".join(self._config.names)
             raise DataError(
@@ -319,7 +329,11 @@ class GraderPool:
     def _verdicts(self, wanted: Iterable[_Open]) -> dict[_Open, Grade]:
         wanted = list(wanted)
         claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Verification)}
-        if jobs := [Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new]:
+        new = [Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new]
+        for job in new:
+            if job.work.check == CODE:
+                self._run_program(job)
+        if jobs := [job for job in new if job.work.check != CODE]:
             try:
                 with self._lock:
                     while not self._closed and len(self._threads) < self._num_workers:
@@ -339,6 +353,17 @@ class GraderPool:
             answer, seconds = None if work.check == "custom" else work.answer, grade.seconds if is_new else 0.0
             graded[work] = replace(grade, extracted=answer, seconds=seconds).saying(work.note)
         return graded | {step: _result(verdict) for step, verdict in judging.items()}
+
+    def _run_program(self, job: Job) -> None:
+        def settle(done: Future[Grade]) -> None:
+            lost = LuffyError(_CLOSED_MEANWHILE) if done.cancelled() else done.exception()
+            self._memo.settle(job.work, job.verdict, lost or done.result())
+
+        try:
+            self._programs.submit(job.work).add_done_callback(settle)
+        except BaseException:  # others may wait for this verdict
+            self._refuse([job], _CLOSED)
+            raise
 
     def _refuse(self, jobs: Iterable[Job], why: str) -> None:
         for job in jobs:

@@ -55,6 +55,10 @@ def problem_of(prompt: Prompt, text: str = "") -> Problem:
     return Problem(asked[-1] if asked else "", prompt.grader, prompt.data_source, prompt.extra_info, shown, in_tag)
 
 
+TOKENS = "tokens"
+"""The measure that every sampled response has: its tokens, without those that an environment wrote."""
+
+
 @dataclass(frozen=True, slots=True)
 class GradeRequest:
     """A response and its reference answer."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from luffy.config.group import AdvantageConfig, DynamicSampling, GroupAdvantage, GroupConfig, GroupFilter
+from luffy.config.training import OverlongConfig
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.limits import refuse_failures
 from luffy.environments.transcript import transcript
@@ -52,12 +53,13 @@ class GroupCollector:
     stops: StopTexts | None = None
     hints: HintedPrompts | None = None
     anchors: Anchors | None = None
+    overlong: OverlongConfig | None = None
     sampler: RowSampler = field(init=False)
 
     def __post_init__(self) -> None:
         assert (self.hints is None) == (self.group.hint is None), "hints come with their section"
         assert (self.anchors is None) == (self.group.anchor is None), "anchors come with their section"
-        self.sampler = RowSampler(self.grader, self.decode, self.params, self.player, self.stops)
+        self.sampler = RowSampler(self.grader, self.decode, self.params, self.player, self.stops, self.overlong)
 
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from luffy.config.training import OverlongConfig
 from luffy.environments.episodes import Episode, EpisodePlayer, Segment, context_starts
 from luffy.environments.limits import run_in_loop
 from luffy.environments.live_episode import EpisodeStart, FailedEpisode, called
 from luffy.environments.rubric import EpisodeScorer, GroupView
-from luffy.grading.request import Grade, Grader, GradeRequest, Problem, require_verdicts
+from luffy.grading.request import TOKENS, Grade, Grader, GradeRequest, Problem, require_verdicts
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts
 from luffy.types import FinishReason, Hint, Message, Outcome, Source, Trajectory
 
@@ -124,6 +125,11 @@ class Row:
         known = self.trace.logprobs if self.trace else None
         return known[: self.num_given] if known else (float("nan"),) * self.num_given
 
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """The measures, and the number of tokens."""
+        return {TOKENS: sum(source is not Source.ENVIRONMENT for source in self._source), **self.measures}
+
     def request(self) -> RolloutRequest:
         prompt_ids = self.prompt_ids if self.hinted is None else self.hinted.prompt_ids
         return RolloutRequest(prompt_ids, self.seed, self.given_ids)
@@ -141,15 +147,12 @@ class Row:
         """What is graded: the last turn as text; for a demonstration, the original text of the trace's last turn."""
         if self.trace is not None and self.is_whole_trace:
             return self.trace.reply
-        ids = [*zip(self._token_ids, self._source, strict=True)]
+        ids = [*zip(self.token_ids, self._source, strict=True)]
         turn = itertools.takewhile(lambda token: token[1] is not Source.ENVIRONMENT, reversed(ids))
         return decode([token_id for token_id, _ in reversed([*turn])])
 
-    def trajectory(self, grade: Grade, reward: float | None = None) -> Trajectory:
-        """The graded row; tokens of the trace are off-policy, with their author's log-probabilities if known.
-
-        `reward`: from the scoring of an episode; None: from `grade`.
-        """
+    def trajectory(self, grade: Grade, reward: float) -> Trajectory:
+        """The graded row; tokens of the trace are off-policy, with their author's log-probabilities if known."""
         logp_behavior, weight_version = self.given_logprobs, (DEMONSTRATION_VERSION,) * self.num_given
         for segment in self.segments:
             if isinstance(segment, Completion):
@@ -163,11 +166,11 @@ class Row:
         given_starts = self.trace.context_starts if self.trace is not None and self.num_given else ()
         return Trajectory(
             prompt_ids=hinted.prompt_ids if hinted is not None and hinted.is_learned_from else self.prompt_ids,
-            response_ids=self._token_ids,
+            response_ids=self.token_ids,
             source=self._source,
             logp_behavior=logp_behavior,
             weight_version=weight_version,
-            reward=grade.reward if reward is None else reward,
+            reward=reward,
             outcome=grade.outcome,
             finish_reason=self.finish_reason,
             measures=self.measures,
@@ -176,7 +179,8 @@ class Row:
         )
 
     @property
-    def _token_ids(self) -> tuple[int, ...]:
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens of the response."""
         return self.given_ids + tuple(token_id for segment in self.segments for token_id in segment.token_ids)
 
     @property
@@ -252,7 +256,7 @@ def with_group_measures(
             answer=task.ground_truth,
             info=task.problem.extra_info,
             task=task.problem.data_source,
-            counts=[row.measures for row, _ in played],
+            counts=[row.measured for row, _ in played],
             rewards=[grade.reward for _, grade in played],
             correct=[grade.outcome is Outcome.CORRECT for _, grade in played],
         )
@@ -289,6 +293,7 @@ class RowSampler:
     params: SamplingParams
     player: EpisodePlayer | None
     stops: StopTexts | None
+    overlong: OverlongConfig | None = None
     grading: BusyTime = field(default_factory=BusyTime)
 
     def __post_init__(self) -> None:
@@ -346,7 +351,7 @@ class RowSampler:
                 row.reply(self.decode),
                 task.ground_truth,
                 task.problem,
-                measures=row.measures,
+                measures=row.measured,
                 has_failed=row.has_failed,
             )
             for task, found in zip(tasks, rows, strict=True)
@@ -362,8 +367,11 @@ class RowSampler:
             graded = with_group_measures(self.player.scorer, tasks, graded)
 
         def trajectory(row: Row, grade: Grade) -> Trajectory:
-            if self.player is None or row.has_failed:
-                return row.trajectory(grade)
-            return row.trajectory(grade, self.player.scorer.reward(grade.reward, row.measures))
+            reward = grade.reward
+            if self.player is not None and not row.has_failed:
+                reward = self.player.scorer.reward(reward, row.measured)
+            if self.overlong is not None and not row.is_whole_trace:
+                reward += self.overlong.punishment(len(row.token_ids), self.params.max_response_tokens)
+            return row.trajectory(grade, reward)
 
         return [[trajectory(row, grade) for row, grade in found] for found in graded]

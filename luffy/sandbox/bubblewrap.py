@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from luffy.config.environment import SandboxLimits
+from luffy.config.sandbox import SandboxLimits
 from luffy.errors import UserError
 from luffy.sandbox import interpreter
 from luffy.sandbox.interpreter_process import (

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from luffy.config.environment import SandboxLimits
+from luffy.config.sandbox import SandboxLimits
 from luffy.errors import LuffyError
 from luffy.processes import signal_group
 from luffy.sandbox.interpreter import READY, Settings

@@ -10,7 +10,7 @@ import time
 import weakref
 from dataclasses import dataclass
 
-from luffy.config.environment import SandboxLimits
+from luffy.config.sandbox import SandboxLimits
 from luffy.sandbox.interpreter import REPLIES, reply_line, request_line
 from luffy.sandbox.interpreter_process import InterpreterProcess
 from luffy.sandbox.python_session import ExecutionResult, ExecutionStatus

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from luffy.config.environment import SandboxLimits
+from luffy.config.sandbox import SandboxLimits
 
 
 class ExecutionStatus(StrEnum):

@@ -1,5 +1,6 @@
 """Opens the sandbox that a configuration names, after a session of it has run; sessions without a sandbox."""
 
+import asyncio
 import logging
 import os
 import shutil
@@ -7,7 +8,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from luffy.config.environment import SandboxConfig, SandboxLimits
+from luffy.config.sandbox import SandboxConfig, SandboxLimits
 from luffy.errors import LuffyError, UserError
 from luffy.sandbox import interpreter
 from luffy.sandbox.bubblewrap import BubblewrapSandbox, import_names, package_paths, program
@@ -19,7 +20,7 @@ from luffy.sandbox.interpreter_process import (
     start_errors,
 )
 from luffy.sandbox.interpreter_session import InterpreterSession
-from luffy.sandbox.python_session import ExecutionStatus, Sandbox
+from luffy.sandbox.python_session import ExecutionStatus, PythonSession, Sandbox
 
 _REMEDY = (
     "bubblewrap 0.7 or newer has to be able to create user namespaces: `sysctl kernel.unprivileged_userns_clone=1` on "
@@ -78,6 +79,23 @@ async def open_sandbox(config: SandboxConfig) -> Sandbox:
     finally:
         await session.close()
     return sandbox
+
+
+class SandboxOfLoop:
+    """Opens the sandbox of a configuration once in each event loop, and sessions of it."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Task[Sandbox] | None = None
+
+    async def open_session(self) -> PythonSession:
+        """Return a new session; LuffyError when the sandbox or the session does not start."""
+        loop = asyncio.get_running_loop()
+        if self._opening is None or loop is not self._loop:
+            self._loop, self._opening = loop, loop.create_task(open_sandbox(self._config))
+        sandbox = await asyncio.shield(self._opening)  # an episode that is cancelled does not cancel it for the others
+        return await sandbox.open(self._config.limits)
 
 
 def _last_line(output: str) -> str:

@@ -109,6 +109,7 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
         stops=stops if rl.stop else None,
         hints=hints,
         anchors=open_anchors(settings, tokenizer),
+        overlong=rl.overlong,
     )
     journal = RolloutJournal(context.out / "journal")
     steps = stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, teaching))

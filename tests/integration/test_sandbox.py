@@ -16,7 +16,7 @@ import pytest
 from patience import PATIENCE_S, ran, wait_until_ended
 from sandboxed import PATIENT, limits, processes_below, require_bubblewrap, run_calls, run_code
 
-from luffy.config.environment import SandboxConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.errors import UserError
 from luffy.sandbox import ExecutionStatus, bubblewrap, open_sandbox
 from luffy.sandbox.system_calls import ALLOW, REFUSED
@@ -274,7 +274,7 @@ while True:
 def test_no_process_outlives_ours(ending):
     program = f"""
 import asyncio, os, sys
-from luffy.config.environment import SandboxConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.sandbox import open_sandbox
 async def main():
     sandbox = await open_sandbox(SandboxConfig())
@@ -372,7 +372,7 @@ def test_threads_of_the_superuser_cannot_be_limited_and_are_refused():
 
 ORDINARY = """
 import asyncio, os
-from luffy.config.environment import SandboxConfig, SandboxLimits
+from luffy.config.sandbox import SandboxConfig, SandboxLimits
 from luffy.sandbox import open_sandbox
 bomb = '''
 import threading, time

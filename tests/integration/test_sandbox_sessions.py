@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE_S, wait_until
 from sandboxed import PATIENT, limits, require_bubblewrap, run_calls, run_code
 
-from luffy.config.environment import SandboxConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.errors import LuffyError, UserError
 from luffy.sandbox import ExecutionResult, ExecutionStatus, open_sandbox
 

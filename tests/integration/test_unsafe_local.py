@@ -11,7 +11,7 @@ import psutil
 from patience import PATIENCE_S, wait_until_ended
 from sandboxed import PATIENT, limits, processes_below, run_calls
 
-from luffy.config.environment import SandboxConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.sandbox import open_sandbox
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_closing_kills_what_the_code_has_started(started_here):
 def test_it_dies_with_us(tmp_path):
     program = f"""
 import asyncio
-from luffy.config.environment import SandboxConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.sandbox import open_sandbox
 async def main():
     config = SandboxConfig.model_validate_json({UNSAFE.model_dump_json()!r})

@@ -374,6 +374,8 @@ def without_upright_units(answer: str, gold: str) -> tuple[str, str] | None:
     Upright letters after a number are a unit, never a product of variables: `5\\text{ T}`, `1.6\\,\\mu\\mathrm{m}`.
     """
     (bare, found), (reference, wanted) = _upright_units(answer), _upright_units(last_box(gold) or gold)
+    if (found and "%" in reference) or (wanted and "%" in bare):
+        return None
     if found and wanted and set(found) != set(wanted):
         is_known = any(isinstance(factor, int) for unit in (*found, *wanted) for factor, _ in unit)
         return None if is_known else (answer, gold)

@@ -45,7 +45,16 @@ _FAR = Fraction(1, 10)
 """No rounding makes two numbers equal that differ by more."""
 _PROSE = re.compile(r"\\text(?:bf|rm)?\s*\{[^{}]*[A-Za-z]{3,}[^{}]*\s[^{}]*[A-Za-z]{3,}[^{}]*\}")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_PRIME = re.compile(r"(?<=[A-Za-z)}'])'|\\prime")
+_PRIME = re.compile(r"([A-Za-z)}'])(?='|\s*\^?\{?\\prime)")
+_PRIMES = re.compile(r"\s*\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime(?![a-z]))")
+_D = r"(?:\\(?:mathrm|text)\s*\{\s*d\s*\}|d)"
+_DERIVATIVE = re.compile(
+    rf"\\[dt]?frac\s*\{{\s*{_D}\s*(?:\^\s*\{{?(?P<order>[2-9])\}}?\s*)?(?P<function>[A-Za-z])\s*\}}"
+    rf"\s*\{{\s*{_D}\s*(?P<variable>[A-Za-z])\s*(?(order)\^\s*\{{?(?P=order)\}}?)\s*\}}"
+    r"|(?<![A-Za-z\\])d(?P<above>[A-Za-z])\s*/\s*d(?P<below>[A-Za-z])(?![A-Za-z])"
+    r"|\\(?P<dots>d{1,3})ot(?![a-z])\s*\{?\s*(?P<moving>[A-Za-z])\s*\}?"
+)
+"""A derivative in another notation than primes."""
 _LABEL = re.compile(r"\(?[A-Za-z]\)?")
 _UNIT_LETTER = re.compile(r"(?P<value>-?[0-9.,]+) ?(?P<unit>\^\\circ ?[CFK]|[CFmgsLNJWVKhl])")
 """A number and a unit of one letter: `5m`, `20^\\circ C`."""
@@ -60,10 +69,15 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
 
     May take forever, exhaust its memory or crash the interpreter: `9^{9^{9^9}}` is a legal answer.
     """
-    pair = without_upright_units(unadorned(answer, ground_truth), ground_truth)
-    if pair is None:
-        return Outcome.WRONG
-    answer, ground_truth = pair
+    answer = unadorned(answer, ground_truth)
+    known = _by_money(answer, ground_truth)
+    if known is not None:
+        return known
+    for rule in (without_upright_units, _with_primes):
+        pair = rule(answer, ground_truth)
+        if pair is None:
+            return Outcome.WRONG
+        answer, ground_truth = pair
     known = _by_text(answer, ground_truth)
     if known is not None:
         return known
@@ -75,6 +89,52 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
     if _rounds_to(ground_truth, target):
         return Outcome.CORRECT
     return Outcome.WRONG if _is_read(gold) and _is_read(target) else Outcome.UNPARSABLE
+
+
+def _by_money(answer: str, ground_truth: str) -> Outcome | None:
+    """The verdict on cents beside dollars, which a reference need not name: 75 cents are 0.75; None without them."""
+    amounts = []
+    for text in (answer, ground_truth):
+        bare, noun = split_noun(strict_text(text))
+        unit = "dollars" if "\\$" in text and not noun else noun.rstrip("s") + "s" if noun else ""
+        amount = None if "%" in bare else number(bare)
+        amounts.append((unit, amount if amount is None or unit == "cents" else amount * 100))
+    (unit, amount), (wanted, reference) = amounts
+    if amount is None or reference is None or {unit, wanted} not in ({"cents", "dollars"}, {"cents", ""}):
+        return None
+    if amount == reference and unit:
+        return Outcome.CORRECT
+    return Outcome.WRONG if unit and wanted else None
+
+
+def _with_primes(answer: str, ground_truth: str) -> tuple[str, str] | None:
+    """Both texts with derivatives as primes, `y'` for `\\frac{dy}{dx}` and `\\dot{y}`; None if by other variables.
+
+    They stay as they are where only one has derivatives, or the reference does not have the variable of the answer's.
+    """
+    (mine, by), (yours, wanted) = _primed(answer), _primed(ground_truth)
+    if not (by or wanted) or "'" not in mine or "'" not in yours:
+        return answer, ground_truth
+    if any(by[name] != wanted[name] for name in by.keys() & wanted.keys()):
+        return None
+    stated = set().union(*by.values(), *wanted.values())
+    if any(variable not in yours for name in by.keys() - wanted.keys() for variable in by[name]):
+        return answer, ground_truth
+    mine, yours = (re.sub(rf"(?<=')\s*\(([{''.join(stated)}])\)", "", text) for text in (mine, yours))  # y'(x)
+    return mine, yours
+
+
+def _primed(text: str) -> tuple[str, dict[str, set[str]]]:
+    """`text` with primes, and the variables by which it differentiates each function."""
+    by: dict[str, set[str]] = {}
+
+    def primes(match: re.Match[str]) -> str:
+        name = match["function"] or match["above"] or match["moving"]
+        by.setdefault(name, set()).add(match["variable"] or match["below"] or "t")
+        return name + "'" * (len(match["dots"] or "") or int(match["order"] or 1)) + " "
+
+    text = _PRIMES.sub(lambda match: "'" * match[0].count("prime"), text)
+    return _DERIVATIVE.sub(primes, text), by
 
 
 def _by_text(answer: str, ground_truth: str) -> Outcome | None:
@@ -123,7 +183,8 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
         return True
     if bases(left) and bases(right) and bases(left) != bases(right):
         return True
-    if len(_PRIME.findall(left)) != len(_PRIME.findall(right)):
+    primed = [_PRIME.findall(text) for text in (left, right)]
+    if len(primed[0]) != len(primed[1]) or set(primed[0]) != set(primed[1]):
         return True
     if not (brackets(left) or brackets(right)):  # a list of numbers, which may repeat one otherwise
         found, wanted = ([number(part) for part in elements(text)] for text in (left, right))

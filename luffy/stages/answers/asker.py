@@ -28,7 +28,7 @@ from luffy.evaluation.sample_files import SampleRecord, ungraded_record
 from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
-from luffy.grading.request import GradeRequest, problem_of, require_verdicts
+from luffy.grading.request import TOKENS, GradeRequest, problem_of, require_verdicts
 from luffy.stages.answers.clients import Generator, ModelClient, Questions, SampleRequest, open_client, open_generator
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext
@@ -239,7 +239,7 @@ def graded(
             sample.prompt.ground_truth,
             problem_of(sample.prompt, sample.rendered.text),
             batch.protocol.grader,
-            answer.measures,
+            {TOKENS: answer.num_tokens, **answer.measures},
             answer.has_failed,
         )
         for sample, answer in zip(batch.samples, answers, strict=True)

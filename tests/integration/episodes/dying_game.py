@@ -8,10 +8,11 @@ from pathlib import Path
 
 import psutil
 
-from luffy.config.environment import SandboxConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.environments.guess_number import GuessingGame
-from luffy.environments.tools import SandboxOfLoop, ToolRunner
+from luffy.environments.tools import ToolRunner
 from luffy.errors import UserError
+from luffy.sandbox import SandboxOfLoop
 from luffy.types import Message
 
 

@@ -25,8 +25,8 @@ from luffy.cli.checkup import (
 )
 from luffy.cli.main import main
 from luffy.config import load_experiment
-from luffy.config.environment import SandboxConfig
 from luffy.config.execution import ServerConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.pipeline.gpus import Gpu
 from luffy.pipeline.workspace import Workspace
 

@@ -9,7 +9,7 @@ import pytest
 
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated, evaluation_of
-from luffy.config.environment import SandboxConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "exp_configs"

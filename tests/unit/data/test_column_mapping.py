@@ -13,7 +13,7 @@ from installed import DATASETS, needs_datasets
 from patience import PATIENCE_S
 from pydantic import TypeAdapter
 
-from luffy.config.data import FieldsConfig, FileSource, SourceConfig
+from luffy.config.data import FieldsConfig, FileSource, HubSource, SourceConfig
 from luffy.config.load import resolve_recipes
 from luffy.config.shipped import recipe_files
 from luffy.data.row_filters import grade_traces
@@ -21,6 +21,7 @@ from luffy.data.schema import RowError
 from luffy.data.sources.column_mapping import prompt_from_fields
 from luffy.errors import ConfigError, DataError
 from luffy.grading.pool import GraderPool
+from luffy.grading.programs import cases_of
 from luffy.types import Outcome, Prompt
 from tests.synthetic.loaded_source import LoadedSource, load_source
 
@@ -195,3 +196,12 @@ def test_human_solutions_of_gsm8k_are_graded_correct() -> None:
     prompts = load_source(recipe("gsm8k", file=str(DATASETS / "gsm8k/train.jsonl"), max_rows=300), "train", 0).prompts
     with GraderPool(1, PATIENCE_S) as grader:
         assert {outcome for row in grade_traces(prompts, grader) for outcome in row} == {Outcome.CORRECT}
+
+
+def test_problems_of_apps_are_graded_by_their_test_cases() -> None:
+    fields = recipe("apps").fields
+    assert fields is not None
+    row = {"question": "Add.", "input_output": '{"inputs": ["1 2"], "outputs": ["3"]}', "difficulty": "interview"}
+    prompt = prompt_from_fields(row, fields, author="")
+    assert (prompt.grader, prompt.data_source, cases_of(prompt.ground_truth)[0].given) == ("code", "apps", "1 2")
+    assert isinstance(recipe("eurus_2_code"), HubSource)

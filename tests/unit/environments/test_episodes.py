@@ -141,7 +141,7 @@ def _play(
 
 
 def _row(episode: Episode) -> Trajectory:
-    return Row(episode.prompt_ids).played(episode).trajectory(Grade(Outcome.CORRECT))
+    return Row(episode.prompt_ids).played(episode).trajectory(Grade(Outcome.CORRECT), 1.0)
 
 
 def _ids(episode: Episode) -> list[int]:
@@ -319,7 +319,7 @@ def test_what_reset_adds_counts_towards_the_limit_of_the_response(tokenizer, his
     environment = Echo(2, opening=[OPENING])
     episode, engine = _play(tokenizer, environment, turns, start, max_tokens=max_tokens, history=history)
     check_lengths(engine.requests, SamplingParams(1.0, max_tokens, ()), len(bare) + max_tokens)
-    branches = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG)).branches()
+    branches = Row(bare).played(episode).trajectory(Grade(Outcome.WRONG), 0.0).branches()
     assert all(branch.num_tokens <= len(bare) + max_tokens for branch in branches)
     opened = encoder.prompt([*PROMPT, OPENING])
     if len(opened) - len(bare) >= max_tokens:

@@ -87,7 +87,11 @@ def test_no_more_than_sixteen_measures_run_at_once() -> None:
 @pytest.mark.parametrize(
     ("weights", "measures", "message"),
     [
-        ({"lenght": 1.0}, {"length": "words"}, "nothing measures lenght; there are answer, calls, length, turns"),
+        (
+            {"lenght": 1.0},
+            {"length": "words"},
+            "nothing measures lenght; there are answer, calls, length, tokens",
+        ),
         (None, {"calls": "words"}, "counts calls already"),
         (None, {"parsed": "wants_a_parser"}, "asks for parser; a measure may take prompt, completion, answer"),
         (None, {"gone": "not_there"}, "cannot be imported"),

@@ -11,7 +11,8 @@ import pytest
 from patience import PATIENCE_S, wait_until
 from synthetic import sample_tools
 
-from luffy.config.environment import SandboxConfig, ToolsEnvironment
+from luffy.config.environment import ToolsEnvironment
+from luffy.config.sandbox import SandboxConfig
 from luffy.environments.call_formats import HermesCalls, ToolCall
 from luffy.environments.limits import MOST_HANGING
 from luffy.environments.registry import instructions_of, open_environment

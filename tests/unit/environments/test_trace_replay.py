@@ -10,9 +10,10 @@ import pytest
 
 from luffy.config import load_experiment
 from luffy.config.data import ArithmeticSource, DataConfig, GuessNumberSource
-from luffy.config.environment import GuessNumberEnvironment, SandboxConfig, ToolsEnvironment
+from luffy.config.environment import GuessNumberEnvironment, ToolsEnvironment
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig
+from luffy.config.sandbox import SandboxConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.conversations import cut
 from luffy.data.parquet import read_prompts, write_prompts

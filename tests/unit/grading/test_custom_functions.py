@@ -17,7 +17,7 @@ from luffy.types import Outcome
 
 MODULE = textwrap.dedent(
     """
-    import os, subprocess, sys, time
+    import asyncio, os, subprocess, sys, time
 
     def verl(data_source, solution_str, ground_truth, extra_info=None):
         return float(solution_str.endswith(ground_truth) and data_source == "shop" and extra_info["level"] == 2)
@@ -78,7 +78,8 @@ MODULE = textwrap.dedent(
         return 1.0
 
     async def later(completion):
-        return 1.0
+        await asyncio.sleep(0)
+        return 0.5
 
     class Later:
         async def __call__(self, completion):
@@ -128,6 +129,8 @@ def call(pool: GraderPool, name: str, response: str, gold: str = "yes", **settin
     ("name", "response", "reward"),
     [
         ("verl", "it is yes", 1.0),
+        ("later", "x", 0.5),
+        ("later_object", "x", 1.0),
         ("verl", "it is no", 0.0),
         ("verl", "word " * 400_000 + "yes", 1.0),
         ("verifiers", "yes", 1.0),
@@ -210,8 +213,6 @@ def test_a_function_that_raises_keeps_its_worker(pool: GraderPool) -> None:
         ("shop_graders:absent", "shop_graders:absent cannot be imported"),
         ("broken_graders:grade", "broken_graders fails on import: ZeroDivisionError"),
         ("shop_graders:strange", r"takes \(text\); a grader takes"),
-        ("shop_graders:later", "is asynchronous, and graders are called without an event loop"),
-        ("shop_graders:later_object", "is asynchronous"),
         ("shop_graders:parses", "needs `parser`, which belongs to a rubric of verifiers"),
         ("shop_graders:looks_at_state", "needs `state`, which an environment of verifiers fills"),
         ("shop_graders:needs_more", "needs `weights`, which no grader is given: there are data_source, solution_str"),

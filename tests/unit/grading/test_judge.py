@@ -88,6 +88,22 @@ def test_the_last_verdict_counts(endpoint: Endpoint, reply: str, outcome: Outcom
     assert grade.seconds > 0
 
 
+@pytest.mark.parametrize(
+    ("reply", "outcome", "reward"),
+    [
+        ("VERDICT: 0.7", Outcome.CORRECT, 0.7),
+        ("VERDICT: **0.25**.", Outcome.WRONG, 0.25),
+        ("VERDICT: .5", Outcome.CORRECT, 0.5),
+        ("VERDICT: 1", Outcome.CORRECT, 1.0),
+        *((f"VERDICT: {word}", Outcome.UNPARSABLE, 0.0) for word in ("1.5", "-0.5", "70%", "7/10", "CORRECT", "nan")),
+    ],
+)
+def test_a_graded_verdict_is_the_reward(endpoint: Endpoint, reply: str, outcome: Outcome, reward: float) -> None:
+    endpoint.answer = says(reply)
+    grade = judge(endpoint, "4", correct_from=0.5, prompt="{reference} {answer} VERDICT: <0 to 1>", retries=0)
+    assert (grade.outcome, grade.reward, grade.is_unjudged) == (outcome, reward, False)
+
+
 def test_the_judge_sees_the_final_reply_the_question_and_the_reference(endpoint: Endpoint) -> None:
     judge(endpoint, "<think>secret</think>It is {reference}, VERDICT: CORRECT")
     (prompt,) = prompts(endpoint)

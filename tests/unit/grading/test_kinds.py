@@ -189,6 +189,14 @@ def test_nested_combinations_keep_their_parts_apart(pool: GraderPool) -> None:
     assert pool.grade_one(r"\boxed{6}", "5", kind=kind).outcome is not Outcome.CORRECT
 
 
+def test_rows_that_name_no_grader_have_that_of_their_data_source() -> None:
+    config = GradingConfig.model_validate_json('{"by_source": {"arc": "choice", "shop": {"kind": "exact"}}}')
+    problems = [Problem(data_source="arc"), Problem(data_source="math"), Problem(grader="math", data_source="arc")]
+    with GraderPool(1, PATIENCE_S, config) as pool:
+        kinds = [pool.kind_of(GradeRequest("", "", problem)).kind for problem in problems]
+    assert kinds == ["choice", "math", "math"]
+
+
 def test_a_problem_names_its_grader_and_an_unknown_one_is_named(pool: GraderPool) -> None:
     asked = [Problem(grader=name) for name in (None, "lenient", "choice", "math_strict")]
     grades = pool.grade([GradeRequest("The answer is (C)", "C", problem) for problem in asked])

@@ -13,8 +13,9 @@ from synthetic.trajectories import row_of
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring
-from luffy.config.grading import AnyGrader, GradingConfig, JudgeGrader, MathGrader
+from luffy.config.grading import AnyGrader, GradingConfig, JudgeGrader, MathGrader, WeightedGrader
 from luffy.config.group import DropZeroVariance, DynamicSampling, GroupConfig, GroupMeanAdvantage
+from luffy.config.training import OverlongConfig
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
@@ -441,3 +442,35 @@ def test_refill_alone_asks_for_more_until_it_has_the_wanted_or_its_rounds_are_ov
 def test_refill_stops_exactly_when_it_has_what_it_wanted(groups: list[Group], wanted: int) -> None:
     complete = len(kept_groups(groups, REFILL, wanted)) == wanted
     assert needs_more(groups, REFILL, wanted, rounds_done=1) is not complete
+
+
+def test_overlong_rows_are_punished_as_in_equation_13_and_demonstrations_are_not() -> None:
+    """arXiv 2503.14476: 0 up to L_max - L_cache, then (L_max - L_cache - |y|) / L_cache, at L_max -1."""
+    overlong = OverlongConfig(buffer_tokens=4096)
+    for length in (1, 16383, 16384, 16385, 18000, 20479, 20480):
+        expected = 0.0 if length <= 20480 - 4096 else ((20480 - 4096) - length) / 4096
+        assert overlong.punishment(length, 20480) == expected
+    assert OverlongConfig(buffer_tokens=4, penalty=0.5).punishment(99, 8) == -0.5
+    config = GroupConfig.model_validate({"size": 3, "off_policy": 1})
+    lengths = [(RIGHT, *[5] * n, END) for n in (1, 5)]
+    params, punished = SamplingParams(1.0, 8, ()), OverlongConfig(buffer_tokens=4)
+    with GraderPool(1, PATIENCE_S) as grader:
+        collector = GroupCollector(grader, _decode, params, config, seed=0, total_steps=10, overlong=punished)
+        (group,) = collector.collect(Parrot(*lengths), [_task("a", "7", r"\boxed{7}" + "x" * 9)], 1)
+    assert [(row.reward, row.outcome) for row in group.trajectories] == [
+        (reward, Outcome.CORRECT) for reward in (1.0, 0.25, 1.0)
+    ]
+
+
+def test_the_number_of_tokens_is_a_measure_of_every_response() -> None:
+    kind = WeightedGrader.model_validate_json(
+        '{"kind": "weighted", "parts": [{"weight": 1, "grader": "math"},'
+        ' {"weight": -0.125, "grader": {"kind": "measure", "name": "tokens"}}]}'
+    )
+    config = GroupConfig.model_validate({"size": 1, "off_policy": 0})
+    with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind)) as grader:
+        collector = GroupCollector(grader, _decode, SamplingParams(1.0, 8, ()), config, seed=0, total_steps=10)
+        (group,) = collector.collect(Parrot((RIGHT, 5, END)), [_task("a", "7")], 1)
+    assert [row.reward for row in group.trajectories] == [1 - 3 / 8]
+    episode = _episodes(EpisodeScoring(weights={"tokens": 1.0})).trajectories[0]
+    assert episode.reward == episode.num_learnable and not episode.measures.keys() & {"tokens"}

@@ -1,0 +1,173 @@
+"""Which block of a reply is the program, which test cases a reference holds, and which outputs agree."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from luffy.config.grading import CodeGrader, GradingConfig
+from luffy.grading.kinds import steps
+from luffy.grading.pool import VerdictMemo
+from luffy.grading.programs import CODE, Case, cases_of, last_program, same_output, same_value
+from luffy.grading.request import Grade, GradeRequest, Problem, Verification
+from luffy.sandbox.whole_program import plain
+from luffy.types import Outcome
+
+
+@pytest.mark.parametrize(
+    ("reply", "program"),
+    [
+        ("```python\nx\n```", "x\n"),
+        ("```py\nx\n```\nand\n~~~~ Python3 title\ny\n~~~\n~~~~~\n", "y\n~~~\n"),
+        ("```\nx\n```", "x\n"),
+        ("```python\nx\n```\nIt prints\n```\n3\n```", "x\n"),
+        ("```python\nx\n```\nIn C++:\n```cpp\ny\n```", "x\n"),
+        ("1. So\n   ```python\n   x\n   ```", "   x\n"),
+        ("```python\nprint('```')\n```", "print('```')\n"),
+        ("```python\nx\n```\n```python\ny", "x\n"),
+        ("```cpp\nx\n```", None),
+        ("```python\nx", None),
+        ("a ```python x``` b", None),
+        ("print(3)", None),
+    ],
+)
+def test_the_last_closed_block_of_python_is_the_program(reply: str, program: str | None) -> None:
+    assert last_program(reply) == program
+
+
+def found(response: str, problem: Problem | None = None) -> str | Outcome:
+    (step,) = steps(CodeGrader(), GradeRequest(response, "[]", problem or Problem()))
+    assert isinstance(step, Grade | Verification)
+    return step.outcome if isinstance(step, Grade) else step.answer
+
+
+def test_a_program_stands_in_the_answer_and_is_not_that_of_the_question() -> None:
+    block, other = "```python\nx\n```", "```python\ny\n```"
+    assert found(f"<think>{other}</think>{block}") == "x\n"
+    assert found(f"<think>{block}") is Outcome.NO_ANSWER
+    assert found(f"Complete {other}", Problem(f"Complete {other}")) is Outcome.NO_ANSWER
+    assert found(f"Here x = 12345.\n{block}\nx = 12345", Problem("x = 12345")) == "x\n"
+    assert found(f"<answer>{block}</answer> {other}", Problem(in_tag=True)) == "x\n"
+    assert found("3") is Outcome.NO_ANSWER
+
+
+def test_rows_and_files_name_the_grader_code() -> None:
+    grading = GradingConfig.model_validate({"kind": "code", "named": {"shares": {"kind": "code", "partial": True}}})
+    assert grading.grader(None) == grading.grader("code") == CodeGrader()
+    assert grading.grader("shares") == CodeGrader(partial=True)
+
+
+@pytest.mark.parametrize(
+    ("reference", "cases"),
+    [
+        ({"inputs": ["1\n", ["2", "3"]], "outputs": [1, ["2"]]}, [Case("1\n", "", ["1"]), Case("2\n3", "", ["2"])]),
+        ([{"input": "1", "output": "2", "testtype": "stdin"}], [Case("1", "", ["2"])]),
+        ({"tests": [{"input": "1", "output": "2"}]}, [Case("1", "", ["2"])]),
+        ({"test_cases": [{"type": "stdin_stdout", "input": "1", "output": "2"}]}, [Case("1", "", ["2"])]),
+    ],
+)  # fmt: skip
+def test_cases_of_standard_input_and_output(reference: object, cases: list[Case]) -> None:
+    assert cases_of(json.dumps(reference)) == cases
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"}, [3]),
+        ({"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "f"}, [[3], 3]),
+        ({"inputs": [[1, 2]], "outputs": [[3, 4]], "fn_name": "f"}, [[3, 4]]),
+        ({"inputs": ["1\n2"], "outputs": ["[3]"], "fn_name": "f"}, [[3]]),
+        ([{"input": "1\n2", "output": "3", "testtype": "functional"}], [3]),
+        ([{"input": [1], "output": 3, "type": "function_call", "fn_name": "f"}], [3]),
+        (["assert f(1) == {2, 1}"], [["set", "1", "2"]]),
+        ({"test_list": ["assert f(1) == (1, 'a', None)"]}, [[1, "a", None]]),
+    ],
+)
+def test_what_a_call_has_to_return_stays_outside(reference: object, expected: object) -> None:
+    (case,) = cases_of(json.dumps(reference))
+    assert case.expected == expected
+    assert case.then and "== " not in case.then
+
+
+@pytest.mark.parametrize("test", ["assert f(1) < 2", "assert 2 == f(1)", "x = f(1)\nassert x == 2", "assert f(1) == x"])
+def test_other_assertions_run_with_a_word_that_says_they_ended(test: str) -> None:
+    one, other = (cases_of(json.dumps({"assert_case": [test]}))[0] for _ in range(2))
+    assert test in one.then and one.expected != other.expected
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["", "3", "{}", "[]", "[3]", '{"inputs": ["1"], "outputs": []}', '{"inputs": "x"}', '["assert ("]', "[" * 200,
+     '[{"input": "1"}]', '{"inputs": ["x"], "outputs": ["x"], "fn_name": "f"}', '{"test": 3}'],
+)  # fmt: skip
+def test_a_reference_without_cases_is_said(reference: str) -> None:
+    with pytest.raises(ValueError):
+        cases_of(reference)
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("3", "3\n", True),
+        ("3 \n 4\n\n", "3\n4", True),
+        ("a  b", "a b", True),
+        ("0.5", "0.50", True),
+        ("0.3333333", "0.33333333", True),
+        ("3", "3.0", True),
+        ("1e3", "1000", True),
+        ("", "", True),
+        ("0.3333", "0.33333333", False),
+        ("1000000007", "1000000008", False),
+        ("123456789012345678901", "123456789012345678902", False),
+        ("3\n4", "3 4", False),
+        ("3\n\n4", "3\n4", False),
+        ("34", "3 4", False),
+        ("Yes", "YES", False),
+        ("nan", "NaN", False),
+        ("1_0", "10", False),
+        ("３", "3", False),
+        ("1e999999999", "1e999999998", False),
+        ("9.9e9999999999999999999", "9.8e9999999999999999999", False),
+        ("0.0000001", "0.0000002", False),
+        ("", "3", False),
+    ],
+)
+def test_outputs_are_compared_line_by_line_and_as_numbers(printed: str, expected: str, same: bool) -> None:
+    assert same_output(printed, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected", "same"),
+    [
+        ((1, 2), [1, 2], True),
+        ({1: 2}, {"1": 2}, True),
+        (0.1 + 0.2, 0.3, True),
+        (3.0, 3, True),
+        ({"a": [1.0]}, {"a": [1]}, True),
+        ([1, 2], [2, 1], False),
+        ("3", 3, False),
+        (None, "None", False),
+        (10**20, 10**20 + 1, False),
+        (float("nan"), 0.5, False),
+        (object, 1, False),
+    ],
+)
+def test_values_are_compared_as_json(returned: object, expected: object, same: bool) -> None:
+    assert same_value(json.loads(plain(returned)), expected) is same
+
+
+def test_a_program_that_timed_out_keeps_its_share_as_reward(tmp_path: Path) -> None:
+    """A file of time-outs would give it none after a stage is resumed."""
+    work = Verification(CODE, "x", "[1]", "{}")
+    memo = VerdictMemo(5.0, timeouts_file=tmp_path / "timed_out.txt")
+    verdict, _ = memo.claim(work)
+    memo.settle(work, verdict, Grade(Outcome.TIMED_OUT, own_reward=0.5))
+    again, is_new = memo.claim(work)
+    assert (again.result().reward, is_new, list(tmp_path.iterdir())) == (0.5, False, [])
+
+
+def test_the_same_program_for_another_problem_is_another_verification() -> None:
+    response = "```python\nx\n```"
+    first, second = (steps(CodeGrader(), GradeRequest(response, gold))[0] for gold in ("[1]", "[2]"))
+    assert isinstance(first, Verification) and first.check == CODE
+    assert first != second
