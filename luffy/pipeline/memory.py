@@ -56,6 +56,9 @@ _PROCESS = Component("process", 1.5, "allowance: CUDA context, NCCL")
 """Empirical, with library workspaces."""
 _ENGINE_PROCESS = Component("process", 2.0, "allowance: CUDA context, NCCL, CUDA graphs")
 """The same for a vLLM engine. A sleeping engine keeps it."""
+_SLEEPING = replace(_ENGINE_PROCESS, name="engine, asleep", formula="allowance: its process; the rest is released")
+_SLEEPING_HERE = Component("engine, asleep", _ENGINE_PROCESS.gib - _PROCESS.gib, "allowance: CUDA graphs")
+"""The same in the trainer's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,11 @@ def _part(name: str, num_bytes: float, formula: str) -> Component:
 def estimate_memory(
     architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None
 ) -> tuple[GpuMemory, ...]:
-    """Memory of each kind of GPU in the training stages under `cluster: ray`; `gpu_gib`: size of one, None: unknown.
+    """Memory of each kind of GPU in the training stages; `gpu_gib`: size of one, None: unknown.
 
-    SFT: a rank during an update. RL, disaggregated: a trainer's GPU during an update, and an engine's. Colocated: a
-    shared GPU during a rollout (the trainer's weights and optimizer states stay on it) and during an update (the engine
-    sleeps, without weights and cache).
+    SFT: a rank during an update. RL, disaggregated: a trainer's GPU during an update, and an engine's. Colocated, as
+    vLLM in the trainer's process is: a shared GPU during a rollout (the trainer's weights and optimizer states stay on
+    it) and during an update (the engine sleeps, without weights and cache).
     """
     found = []
     if "sft" in config.stages:
@@ -105,12 +108,11 @@ def estimate_memory(
         found.append(GpuMemory("GPU in SFT", rank.count, rank.in_update(), gpu_gib))
     if "rl" in config.stages:
         rank = _Rank(architecture, config, "rl")
-        if config.num_engines and config.execution.ray.placement == "colocated":
+        if config.shares_gpus:
             engine = rl_engine_memory(architecture, config, gpu_gib)
             of_engine = (replace(part, name=f"engine {part.name}") for part in engine.components)
             rollout = (*rank.in_rollout(), _PROCESS, *of_engine)
-            words = "allowance: its process; weights and cache are released"
-            update = (*rank.in_update(), Component("engine, asleep", _ENGINE_PROCESS.gib, words))
+            update = (*rank.in_update(), _SLEEPING if config.cluster == "ray" else _SLEEPING_HERE)
             count = max(rank.count, engine.count)
             found.append(GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib))
             found.append(GpuMemory("shared GPU in an update", count, update, gpu_gib))
@@ -195,7 +197,7 @@ class _Rank:
         self._lora = config.model.lora
         # Parameters that the optimizer updates: all of them, or those of the adapter.
         self._trained = shape.num_parameters if self._lora is None else adapter_parameters(shape, self._lora)
-        self.count = config.execution.ray.trainer_ranks
+        self.count = config.num_ranks
         # ZeRO 1 in mixed precision sums whole gradients in float32 and shards them only at the step.
         self._sums_whole_gradients = self._execution.zero_stage == 1 and self._bytes != _FLOAT32
         elements = min(_REDUCE_BUCKET, self._trained)
@@ -416,7 +418,7 @@ def _vllm_memory(
     values of all layers, 2 L k b, split over the GPUs, which repeat key heads where there are too few for all.
     """
     vllm, size = config.execution.vllm, _DTYPE_BYTES[config.model.dtype]
-    num_engines = config.execution.ray.engines if name == RL_ENGINE else vllm.engines
+    num_engines = config.num_engines if name == RL_ENGINE else vllm.engines
     limit = None if gpu_gib is None else gpu_gib * vllm.gpu_memory_utilization
     tokens, ways = vllm.max_num_batched_tokens or _BATCH_TOKENS, vllm.tensor_parallel_size
     width = 3 * architecture.intermediate_size / ways + 2 * architecture.hidden_size

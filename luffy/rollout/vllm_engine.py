@@ -21,7 +21,7 @@ from torch import Tensor
 
 from luffy.broadcast_group import Invitation
 from luffy.config.execution import VLLMConfig
-from luffy.errors import ConfigError, LuffyError
+from luffy.errors import ConfigError, LostError, LuffyError
 from luffy.library_loading import without_collections
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
 from luffy.rollout.vllm_limits import (
@@ -202,6 +202,13 @@ class VLLMEngine:
                 llm = LLMEngine.from_engine_args(arguments)
             except ValueError as error:
                 raise ConfigError(f"{folder}: vLLM refuses this model or its layout: {_first_line(error)}") from error
+            except AssertionError as error:
+                if "memory profiling" not in str(error):
+                    raise
+                raise LostError(
+                    "another process released memory of the GPU while vLLM measured it; the same command tries again, "
+                    "best with execution.gpus above 0, or once the other process has ended"
+                ) from error
             finally:
                 torch.set_num_threads = set_num_threads
         return cls(llm, config.max_num_seqs, weight_version, wait_timeout_s, found_default_group, reads_text)
@@ -270,17 +277,20 @@ class VLLMEngine:
         with self._lock.held(), self._breaks_on_failure("joining a broadcast group"):
             return first_failure(self._llm.collective_rpc("luffy_join", args=(invitation, first_rank)))
 
-    def sleep(self, level: int) -> None:
-        """Release GPU memory for the trainer: level 1 offloads the weights to CPU memory, level 2 drops them."""
+    def sleep(self, level: int = 2) -> None:
+        """Release GPU memory for the trainer: level 1 offloads the weights to CPU memory, level 2 drops them.
+
+        Generate again only after `wake_up`, and after level 2 with new weights: loaded between its two parts.
+        """
         with self._lock.held():
             assert not self._running and not self._waiting, "an engine that generates cannot sleep"
             self._llm.sleep(level)
             self._asleep = True
 
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Allocate the memory again; `tags` (`weights`, `kv_cache`) select parts, and the last part ends the sleep."""
+    def wake_up(self, *parts: str) -> None:
+        """Allocate the memory again, or `parts` of it (`weights`, `kv_cache`), the last of which ends the sleep."""
         with self._lock.held():
-            self._asleep = not self._llm.wake_up(None if tags is None else list(tags))
+            self._asleep = not self._llm.wake_up(list(parts) or None)
 
     def close(self) -> None:
         """Shut vLLM down; no other thread may be using the engine. May be called twice."""
