@@ -14,6 +14,7 @@ from typing import Literal, Protocol, TypeVarTuple
 import torch
 
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.rollout.kept_engine import open_vllm
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
@@ -156,13 +157,13 @@ class LocalCluster:
         shares_gpu = settings.rl.engine == "vllm" and torch.cuda.is_available()
         if settings.rl.engine == "vllm":
             self._rank.free_cache()
-            self._vllm = VLLMEngine.from_folder(
+            self._vllm = open_vllm(
                 spec.model,
                 spec.execution.vllm,
                 settings.dtype,
-                max_model_len=spec.longest,
-                sleep_mode=shares_gpu,
+                longest=spec.longest,
                 reads_text=bool(settings.rl.stop),
+                shares_gpu=shares_gpu,
             )
         ranks = LocalRanks(self._rank)
         self._in_turn = RanksInTurn(ranks, ranks.num_gpus, self._vllm if shares_gpu else None)

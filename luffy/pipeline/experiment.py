@@ -17,6 +17,8 @@ from typing import Literal, Protocol
 from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
+from luffy.config.execution import ExecutionConfig
+from luffy.config.settings import has_own_vllm
 from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed
 from luffy.pipeline.disk import usable
 from luffy.pipeline.events import Event
@@ -26,6 +28,7 @@ from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, ide
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.lock import holder_of, stage_lock
 from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest
+from luffy.pipeline.memory import shared_context
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.plan import StagePlan, why_not_reused
 from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints, examine, newest_checkpoint
@@ -130,6 +133,12 @@ class Experiment:
             record = IdentityRecord(plan.identity.key, name, plan.identity, consumed, self.config.name)
             return adopt(plan.directory, self.job(plan), record, self.workspace.siblings(plan.identity.stage))
 
+    def _execution(self) -> ExecutionConfig:
+        """With the context that an engine needs which is kept for the other stages."""
+        execution = self.config.execution
+        vllm = {"context_tokens": execution.vllm.context_tokens or shared_context(self.config)}
+        return execution.model_copy(update={"vllm": execution.vllm.model_copy(update=vllm)})
+
     def finished(self, name: str) -> FinishedStage:
         """The record of a finished stage. Raises LuffyError where it is not whole, or its inputs have changed."""
         node, identity, stages = self._node(name), self.identities[name], self.workspace.stages
@@ -156,7 +165,7 @@ class Experiment:
             extends=str(plan.extends) if plan.extends else None,
             verify=self.verify,
             afresh=afresh,
-            execution=self.config.execution,
+            execution=self._execution(),
             tracking=self.config.tracking,
         )
 
@@ -287,6 +296,7 @@ class ExperimentRun:
                         time_limit_s=None if limit_s is None else max(limit_s - self._spent_s[node], 0.0),
                         grace_s=execution.grace_s,
                         stopped=self.stopped,
+                        has_engine=has_own_vllm(self.experiment.config, stage),
                     )
                 finally:
                     self._spent_s[node] += time.monotonic() - began

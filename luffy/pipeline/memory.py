@@ -23,6 +23,7 @@ from luffy.config import ExperimentConfig
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.model import ModelConfig
+from luffy.config.settings import has_own_vllm
 from luffy.config.terms import is_untempered
 from luffy.config.training import ModelTeacher, SelfTeacher
 from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapter_parameters, architecture_of
@@ -379,6 +380,21 @@ def _hint_tokens(config: ExperimentConfig) -> int:
     """Largest number of tokens of a hint in RL's prompts, without the template's words; 0 without hints."""
     hint = config.objective.group.hint if config.objective is not None else None
     return 0 if hint is None else math.ceil(hint.levels[-1] * config.data.max_trace_tokens)
+
+
+def shared_context(config: ExperimentConfig) -> int | None:
+    """Tokens of the longest prompt and response of the stages that share a vLLM engine; None: there are none.
+
+    Problems of suites may be longer than `data.max_prompt_tokens`: only their own stage knows.
+    """
+    stages = [stage for stage in config.stages if has_own_vllm(config, stage)]
+    if not stages:
+        return None
+    responses = [section.max_response_tokens or 0 for section in answering(config, stages).values()]
+    if "rl" in stages and config.rl is not None:
+        held_out = config.rl.validation.max_response_tokens if config.rl.validation else None
+        responses += [config.rl.max_response_tokens + _hint_tokens(config), held_out or 0]
+    return config.data.max_prompt_tokens + max(responses)
 
 
 def generation_memory(

@@ -134,8 +134,11 @@ class VLLMEngine:
         wait_timeout_s: float,
         found_default_group: bool,
         reads_text: bool = False,
+        is_kept: bool = False,
     ) -> None:
         self._llm = llm
+        self._is_kept = is_kept
+        self._sleeps = llm.model_config.enable_sleep_mode
         self._max_num_seqs = max_num_seqs
         self._lock = FairLock(wait_timeout_s)
         self._numbers = itertools.count()
@@ -161,13 +164,14 @@ class VLLMEngine:
         sleep_mode: bool = False,
         wait_timeout_s: float = 1800.0,
         reads_text: bool = False,
+        is_kept: bool = False,
     ) -> "VLLMEngine":
         """An engine on a model folder.
 
         `max_model_len` limits prompt and response together (None: the model's context length). `seed` is that of the
         process; every request has its own. `sleep_mode` enables `sleep` (GPUs only). `wait_timeout_s` limits the wait
         for another thread's step or update. `reads_text` loads the folder's tokenizer, which `SamplingParams.stop`
-        needs to end responses.
+        needs to end responses. `is_kept`: after `close` it waits for `take_over`.
 
         Raises ConfigError when vLLM is not installed, the folder holds no model, or the model does not fit the
         configuration.
@@ -211,12 +215,17 @@ class VLLMEngine:
                 ) from error
             finally:
                 torch.set_num_threads = set_num_threads
-        return cls(llm, config.max_num_seqs, weight_version, wait_timeout_s, found_default_group, reads_text)
+        return cls(llm, config.max_num_seqs, weight_version, wait_timeout_s, found_default_group, reads_text, is_kept)
 
     @property
     def weight_version(self) -> int:
         """Version of the weights that sample the next token."""
         return self._weight_version
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt with its response."""
+        return self._llm.model_config.max_model_len
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         """One completion per request, in order.
@@ -225,7 +234,7 @@ class VLLMEngine:
         another thread.
         """
         check_params(params)
-        check_lengths(requests, params, self._llm.model_config.max_model_len)
+        check_lengths(requests, params, self.max_model_len)
         call = _Call(next(self._numbers), len(requests))
         # Longest expected first, so that no long response runs alone at the end. Only the room left by a prefix is
         # known beforehand; the sort is stable, so that the rows of a prompt stay together and share its KV cache.
@@ -293,7 +302,26 @@ class VLLMEngine:
             self._asleep = not self._llm.wake_up(list(parts) or None)
 
     def close(self) -> None:
-        """Shut vLLM down; no other thread may be using the engine. May be called twice."""
+        """Shut vLLM down, or, where it is kept, have it wait for `take_over`, asleep if it can.
+
+        No other thread may be using the engine. May be called twice.
+        """
+        if not self._is_kept:
+            self.shut_down()
+        elif self._sleeps and not self._asleep:
+            self.sleep()
+
+    def take_over(self, folder: Path) -> None:
+        """Begin again with a model folder of the same architecture, as version 0; raises what `load_weights` raises."""
+        os.environ.update(_ENVIRONMENT)
+        if self._asleep:
+            self.wake_up("weights")
+        self.load_weights_from(folder, 0)
+        if self._asleep:
+            self.wake_up("kv_cache")
+
+    def shut_down(self) -> None:
+        """Shut vLLM down for good."""
         if self._broken != _CLOSED:
             self._broken = _CLOSED
             destroy = dist.destroy_process_group

@@ -31,9 +31,9 @@ from luffy.errors import DataError
 from luffy.grading.judge import Judges
 from luffy.grading.request import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts, SwappableEngine
+from luffy.rollout.kept_engine import open_vllm
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.seeds import derive_seed
 from luffy.stages.answers.store import ModelAnswer
 from luffy.stages.program import StageContext
@@ -343,7 +343,7 @@ def open_generator(engine: str, model: Path, dtype: DType, longest: int, context
     assert engine == "vllm", engine
     batch_size = FULL_BATCHES * execution.vllm.max_num_seqs
     if execution.vllm.engines == 1:
-        single = VLLMEngine.from_folder(model, execution.vllm, dtype, max_model_len=longest, reads_text=True)
+        single = open_vllm(model, execution.vllm, dtype, longest=longest, reads_text=True)
         return Generator(single, batch_size, lanes=LANES)
     from luffy.cluster.engine_pool import EnginePool  # imported here so that one engine needs no Ray
 
