@@ -13,12 +13,13 @@ from typing import Literal, Protocol, TypeVarTuple
 
 import torch
 
+from luffy.config.execution import VLLMConfig
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.kept_engine import open_vllm
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
-from luffy.rollout.vllm_limits import check_installed
+from luffy.rollout.vllm_limits import check_installed, settled
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
 from luffy.training.policy import Policy
 from luffy.training.ranks import LocalRanks, Rank, Ranks, RankSpec, Result, call_everywhere, device
@@ -81,6 +82,13 @@ def open_servers(spec: TrainerSpec) -> ServerEngine:
     return ServerEngine.from_folder(
         spec.model, spec.execution.server, spec.settings.dtype, max_model_len=spec.longest, weight_version=0
     )
+
+
+def rollout_engine(spec: TrainerSpec, num_engines: int) -> VLLMConfig:
+    """How each of so many engines is laid out that sample RL's rollouts."""
+    config, rl, rows = spec.execution.vllm, spec.settings.rl, spec.settings.objective.group.size
+    at_once = max(rl.prompts_per_step * rows // num_engines, config.max_num_seqs)  # a step waits for all of its rows
+    return settled(config, rl.steps * at_once, spec.longest)
 
 
 def update_servers(servers: ServerEngine, trainer: Trainer, out: Path, version: int) -> None:
@@ -159,7 +167,7 @@ class LocalCluster:
             self._rank.free_cache()
             self._vllm = open_vllm(
                 spec.model,
-                spec.execution.vllm,
+                rollout_engine(spec, 1),
                 settings.dtype,
                 longest=spec.longest,
                 reads_text=bool(settings.rl.stop),

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from luffy.cluster.local import RanksInTurn, open_servers, update_servers
+from luffy.cluster.local import RanksInTurn, open_servers, rollout_engine, update_servers
 from luffy.cluster.ray_engine import EngineActors, RayEngine, RayRanks, has_gpus
 from luffy.cluster.ray_session import layout, ray_session, reserve
 from luffy.cluster.supervision import Member, Supervisor
@@ -56,7 +56,7 @@ class RayCluster:
                 group,
                 (settings.rl.max_staleness + 1) * max(settings.lanes, 1) + _UPDATE_THREADS,
                 spec.model,
-                spec.execution.vllm,
+                rollout_engine(spec, max(num_engines, 1)),
                 settings.dtype,
                 spec.longest,
                 config,

@@ -101,24 +101,28 @@ def estimate_memory(
 
     SFT: a rank during an update. RL, disaggregated: a trainer's GPU during an update, and an engine's. Colocated, as
     vLLM in the trainer's process is: a shared GPU during a rollout (the trainer's weights and optimizer states stay on
-    it) and during an update (the engine sleeps, without weights and cache).
+    it) and during an update (the engine sleeps, without weights and cache). An engine that is kept for the stages in
+    which finished models answer sleeps in a process of its own.
     """
     found = []
+    is_kept = any(has_own_vllm(config, stage) for stage in config.stages if stage != "rl")
+    kept = (replace(_SLEEPING, name="kept engine, asleep"),) if is_kept else ()
     if "sft" in config.stages:
         rank = _Rank(architecture, config, "sft")
-        found.append(GpuMemory("GPU in SFT", rank.count, rank.in_update(), gpu_gib))
+        found.append(GpuMemory("GPU in SFT", rank.count, (*rank.in_update(), *kept), gpu_gib))
     if "rl" in config.stages:
         rank = _Rank(architecture, config, "rl")
+        kept = kept if config.cluster == "ray" else ()
         if config.shares_gpus:
             engine = rl_engine_memory(architecture, config, gpu_gib)
             of_engine = (replace(part, name=f"engine {part.name}") for part in engine.components)
-            rollout = (*rank.in_rollout(), _PROCESS, *of_engine)
-            update = (*rank.in_update(), _SLEEPING if config.cluster == "ray" else _SLEEPING_HERE)
+            rollout = (*rank.in_rollout(), _PROCESS, *of_engine, *kept)
+            update = (*rank.in_update(), _SLEEPING if config.cluster == "ray" else _SLEEPING_HERE, *kept)
             count = max(rank.count, engine.count)
             found.append(GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib))
             found.append(GpuMemory("shared GPU in an update", count, update, gpu_gib))
         else:
-            found.append(GpuMemory("trainer GPU", rank.count, rank.in_update(), gpu_gib))
+            found.append(GpuMemory("trainer GPU", rank.count, (*rank.in_update(), *kept), gpu_gib))
             found += [rl_engine_memory(architecture, config, gpu_gib)] if config.num_engines else []
     return tuple(found)
 

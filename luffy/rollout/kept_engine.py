@@ -23,8 +23,8 @@ from luffy.rollout.vllm_worker import NOT_COMPARED
 logger = logging.getLogger(__name__)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _keeps = False
-_kept: tuple[VLLMEngine, object] | None = None
-"""The engine of this process, and what it was made from."""
+_kept: tuple[VLLMEngine, object, bool] | None = None
+"""The engine of this process, what it was made from, and whether it is without compilation."""
 
 
 def keep_engine() -> None:
@@ -48,11 +48,13 @@ def open_vllm(
     files = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
     tokenizer = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     architecture = {name: value for name, value in shape.items() if name not in NOT_COMPARED}
-    made_from = architecture, tokenizer, config, dtype
+    made_from = architecture, tokenizer, config.model_copy(update={"enforce_eager": None}), dtype
+    is_eager = bool(config.enforce_eager) or not torch.cuda.is_available()
     has_replaced = _kept is not None
     if _kept is not None:
-        engine, of_engine = _kept
-        if of_engine == made_from and engine.max_model_len >= longest:
+        engine, of_engine, kept_is_eager = _kept
+        # One that has been compiled also serves work that would not have paid for it.
+        if of_engine == made_from and engine.max_model_len >= longest and (is_eager or not kept_is_eager):
             engine.take_over(folder)
             logger.info("vLLM engine kept: weights of %s", "/".join(folder.parts[-3:]))
             return engine
@@ -78,6 +80,6 @@ def open_vllm(
             raise
         raise LostError(f"no second vLLM engine starts in this process ({error}); another process tries") from error
     if _keeps:
-        _kept = engine, made_from
+        _kept = engine, made_from, is_eager
     logger.info("vLLM engine started in %.0f s", time.monotonic() - began)
     return engine

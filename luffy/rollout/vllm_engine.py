@@ -420,7 +420,7 @@ def _engine_arguments(
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "tensor_parallel_size": config.tensor_parallel_size,
         "gpu_memory_utilization": config.gpu_memory_utilization,
-        "enforce_eager": config.enforce_eager,
+        "enforce_eager": bool(config.enforce_eager),
         # Inside a Ray actor vLLM would choose Ray for more than one GPU; its workers are children of this process.
         "distributed_executor_backend": "uni" if config.tensor_parallel_size == 1 else "mp",
         # Log-probabilities under the sampling distribution, temperature applied; greedy rows: the plain softmax.

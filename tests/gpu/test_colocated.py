@@ -51,6 +51,9 @@ def test_five_steps_of_training_and_sampling_in_turn(tmp_path, config):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     # After the first step every rollout is of weights that came over while the engine slept.
     assert all(0 < row["rollout/logp_gap_mean"] < MAX_GAP for row in rows), rows
+    if config is IN_ONE_PROCESS:  # its engine answers for the evaluations as well
+        told = "".join(events.read_text() for events in tmp_path.glob("stages/*/*/events.jsonl"))
+        assert (told.count("vLLM engine started"), told.count("vLLM engine kept")) == (1, 3)
 
 
 @pytest.mark.parametrize("size", SHAPES)
