@@ -7,8 +7,8 @@ environment, starts an API if none answers, and only then imports the flow, whic
 import importlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import FrameType
 
@@ -16,6 +16,7 @@ from luffy.cli.console import show_error
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LuffyError, UserError
 from luffy.flows.prefect_api import ApiServer, prefect_api, set_environment
 from luffy.library_loading import without_collections
+from luffy.pipeline.engine_process import EngineProcess
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
@@ -50,11 +51,14 @@ def launch(
             to_make = [plan for plan in plans() if plan.action not in ("reuse", "depends")]
         except LuffyError:
             to_make = []  # the flow meets the same error and reports it
-        warm = WarmServer(workspace.warm_log) if len(to_make) >= _MIN_WARM_STAGES and can_start_warm() else None
+        starts: AbstractContextManager[None] = nullcontext()
+        if len(to_make) >= _MIN_WARM_STAGES:
+            warm = WarmServer(workspace.warm_log) if can_start_warm() else None
+            starts = _sharing_processes(warm, EngineProcess(workspace.warm_log))
         module, _, name = flow.partition(":")
         with without_collections():
             program = importlib.import_module(module)
-        call_flow(getattr(program, name), parameters, server, warm)
+        call_flow(getattr(program, name), parameters, server, starts)
     except KeyboardInterrupt:
         from luffy.tasks.session import was_cancelled  # late: it imports Prefect
 
@@ -64,10 +68,19 @@ def launch(
     return EXIT_OK
 
 
+@contextmanager
+def _sharing_processes(warm: WarmServer | None, engine: EngineProcess) -> Iterator[None]:
+    with warm.use() if warm else nullcontext(), engine.use():
+        yield
+
+
 def call_flow(
-    flow: Callable[..., object], parameters: Mapping[str, object], server: ApiServer | None, warm: WarmServer | None
+    flow: Callable[..., object],
+    parameters: Mapping[str, object],
+    server: ApiServer | None,
+    starts: AbstractContextManager[None],
 ) -> None:
-    """Run an imported flow once its embedded `server`, if it has one, answers."""
+    """Run an imported flow once its embedded `server`, if it has one, answers; `starts`: how its stages start."""
     from httpx import HTTPStatusError, TransportError, codes
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -76,7 +89,7 @@ def call_flow(
     embedded = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_CLIENT_MAX_RETRIES: _EMBEDDED_RETRIES}
     if server is not None:
         server.wait()
-    with temporary_settings(embedded if server else {}), warm.use() if warm else nullcontext():
+    with temporary_settings(embedded if server else {}), starts:
         try:
             flow(**parameters)
         except HTTPStatusError as error:

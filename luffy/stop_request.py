@@ -75,6 +75,8 @@ def deferring_stop_requests(grace_s: float, at_deadline: Callable[[], None]) -> 
         yield
     finally:
         _deferred.clear()
+        if not _received:
+            never.set()  # the process may go on to other work
 
 
 def _receive(number: int, frame: FrameType | None) -> None:

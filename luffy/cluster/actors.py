@@ -155,11 +155,11 @@ class EngineActor:
 
     def sleep(self) -> None:
         """Release the GPU memory, weights included; new weights must be loaded before the next `generate`."""
-        self._engine.sleep(level=2)
+        self._engine.sleep()
 
     def wake_up(self, part: str) -> None:
         """Allocate a part of the memory again: first `weights`, then, once they are loaded, `kv_cache`."""
-        self._engine.wake_up([part])
+        self._engine.wake_up(part)
 
     def load_weights(self, version: int) -> None:
         """Load all weights from the buckets that `receive` and `receive_broadcast` announce, up to the final None."""

@@ -1,29 +1,34 @@
 """What training runs on: a cluster for RL, ranks for SFT; with `cluster: local`, one process for trainer and engine.
 
 The embedded engine generates with the very model in training. A vLLM engine (`rl.engine: vllm`) has a copy of its
-weights, which every `publish` replaces, and so have servers (`rl.engine: openai`).
+weights, which every `publish` replaces, and so have servers (`rl.engine: openai`). On a GPU it sleeps while the trainer
+learns.
 """
 
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVarTuple
 
 import torch
 
-from luffy.errors import ConfigError
+from luffy.config.execution import VLLMConfig
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.rollout.kept_engine import open_vllm
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
-from luffy.rollout.vllm_limits import check_installed
+from luffy.rollout.vllm_limits import check_installed, settled
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
 from luffy.training.policy import Policy
-from luffy.training.ranks import LocalRanks, Rank, Ranks, RankSpec
+from luffy.training.ranks import LocalRanks, Rank, Ranks, RankSpec, Result, call_everywhere, device
 from luffy.training.supervised import SupervisedRank
 
 _PUBLISHED = "published"
+_NEED_GPU = (TrainerRank.learn, TrainerRank.sft_step, TrainerRank.entropies)
+"""Methods of a rank that need more GPU memory than it holds permanently."""
+_Arguments = TypeVarTuple("_Arguments")
 
 
 class EmbeddedEngine:
@@ -79,12 +84,65 @@ def open_servers(spec: TrainerSpec) -> ServerEngine:
     )
 
 
+def rollout_engine(spec: TrainerSpec, num_engines: int) -> VLLMConfig:
+    """How each of so many engines is laid out that sample RL's rollouts."""
+    config, rl, rows = spec.execution.vllm, spec.settings.rl, spec.settings.objective.group.size
+    at_once = max(rl.prompts_per_step * rows // num_engines, config.max_num_seqs)  # a step waits for all of its rows
+    return settled(config, rl.steps * at_once, spec.longest)
+
+
 def update_servers(servers: ServerEngine, trainer: Trainer, out: Path, version: int) -> None:
     """Send the trainer's weights as `version`, by a shared folder; running responses continue after the update."""
     folder = out / _PUBLISHED
     trainer.export(folder)
     servers.load_weights_from(folder, version)
     shutil.rmtree(folder)
+
+
+class SleepingEngine(Protocol):
+    """Engines that leave their GPUs to the trainer in turn."""
+
+    def sleep(self) -> None:
+        """Release the GPU memory, weights included."""
+
+    def wake_up(self, part: str) -> None:
+        """Allocate a part of the memory again: first `weights`, then, once they are loaded, `kv_cache`."""
+
+
+class RanksInTurn:
+    """Trainer ranks, and engines that generate with the same GPUs in turn.
+
+    The engines sleep from the first call that needs their memory until they get new weights.
+    """
+
+    def __init__(self, ranks: Ranks[TrainerRank], num_gpus: int, sharing: SleepingEngine | None) -> None:
+        """`num_gpus` are those of ranks and engines; `sharing`: None where each has its own."""
+        self._ranks = ranks
+        self._sharing = sharing
+        self.num_gpus = num_gpus
+        self.num_ranks = ranks.num_ranks
+        self.engine_sleeps = False
+
+    def call(
+        self, method: Callable[[TrainerRank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[Result]:
+        """Call a method of every rank at once."""
+        if self._sharing is not None and method in _NEED_GPU and not self.engine_sleeps:
+            self._sharing.sleep()
+            self.engine_sleeps = True
+        return self._ranks.call(method, arguments)
+
+    @contextmanager
+    def waking(self) -> Iterator[None]:
+        """Wake the engines, if they sleep, around the block, which gives them all weights."""
+        if self._sharing is None or not self.engine_sleeps:
+            yield
+            return
+        call_everywhere(self._ranks, TrainerRank.free_cache)
+        self._sharing.wake_up("weights")
+        yield
+        self._sharing.wake_up("kv_cache")
+        self.engine_sleeps = False
 
 
 class LocalCluster:
@@ -101,24 +159,23 @@ class LocalCluster:
         self._servers = open_servers(spec) if settings.rl.engine == "openai" else None
         if settings.rl.engine == "vllm":
             check_installed()
-            if torch.cuda.is_available():
-                raise ConfigError(
-                    "rl.engine: vllm shares the trainer's process, which works only without a GPU; on a GPU remove it "
-                    "and set cluster: ray with execution.ray.placement: colocated, where an engine sleeps while the "
-                    "trainer learns"
-                )
         self._rank = TrainerRank(spec)
         self._embedded = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size, spec.model)
         self._vllm: VLLMEngine | None = None
+        shares_gpu = settings.rl.engine == "vllm" and torch.cuda.is_available()
         if settings.rl.engine == "vllm":
-            self._vllm = VLLMEngine.from_folder(
+            self._rank.free_cache()
+            self._vllm = open_vllm(
                 spec.model,
-                spec.execution.vllm,
+                rollout_engine(spec, 1),
                 settings.dtype,
-                max_model_len=spec.longest,
+                longest=spec.longest,
                 reads_text=bool(settings.rl.stop),
+                shares_gpu=shares_gpu,
             )
-        self.trainer = Trainer(settings, LocalRanks(self._rank))
+        ranks = LocalRanks(self._rank)
+        self._in_turn = RanksInTurn(ranks, ranks.num_gpus, self._vllm if shares_gpu else None)
+        self.trainer = Trainer(settings, self._in_turn)
 
     @property
     def engine(self) -> RolloutEngine:
@@ -128,8 +185,9 @@ class LocalCluster:
         """Send the weights to vLLM or to the servers; the embedded engine shares them and only gets the version."""
         if self._servers is not None and version != self._servers.weight_version:
             update_servers(self._servers, self.trainer, self._out, version)
-        if self._vllm is not None and version != self._vllm.weight_version:
-            self._vllm.load_weights(self._rank.policy.weights(), version)
+        if self._vllm is not None and (self._in_turn.engine_sleeps or version != self._vllm.weight_version):
+            with self._in_turn.waking():
+                self._vllm.load_weights(self._rank.policy.weights(device()), version)
         self._embedded.weight_version = version
 
     def metrics(self) -> dict[str, float]:

@@ -1,11 +1,10 @@
 """`cluster: ray`: DeepSpeed ranks and vLLM engines as Ray actors, on one machine or many."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TypeVarTuple
 
-from luffy.cluster.local import open_servers, update_servers
+from luffy.cluster.local import RanksInTurn, open_servers, rollout_engine, update_servers
 from luffy.cluster.ray_engine import EngineActors, RayEngine, RayRanks, has_gpus
 from luffy.cluster.ray_session import layout, ray_session, reserve
 from luffy.cluster.supervision import Member, Supervisor
@@ -13,16 +12,13 @@ from luffy.cluster.weights import send_weights
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.server_engine import ServerEngine
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
-from luffy.training.ranks import Result, ShardRanks, call_everywhere
+from luffy.training.ranks import ShardRanks, call_everywhere
 
 logger = logging.getLogger(__name__)
 _UPDATE_THREADS = 3
 """Threads of an engine besides those that generate: `load_weights`, one that receives, and one for other calls."""
 _SEND_TIMEOUT_S = 300.0
 """Time limit for sending all weights to the engines; under ZeRO 3 the other ranks wait in a collective meanwhile."""
-_NEED_GPU = (TrainerRank.learn, TrainerRank.sft_step, TrainerRank.entropies)
-"""Methods of a rank that need more GPU memory than it holds permanently."""
-_Arguments = TypeVarTuple("_Arguments")
 
 
 class RayCluster:
@@ -38,7 +34,6 @@ class RayCluster:
         self._stack = ExitStack()
         self._supervisor = Supervisor()
         self._published = 0
-        self._asleep = False
         self._servers: ServerEngine | None = None
 
     def __enter__(self) -> "RayCluster":
@@ -50,28 +45,28 @@ class RayCluster:
             num_engines = 0 if self._servers else config.engines
             self._stack.enter_context(ray_session(config, config.trainer_ranks + num_engines))
             gpus = has_gpus(config)
-            self._share_gpus = gpus and num_engines > 0 and config.placement == "colocated"
-            self._layout = layout(config, spec.execution.vllm.tensor_parallel_size, gpus, num_engines)
-            group = reserve(self._layout, config.start_timeout_s)
+            share_gpus = gpus and num_engines > 0 and config.placement == "colocated"
+            places = layout(config, spec.execution.vllm.tensor_parallel_size, gpus, num_engines)
+            group = reserve(places, config.start_timeout_s)
             self._stack.callback(self._supervisor.close)
             logger.info("Ray is up; starting %d trainer ranks and %d engines", config.trainer_ranks, num_engines)
             settings = spec.settings
             actors = EngineActors(
-                self._layout.engines,
+                places.engines,
                 group,
                 (settings.rl.max_staleness + 1) * max(settings.lanes, 1) + _UPDATE_THREADS,
                 spec.model,
-                spec.execution.vllm,
+                rollout_engine(spec, max(num_engines, 1)),
                 settings.dtype,
                 spec.longest,
                 config,
                 spec.out,
-                sleeps=self._share_gpus,
+                sleeps=share_gpus,
                 reads_text=bool(settings.rl.stop),
             )
             engines = [actors.start(place) for place in range(num_engines)]
-            self._ranks = RayRanks(spec, self._layout.ranks, group, self._supervisor)
-            if self._share_gpus:
+            self._ranks = RayRanks(spec, places.ranks, group, self._supervisor)
+            if share_gpus:
                 # One after the other: vLLM's memory profiling counts any change on its GPU as its own use.
                 self._supervisor.answers(self._ranks.members, self._ranks.open(), config.start_timeout_s)
                 call_everywhere(self._ranks, TrainerRank.free_cache)
@@ -82,8 +77,11 @@ class RayCluster:
                 opened = actors.open(engines) + self._ranks.open()
                 self._supervisor.answers([*engines, *self._ranks.members], opened, config.start_timeout_s)
             logger.info("trainer ranks and engines are ready")
-            self.trainer = Trainer(spec.settings, ShardRanks(self, spec.execution.sequence_parallel))
             self._engines = RayEngine(engines, actors, self._supervisor, self._send)
+            # GPUs of servers elsewhere are not counted.
+            sharing = self._engines if share_gpus else None
+            self._in_turn = RanksInTurn(self._ranks, round(places.total("GPU")), sharing)
+            self.trainer = Trainer(spec.settings, ShardRanks(self._in_turn, spec.execution.sequence_parallel))
             self._stack = self._stack.pop_all()
         return self
 
@@ -96,42 +94,19 @@ class RayCluster:
 
     def publish(self, version: int) -> None:
         """Send the trainer's weights to every engine; running rollouts continue after the update."""
-        if version == self._published and not self._asleep:
+        if version == self._published and not self._in_turn.engine_sleeps:
             return  # engines and trainer start with the same weights
         self._published = version
         if self._servers is not None:
             update_servers(self._servers, self.trainer, self._spec.out, version)
             return
-        if self._asleep:
-            call_everywhere(self._ranks, TrainerRank.free_cache)
-            self._engines.ask("wake_up", "weights")
         by_broadcast = self._config.weight_transfer == "broadcast"  # to the workers of each engine
         num_receivers = self._spec.execution.vllm.tensor_parallel_size if by_broadcast else 0
-        self._engines.update(lambda engines: self._send(engines, num_receivers))
-        if self._asleep:
-            self._engines.ask("wake_up", "kv_cache")
-            self._asleep = False
+        with self._in_turn.waking():
+            self._engines.update(lambda engines: self._send(engines, num_receivers))
 
     def metrics(self) -> dict[str, float]:
         return {} if self._servers else {"perf/engine_restarts": float(self._engines.num_restarts)}
-
-    @property
-    def num_ranks(self) -> int:
-        return self._ranks.num_ranks
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of ranks and engines; those of servers elsewhere are not counted."""
-        return round(self._layout.total("GPU"))
-
-    def call(
-        self, method: Callable[[TrainerRank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
-    ) -> list[Result]:
-        """Call a method of every trainer rank at once; engines that share their GPUs go to sleep first if need be."""
-        if self._share_gpus and method in _NEED_GPU and not self._asleep:
-            self._engines.ask("sleep")
-            self._asleep = True
-        return self._ranks.call(method, arguments)
 
     def _send(self, engines: Sequence[Member], num_receivers: int = 0) -> list[int]:
         """Indices of the engines that did not take the weights."""

@@ -251,6 +251,12 @@ class RayEngine:
                 again: Any = getattr(fresh.handle, method).remote(*arguments)
                 self._supervisor.answers([fresh], [again], self._timeout_s)
 
+    def sleep(self) -> None:
+        self.ask("sleep")
+
+    def wake_up(self, part: str) -> None:
+        self.ask("wake_up", part)
+
     def close(self) -> None:
         """Nothing to free: the actors end with the cluster."""
 

@@ -47,8 +47,12 @@ class VLLMConfig(StrictModel):
     """Sequences decoded at the same time."""
     max_num_batched_tokens: PositiveInt | None = None
     """Tokens of one engine step; None: vLLM's own choice."""
-    enforce_eager: bool = False
-    """No compilation, no CUDA graphs: starts up to a minute sooner, slower at each token. Always so without a GPU."""
+    context_tokens: PositiveInt | None = None
+    """Least number of tokens, of a prompt with its response, that an engine has room for, within the model's context.
+    None: what its stage needs, and the other stages of the run that it may be kept for."""
+    enforce_eager: bool | None = None
+    """No compilation, no CUDA graphs: starts up to a minute sooner, slower at each token. None: where a stage samples
+    so little that compiling would take longer than it saves. Always so without a GPU."""
 
 
 class RayConfig(StrictModel):

@@ -55,11 +55,23 @@ class ExperimentConfig(StrictModel):
     tracking: TrackingConfig = TrackingConfig()
 
     @property
+    def num_ranks(self) -> int:
+        """Trainer ranks."""
+        return self.execution.ray.trainer_ranks if self.cluster == "ray" else 1
+
+    @property
     def num_engines(self) -> int:
-        """Engines that `cluster: ray` starts: none without RL, or with `rl.engine: openai`."""
-        if "rl" not in self.stages or (self.rl is not None and self.rl.engine == "openai"):
+        """vLLM engines of RL: under `cluster: local` one with `rl.engine: vllm`, under `ray` none with `openai`."""
+        if "rl" not in self.stages or self.rl is None:
             return 0
-        return self.execution.ray.engines
+        if self.cluster == "local":
+            return int(self.rl.engine == "vllm")
+        return 0 if self.rl.engine == "openai" else self.execution.ray.engines
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether RL's engines generate on the GPUs of its ranks, in turn."""
+        return self.num_engines > 0 and (self.cluster == "local" or self.execution.ray.placement == "colocated")
 
     @property
     def measured_difficulty(self) -> DifficultyConfig | None:

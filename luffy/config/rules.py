@@ -324,6 +324,11 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             "rl.engine: vllm puts an engine into the trainer's process, and cluster: ray has vLLM engines in "
             "processes of their own; remove one of the two settings"
         )
+    if rl.engine == "vllm" and config.execution.vllm.tensor_parallel_size > 1:
+        yield (
+            f"execution.vllm.tensor_parallel_size: {config.execution.vllm.tensor_parallel_size} with rl.engine: vllm, "
+            "which has the trainer's one GPU; set it to 1, or use cluster: ray"
+        )
     if rl.max_staleness and isinstance(objective.group.filter, DynamicSampling):
         yield (
             "objective.group.filter.kind: dynamic_sampling decides during a step how many prompts it takes, so the "

@@ -159,6 +159,15 @@ def engine_gpus(config: ExperimentConfig) -> int:
     return config.execution.vllm.engines * config.execution.vllm.tensor_parallel_size
 
 
+def has_own_vllm(config: ExperimentConfig, stage: str) -> bool:
+    """Whether the stage's program generates with a vLLM engine in its own process."""
+    if stage == "rl":
+        return config.cluster == "local" and config.num_engines > 0
+    sections = {"difficulty": config.measured_difficulty, "sample": config.sampled_traces}
+    section = sections.get(stage, config.evaluation if stage in ("evaluate", "sweep") else None)
+    return section is not None and section.engine == "vllm" and engine_gpus(config) == 1
+
+
 def _settings(kind: type[Settings], config: ExperimentConfig, **own: object) -> Settings:
     """A stage's settings, whose fields hold what the experiment and its model have by those names, except for `own`."""
     shared = {**dict(config), "dtype": config.model.dtype, "lora": config.model.lora}

@@ -287,8 +287,9 @@ class RLConfig(StrictModel):
     the first of them, and learned from up to the token that completes it. A prefix of a trace ends before one."""
     engine: Literal["cluster", "vllm", "openai"] = "cluster"
     """Engine of the rollouts. `cluster`: the embedded one in one process, vLLM actors under Ray. `vllm`: with `cluster:
-    local` and without a GPU, vLLM in the trainer's process, which takes its weights after every RL step. `openai`: the
-    vLLM servers of `execution.server`, which take them from a folder in the stage's directory."""
+    local`, vLLM in the trainer's process, which takes its weights after every RL step; on a GPU it sleeps while the
+    trainer learns, and `execution.vllm.gpu_memory_utilization` is what it may take beside the trainer's states.
+    `openai`: the vLLM servers of `execution.server`, which take them from a folder in the stage's directory."""
     max_staleness: NonNegativeInt = 0
     """RL steps by which the weights of a rollout may lag; above 0, generation overlaps with training."""
     correction: ImportanceCorrection | None = None

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
 from luffy.config.execution import ExecutionConfig
-from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings
+from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings, has_own_vllm
 from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed
 from luffy.pipeline.disk import usable
 from luffy.pipeline.events import Event
@@ -28,6 +28,7 @@ from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, ide
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.lock import holder_of, stage_lock
 from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest
+from luffy.pipeline.memory import shared_context
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.plan import StagePlan, why_not_reused
 from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints, examine, newest_checkpoint
@@ -169,10 +170,14 @@ each, and the process needs about 0.1 ms to launch one (4.4 s for 23,000 on an H
 
 
 def execution_of(config: ExperimentConfig, settings: StageSettings) -> ExecutionConfig:
-    """`config.execution` for one stage: `compile: null` is false where the stage is too short to repay it.
+    """`config.execution` for one stage: with the context that a kept engine needs for the other stages, and with
+    `compile: null` as false where the stage is too short to repay it.
 
     Responses count with half their limit. A stage of SFT whose length in steps is not known counts as long.
     """
+    vllm = config.execution.vllm
+    vllm = vllm.model_copy(update={"context_tokens": vllm.context_tokens or shared_context(config)})
+    execution = config.execution.model_copy(update={"vllm": vllm})
     data, rows, steps = config.data, 0, 0
     longest = data.max_prompt_tokens + data.max_trace_tokens
     if isinstance(settings, RLSettings):
@@ -182,12 +187,12 @@ def execution_of(config: ExperimentConfig, settings: StageSettings) -> Execution
     elif isinstance(settings, SFTSettings | BaseSettings):
         known = settings.sft if isinstance(settings, SFTSettings) else settings.base
         if known is None or known.steps is None:
-            return config.execution
+            return execution
         steps, rows = known.steps, known.steps * known.batch_size
-    num_micro_batches = max(steps, rows * longest // (2 * config.execution.micro_batch_tokens))
-    if config.execution.compile is not None or num_micro_batches >= _WORTH_COMPILING:
-        return config.execution
-    return config.execution.model_copy(update={"compile": False})
+    num_micro_batches = max(steps, rows * longest // (2 * execution.micro_batch_tokens))
+    if execution.compile is not None or num_micro_batches >= _WORTH_COMPILING:
+        return execution
+    return execution.model_copy(update={"compile": False})
 
 
 def open_experiment(
@@ -316,6 +321,7 @@ class ExperimentRun:
                         time_limit_s=None if limit_s is None else max(limit_s - self._spent_s[node], 0.0),
                         grace_s=execution.grace_s,
                         stopped=self.stopped,
+                        has_engine=has_own_vllm(self.experiment.config, stage),
                     )
                 finally:
                     self._spent_s[node] += time.monotonic() - began

@@ -151,6 +151,11 @@ def read_identity(directory: Path) -> IdentityRecord | None:
         return None  # written by another version, or damaged
 
 
+def read_code_again() -> None:
+    """Forget the hashes of the code, which may have been edited since."""
+    _hash_of.cache_clear()
+
+
 @functools.cache
 def _hash_of(room: str, package: Path) -> str:
     place, known = _known_trees(package)

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE
+
 _FOREIGN = re.compile(
     r"""
     MASTER_(ADDR|PORT)
@@ -28,6 +30,8 @@ _FOREIGN = re.compile(
     """,
     re.VERBOSE,
 )
+_COMPILED = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""Variables that name a folder for compiled code, and its name in the workspace. It may be deleted between runs."""
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 _NUMBER = (r"\s*0*[1-9]\d*\s*", "a whole number from 1 on")
 _ALLOWED = {
@@ -43,9 +47,15 @@ _MAX_SOCKET_BYTES = 107
 
 
 def own_environment() -> dict[str, str]:
-    """This process's environment, as a stage that it starts inherits it."""
+    """This process's environment, as a stage that it starts inherits it.
+
+    What vLLM and torch compile is kept in the workspace, for later stages and runs, unless a variable names a place.
+    """
     variables = dict(os.environ)
     drop_foreign(variables)
+    if workspace := variables.get(WORKSPACE_VARIABLE):
+        for name, folder in _COMPILED.items():
+            variables.setdefault(name, str(Path(workspace).absolute() / "compiled" / folder))
     return variables
 
 

@@ -23,6 +23,7 @@ from luffy.config import ExperimentConfig
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.model import ModelConfig
+from luffy.config.settings import has_own_vllm
 from luffy.config.training import ModelTeacher, SelfTeacher
 from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapter_parameters, architecture_of
 
@@ -55,6 +56,9 @@ _PROCESS = Component("process", 1.5, "allowance: CUDA context, NCCL")
 """Empirical, with library workspaces."""
 _ENGINE_PROCESS = Component("process", 2.0, "allowance: CUDA context, NCCL, CUDA graphs")
 """The same for a vLLM engine. A sleeping engine keeps it."""
+_SLEEPING = replace(_ENGINE_PROCESS, name="engine, asleep", formula="allowance: its process; the rest is released")
+_SLEEPING_HERE = Component("engine, asleep", _ENGINE_PROCESS.gib - _PROCESS.gib, "allowance: CUDA graphs")
+"""The same in the trainer's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,29 +96,32 @@ def _part(name: str, num_bytes: float, formula: str) -> Component:
 def estimate_memory(
     architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None
 ) -> tuple[GpuMemory, ...]:
-    """Memory of each kind of GPU in the training stages under `cluster: ray`; `gpu_gib`: size of one, None: unknown.
+    """Memory of each kind of GPU in the training stages; `gpu_gib`: size of one, None: unknown.
 
-    SFT: a rank during an update. RL, disaggregated: a trainer's GPU during an update, and an engine's. Colocated: a
-    shared GPU during a rollout (the trainer's weights and optimizer states stay on it) and during an update (the engine
-    sleeps, without weights and cache).
+    SFT: a rank during an update. RL, disaggregated: a trainer's GPU during an update, and an engine's. Colocated, as
+    vLLM in the trainer's process is: a shared GPU during a rollout (the trainer's weights and optimizer states stay on
+    it) and during an update (the engine sleeps, without weights and cache). An engine that is kept for the stages in
+    which finished models answer sleeps in a process of its own.
     """
     found = []
+    is_kept = any(has_own_vllm(config, stage) for stage in config.stages if stage != "rl")
+    kept = (replace(_SLEEPING, name="kept engine, asleep"),) if is_kept else ()
     if "sft" in config.stages:
         rank = _Rank(architecture, config, "sft")
-        found.append(GpuMemory("GPU in SFT", rank.count, rank.in_update(), gpu_gib))
+        found.append(GpuMemory("GPU in SFT", rank.count, (*rank.in_update(), *kept), gpu_gib))
     if "rl" in config.stages:
         rank = _Rank(architecture, config, "rl")
-        if config.num_engines and config.execution.ray.placement == "colocated":
+        kept = kept if config.cluster == "ray" else ()
+        if config.shares_gpus:
             engine = rl_engine_memory(architecture, config, gpu_gib)
             of_engine = (replace(part, name=f"engine {part.name}") for part in engine.components)
-            rollout = (*rank.in_rollout(), _PROCESS, *of_engine)
-            words = "allowance: its process; weights and cache are released"
-            update = (*rank.in_update(), Component("engine, asleep", _ENGINE_PROCESS.gib, words))
+            rollout = (*rank.in_rollout(), _PROCESS, *of_engine, *kept)
+            update = (*rank.in_update(), _SLEEPING if config.cluster == "ray" else _SLEEPING_HERE, *kept)
             count = max(rank.count, engine.count)
             found.append(GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib))
             found.append(GpuMemory("shared GPU in an update", count, update, gpu_gib))
         else:
-            found.append(GpuMemory("trainer GPU", rank.count, rank.in_update(), gpu_gib))
+            found.append(GpuMemory("trainer GPU", rank.count, (*rank.in_update(), *kept), gpu_gib))
             found += [rl_engine_memory(architecture, config, gpu_gib)] if config.num_engines else []
     return tuple(found)
 
@@ -194,7 +201,7 @@ class _Rank:
         self._lora = config.model.lora
         # Parameters that the optimizer updates: all of them, or those of the adapter.
         self._trained = shape.num_parameters if self._lora is None else adapter_parameters(shape, self._lora)
-        self.count = config.execution.ray.trainer_ranks
+        self.count = config.num_ranks
         # ZeRO 1 in mixed precision sums whole gradients in float32 and shards them only at the step.
         self._sums_whole_gradients = self._execution.zero_stage == 1 and self._bytes != _FLOAT32
         elements = min(_REDUCE_BUCKET, self._trained)
@@ -378,6 +385,21 @@ def _hint_tokens(config: ExperimentConfig) -> int:
     return 0 if hint is None else math.ceil(hint.levels[-1] * config.data.max_trace_tokens)
 
 
+def shared_context(config: ExperimentConfig) -> int | None:
+    """Tokens of the longest prompt and response of the stages that share a vLLM engine; None: there are none.
+
+    Problems of suites may be longer than `data.max_prompt_tokens`: only their own stage knows.
+    """
+    stages = [stage for stage in config.stages if has_own_vllm(config, stage)]
+    if not stages:
+        return None
+    responses = [section.max_response_tokens or 0 for section in answering(config, stages).values()]
+    if "rl" in stages and config.rl is not None:
+        held_out = config.rl.validation.max_response_tokens if config.rl.validation else None
+        responses += [config.rl.max_response_tokens + _hint_tokens(config), held_out or 0]
+    return config.data.max_prompt_tokens + max(responses)
+
+
 def generation_memory(
     architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None, stages: Collection[str]
 ) -> tuple[GpuMemory, ...]:
@@ -415,7 +437,7 @@ def _vllm_memory(
     values of all layers, 2 L k b, split over the GPUs, which repeat key heads where there are too few for all.
     """
     vllm, size = config.execution.vllm, _DTYPE_BYTES[config.model.dtype]
-    num_engines = config.execution.ray.engines if name == RL_ENGINE else vllm.engines
+    num_engines = config.num_engines if name == RL_ENGINE else vllm.engines
     limit = None if gpu_gib is None else gpu_gib * vllm.gpu_memory_utilization
     tokens, ways = vllm.max_num_batched_tokens or _BATCH_TOKENS, vllm.tensor_parallel_size
     width = 3 * architecture.intermediate_size / ways + 2 * architecture.hidden_size

@@ -1,7 +1,6 @@
 """Check of the GPUs and memory that a run needs, before anything expensive starts.
 
-Under `cluster: local` it covers vLLM engines that answer the prompts of evaluations and `difficulty`, and advice on the
-rollout engine.
+Under `cluster: local` it covers vLLM engines, training beside one on a GPU, and advice on the rollout engine.
 """
 
 import os
@@ -72,7 +71,7 @@ class _Placement:
         self.config = config
         self.here_gib = here_gib
         """Memory of each GPU of this machine; None: unknown."""
-        self.training_here_gib = here_gib if execution.ray.address is None else None
+        self.training_here_gib = here_gib if config.cluster == "local" or execution.ray.address is None else None
         """Memory of each GPU available to training; None: unknown, as on a joined cluster."""
         self.training_gpu_gib = execution.gpu_memory_gb or min(self.training_here_gib or (), default=None)
         """Memory of the smallest GPU of training; None: unknown."""
@@ -80,18 +79,20 @@ class _Placement:
         """The same for stages in which a finished model answers, which always run on this machine."""
         self.trains = bool({"sft", "rl"} & {*stages})
         self.trains_on_ray = config.cluster == "ray" and self.trains
-        self.has_rl_engines = self.trains_on_ray and "rl" in stages and config.num_engines > 0
-        """Whether RL has engines of its own under `cluster: ray`."""
+        has_engines = "rl" in stages and config.num_engines > 0
+        beside_engine = config.cluster == "local" and has_engines and self.training_gpu_gib is not None
+        self.trains_on_gpus = self.trains_on_ray or beside_engine
+        """Whether training is estimated. `cluster: local` without vLLM is for small models."""
+        self.has_rl_engines = self.trains_on_gpus and has_engines
         engines = {name: section.engine for name, section in answering(config, stages).items()}
         self.vllm_users = [name for name, engine in engines.items() if engine == "vllm"]
         """The stages, in words, in which a finished model answers prompts with vLLM."""
         trains_here = self.trains_on_ray and execution.ray.address is None
         self.starts_ray = trains_here or (bool(self.vllm_users) and execution.vllm.engines > 1)
         """Whether a stage starts Ray on this machine, for training or for several engines that answer prompts."""
-        # `cluster: local` without vLLM is for small models, whose training is not estimated either.
         on_ray = config.cluster == "ray" and any(engine != "openai" for engine in engines.values())
         generates = on_ray or (bool(self.vllm_users) and self.generation_gpu_gib is not None)
-        self.is_estimated = self.trains_on_ray or generates
+        self.is_estimated = self.trains_on_gpus or generates
         self.architecture = architecture_of(config.model) if self.is_estimated else None
         """None: unknown."""
         self.generating: tuple[GpuMemory, ...] = ()
@@ -101,7 +102,7 @@ class _Placement:
         if self.architecture is not None:
             if generates:
                 self.generating = generation_memory(self.architecture, config, self.generation_gpu_gib, stages)
-            trained = estimate_memory(self.architecture, config, self.training_gpu_gib) if self.trains_on_ray else ()
+            trained = estimate_memory(self.architecture, config, self.training_gpu_gib) if self.trains_on_gpus else ()
             self.memory = (*trained, *self.generating)
 
 
@@ -196,13 +197,14 @@ def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
             *(["lower execution.logprob_chunk_tokens"] if gpu.gib("logits") else []),
             *(["lower execution.micro_batch_tokens"] if gpu.gib("recomputed layer") else []),
         ]
-    if execution.zero_stage < 3:
+    if execution.zero_stage < 3 and config.cluster == "ray":
         remedies.append("raise execution.zero_stage")
     elif not execution.offload_optimizer:
-        remedies.append("set execution.offload_optimizer: true")
-    elif not execution.offload_parameters:
+        sharded = "" if execution.zero_stage else " and execution.zero_stage: 1"
+        remedies.append(f"set execution.offload_optimizer: true{sharded}")
+    elif execution.zero_stage == 3 and not execution.offload_parameters:
         remedies.append("set execution.offload_parameters: true")
-    return [*remedies, "raise execution.ray.trainer_ranks"]
+    return [*remedies, "raise execution.ray.trainer_ranks" if config.cluster == "ray" else "use several: cluster: ray"]
 
 
 def _unset_keys(config: ExperimentConfig, wanted: Sequence[str]) -> list[str]:
@@ -278,23 +280,13 @@ def _untrainable(placement: _Placement) -> list[str]:
 
 
 def _advice_on_engine(config: ExperimentConfig, gpus: Sequence[Gpu] | None) -> list[str]:
-    """Advice against the embedded engine for large models; a pretrained model of unknown shape counts as large.
-
-    And against vLLM in the trainer's process on a machine with GPUs: the stage itself would refuse it only after SFT.
-    """
-    if config.rl is None:
-        return []
-    if config.rl.engine == "vllm" and gpus:
-        return [
-            f"rl.engine: vllm works only without a GPU, and this machine has {len(gpus)}: RL fails if torch sees "
-            "one; set cluster: ray with execution.ray.placement: colocated instead"
-        ]
-    if config.rl.engine != "cluster" or config.model.architecture is not None:
+    """Advice against the embedded engine for large models; a pretrained model of unknown shape counts as large."""
+    if config.rl is None or config.rl.engine != "cluster" or config.model.architecture is not None:
         return []
     architecture = architecture_of(config.model)
     if architecture is not None and architecture.num_parameters < _LARGE_FOR_EMBEDDED:
         return []
-    better = "cluster: ray generates with vLLM" if gpus else "rl.engine: vllm is about three times as fast"
+    better = "rl.engine: vllm " + ("shares the GPU with the trainer" if gpus else "is about three times as fast")
     return [f"the embedded engine is slow for a model of this size; {better}"]
 
 

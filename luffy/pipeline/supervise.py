@@ -3,7 +3,8 @@
 The child has its own session and writes to files (`log.txt`, `events.jsonl`), so that it can shut down cleanly without
 the supervisor. It gets SIGTERM when the supervisor dies, whatever the cause, and also checks for that itself.
 
-With a warm server in use the child is forked from that server, which the kernel kills with the supervisor.
+With a warm server in use the child is forked from that server, which the kernel kills with the supervisor. Stages with
+a vLLM engine share a process where one is in use (`luffy.pipeline.engine_process`).
 """
 
 import math
@@ -22,6 +23,7 @@ from typing import IO
 from luffy.config import STAGE_KINDS
 from luffy.errors import EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
 from luffy.pipeline.disk import free_bytes
+from luffy.pipeline.engine_process import HostedStage, current_engine_process
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.inherited_environment import own_environment
 from luffy.pipeline.job import JOB_FILE
@@ -53,6 +55,7 @@ def supervise(
     grace_s: float = 10.0,
     time_limit_s: float | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    has_engine: bool = False,
 ) -> None:
     """Run `command` to its end, forwarding its events and log lines as they arrive.
 
@@ -61,7 +64,7 @@ def supervise(
     and SIGKILL when they are still there after some seconds; SIGKILL at once on a second Ctrl-C.
 
     `stopped` is polled and ends the stage as Ctrl-C would, which reaches only the main thread. `time_limit_s` ends it,
-    too.
+    too. A stage that `has_engine` of vLLM in its process runs in the engine process in use, if that is its machine's.
 
     Raises StageFailed: for exit code 2 with the stage's own line, else with the end of its log.
     """
@@ -82,15 +85,18 @@ def supervise(
                 stopped_at = event.text if event.kind == "stopped" else stopped_at
                 on_event(event)
 
-    with log_path.open("ab") as out, log_path.open(encoding="utf-8", errors="replace") as log:
+    with ExitStack() as stack:
+        out = stack.enter_context(log_path.open("ab"))
+        log = stack.enter_context(log_path.open(encoding="utf-8", errors="replace"))
         log.seek(0, os.SEEK_END)
         variables = {**own_environment(), **(environment or {}), "PYTHONUNBUFFERED": "1", TITLE_VARIABLE: "1"}
-        process: subprocess.Popen[bytes] | WarmStage
-        spared: int | None = None
-        warm = current_warm_server()
-        if warm is not None and (stage := warm.start(command, Path(out.name), variables)) is not None:
-            # The warm server carries the mark but must not be killed.
-            process, mark, spared = stage, stage.server.mark, stage.server.pid
+        process: subprocess.Popen[bytes] | WarmStage | HostedStage
+        warm, engine = current_warm_server(), current_engine_process() if has_engine else None
+        if engine is not None and stack.enter_context(engine.turn(variables, stopped)):
+            process = engine.start(command, log_path, variables)
+            mark = process.mark
+        elif warm is not None and (stage := warm.start(command, log_path, variables)) is not None:
+            process, mark = stage, stage.server.mark
         else:
             process, mark = _start_cold(command, out, variables)
         try:
@@ -103,7 +109,7 @@ def supervise(
                 time.sleep(_POLL_S)
             forward(log)
         finally:
-            _end(process, mark, spared, grace_s)
+            _end(process, mark, grace_s)
     if process.returncode == EXIT_TEMPORARY and stopped_at:
         raise StageFailed(f"{stopped_at}; {_RESUMES}", exit_code=EXIT_TEMPORARY)
     if process.returncode:
@@ -130,11 +136,16 @@ def _start_cold(
     return process, mark
 
 
-def _end(process: subprocess.Popen[bytes] | WarmStage, mark: str, spared: int | None, grace_s: float) -> None:
+def _end(process: subprocess.Popen[bytes] | WarmStage | HostedStage, mark: str, grace_s: float) -> None:
+    def end_all(patience_s: float) -> None:
+        # Who carries the mark but goes on: the warm server, and a process that is ready for its next stage.
+        spared = None if isinstance(process, subprocess.Popen) else process.spared
+        end_processes(mark, patience_s, spared)
+
     with ExitStack() as stack:
         stack.callback(process.wait)
         with ExitStack() as impatient:  # after a second Ctrl-C, or SIGTERM under Prefect
-            impatient.callback(end_processes, mark, 0.0, spared)
+            impatient.callback(end_all, 0.0)
             # Only the stage program, which needs its helper processes to finish the step.
             deadline = time.monotonic() + grace_s + _CLEAN_UP_S
             if process.poll() is None:
@@ -142,7 +153,7 @@ def _end(process: subprocess.Popen[bytes] | WarmStage, mark: str, spared: int | 
                     os.kill(process.pid, signal.SIGUSR1)
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            end_processes(mark, _CLEAN_UP_S, spared)
+            end_all(_CLEAN_UP_S)
             impatient.pop_all()
 
 

@@ -73,7 +73,7 @@ class WarmServer:
         self._growing = threading.Lock()
         self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
         environment = own_environment()
-        self._surroundings = _surroundings(environment)
+        self._surroundings = surroundings(environment)
         self._connection, far_end = Pipe()
         self._ready = False
         self._ordering = threading.Lock()
@@ -108,7 +108,7 @@ class WarmServer:
         """Start `python -m MODULE ...` with its output appended to `log`; None if it must start cold."""
         is_module = list(command[:2]) == [sys.executable, "-m"]
         # Libraries read the environment when they are loaded.
-        same = _surroundings(environment) == self._surroundings
+        same = surroundings(environment) == self._surroundings
         if not is_module or not same or self._connection.closed or self._process.poll() is not None:
             return None
         if self._ordering.acquire(blocking=False):
@@ -184,6 +184,11 @@ class WarmStage:
             )
         return self.returncode
 
+    @property
+    def spared(self) -> int:
+        """The process that carries the stage's mark but goes on: the server."""
+        return self.server.pid
+
     def wait(self) -> int | None:
         """Wait until the stage ends; returns the exit code, None if the server died first."""
         if self.returncode is None:
@@ -194,7 +199,9 @@ class WarmStage:
         return self.returncode
 
 
-def _surroundings(environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def surroundings(environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """What a process that has loaded its libraries already can run other programs in: the working directory and the
+    environment, without what is each program's own."""
     own = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
     return str(Path.cwd()), own
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from luffy.broadcast_group import Invitation
 from luffy.config.execution import VLLMConfig
-from luffy.errors import ConfigError, LuffyError
+from luffy.errors import ConfigError, LostError, LuffyError
 from luffy.library_loading import without_collections
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
 from luffy.rollout.vllm_limits import (
@@ -134,8 +134,11 @@ class VLLMEngine:
         wait_timeout_s: float,
         found_default_group: bool,
         reads_text: bool = False,
+        is_kept: bool = False,
     ) -> None:
         self._llm = llm
+        self._is_kept = is_kept
+        self._sleeps = llm.model_config.enable_sleep_mode
         self._max_num_seqs = max_num_seqs
         self._lock = FairLock(wait_timeout_s)
         self._numbers = itertools.count()
@@ -161,13 +164,14 @@ class VLLMEngine:
         sleep_mode: bool = False,
         wait_timeout_s: float = 1800.0,
         reads_text: bool = False,
+        is_kept: bool = False,
     ) -> "VLLMEngine":
         """An engine on a model folder.
 
         `max_model_len` limits prompt and response together (None: the model's context length). `seed` is that of the
         process; every request has its own. `sleep_mode` enables `sleep` (GPUs only). `wait_timeout_s` limits the wait
         for another thread's step or update. `reads_text` loads the folder's tokenizer, which `SamplingParams.stop`
-        needs to end responses.
+        needs to end responses. `is_kept`: after `close` it waits for `take_over`.
 
         Raises ConfigError when vLLM is not installed, the folder holds no model, or the model does not fit the
         configuration.
@@ -202,14 +206,26 @@ class VLLMEngine:
                 llm = LLMEngine.from_engine_args(arguments)
             except ValueError as error:
                 raise ConfigError(f"{folder}: vLLM refuses this model or its layout: {_first_line(error)}") from error
+            except AssertionError as error:
+                if "memory profiling" not in str(error):
+                    raise
+                raise LostError(
+                    "another process released memory of the GPU while vLLM measured it; the same command tries again, "
+                    "best with execution.gpus above 0, or once the other process has ended"
+                ) from error
             finally:
                 torch.set_num_threads = set_num_threads
-        return cls(llm, config.max_num_seqs, weight_version, wait_timeout_s, found_default_group, reads_text)
+        return cls(llm, config.max_num_seqs, weight_version, wait_timeout_s, found_default_group, reads_text, is_kept)
 
     @property
     def weight_version(self) -> int:
         """Version of the weights that sample the next token."""
         return self._weight_version
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt with its response."""
+        return self._llm.model_config.max_model_len
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         """One completion per request, in order.
@@ -218,7 +234,7 @@ class VLLMEngine:
         another thread.
         """
         check_params(params)
-        check_lengths(requests, params, self._llm.model_config.max_model_len)
+        check_lengths(requests, params, self.max_model_len)
         call = _Call(next(self._numbers), len(requests))
         # Longest expected first, so that no long response runs alone at the end. Only the room left by a prefix is
         # known beforehand; the sort is stable, so that the rows of a prompt stay together and share its KV cache.
@@ -270,20 +286,42 @@ class VLLMEngine:
         with self._lock.held(), self._breaks_on_failure("joining a broadcast group"):
             return first_failure(self._llm.collective_rpc("luffy_join", args=(invitation, first_rank)))
 
-    def sleep(self, level: int) -> None:
-        """Release GPU memory for the trainer: level 1 offloads the weights to CPU memory, level 2 drops them."""
+    def sleep(self, level: int = 2) -> None:
+        """Release GPU memory for the trainer: level 1 offloads the weights to CPU memory, level 2 drops them.
+
+        Generate again only after `wake_up`, and after level 2 with new weights: loaded between its two parts.
+        """
         with self._lock.held():
             assert not self._running and not self._waiting, "an engine that generates cannot sleep"
             self._llm.sleep(level)
             self._asleep = True
 
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Allocate the memory again; `tags` (`weights`, `kv_cache`) select parts, and the last part ends the sleep."""
+    def wake_up(self, *parts: str) -> None:
+        """Allocate the memory again, or `parts` of it (`weights`, `kv_cache`), the last of which ends the sleep."""
         with self._lock.held():
-            self._asleep = not self._llm.wake_up(None if tags is None else list(tags))
+            self._asleep = not self._llm.wake_up(list(parts) or None)
 
     def close(self) -> None:
-        """Shut vLLM down; no other thread may be using the engine. May be called twice."""
+        """Shut vLLM down, or, where it is kept, have it wait for `take_over`, asleep if it can.
+
+        No other thread may be using the engine. May be called twice.
+        """
+        if not self._is_kept:
+            self.shut_down()
+        elif self._sleeps and not self._asleep:
+            self.sleep()
+
+    def take_over(self, folder: Path) -> None:
+        """Begin again with a model folder of the same architecture, as version 0; raises what `load_weights` raises."""
+        os.environ.update(_ENVIRONMENT)
+        if self._asleep:
+            self.wake_up("weights")
+        self.load_weights_from(folder, 0)
+        if self._asleep:
+            self.wake_up("kv_cache")
+
+    def shut_down(self) -> None:
+        """Shut vLLM down for good."""
         if self._broken != _CLOSED:
             self._broken = _CLOSED
             destroy = dist.destroy_process_group
@@ -382,7 +420,7 @@ def _engine_arguments(
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "tensor_parallel_size": config.tensor_parallel_size,
         "gpu_memory_utilization": config.gpu_memory_utilization,
-        "enforce_eager": config.enforce_eager,
+        "enforce_eager": bool(config.enforce_eager),
         # Inside a Ray actor vLLM would choose Ray for more than one GPU; its workers are children of this process.
         "distributed_executor_backend": "uni" if config.tensor_parallel_size == 1 else "mp",
         # Log-probabilities under the sampling distribution, temperature applied; greedy rows: the plain softmax.

@@ -15,6 +15,9 @@ from luffy.rollout.engine import RolloutRequest, SamplingParams
 _GIB = 2**30
 _MOST_CPU_CACHE = 4 * _GIB
 _CPU_CACHE_OF_UNKNOWN_SHAPE = _GIB
+_STEPS_THAT_PAY = 6000
+"""Engine steps from which compiling and capturing CUDA graphs save time: that takes about a minute (60 to 100 s on an
+H200 without a cache), and spares a step the launches of some hundred kernels, about 10 ms (an estimate)."""
 _CPU_BLOCK_TOKENS = 128
 """A sequence takes whole blocks of the KV cache, which have this size on CPU."""
 
@@ -50,6 +53,17 @@ def check_layout(folder: Path, shape: Mapping[str, object], config: VLLMConfig, 
             f"execution.vllm.max_num_batched_tokens: {step} is less than one sequence of {longest} tokens, which "
             "must fit into one step without a GPU; remove it or raise it"
         )
+
+
+def settled(config: VLLMConfig, num_responses: int, longest: int) -> VLLMConfig:
+    """`config` with `enforce_eager` decided, for an engine that samples so many responses.
+
+    `longest` is the largest number of tokens of a prompt with its response.
+    """
+    if config.enforce_eager is not None:
+        return config
+    steps = -(-num_responses // config.max_num_seqs) * longest
+    return config.model_copy(update={"enforce_eager": steps < _STEPS_THAT_PAY})
 
 
 def check_params(params: SamplingParams) -> None:

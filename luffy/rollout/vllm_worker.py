@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_worker import Worker
 
-_NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
+NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
 """Entries of a config.json that do not affect the model's outputs."""
 _Result = TypeVar("_Result")
 
@@ -49,7 +49,7 @@ class ServerWorker:
             return f"the server sees no model folder at {folder}; it must be mounted there under the same path"
         served = cast("Worker", self).model_config.hf_config.to_dict()
         asked = get_config(folder, trust_remote_code=False).to_dict()
-        for name in sorted((served.keys() | asked.keys()) - _NOT_COMPARED):
+        for name in sorted((served.keys() | asked.keys()) - NOT_COMPARED):
             if served.get(name) != asked.get(name):
                 return (
                     f"the server was started with another model: its {name} is {served.get(name)}, that of {folder} "

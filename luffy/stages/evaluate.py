@@ -88,7 +88,8 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     if evaluation.num_left:
         with ExitStack() as stack:
             if endpoint is None:
-                asker, _ = stack.enter_context(open_asker(settings, settings.evaluation.engine, context, longest))
+                engine, left = settings.evaluation.engine, evaluation.num_left
+                asker, _ = stack.enter_context(open_asker(settings, engine, context, longest, left))
             else:
                 server, environment = context.execution.server, settings.environment
                 paths = tuple({CHAT if is_chat(each.protocol.template) else TEXT: None for each in requests.values()})

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 from luffy.config import STAGE_KINDS, StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
@@ -67,8 +67,12 @@ from luffy.stop_request import StoppedOnRequest, deferring_stop_requests, receiv
 logger = logging.getLogger(__name__)
 _WAITING = ("luffy.http_client", "luffy.cluster.ray_session", "luffy.hosted.verifiers_process")
 """Modules whose warnings say that the stage waits long for something: the terminal shows them, too."""
+_STARTING = ("luffy.rollout.kept_engine",)
+"""Modules whose messages the terminal shows."""
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables that limit torch, MKL and oneDNN to AVX2."""
+leave: Callable[[int], NoReturn] = exit_without_finalizing
+"""How `main` ends with its exit code; a process that goes on to another stage sets it (`luffy.stages.engine_host`)."""
 Settings = TypeVar("Settings", bound=StageSettings)
 
 
@@ -112,7 +116,7 @@ def main(
     A `run` that defers stop requests looks for them (`luffy.stop_request`); any other is interrupted by them.
     """
     loaded()
-    exit_without_finalizing(run_program(stage, run, sys.argv[1:], defers_stop_requests=defers_stop_requests))
+    leave(run_program(stage, run, sys.argv[1:], defers_stop_requests=defers_stop_requests))
 
 
 def run_program(
@@ -236,15 +240,15 @@ def _run_locked(
 
 @contextlib.contextmanager
 def _telling_of_waits(events: EventWriter) -> Iterator[None]:
-    """Shows the warnings of the modules `_WAITING` on the terminal of the run."""
+    """Shows on the terminal of the run what the modules `_STARTING` log, and the warnings of `_WAITING`."""
 
     def tell(record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING:
+        if record.levelno >= logging.WARNING or record.name in _STARTING:
             with contextlib.suppress(OSError):  # a full disk, which is reported by the stage's own work
                 events.message(record.getMessage())
         return True
 
-    loggers = [logging.getLogger(name) for name in _WAITING]
+    loggers = [logging.getLogger(name) for name in (*_WAITING, *_STARTING)]
     for each in loggers:
         each.addFilter(tell)
     try:

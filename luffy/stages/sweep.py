@@ -51,7 +51,8 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
         if missing := [str(step) for step in waiting if step not in checkpoints]:
             found = ", ".join(map(str, sorted(checkpoints))) or "none"
             raise DataError(f"{rl}: no checkpoint of step {', '.join(missing)}; there are: {found}")
-        with open_asker(protocol, protocol.evaluation.engine, context, longest) as (asker, generator):
+        left = sum(evaluations[step].num_left for step in waiting)
+        with open_asker(protocol, protocol.evaluation.engine, context, longest, left) as (asker, generator):
             progress.begin()
             for step in waiting:
                 with _loaded(generator.engine, checkpoints[step], step, settings, context):

@@ -222,7 +222,7 @@ def _opened_folder(name: str, asked: Sequence[Prompt], work: Work) -> Iterator[T
         once = len(sample.rendered.ids)
         return Usage(once if limits is None else limits.max_turns * (once + most), most)
 
-    generator = open_generator(config.engine, folder, config.dtype, longest, context)
+    generator = open_generator(config.engine, folder, config.dtype, longest, work.total, context)
     with closing(generator.engine):
         client_of = open_client(environment, tokenizer, generator.lanes, work.judges, policy=work.tokenizer)
         asker = Asker(client_of(generator.engine), None, generator.batch_size, limits=limits, keep=as_trace)

@@ -8,16 +8,16 @@ from reference.gradient_case import ROOT
 
 from luffy.tracking.metrics import read_metrics
 
+IN_TURN = ("model.dtype=bfloat16", "execution.zero_stage=1", "execution.vllm.gpu_memory_utilization=0.3")
 SHARED = (
+    *IN_TURN,
     "cluster=ray",
-    "model.dtype=bfloat16",
-    "execution.zero_stage=1",
     "execution.ray.placement=colocated",
     "execution.ray.trainer_ranks=1",
     "rl.max_staleness=0",
     "rl.correction=null",
-    "execution.vllm.gpu_memory_utilization=0.3",
 )
+IN_ONE_PROCESS = ("exp_configs/smoke.yaml", *IN_TURN, "rl.engine=vllm", "evaluation.engine=vllm")
 SMALL = "{hidden_size: 128, intermediate_size: 256, num_layers: 2, num_heads: 2, max_position_embeddings: 128}"
 SHAPES = {
     "0.5B": "{hidden_size: 896, intermediate_size: 4864, num_layers: 24, num_heads: 14}",
@@ -35,17 +35,25 @@ def luffy(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("zero_stage", [1, 3])
-def test_five_steps_of_training_and_sampling_in_turn(tmp_path, zero_stage):
-    luffy(
-        *("run", "exp_configs/smoke_ray.yaml", f"model.architecture={SMALL}", *SHARED, "rl.steps=5"),
-        *(f"execution.zero_stage={zero_stage}", "--workspace", str(tmp_path)),
-    )
+@pytest.mark.parametrize(
+    "config",
+    [
+        ("exp_configs/smoke_ray.yaml", *SHARED),
+        ("exp_configs/smoke_ray.yaml", *SHARED, "execution.zero_stage=3"),
+        IN_ONE_PROCESS,
+    ],
+    ids=["ray", "ray, ZeRO 3", "one process"],
+)
+def test_five_steps_of_training_and_sampling_in_turn(tmp_path, config):
+    luffy("run", *config, f"model.architecture={SMALL}", "rl.steps=5", "--workspace", str(tmp_path))
     (metrics,) = tmp_path.glob("stages/rl/*/metrics.jsonl")
     rows = read_metrics(metrics)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     # After the first step every rollout is of weights that came over while the engine slept.
     assert all(0 < row["rollout/logp_gap_mean"] < MAX_GAP for row in rows), rows
+    if config is IN_ONE_PROCESS:  # its engine answers for the evaluations as well
+        told = "".join(events.read_text() for events in tmp_path.glob("stages/*/*/events.jsonl"))
+        assert (told.count("vLLM engine started"), told.count("vLLM engine kept")) == (1, 3)
 
 
 @pytest.mark.parametrize("size", SHAPES)

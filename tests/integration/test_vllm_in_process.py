@@ -4,15 +4,22 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from installed import needs_no_gpu, needs_vllm
 from patience import PATIENCE_S
 from test_methods import TWO_UPDATES, assert_same_result, experiment, run_rl, upstream_of
 
+from luffy.cluster import local
+from luffy.config.execution import VLLMConfig
 from luffy.data.templates import decode, load_tokenizer
+from luffy.rollout.engine import RolloutRequest, SamplingParams
+from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import read_metrics, training_rows
+from luffy.training.learner import Learner, TrainerRank
 from luffy.types import FinishReason, Source
 
 pytestmark = [pytest.mark.slow, needs_vllm, needs_no_gpu]
@@ -70,6 +77,56 @@ def test_every_sampled_token_carries_the_version_of_its_step(undisturbed):
 def test_every_validation_is_answered_by_the_weights_of_its_step(undisturbed):
     measured = [row for row in read_metrics(undisturbed / "metrics.jsonl") if "val/longer/accuracy" in row]
     assert [(row["step"], row["val/weight_version"]) for row in measured] == [(0, 0), (2, 2), (4, 4), (5, 5)]
+
+
+@pytest.fixture
+def sleeping(monkeypatch) -> list[str]:
+    """vLLM with the device's calls replaced: an engine that sleeps has no weights. They are noted in the list."""
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    turns = list[str]()
+
+    def sleep(worker: CPUWorker, level: int) -> None:
+        turns.append(f"sleep {level}")
+        for weight in worker.get_model().parameters():
+            weight.data.fill_(torch.nan)
+
+    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)
+    monkeypatch.setattr(CPUWorker, "sleep", sleep)
+    monkeypatch.setattr(CPUWorker, "wake_up", lambda worker, tags: turns.extend(tags))
+    return turns
+
+
+def test_a_kept_engine_sleeps_until_it_is_given_the_next_model(upstream, undisturbed, sleeping):
+    first, other = upstream["model"] / "model", undisturbed / "model"
+    config, requests = VLLMConfig(max_num_seqs=16), [RolloutRequest((5, 6, 7), seed=seed) for seed in range(8)]
+    said = []
+    engine = VLLMEngine.from_folder(first, config, "float32", max_model_len=64, sleep_mode=True, is_kept=True)
+    for folder in (first, other, first):
+        if sleeping:
+            engine.take_over(folder)
+        said.append(engine.generate(requests, SamplingParams(1.0, 20, stop_token_ids=())))
+        engine.close()
+    assert sleeping == ["sleep 2", *2 * ["weights", "kv_cache", "sleep 2"]]
+    assert said[0] == said[2] != said[1]
+    engine.shut_down()
+
+
+def test_an_engine_on_the_trainers_gpu_sleeps_while_it_learns(upstream, undisturbed, sleeping, tmp_path, monkeypatch):
+    learn, start = Learner.learn, VLLMEngine.from_folder
+
+    def started(*given, sleep_mode, **options) -> VLLMEngine:
+        return start(*given, sleep_mode=True, **options)
+
+    monkeypatch.setattr(local, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True)))
+    monkeypatch.setattr(VLLMEngine, "from_folder", started)
+    monkeypatch.setattr(Learner, "learn", lambda *given: (sleeping.append("learn"), learn(*given))[1])
+    monkeypatch.setattr(TrainerRank, "free_cache", lambda rank: sleeping.append("free"))
+    run_rl(CONFIG, tmp_path, upstream)
+    # After the last step the validation wakes it once more.
+    assert sleeping == ["free"] + 5 * ["sleep 2", "learn", "free", "weights", "kv_cache"]
+    assert_same_result(undisturbed, tmp_path)
 
 
 def test_rollouts_end_with_the_token_that_completes_the_stop_text(upstream, undisturbed):

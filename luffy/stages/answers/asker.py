@@ -169,17 +169,18 @@ def open_asker(
     engine: str,
     context: StageContext,
     longest: int,
+    num_responses: int,
     policy: PreTrainedTokenizerBase | None = None,
     keep: Keep = lambda sample, answer: answer,
 ) -> Iterator[tuple[Asker, Generator]]:
     """An asker of the stage's model, by the engine of that name, and the opened engine.
 
-    `longest` is the largest number of tokens of a prompt with its response; `policy` as in `open_client`. Evaluations
-    get second grades.
+    `longest` is the largest number of tokens of a prompt with its response, `num_responses` what is left to sample;
+    `policy` as in `open_client`. Evaluations get second grades.
     """
     model, environment = context.inputs["model"] / "model", settings.environment
     evaluation = settings.evaluation if isinstance(settings, EvaluateSettings) else None
-    generator = open_generator(engine, model, settings.dtype, longest, context)
+    generator = open_generator(engine, model, settings.dtype, longest, num_responses, context)
     with closing(generator.engine), open_graders(settings.grading, context, evaluation) as (grader, judges):
         client_of = open_client(environment, load_tokenizer(model), generator.lanes, judges, policy)
         asker = Asker(

@@ -31,9 +31,10 @@ from luffy.errors import DataError
 from luffy.grading.judge import Judges
 from luffy.grading.request import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts, SwappableEngine
+from luffy.rollout.kept_engine import open_vllm
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.rollout.vllm_engine import VLLMEngine
+from luffy.rollout.vllm_limits import settled
 from luffy.seeds import derive_seed
 from luffy.stages.answers.store import ModelAnswer
 from luffy.stages.program import StageContext
@@ -326,10 +327,12 @@ class Generator:
     """Number of engine calls that episodes may have in flight at once; 0: only one."""
 
 
-def open_generator(engine: str, model: Path, dtype: DType, longest: int, context: StageContext) -> Generator:
+def open_generator(
+    engine: str, model: Path, dtype: DType, longest: int, num_responses: int, context: StageContext
+) -> Generator:
     """The engine of that name (`evaluation.engine`) on a model folder; the caller closes it.
 
-    `longest` is the largest number of tokens of a prompt with its response.
+    `longest` is the largest number of tokens of a prompt with its response, `num_responses` what is left to sample.
     """
     execution = context.execution
     if engine == "transformers":
@@ -342,10 +345,12 @@ def open_generator(engine: str, model: Path, dtype: DType, longest: int, context
         return Generator(served, FULL_BATCHES * server.concurrency * len(server.urls), lanes=LANES)
     assert engine == "vllm", engine
     batch_size = FULL_BATCHES * execution.vllm.max_num_seqs
-    if execution.vllm.engines == 1:
-        single = VLLMEngine.from_folder(model, execution.vllm, dtype, max_model_len=longest, reads_text=True)
+    vllm = settled(execution.vllm, num_responses // execution.vllm.engines, longest)
+    if vllm.engines == 1:
+        single = open_vllm(model, vllm, dtype, longest=longest, reads_text=True)
         return Generator(single, batch_size, lanes=LANES)
     from luffy.cluster.engine_pool import EnginePool  # imported here so that one engine needs no Ray
 
+    execution = execution.model_copy(update={"vllm": vllm})
     pool = EnginePool(model, execution, dtype, max_model_len=longest, out=context.out)
     return Generator(pool, batch_size, execution.vllm.engines)

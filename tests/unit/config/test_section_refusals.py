@@ -125,6 +125,8 @@ SECTIONS = {
         ("rl.temperature 0.005 is below vLLM's lowest sampling temperature",
          *RL, "rl.engine=vllm", "rl.temperature=0.005"),
         ("cluster: ray has vLLM engines in processes of their own; remove one", *RL, "cluster=ray", "rl.engine=vllm"),
+        ("rl.engine: vllm, which has the trainer's one GPU", *RL, "rl.engine=vllm",
+         "execution.vllm.tensor_parallel_size=2"),
         ("rl.engine: ", *RL, "rl.engine=embedded"),
         ("execution.ray.address", *RL, "cluster=ray", "execution.ray.address=head"),
         ("execution.ray.address", *RL, "cluster=ray", "execution.ray.address=ray://head:10001"),

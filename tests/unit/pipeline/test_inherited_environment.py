@@ -8,9 +8,10 @@ import pytest
 
 from luffy.cli.main import main
 from luffy.config import load_experiment
-from luffy.pipeline.inherited_environment import complaints_about_variables, drop_foreign
+from luffy.pipeline.inherited_environment import complaints_about_variables, drop_foreign, own_environment
 from luffy.pipeline.resources import find_resources
 from luffy.pipeline.supervise import supervise
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE
 
 FOREIGN = (
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK"),
@@ -120,3 +121,15 @@ def test_a_plan_refuses_it_in_one_line(monkeypatch, capsys, tmp_path):
     assert main(["plan", "smoke", "--workspace", str(tmp_path)]) == 2
     assert "OMP_NUM_THREADS='many'" in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+def test_compiled_code_is_kept_in_the_workspace_unless_a_variable_names_another_place(monkeypatch, tmp_path):
+    names = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(WORKSPACE_VARIABLE, raising=False)
+    assert not {*names} & {*own_environment()}
+    monkeypatch.setenv(WORKSPACE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/own")
+    found = own_environment()
+    assert [found[name] for name in names] == ["/own", str(tmp_path / "compiled/inductor")]

@@ -488,6 +488,19 @@ def test_colocated_the_trainer_stays_and_the_engine_sleeps():
     assert sharded.gib("gradients") > 0  # ZeRO 3 holds them in a buffer of its own
 
 
+def test_an_engine_kept_for_evaluations_counts_beside_training():
+    def asleep(*overrides: str) -> dict[str, float]:
+        config = load_experiment(SEVEN_B, ["execution.vllm.engines=1", *overrides])
+        return {gpu.name: gpu.gib("kept engine, asleep") for gpu in estimate_memory(QWEN_7B, config, 79.0)}
+
+    assert asleep() == {"shared GPU in a rollout": 2, "shared GPU in an update": 2}
+    assert asleep("execution.vllm.engines=2") == asleep("evaluation.engine=transformers") == dict.fromkeys(asleep(), 0)
+    sft = "sft={epochs: 1, batch_size: 64, optimizer: {lr: 5e-5}}"
+    local = asleep("cluster=local", "rl.engine=vllm", "chain=sft_then_rl", "rl.max_staleness=0", sft)
+    # RL has it in its own process.
+    assert local == {"GPU in SFT": 2, "shared GPU in a rollout": 0, "shared GPU in an update": 0}
+
+
 def test_offloading_and_checkpointing_make_room():
     def total(*overrides: str) -> float:
         return estimate_memory(QWEN_7B, experiment(*overrides), 79.0)[0].total_gib

@@ -15,7 +15,7 @@ from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError
 from luffy.rollout.engine import RolloutRequest, SamplingParams, limit
 from luffy.rollout.vllm_engine import FairLock, VLLMEngine, _engine_arguments
-from luffy.rollout.vllm_limits import cpu_cache_bytes
+from luffy.rollout.vllm_limits import cpu_cache_bytes, settled
 
 SHAPE = {"num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings": 1024}
 
@@ -103,6 +103,20 @@ def test_a_start_without_compilation(on_gpu, asked, expected, folder, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     found = _engine_arguments(folder, SMOLLM2, VLLMConfig(enforce_eager=asked), "float32", 256)
     assert found["enforce_eager"] is expected
+
+
+@pytest.mark.parametrize(
+    ("responses", "longest", "asked", "expected"),
+    [
+        (256, 5999, None, True),
+        (256, 6000, None, False),
+        (257, 3000, None, False),
+        (10**9, 6000, True, True),
+        (1, 1, False, False),
+    ],
+)
+def test_an_engine_is_compiled_where_its_steps_pay_for_it(responses, longest, asked, expected):
+    assert settled(VLLMConfig(enforce_eager=asked), responses, longest).enforce_eager is expected
 
 
 def started(target) -> threading.Thread:
