@@ -37,9 +37,9 @@ _LIVE_PARAMETERS = 1_050_000_000
 """Parameters that ZeRO 3 keeps gathered at once: `max_live_parameters` and one prefetch bucket (defaults)."""
 _BATCH_TOKENS = 16384
 """vLLM's default `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
-_BYTES_A_LOGIT = 28
-"""Peak of the embedded engine's sampler: the model's logits, logits and log-probabilities in float32, and two float64
-tensors while probabilities are summed up."""
+_BYTES_A_LOGIT = 18
+"""Peak of the embedded engine's sampler: the model's logits, those in float32 and divided by the temperature, their
+log-probabilities and their probabilities."""
 
 
 @dataclass(frozen=True, slots=True)

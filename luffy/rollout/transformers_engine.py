@@ -1,16 +1,21 @@
 """The embedded engine: batched, KV-cached generation with a transformers model in this process.
 
-Shape legend: `B` rows still running, `T` tokens, `V` vocabulary, `A` heads of keys and values, `D` size of a head.
+A prompt that several rows share is read once. Llama, Qwen2 and Qwen3 then decode by direct calls of their modules
+(`_decode`), other models by transformers' own forward pass. A CPU multiplies by packed copies of large weights.
+
+Shape legend: `B` rows still running, `T` tokens, `C` columns of the cache, `V` vocabulary, `H` hidden size, `A` heads
+of keys and values, `D` size of a head.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForCausalLM,
@@ -31,17 +36,12 @@ _COMPACT_BELOW = 0.75
 """Finished rows are removed from the KV cache once less than this share of its rows is still running."""
 _SPARE_TOKENS = 64
 """Room for further tokens whenever the cache of a layer is enlarged."""
-
-
-@dataclass(slots=True)
-class _DecodingRow:
-    """A response in progress."""
-
-    uniform_T: Tensor
-    """One number in [0, 1) for each token that may be sampled."""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+_BLOCK = 256
+"""Tokens of the vocabulary whose probabilities are summed before one of them is chosen."""
+_LARGE = 2**16
+"""Weights of a linear layer from which a CPU gains by packing them."""
+_DIRECT = ("llama", "qwen2", "qwen3")
+"""Values of `model_type` that `_decode` knows."""
 
 
 @dataclass(eq=False)
@@ -68,10 +68,11 @@ class TransformersEngine:
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         by_length = sorted(range(len(requests)), key=lambda i: (len(_context(requests[i])), i))
         completions: dict[int, Completion] = {}
-        for start in range(0, len(by_length), self.batch_size):
-            indices = by_length[start : start + self.batch_size]
-            finished = self._generate_batch([requests[i] for i in indices], params)
-            completions.update(zip(indices, finished, strict=True))
+        with _packed_weights(self.model):
+            for start in range(0, len(by_length), self.batch_size):
+                indices = by_length[start : start + self.batch_size]
+                finished = self._generate_batch([requests[i] for i in indices], params)
+                completions.update(zip(indices, finished, strict=True))
         return [completions[i] for i in range(len(requests))]
 
     def load_weights_from(self, folder: Path, version: int) -> None:
@@ -85,58 +86,83 @@ class TransformersEngine:
         """Nothing to free: the model is the caller's, or is garbage-collected with this object."""
 
     def _generate_batch(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        # The first numbers of the request's seed, however many are taken.
+        limits = [limit(request, params) for request in requests]
+        # The first numbers of the request's seed, however many are taken: one for each token that may be sampled.
         seeded = [torch.Generator().manual_seed(request.seed) for request in requests]
-        rows = [
-            _DecodingRow(torch.rand(limit(request, params), generator=generator, dtype=torch.float64))
-            for request, generator in zip(requests, seeded, strict=True)
-        ]
-        contexts = [torch.tensor(_context(request), dtype=torch.long) for request in requests]
-        input_ids_BT, mask_BT = (
+        uniforms = [torch.rand(n, generator=each, dtype=torch.float64) for n, each in zip(limits, seeded, strict=True)]
+        uniform_BT = pad_sequence(uniforms, batch_first=True)
+        token_BT, logp_BT = torch.zeros(uniform_BT.shape, dtype=torch.long), torch.zeros(uniform_BT.shape)
+        length_B, stopped_B = torch.tensor(limits), torch.zeros(len(requests), dtype=torch.bool)
+        stop_ids = torch.tensor(params.stop_token_ids, dtype=torch.long)
+
+        contexts = [_context(request) for request in requests]
+        places = {context: place for place, context in enumerate(dict.fromkeys(contexts))}
+        unpadded = [torch.tensor(context, dtype=torch.long) for context in places]
+        input_ids_BT, mask_BC = (
             pad_sequence(tensors, batch_first=True, padding_side="left").to(self.model.device)
-            for tensors in (contexts, [torch.ones_like(context) for context in contexts])
+            for tensors in (unpadded, [torch.ones_like(context) for context in unpadded])
         )
-        cache = roomy_cache(self.model.config)
-        running = rows
-        while running:
-            token_B = _sample(running, self._next_logits(input_ids_BT, mask_BT, cache), params)
-            self._end_at_texts(running, params.stop)
-            alive = [b for b, row in enumerate(running) if row.finish_reason is None]
+        cache, width = roomy_cache(self.model.config), input_ids_BT.shape[1]
+        logits_BV = self._next_logits(input_ids_BT, mask_BC, cache)
+        if len(places) < len(contexts):
+            source_B = torch.tensor([places[context] for context in contexts], device=self.model.device)
+            cache.batch_select_indices(source_B)
+            logits_BV, mask_BC = logits_BV[source_B], mask_BC[source_B]
+        mask_BC = F.pad(mask_BC, (0, uniform_BT.shape[1]), value=1)
+        row_B = torch.arange(len(requests))  # the rows in the cache
+        for place in range(uniform_BT.shape[1]):
+            newest_B, newest_logp_B = _sample(logits_BV, uniform_BT[row_B, place], params)
+            del logits_BV  # freed before the model allocates
+            token_BT[row_B, place], logp_BT[row_B, place] = newest_B.cpu(), newest_logp_B.cpu()
+            running_B = length_B[row_B] > place
+            ended = row_B[running_B & torch.isin(token_BT[row_B, place], stop_ids)].tolist()
+            ended += self._ended_by_texts(row_B[running_B].tolist(), token_BT[:, : place + 1], params.stop)
+            length_B[ended], stopped_B[ended] = place + 1, True
+            running_B = length_B[row_B] > place + 1
+            num_running = int(running_B.sum())
+            if not num_running:
+                break
             # Finished rows stay in the batch, ignored, until removing them is worth copying the cache.
-            if len(alive) < _COMPACT_BELOW * len(running) or not alive:
-                running = [running[b] for b in alive]
-                keep_B = torch.tensor(alive, dtype=torch.long, device=mask_BT.device)
-                cache.batch_select_indices(keep_B)
-                token_B, mask_BT = token_B[keep_B], mask_BT[keep_B]
-            input_ids_BT = token_B.unsqueeze(-1)
-            mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(mask_BT), 1)], dim=-1)
-        versions = [(self.weight_version,) * len(row.tokens) for row in rows]
+            if num_running < _COMPACT_BELOW * len(row_B):
+                row_B, kept_B = row_B[running_B], running_B.nonzero().squeeze(-1).to(mask_BC.device)
+                cache.batch_select_indices(kept_B)
+                newest_B, mask_BC = newest_B[kept_B], mask_BC[kept_B]
+            held_BC = mask_BC[:, : width + place + 1]
+            logits_BV = self._next_logits(newest_B.unsqueeze(-1), held_BC, cache)  # noqa: F841 (the next round's)
         return [
-            Completion(tuple(row.tokens), tuple(row.logprobs), cast(FinishReason, row.finish_reason), of_row)
-            for row, of_row in zip(rows, versions, strict=True)
+            Completion(
+                tuple(tokens[:length]),
+                tuple(logprobs[:length]),
+                FinishReason.STOP if stopped else FinishReason.LENGTH,
+                (self.weight_version,) * length,
+            )
+            for tokens, logprobs, length, stopped in zip(
+                token_BT.tolist(), logp_BT.tolist(), length_B.tolist(), stopped_B.tolist(), strict=True
+            )
         ]
 
-    def _next_logits(self, input_ids_BT: Tensor, mask_BT: Tensor, cache: DynamicCache) -> Tensor:
-        # A function, so that the model's output is freed before the sampler allocates.
+    def _next_logits(self, input_ids_BT: Tensor, mask_BC: Tensor, cache: DynamicCache) -> Tensor:
+        """`(B, V)` logits in float32 after further tokens of every row; 0 in the mask is padding."""
+        directly = self.model.config.model_type in _DIRECT and all(type(each) is RoomyLayer for each in cache.layers)
+        if directly and input_ids_BT.shape[1] == 1 and cache.get_seq_length():
+            return _decode(self.model, input_ids_BT.squeeze(-1), mask_BC, cache).float()
         output = self.model(
             input_ids=input_ids_BT,
-            attention_mask=mask_BT,
-            position_ids=(mask_BT.cumsum(dim=-1) - 1).clamp(min=0)[:, -input_ids_BT.shape[1] :],
+            attention_mask=mask_BC,
+            position_ids=(mask_BC.cumsum(dim=-1) - 1).clamp(min=0)[:, -input_ids_BT.shape[1] :],
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
         return output.logits[:, -1].float()
 
-    def _end_at_texts(self, running: Sequence[_DecodingRow], stop: Sequence[str]) -> None:
+    def _ended_by_texts(self, rows: Sequence[int], token_BT: Tensor, stop: Sequence[str]) -> list[int]:
+        """The rows whose newest token completes a stop text."""
         if not stop or self.tokenizer_folder is None:
-            return
+            return []
         tokenizer = _tokenizer(self.tokenizer_folder)
-        for row in running:
-            if row.finish_reason is None:
-                tail = str(tokenizer.decode(row.tokens[-_STOP_TOKENS:]))
-                if any(text in tail for text in stop):
-                    row.finish_reason = FinishReason.STOP
+        tails = {row: str(tokenizer.decode(token_BT[row, -_STOP_TOKENS:].tolist())) for row in rows}
+        return [row for row, tail in tails.items() if any(text in tail for text in stop)]
 
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -156,28 +182,72 @@ def _context(request: RolloutRequest) -> tuple[int, ...]:
     return request.prompt_ids + request.prefix_ids
 
 
-def _sample(running: Sequence[_DecodingRow], logits_BV: Tensor, params: SamplingParams) -> Tensor:
-    """Sample the next token of every row and record it in the rows that are still running."""
-    logp_BV = torch.log_softmax(logits_BV / (params.temperature or 1.0), dim=-1)
+@contextmanager
+def _packed_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Let a CPU multiply by copies of large weights in oneDNN's own layout for the length of the context.
+
+    For 64 rows that is 1.2 to 1.8 times as fast, for fewer up to 2.2 times; a copy takes as long as two decoding steps.
+    """
+    gains = model.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    large = [each for each in model.modules() if type(each) is nn.Linear and each.weight.numel() >= _LARGE]
+    for linear in large if gains else ():
+        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        linear.forward = partial(  # type: ignore[method-assign]
+            torch.ops.mkldnn._linear_pointwise, W=packed, B=linear.bias, attr="none", scalars=[], algorithm=""
+        )
+    try:
+        yield
+    finally:
+        for linear in large:
+            vars(linear).pop("forward", None)
+
+
+def _decode(model: PreTrainedModel, token_B: Tensor, mask_BC: Tensor, cache: DynamicCache) -> Tensor:
+    """`(B, V)` logits after one more token of every row, by direct calls of the modules of a model in `_DIRECT`.
+
+    transformers' own pass makes its masks and arguments anew for every token, which takes longer than the arithmetic of
+    a small model, and with a mask it copies keys and values once for every query head that shares them.
+    """
+    decoder = model.get_decoder()
+    hidden_BH = decoder.embed_tokens(token_B)
+    cos_B1D, sin_B1D = decoder.rotary_emb(hidden_BH, mask_BC.sum(dim=-1, keepdim=True) - 1)
+    half = sin_B1D.shape[-1] // 2
+    sin_B1D[..., :half].neg_()  # the first half of a rotated head has the negated second half
+    padding_BC = mask_BC == 0
+    bias = torch.zeros_like(mask_BC, dtype=hidden_BH.dtype).masked_fill_(padding_BC, -torch.inf)[:, None, None]
+    for layer, held in zip(decoder.layers, cache.layers, strict=True):
+        attention, input_BH = layer.self_attn, layer.input_layernorm(hidden_BH)
+        query, key, value = (
+            project(input_BH).unflatten(-1, (-1, attention.head_dim))
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        if hasattr(attention, "q_norm"):
+            query, key = attention.q_norm(query), attention.k_norm(key)
+        query, key = (heads * cos_B1D + heads.roll(half, -1) * sin_B1D for heads in (query, key))
+        keys_BACD, values_BACD = held.update(key.unsqueeze(2), value.unsqueeze(2))
+        # The query heads that share keys are as many queries to them.
+        found = F.scaled_dot_product_attention(
+            query.unflatten(1, (keys_BACD.shape[1], -1)),
+            keys_BACD,
+            values_BACD,
+            attn_mask=bias,
+            scale=attention.scaling,
+        )
+        hidden_BH = hidden_BH + attention.o_proj(found.flatten(1))
+        hidden_BH = hidden_BH + layer.mlp(layer.post_attention_layernorm(hidden_BH))
+    logits: Tensor = model.get_output_embeddings()(decoder.norm(hidden_BH))
+    return logits
+
+
+def _sample(logits_BV: Tensor, uniform_B: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """The next token of every row and its log-probability."""
+    if params.temperature not in (0, 1):
+        logits_BV = logits_BV / params.temperature
+    logp_BV = torch.log_softmax(logits_BV, dim=-1)
     if params.top_p < 1 and params.temperature > 0:
         logp_BV = _nucleus(logp_BV, params.top_p)
-    if params.temperature == 0:
-        token_B = logp_BV.argmax(dim=-1)
-    else:
-        # A finished row may have used up its numbers; its token is ignored.
-        uniform_B = torch.stack([row.uniform_T[len(row.tokens) - (row.finish_reason is not None)] for row in running])
-        token_B = _invert(logp_BV, uniform_B.to(logits_BV.device))
-    logp_B = logp_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1).tolist()
-    for row, token, logp in zip(running, token_B.tolist(), logp_B, strict=True):
-        if row.finish_reason is not None:
-            continue
-        row.tokens.append(token)
-        row.logprobs.append(logp)
-        if token in params.stop_token_ids:
-            row.finish_reason = FinishReason.STOP
-        elif len(row.tokens) == len(row.uniform_T):
-            row.finish_reason = FinishReason.LENGTH
-    return token_B
+    token_B = logp_BV.argmax(dim=-1) if params.temperature == 0 else _invert(logp_BV, uniform_B.to(logp_BV.device))
+    return token_B, logp_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1)
 
 
 def _nucleus(logp_BV: Tensor, top_p: float) -> Tensor:
@@ -193,11 +263,28 @@ def _nucleus(logp_BV: Tensor, top_p: float) -> Tensor:
 
 
 def _invert(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """The token whose interval of the cumulative distribution contains the uniform number."""
-    cumulative_BV = logp_BV.double().exp().cumsum(dim=-1)
-    target_B1 = (uniform_B * cumulative_BV[:, -1]).unsqueeze(-1)
-    token_B = torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(-1)
-    return token_B.clamp(max=logp_BV.shape[-1] - 1)
+    """The token whose interval of the cumulative distribution contains the uniform number.
+
+    First the block of tokens that contains it, then the token; a token without probability is never chosen.
+    """
+    rows, size = logp_BV.shape
+    probability = logp_BV.new_zeros(rows, -(-size // _BLOCK) * _BLOCK)
+    torch.exp(logp_BV, out=probability[:, :size])
+    blocks = probability.view(rows, -1, _BLOCK)
+    block_B, rest_B = _place(blocks.sum(dim=-1), uniform_B)
+    inside_B, _ = _place(blocks[torch.arange(rows, device=block_B.device), block_B], rest_B)
+    return block_B * _BLOCK + inside_B
+
+
+def _place(weight_BN: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """The place whose share of the weights contains the number in [0, 1), and where in that share it lies, likewise."""
+    weight_BN = weight_BN.double()
+    upto_BN = weight_BN.cumsum(dim=-1)
+    target_B1 = uniform_B.unsqueeze(-1) * upto_BN[:, -1:]
+    place_B1 = torch.searchsorted(upto_BN, target_B1, right=True).clamp_(max=weight_BN.shape[-1] - 1)
+    share_B1 = weight_BN.gather(-1, place_B1)
+    rest_B1 = (target_B1 - upto_BN.gather(-1, place_B1)) / share_B1 + 1
+    return place_B1.squeeze(-1), rest_B1.clamp_(0, 1 - 2**-53).squeeze(-1)
 
 
 class RoomyLayer(DynamicLayer):

@@ -42,6 +42,7 @@ from luffy.pipeline.memory import (
     layer_activation_bytes,
     rl_engine_memory,
 )
+from luffy.rollout import transformers_engine
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import deepspeed_engine
@@ -460,6 +461,7 @@ def test_the_estimate_bounds_the_peak_of_the_embedded_engine(prompt, vocabulary,
         return next_logits(*arguments)
 
     monkeypatch.setattr(engine, "_next_logits", forgetting_modules)
+    monkeypatch.setattr(transformers_engine, "_LARGE", 2**62)  # weights are packed on CPUs alone
     tracker.track_external(engine.model)
     with tracker:
         engine.generate(requests, SamplingParams(1.0, response, stop_token_ids=()))

@@ -8,14 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.attention_case import CONFIGS
+from reference.attention_case import CONFIGS, model_of
 from reference.gradient_case import VOCABULARY, tiny_model
 from reference.rows import evaluate
 from synthetic.arithmetic import tiny_tokenizer
 from synthetic.trajectories import row_of
-from transformers import DynamicCache
+from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from luffy.rollout import transformers_engine
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import RoomyLayer, TransformersEngine, roomy_cache
 from luffy.types import FinishReason
@@ -62,6 +63,55 @@ def test_sampling_follows_the_model_distribution() -> None:
     share = torch.bincount(torch.tensor(tokens), minlength=VOCABULARY) / len(tokens)
     standard_error = (probabilities * (1 - probabilities) / len(tokens)).sqrt()
     assert ((share - probabilities).abs() < 4.5 * standard_error + 1e-9).all()
+
+
+def test_a_token_of_a_large_vocabulary_is_the_one_whose_interval_holds_the_uniform_number() -> None:
+    model = Qwen2ForCausalLM(Qwen2Config(**{**CONFIGS["qwen2"].to_dict(), "vocab_size": 700})).eval()
+    requests, params = [RolloutRequest((1, 2, 3), seed=i) for i in range(2000)], SamplingParams(0.5, 1, ())
+    drawn = [one.token_ids[0] for one in TransformersEngine(model, 2000).generate(requests, params)]
+    upto = torch.softmax(model(torch.tensor([[1, 2, 3]])).logits[0, -1].double() / 0.5, dim=-1).cumsum(0)
+    numbers = [
+        float(torch.rand(1, generator=torch.Generator().manual_seed(i), dtype=torch.float64)) for i in range(2000)
+    ]
+    expected = torch.searchsorted(upto, torch.tensor(numbers, dtype=torch.float64)).tolist()
+    assert sum(token != other for token, other in zip(drawn, expected, strict=True)) <= 1  # rounded to float32
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_kind_of_model_decodes_as_its_own_forward_pass_does(kind: str) -> None:
+    """With padding and shared heads; three kinds without calling that pass again after the prompts."""
+    model, passes, read = model_of(kind).eval(), [], []
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, given: read.append(tuple(given[0].shape)))
+    requests = _requests(12)
+    completions = TransformersEngine(model, 12).generate(requests, SamplingParams(0.7, 20, (STOP,)))
+    assert read[0] == (len(PROMPTS), max(map(len, PROMPTS)))  # prompts that rows share are read once
+    steps = max(len(completion.token_ids) for completion in completions)
+    assert len(passes) == (1 if kind in ("llama", "qwen2", "qwen3") else steps) < len(read) + 1 == steps + 1
+    for request, completion in zip(requests, completions, strict=True):
+        ids = torch.tensor(request.prompt_ids + completion.token_ids)
+        logp_TV = torch.log_softmax(model(ids[None]).logits[0].detach() / 0.7, dim=-1)[len(request.prompt_ids) - 1 : -1]
+        expected = logp_TV.gather(-1, torch.tensor(completion.token_ids)[:, None]).squeeze(-1)
+        assert expected.tolist() == pytest.approx(completion.logprobs, abs=1e-5)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_cpu_multiplies_by_packed_copies_of_the_weights_as_they_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("qwen2").eval()
+    linears, seen = [module for module in model.modules() if isinstance(module, torch.nn.Linear)], []
+    model.register_forward_pre_hook(lambda *_: seen.append(["forward" in vars(linear) for linear in linears]))
+    for _ in range(2):
+        monkeypatch.setattr(transformers_engine, "_LARGE", 2**16)
+        plain = TransformersEngine(model, 8).generate(_requests(8), _params())
+        monkeypatch.setattr(transformers_engine, "_LARGE", 1)
+        packed = TransformersEngine(model, 8).generate(_requests(8), _params())
+        for one, other in zip(packed, plain, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        for linear in linears:
+            assert "forward" not in vars(linear)
+            linear.weight.data *= 1.1
+    assert seen == [[False] * len(linears), [True] * len(linears)] * 2
 
 
 def test_a_row_ends_at_its_stop_token_or_at_the_limit() -> None:
