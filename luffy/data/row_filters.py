@@ -21,6 +21,7 @@ from luffy.data.templates import (
     is_complete,
     prompt_lengths,
     prompt_opener,
+    prompt_texts,
     stop_texts,
     trace_lengths,
     with_opened_thinking,
@@ -169,13 +170,13 @@ class TraceReplayer(Protocol):
         """The result for each trace of each prompt; None for a single-turn trace, which has no answers to compare."""
 
 
-def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Outcome]]:
-    """Return what grading found for each trace of each prompt.
+def grade_traces(prompts: Sequence[Prompt], grader: GraderPool, template: str = "") -> list[list[Outcome]]:
+    """Return what grading found for each trace of each prompt; `template` as in `problem_of`.
 
     Raises LostError if a judge could not be reached: that is not a verdict on the traces.
     """
     requests = [
-        GradeRequest(trace.reply, prompt.ground_truth, problem_of(prompt))
+        GradeRequest(trace.reply, prompt.ground_truth, problem_of(prompt, template))
         for prompt in prompts
         for trace in prompt.traces
     ]
@@ -251,7 +252,7 @@ class RowFilter:
         A prompt that came with traces and loses all of them is rejected; one that came without any stays.
         """
         prompts = self.normalised(prompts)
-        judged = self.judged(prompts, grade_traces(prompts, grader))
+        judged = self.judged(prompts, grade_traces(prompts, grader, self.template))
         if self.rules.requires_gold is None:
             return judged
         # A reference with a correct trace can be met.
@@ -264,6 +265,11 @@ class RowFilter:
             if gold[0] == FAILS and (row.reason is None or row.lost_its_traces):
                 judged[place] = dataclasses.replace(row, reason=Rejection.REFERENCE_FAILS, lost_its_traces=False)
         return judged
+
+    @property
+    def template(self) -> str:
+        """A prompt under the policy's chat template, which decides where its answers stand."""
+        return prompt_texts(self.tokenizer, [[Message("user", "")]])[0]
 
     def normalised(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Return the prompts with their traces as the policy has to write them."""

@@ -152,14 +152,14 @@ def _is_label(value: object) -> bool:
 
 
 def _gold_of_choices(doc: Mapping[str, object]) -> object:
-    """The reference in a `doc` of lighteval: the choice, or the choices, at its index."""
+    """The reference in a `doc` of lighteval: the choice at its (first) index; None without one."""
     choices, index = doc.get("choices"), doc.get("gold_index")
     if not isinstance(choices, list) or index is None:
         return None
-    places = index if isinstance(index, list) else [index]
-    if not places or not all(isinstance(place, int) and 0 <= place < len(choices) for place in places):
+    place = index[0] if isinstance(index, list) and index else index
+    if not isinstance(place, int) or not 0 <= place < len(choices):
         raise RowError("doc.gold_index", f"must be an index of the {len(choices)} choices, found {index}")
-    return choices[places[0]]
+    return choices[place]
 
 
 def _argument(arguments: object) -> object:

@@ -276,8 +276,9 @@ def _verdicts(samples: Sequence[SampleRequest], store: AnswerStore, work: Work) 
         if outcome is None
     ]
     prompts = work.row_filter.normalised([prompt for prompt, _ in answered])
+    template = work.row_filter.template
     requests = [
-        GradeRequest(prompt.traces[0].reply, prompt.ground_truth, problem_of(prompt), measures=measures)
+        GradeRequest(prompt.traces[0].reply, prompt.ground_truth, problem_of(prompt, template), measures=measures)
         for prompt, (_, measures) in zip(prompts, answered, strict=True)
     ]
     grades = work.grader.grade(requests)

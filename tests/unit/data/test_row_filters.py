@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -76,6 +77,19 @@ def test_the_graders_verdict_overrides_the_claim_of_the_source(grader: GraderPoo
     (row,) = judge(grader, claimed, rules=dataclasses.replace(RULES, require_verified_traces=False))
     assert [trace.verified for trace in row.prompt.traces] == [True, False]
     assert row.outcomes == (Outcome.CORRECT, Outcome.WRONG)
+
+
+@pytest.mark.parametrize(("template", "in_tag"), [("r1_zero", True), (None, False)])
+def test_the_chat_template_decides_where_a_trace_answers(
+    grader: GraderPool, template: str | None, in_tag: bool
+) -> None:
+    tokenizer = build_tokenizer(["0123456789 so\\boxed{}<answer></answer>think\n"])
+    if template is not None:
+        tokenizer.chat_template = (Path(__file__).parents[3] / f"data/templates/{template}.jinja").read_text()
+    traces = ("<think>\n1</think> <answer>2</answer>", "<think>\n1</think> so <answer>2</answer> so")
+    rows = RowFilter(tokenizer, Rules(999, 999, require_verified_traces=False), index_of())
+    (row,) = rows.apply([prompt("1", *traces)], grader)
+    assert row.outcomes == ((Outcome.CORRECT if in_tag else Outcome.NO_ANSWER),) * 2
 
 
 def test_logprobs_must_count_the_tokens_and_the_stop_token(grader: GraderPool) -> None:
