@@ -76,6 +76,10 @@ def _run(program: str, lent: str, given: str, then: str) -> None:
         if then:
             space |= {"_called": called, "json": json}
             exec(compile(then, "<test>", "exec", dont_inherit=True), space)  # noqa: S102
+    except SystemExit:
+        if then:
+            raise RuntimeError("it ended before the test did") from None
+        raise
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -86,6 +90,7 @@ def _run(program: str, lent: str, given: str, then: str) -> None:
         print("\n" + show(space["_value"]))  # noqa: T201
 
 
+@functools.lru_cache(maxsize=64)
 def _lent_names(program: str) -> str:
     """Imports of what a program uses and may not import itself: the runners of those data sets provide it."""
     words, taken, lines = set(re.findall(r"\w+", program)), set(dir(builtins)), []

@@ -43,7 +43,7 @@ FAILING = [
     (SUM, "print(3)", Outcome.WRONG, "1 of 2 cases; case 2; another result"),
     (CALLS, "def add(a, b): return a - b", Outcome.WRONG, "0 of 2 cases; case 1; another result"),
     (CALLS, "def sub(a, b): return a + b", Outcome.WRONG, "0 of 2 cases; case 1; raised: KeyError: 'add'"),
-    (CALLS, f"{ADD}\nraise SystemExit", Outcome.WRONG, "0 of 2 cases; case 1; it ended before the test did"),
+    (CALLS, f"{ADD}\nraise SystemExit", Outcome.WRONG, "case 1; raised: RuntimeError: it ended before the test did"),
     # Objects that equal everything, and ends that look like a success.
     (
         ASSERTIONS,
@@ -53,6 +53,15 @@ FAILING = [
     ),
     (ASSERTIONS, "def add(a, b): raise SystemExit(0)", Outcome.WRONG, "it ended before the test did"),
     (CHECK, "def add(a, b): raise SystemExit(0)", Outcome.WRONG, "it ended before the test did"),
+    # What the test knows is in reach of the program, and no word of it means that the test has passed.
+    (
+        CHECK,
+        "import sys\ndef add(a, b):\n    frame = sys._getframe()\n    while frame := frame.f_back:\n"
+        "        for each in frame.f_code.co_consts:\n            if isinstance(each, str) and len(each) == 16:\n"
+        "                print(f'\"{each}\"')\n                sys.exit()\n    print('true')\n    sys.exit()",
+        Outcome.WRONG,
+        "it ended before the test did",
+    ),
     (CHECK, "import os\ndef add(a, b): os._exit(0)", Outcome.CRASHED, "killed: the interpreter ended with exit code 0"),
     (CHECK, "def add(a, b): return a", Outcome.WRONG, "raised: AssertionError"),
     ("[]", ADD, Outcome.UNPARSABLE, "the reference: there are no test cases"),
