@@ -54,7 +54,7 @@ def launch(
         starts: AbstractContextManager[None] = nullcontext()
         if len(to_make) >= _MIN_WARM_STAGES:
             warm = WarmServer(workspace.warm_log) if can_start_warm() else None
-            starts = _sharing_processes(warm, EngineProcess(workspace.warm_log))
+            starts = _sharing_processes(warm, EngineProcess())
         module, _, name = flow.partition(":")
         with without_collections():
             program = importlib.import_module(module)

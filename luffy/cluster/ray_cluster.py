@@ -80,8 +80,9 @@ class RayCluster:
             self._engines = RayEngine(engines, actors, self._supervisor, self._send)
             # GPUs of servers elsewhere are not counted.
             sharing = self._engines if share_gpus else None
-            self._in_turn = RanksInTurn(self._ranks, round(places.total("GPU")), sharing)
-            self.trainer = Trainer(spec.settings, ShardRanks(self._in_turn, spec.execution.sequence_parallel))
+            self.in_turn = RanksInTurn(self._ranks, round(places.total("GPU")), sharing)
+            """All ranks, for calls that may need the GPUs of engines."""
+            self.trainer = Trainer(spec.settings, ShardRanks(self.in_turn, spec.execution.sequence_parallel))
             self._stack = self._stack.pop_all()
         return self
 
@@ -94,7 +95,7 @@ class RayCluster:
 
     def publish(self, version: int) -> None:
         """Send the trainer's weights to every engine; running rollouts continue after the update."""
-        if version == self._published and not self._in_turn.engine_sleeps:
+        if version == self._published and not self.in_turn.engine_sleeps:
             return  # engines and trainer start with the same weights
         self._published = version
         if self._servers is not None:
@@ -102,7 +103,7 @@ class RayCluster:
             return
         by_broadcast = self._config.weight_transfer == "broadcast"  # to the workers of each engine
         num_receivers = self._spec.execution.vllm.tensor_parallel_size if by_broadcast else 0
-        with self._in_turn.waking():
+        with self.in_turn.waking():
             self._engines.update(lambda engines: self._send(engines, num_receivers))
 
     def metrics(self) -> dict[str, float]:

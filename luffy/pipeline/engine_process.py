@@ -1,6 +1,6 @@
 """The process of a run in which stages with a vLLM engine of their own run one after the other, and share the engine.
 
-    with EngineProcess(log).use():
+    with EngineProcess().use():
         ...  # supervise(..., has_engine=True) runs its stages there
 
 The process (`luffy.stages.engine_host`) starts with its first stage. It ends with a stage that fails or is stopped, so
@@ -73,9 +73,7 @@ class HostedStage:
 class EngineProcess:
     """At most one process at a time, for stages that see the same GPUs."""
 
-    def __init__(self, log: Path) -> None:
-        """`log` gets what the process says between stages."""
-        self._log = log
+    def __init__(self) -> None:
         self._turn = threading.Condition()
         self._is_taken = False
         self._surroundings: object = None
@@ -129,16 +127,16 @@ class EngineProcess:
             stage = HostedStage(before.process, before.connection, before.mark)
         else:
             self._end()
-            stage = self._starting.submit(self._open, environment).result()
+            stage = self._starting.submit(self._open, log, environment).result()
         self._ready = stage
         with suppress(OSError):  # it has died: the stage is lost
             stage.connection.send(order)
         return stage
 
-    def _open(self, environment: Mapping[str, str]) -> HostedStage:
+    def _open(self, log: Path, environment: Mapping[str, str]) -> HostedStage:
         connection, far_end = Pipe()
         parent, mark = os.getpid(), f"{os.getpid()}-{uuid.uuid4().hex}"
-        with self._log.open("ab") as out, far_end:
+        with log.open("ab") as out, far_end:
             process = subprocess.Popen(
                 [sys.executable, "-m", "luffy.library_loading", _PROGRAM, str(far_end.fileno())],
                 stdin=subprocess.DEVNULL,

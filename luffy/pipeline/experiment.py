@@ -21,6 +21,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings, has_own_vllm
 from luffy.errors import EXIT_USER_ERROR, DataError, LuffyError, StageFailed
 from luffy.pipeline.disk import usable
+from luffy.pipeline.engine_process import EngineProcess, current_engine_process
 from luffy.pipeline.events import Event
 from luffy.pipeline.gpus import Turn, gpus_of_stage, own_gpus
 from luffy.pipeline.graph import StageNode, build_graph
@@ -348,6 +349,8 @@ def start_run(
             stack.enter_context(stage_lock(directory))
             run = ExperimentRun(experiment, directory, command, stopped)
             run.record("running")
+        if current_engine_process() is None:  # many runs at a time share one
+            stack.enter_context(EngineProcess().use())
         try:
             yield run
         except BaseException as error:  # also Ctrl-C

@@ -91,8 +91,9 @@ def supervise(
         log.seek(0, os.SEEK_END)
         variables = {**own_environment(), **(environment or {}), "PYTHONUNBUFFERED": "1", TITLE_VARIABLE: "1"}
         process: subprocess.Popen[bytes] | WarmStage | HostedStage
-        warm, engine = current_warm_server(), current_engine_process() if has_engine else None
-        if engine is not None and stack.enter_context(engine.turn(variables, stopped)):
+        warm, engine = current_warm_server(), current_engine_process()
+        is_hosted = has_engine and command[1] == "-m"  # as a module, which the process runs in itself
+        if is_hosted and engine is not None and stack.enter_context(engine.turn(variables, stopped)):
             process = engine.start(command, log_path, variables)
             mark = process.mark
         elif warm is not None and (stage := warm.start(command, log_path, variables)) is not None:

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import numpy as np
 import torch
+import torch._dynamo  # before vLLM, which has it switched off on a CPU (`execution.compile` may need it)
 
 from luffy.errors import EXIT_FAILURE
 from luffy.library_loading import loaded

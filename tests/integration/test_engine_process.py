@@ -19,7 +19,7 @@ from toy_run import Recorder
 
 from luffy.config import load_experiment
 from luffy.errors import StageFailed
-from luffy.pipeline import engine_process
+from luffy.pipeline import engine_process, warm_start
 from luffy.pipeline.engine_process import EngineProcess
 from luffy.pipeline.events import EventReader
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
@@ -73,15 +73,11 @@ def shared(tmp_path_factory) -> Iterator[EngineProcess]:
         folder = tmp_path_factory.mktemp("engine")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
         # pytest names the test and its phase in one, torch writes its default into the other: they change on the way.
-        wanted, changing = engine_process.surroundings, {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
-        patch.setattr(
-            engine_process,
-            "surroundings",
-            lambda given: wanted({name: value for name, value in given.items() if name not in changing}),
-        )
-        process = EngineProcess(folder / "process.log")
+        changing = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+        patch.setattr(warm_start, "_OWN_VARIABLES", warm_start._OWN_VARIABLES | changing)
         for name, code in {"state": STATE, "disturbing": DISTURBING, "left": LEFT}.items():
-            write(process, name, code)
+            (folder / f"{name}_probe.py").write_text(code)
+        process = EngineProcess()
         with process.use():
             yield process
 
@@ -103,8 +99,8 @@ def run(shared, tmp_path, monkeypatch):
     engine_process._current.reset(token)
 
 
-def write(shared: EngineProcess, module: str, code: str) -> None:
-    (shared._log.parent / f"{module}_probe.py").write_text(code)
+def write(module: str, code: str) -> None:
+    (Path(os.environ["PYTHONPATH"].partition(os.pathsep)[0]) / f"{module}_probe.py").write_text(code)
 
 
 def is_alive(pid: str) -> bool:
@@ -130,7 +126,7 @@ def test_each_stage_finds_what_the_first_has_found(shared, run):
 )
 def test_after_a_stage_that_fails_or_is_lost_the_next_has_a_fresh_process(shared, run, code, failure, is_lost):
     before = run("state")[0]
-    write(shared, "own", code)
+    write("own", code)
     with pytest.raises(StageFailed, match=failure) as caught:
         run("own")
     assert caught.value.temporary is is_lost
@@ -140,7 +136,7 @@ def test_after_a_stage_that_fails_or_is_lost_the_next_has_a_fresh_process(shared
 
 def test_a_stage_that_is_stopped_leaves_nothing(shared, run, tmp_path):
     before = run("state")[0]
-    write(shared, "own", "import time; print('ready', flush=True); time.sleep(7200)")
+    write("own", "import time; print('ready', flush=True); time.sleep(7200)")
     with pytest.raises(StageFailed, match="interrupted"):
         run("own", stopped=lambda: "ready" in (tmp_path / "own/log.txt").read_text(), grace_s=0)
     assert not is_alive(before) and marked_processes(shared._ready.mark) == []
@@ -149,8 +145,8 @@ def test_a_stage_that_is_stopped_leaves_nothing(shared, run, tmp_path):
 def test_stages_wait_for_one_another_but_not_for_one_on_other_gpus(shared, run, tmp_path):
     hold = tmp_path / "hold"
     hold.touch()
-    write(shared, "own", f"import os, sys, time\nwhile os.path.exists({str(hold)!r}): time.sleep(0.1)\nsys.exit(0)")
-    write(shared, "other", "import os; print(os.getpid(), os.environ['CUDA_VISIBLE_DEVICES'])")
+    write("own", f"import os, sys, time\nwhile os.path.exists({str(hold)!r}): time.sleep(0.1)\nsys.exit(0)")
+    write("other", "import os; print(os.getpid(), os.environ['CUDA_VISIBLE_DEVICES'])")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(copy_context().run, run, "own")
         wait_until(lambda: shared._is_taken)
@@ -168,7 +164,7 @@ def test_the_process_ends_with_its_supervisor(tmp_path):
         "import sys; from pathlib import Path\n"
         "from luffy.pipeline.engine_process import EngineProcess\nfrom luffy.pipeline.supervise import supervise\n"
         "out = Path(sys.argv[1])\n"
-        "with EngineProcess(out / 'process.log').use():\n"
+        "with EngineProcess().use():\n"
         "    supervise([sys.executable, '-m', 'own_probe'], out, on_event=print, has_engine=True, "
         "on_line=lambda line: print(line, flush=True))\n"
     )

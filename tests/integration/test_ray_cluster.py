@@ -59,7 +59,7 @@ class Pair:
 
     def has_open_group(self) -> bool:
         """Whether rank 0 can broadcast to the engines."""
-        (of_rank_0, _) = self.ray.call(
+        (of_rank_0, _) = self.ray.in_turn.call(
             lambda rank: bool(rank.broadcast_group and rank.broadcast_group.is_open), [(), ()]
         )
         return of_rank_0
@@ -183,7 +183,7 @@ def test_an_error_of_the_ranks_is_raised_as_it_is(pair):
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         pair.ray.trainer.restore(9)
     with pytest.raises(ClusterError, match=r"trainer rank [01] failed: .*'NoneType'.*rank_[01]\.log"):
-        pair.ray.call(TrainerRank.entropies, [(None,), (None,)])
+        pair.ray.in_turn.call(TrainerRank.entropies, [(None,), (None,)])
 
 
 ONE = [Place(0, cpus=1, gpus=0)]
