@@ -30,7 +30,7 @@ TIMES = "start_timeout_s: 600, call_timeout_s: 600"
 SRUN = """#!/usr/bin/env bash
 env -0 > "$SEEN/environment"
 printf '%s\\n' "$@" > "$SEEN/words" && mv "$SEEN/words" "$SEEN/asked"
-exec sleep infinity
+exec sleep infinity > /dev/null 2>&1
 """
 
 
