@@ -16,7 +16,17 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from luffy.cluster.actors import EngineActor, ProcessSetup, RankActor
-from luffy.cluster.ray_session import Place, by_machine, layout, ray_session, reserve
+from luffy.cluster.ray_session import (
+    Place,
+    by_machine,
+    joined_gpus,
+    lacks,
+    layout,
+    lost_machines,
+    machines_of,
+    ray_session,
+    reserve,
+)
 from luffy.cluster.supervision import Member, MemberDied, Supervisor
 from luffy.config.execution import RayConfig, VLLMConfig
 from luffy.errors import ClusterError
@@ -37,10 +47,7 @@ class RayRanks(Generic[Rank]):
         self._config = spec.execution.ray
         self._supervisor = supervisor
         self._submitting = threading.Lock()
-        slices = spec.execution.sequence_parallel
-        self._places = places
-        if slices > 1:
-            self._places = by_machine(places, ray.util.placement_group_table(group)["bundles_to_node_id"], slices)
+        self._places = by_machine(places, machines_of(group), spec.execution.sequence_parallel)
         self.members = []
         for rank, place in enumerate(self._places):
             setup = ProcessSetup(log_file(spec.out, f"rank_{rank}"), spec.execution.num_threads)
@@ -92,7 +99,7 @@ def ray_ranks(spec: RankSpec[Rank]) -> Iterator[RayRanks[Rank]]:
 
 def has_gpus(config: RayConfig) -> bool:
     """Whether the cluster has GPUs, according to Ray for a joined cluster, and to torch for one of this machine."""
-    return torch.cuda.is_available() if config.address is None else ray.cluster_resources().get("GPU", 0) > 0
+    return torch.cuda.is_available() if config.address is None else joined_gpus() > 0
 
 
 def log_file(out: Path, process: str) -> Path:
@@ -112,7 +119,7 @@ def start_member(
     )
     handle: object = remote.remote(setup)
     assert isinstance(handle, ActorHandle)  # Ray's annotation also admits the class, for editors
-    return Member(name, handle, setup.log)
+    return Member(name, handle, setup.log, machines_of(group)[place.bundle])
 
 
 logger = logging.getLogger(__name__)
@@ -138,6 +145,10 @@ class EngineActors:
     sleeps: bool = False
     """Whether vLLM's sleep mode is enabled, for GPUs shared with trainer ranks."""
     reads_text: bool = True
+
+    def have_room(self) -> bool:
+        """Whether there is still room for every process; Ray finds other places for those of a lost machine."""
+        return not lacks(self.group.bundle_specs) and self.group.wait(self.ray.start_timeout_s)
 
     def start(self, place: int) -> Member:
         """A new actor, without a model."""
@@ -264,6 +275,9 @@ class RayEngine:
         self._supervisor.check_open()  # a call to Ray after its shutdown would start it again
         dead = self.members[place]
         ray.kill(dead.handle)  # it may hang rather than be dead
+        gone = lost_machines()
+        if dead.machine in gone and not self._actors.have_room():
+            raise self._supervisor.loss_of(dead, gone[dead.machine])
         member = self._actors.start(place)
         self._supervisor.answers([member], self._actors.open([member]), self._actors.ray.start_timeout_s)
         if self._load([member]):  # weights that may be newer than those of the other engines

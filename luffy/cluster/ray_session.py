@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
@@ -137,7 +138,7 @@ def _join(address: str) -> None:
             "RAY_AUTH_MODE=token here too"
         )
     ):
-        ray.init(address=address, log_to_driver=False)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
 
 
 @contextlib.contextmanager
@@ -151,6 +152,8 @@ def _failing_with(explain: Callable[[str], LuffyError]) -> Iterator[None]:
 logger = logging.getLogger(__name__)
 _QUIET_S = 10.0
 """A longer wait for resources is logged once."""
+_UNEXPECTED = 2
+"""Ray's number of the death of a machine that nobody has asked to end."""
 Bundle = dict[str, float]
 
 
@@ -200,39 +203,100 @@ def layout_apart(num_ranks: int, num_engines: int, tensor_parallel_size: int, gp
     return Layout(bundles, ranks, engines)
 
 
+def joined_gpus() -> float:
+    """GPUs of the joined cluster, free or not."""
+    gpus: float = ray.cluster_resources().get("GPU", 0)
+    return gpus
+
+
+def lost_machines() -> dict[str, str]:
+    """The machines that Ray knows and does not reach: their IDs, with a name for people."""
+    return {node["NodeID"]: machine_name(node) for node in ray.nodes() if not node["Alive"]}
+
+
+def machine_name(node: Mapping[str, Any]) -> str:
+    return f"machine {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def lacks(bundles: Sequence[Bundle]) -> str:
+    """What the cluster has too little of for `bundles`, in words, and the machines that it has lost; empty: nothing."""
+    there = ray.cluster_resources()
+    for kind in ("GPU", "CPU"):
+        number = sum(bundle.get(kind, 0) for bundle in bundles)
+        if number > there.get(kind, 0):
+            back = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+            lost = [
+                machine_name(node)
+                for node in ray.nodes()
+                if node["DeathReason"] == _UNEXPECTED and node["NodeManagerAddress"] not in back
+            ]
+            gone = f"; gone: {', '.join(lost)}" if lost else ""
+            return f"{number:g} {kind}s, the cluster has {there.get(kind, 0):g}{gone}"
+    return ""
+
+
 def reserve(wanted: Layout, timeout_s: float) -> PlacementGroup:
     """Reserve all resources of a run or none; Ray releases them when this process disconnects.
 
     Raises ConfigError when the cluster is too small, ClusterError when the resources are not free in time.
     """
-    there = ray.cluster_resources()
     # The settings that the layout comes from; one without ranks is an evaluation's.
     claim = f"execution.ray: trainer_ranks {len(wanted.ranks)} and engines {len(wanted.engines)}"
     if not wanted.ranks:
         claim = f"execution.vllm: engines {len(wanted.engines)} over tensor_parallel_size GPUs each"
-    for kind in ("GPU", "CPU"):
-        number = wanted.total(kind)
-        if number > there.get(kind, 0):
-            raise ConfigError(
-                f"{claim} need {number:g} {kind}s, the cluster has {there.get(kind, 0):g}; lower them or add machines"
-            )
+    if lack := lacks(wanted.bundles):
+        raise ConfigError(f"{claim} need {lack}; lower them or add machines")
     group = placement_group(list(wanted.bundles), strategy="PACK")
-    if not group.wait(min(_QUIET_S, timeout_s)):
-        logger.warning("waiting for GPUs and CPUs of the Ray cluster, for %g s at most", timeout_s)
-    if not group.wait(max(timeout_s - _QUIET_S, 0)):
-        remove_placement_group(group)
-        raise ClusterError(
-            f"{wanted.total('GPU'):g} GPUs and {wanted.total('CPU'):g} CPUs did not become free within "
-            f"{timeout_s:g} s; is another run using the cluster?"
-        )
+    started, told = time.monotonic(), False
+    while not group.wait(1):
+        waited_s = time.monotonic() - started
+        if waited_s > timeout_s:
+            remove_placement_group(group)
+            raise ClusterError(
+                f"{wanted.total('GPU'):g} GPUs and {wanted.total('CPU'):g} CPUs did not become free within "
+                f"{timeout_s:g} s; is another run using the cluster?"
+            )
+        if waited_s > _QUIET_S and not told:
+            logger.warning("waiting for GPUs and CPUs of the Ray cluster, for %g s at most", timeout_s)
+            told = True
     return group
 
 
-def by_machine(places: Sequence[Place], machine_of: Mapping[int, str], together: int) -> list[Place]:
+def machines_of(group: PlacementGroup) -> dict[int, str]:
+    """The ID of the machine of each bundle of a reservation."""
+    machines: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    return machines
+
+
+def placed_now(wanted: Layout, together: int) -> list[tuple[str, ...]]:
+    """Each machine of the joined cluster, its GPUs and CPUs, and the processes that Ray would put there now.
+
+    Reserves the resources for a moment; raises what `reserve` does.
+    """
+    group = reserve(wanted, _QUIET_S)
+    machine_of = machines_of(group)
+    remove_placement_group(group)
+    ranks = by_machine(wanted.ranks, machine_of, together)
+    names = [(place, f"trainer rank {rank}") for rank, place in enumerate(ranks)]
+    names += [(place, f"engine {engine}") for engine, place in enumerate(wanted.engines)]
+    return [
+        (
+            machine_name(node).removeprefix("machine "),
+            *(f"{node['Resources'].get(kind, 0):g}" for kind in ("GPU", "CPU")),
+            ", ".join(name for place, name in names if machine_of[place.bundle] == node["NodeID"]),
+        )
+        for node in sorted(ray.nodes(), key=machine_name)
+        if node["Alive"]
+    ]
+
+
+def by_machine(places: Sequence[Place], machine_of: Mapping[int, str], together: int) -> Sequence[Place]:
     """The places of the ranks, reordered so that each `together` consecutive ones are on one machine.
 
     `machine_of` has the machine of each bundle. Raises ClusterError where the reserved places do not allow it.
     """
+    if together == 1:
+        return places
     ordered = sorted(places, key=lambda place: (machine_of[place.bundle], place.bundle))
     for first in range(0, len(ordered), together):
         machines = {machine_of[place.bundle] for place in ordered[first : first + together]}

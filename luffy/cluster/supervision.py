@@ -12,8 +12,9 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
+from luffy.cluster.ray_session import lost_machines
 from luffy.errors import ClusterError, LostError, LuffyError
 
 _TAIL_LINES = 15
@@ -35,6 +36,8 @@ class Member:
     """For example `trainer rank 1` or `engine 0`."""
     handle: ActorHandle
     log: Path
+    machine: str = ""
+    """Ray's ID of the machine that it was started on."""
 
     def tail(self) -> str:
         if not self.log.exists():
@@ -44,12 +47,11 @@ class Member:
 
 
 class MemberDied(LostError):
-    """A process of the cluster died or stopped answering."""
+    """A process of the cluster died or stopped answering; `why` may name a whole machine instead."""
 
-    def __init__(self, member: Member, why: str) -> None:
-        super().__init__(
-            f"{member.name} {why}; the same command resumes the stage. The end of {member.log}:\n{member.tail()}"
-        )
+    def __init__(self, member: Member, why: str, machine: str = "") -> None:
+        told = f"{machine or member.name} {why}; the same command resumes the stage"
+        super().__init__(told if machine else f"{told}. The end of {member.log}:\n{member.tail()}")
         self.member = member
 
 
@@ -64,6 +66,8 @@ class Supervisor:
         self._changed = threading.Condition()
         self._num_waiting = 0
         self._closed = False
+        self._members: dict[str, Member] = {}
+        """The last of each name that was waited for."""
 
     def answers(self, members: Sequence[Member], asked: Sequence[Any], timeout_s: float) -> list[Any]:
         """The results of all members, in order.
@@ -80,13 +84,13 @@ class Supervisor:
         return [found[reference] for reference in asked]
 
     def first_answer(self, asked: Mapping[Any, Member], timeout_s: float) -> tuple[Any, Any]:
+        self._members |= {member.name: member for member in asked.values()}
         with self._waiting():
             reference = self._first(asked, timeout_s)
             try:
                 return reference, ray.get(reference)
             except RayActorError as error:
-                check_ray()
-                raise MemberDied(asked[reference], "died") from error
+                raise self._death(asked[reference], error) from error
             except RayTaskError as error:
                 if isinstance(error.cause, LuffyError):
                     raise error.cause from None
@@ -126,10 +130,29 @@ class Supervisor:
             done, waiting = ray.wait(list(asked), timeout=min(_LOOK_S, timeout_s))
             if done:
                 return done[0]
-            check_ray()
+            gone = check_ray()
+            for member in asked.values():
+                if member.machine in gone:
+                    raise self.loss_of(member, gone[member.machine])
             if time.monotonic() > deadline:
                 raise MemberDied(asked[waiting[0]], f"has not answered for {timeout_s:g} s")
         raise ClusterError(_CLOSED)
+
+    def loss_of(self, member: Member, machine: str) -> MemberDied:
+        """The loss of a member's machine, with all that ran there."""
+        lost = [each.name for each in self._members.values() if each.machine == member.machine]
+        return MemberDied(member, f"is gone, and with it {', '.join(sorted({member.name, *lost}))}", machine)
+
+    def _death(self, member: Member, error: RayActorError) -> MemberDied:
+        deadline = time.monotonic() + _FIND_CAUSE_S
+        while True:
+            gone = check_ray()
+            if member.machine in gone:
+                return self.loss_of(member, gone[member.machine])
+            # A connection that broke: Ray settles within seconds whether the machine is gone.
+            if not isinstance(error, ActorUnavailableError) or time.monotonic() > deadline:
+                return MemberDied(member, "died")
+            time.sleep(_LOOK_S)
 
     def _find_cause(self, others: Mapping[Any, Member]) -> None:
         """Raise MemberDied when another member turns out to be dead, which explains the first failure."""
@@ -140,13 +163,16 @@ class Supervisor:
                 try:
                     ray.get(reference)
                 except RayActorError as error:
-                    raise MemberDied(others[reference], "died") from error
+                    raise self._death(others[reference], error) from error
                 except RayError:
                     continue  # it also lost its connection
 
 
-def check_ray() -> None:
-    """Raise LostError when Ray's head or its daemon on this machine is gone."""
+def check_ray() -> dict[str, str]:
+    """The machines that Ray has lost: their IDs, with a name for people.
+
+    Raises LostError when Ray's head or its daemon on this machine is gone.
+    """
     context = ray.get_runtime_context()
     host, _, port = context.gcs_address.rpartition(":")
     deadline = time.monotonic() + _HEAD_GRACE_S
@@ -159,9 +185,10 @@ def check_ray() -> None:
                 lost = f"Ray's head at {context.gcs_address} is gone; the same command resumes the stage"
                 raise LostError(lost) from None
             time.sleep(_LOOK_S)
-    here = context.get_node_id()
-    if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
+    here, gone = context.get_node_id(), lost_machines()
+    if here in gone:
         raise LostError("Ray's daemon on this machine (raylet) is gone; the same command resumes the stage")
+    return gone
 
 
 def _last_line(error: BaseException) -> str:

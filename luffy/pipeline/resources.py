@@ -297,7 +297,7 @@ def _notes(placement: _Placement) -> list[str]:
     teacher = config.rl.teacher if "rl" in config.stages and config.rl is not None else None
     notes = []
     if placement.trains_on_ray and address is not None:
-        notes.append(f"{wanted} GPUs needed on the cluster at {address}, whose GPUs were not checked")
+        notes.append(f"{wanted} GPUs needed on the Ray cluster at {address}, or as many CPUs where it has no GPU")
     elif here is None:
         notes.append(f"{wanted} GPUs needed; nvidia-smi did not respond, so the number of GPUs is unknown")
     elif not here:

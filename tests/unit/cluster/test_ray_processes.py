@@ -54,6 +54,7 @@ class Engines:
 def test_the_replacement_of_a_dead_engine_is_put_to_sleep_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Awake, it would hold the memory of the GPU that it shares with a rank of the trainer."""
     monkeypatch.setattr(ray_engine.ray, "kill", lambda handle: None)
+    monkeypatch.setattr(ray_engine, "lost_machines", dict)
     engines: Any = Engines()
     members = [engines.started("first", is_dead=True), engines.started("second")]
     engine = RayEngine(members, engines, engines, load=lambda fresh: [])

@@ -1,0 +1,167 @@
+"""RL on a Ray cluster of two machines, of which one fails in the middle of a step; a Slurm job that forms a cluster.
+
+The tests of the cluster are one story, in order. What one machine computes is the reference.
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from holding import Hold
+from installed import needs_no_gpu, needs_vllm
+from patience import PATIENCE_S, wait_until
+from prefect_api import place_empty_database, without_prefect
+from two_machines import TwoMachines, two_machines
+
+from luffy.tracking.metrics import without_times
+
+pytestmark = [pytest.mark.slow, needs_vllm, needs_no_gpu]
+LUFFY = Path(sys.executable).with_name("luffy")
+SLURM = Path(__file__).parents[2] / "deploy" / "slurm.sh"
+NUM_STEPS, HELD_AT = 5, 3
+EXPERIMENT = ("smoke_ray", "stages=[prepare_data, base, rl]", f"rl.steps={NUM_STEPS}", "rl.max_staleness=0")
+TIMES = "start_timeout_s: 600, call_timeout_s: 600"
+SRUN = """#!/usr/bin/env bash
+env -0 > "$SEEN/environment"
+printf '%s\\n' "$@" > "$SEEN/words" && mv "$SEEN/words" "$SEEN/asked"
+exec sleep infinity > /dev/null 2>&1
+"""
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory) -> Iterator[TwoMachines]:
+    with two_machines(tmp_path_factory.mktemp("machines")) as machines:
+        place_empty_database(machines.shared / "one" / "prefect")
+        machines.alpha.environment |= {"DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
+        for name in machines.alpha.environment.keys() - without_prefect().keys():
+            if name.startswith("PREFECT_"):
+                del machines.alpha.environment[name]
+        yield machines
+
+
+@pytest.fixture(scope="module")
+def reference(machines) -> Path:
+    """RL of three ranks and an engine on one machine."""
+    workspace = machines.shared / "one"
+    run = machines.alpha.run(*command("run", workspace, f"{{trainer_ranks: 3, {TIMES}}}"))
+    assert run.returncode == 0, run.stdout + run.stderr
+    machines.start_ray()
+    machines.join_ray()
+    return workspace
+
+
+def command(verb: str, workspace: Path, ray: str) -> list[object]:
+    return [LUFFY, verb, *EXPERIMENT, f"execution.ray={ray}", "--workspace", workspace]
+
+
+def another(workspace: Path, name: str) -> Path:
+    """A workspace with the finished stages before RL."""
+    copy = workspace.with_name(name)
+    shutil.copytree(workspace, copy, ignore=shutil.ignore_patterns("rl", "runs"))
+    return copy
+
+
+def stage(workspace: Path) -> Path:
+    (directory,) = (workspace / "stages" / "rl").iterdir()
+    return directory
+
+
+def metrics(workspace: Path) -> list[dict[str, float]]:
+    return [without_times(json.loads(row)) for row in (stage(workspace) / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(workspace: Path) -> bytes:
+    return (stage(workspace) / "model" / "model.safetensors").read_bytes()
+
+
+def places(text: str) -> dict[str, set[str]]:
+    """What `luffy plan` says about each machine."""
+    rows = re.findall(r"^ *(alpha|beta) \([\d.]+\) +0 +\d+ +(.*?) *$", text, re.MULTILINE)
+    return {machine: set(filter(None, processes.split(", "))) for machine, processes in rows}
+
+
+def test_ranks_on_one_machine_and_engines_on_the_other(machines, reference):
+    """Weights through the object store, whose parts are on both."""
+    workspace = another(reference, "apart")
+    ray = f'{{address: "{machines.address}", trainer_ranks: 2, engines: 2, {TIMES}}}'
+    plan = machines.alpha.run(*command("plan", workspace, ray))
+    assert plan.returncode == 0, plan.stderr
+    ranks, engines = ({f"{name} {i}" for i in range(2)} for name in ("trainer rank", "engine"))
+    assert sorted(places(plan.stdout).values(), key=max) == [engines, ranks], plan.stdout
+    run = machines.beta.run(*command("run", workspace, ray))  # which is not Ray's head
+    assert run.returncode == 0, run.stdout + run.stderr
+    found, expected = metrics(workspace), metrics(reference)
+    assert [row["step"] for row in found] == list(range(1, NUM_STEPS + 1))
+    # Two ranks and two engines sum in another order.
+    assert found[0] == pytest.approx(expected[0], rel=1e-3, abs=1e-5)
+
+
+def test_the_loss_of_a_machine_is_named_and_the_same_command_goes_on_when_it_is_back(machines, reference):
+    """Ranks are on both, and weights are broadcast. In the end every bit is as on one machine."""
+    workspace = another(reference, "both")
+    ray = f'{{address: "{machines.address}", trainer_ranks: 3, weight_transfer: broadcast, {TIMES}}}'
+    words = command("run", workspace, ray)
+    hold = Hold(workspace, "rl", HELD_AT)
+    run = machines.alpha.start(*words, **hold.environment)
+    hold.wait(run)
+    for process in psutil.Process(machines.beta.pid).children(recursive=True):
+        if "ray::RankActor" in process.name():
+            process.suspend()  # so that nobody gets through the step that begins now
+    hold.release()
+    machines.beta.kill()
+    out, _ = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 1
+    lost = (
+        r"machine beta \(10\.77\.0\.2\) is gone, and with it (engine 0, )?trainer rank \d(, trainer rank \d)?; the same"
+    )
+    assert re.search(rf"error: rl failed with exit code 75: {lost} command resumes the stage", out), out
+
+    refused = machines.alpha.run(*words, **hold.environment)
+    assert refused.returncode == 2
+    few = "trainer_ranks 3 and engines 1 need 4 CPUs, the cluster has 2; gone: machine beta (10.77.0.2)"
+    assert few in refused.stderr
+
+    machines.join_ray()
+    run = machines.alpha.run(*words, **hold.environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "the object store is used" not in (stage(workspace) / "logs" / "rank_0.log").read_text()
+    assert json.loads((stage(workspace) / "manifest.json").read_text())["resumed_from"] == HELD_AT - 1
+    assert metrics(workspace) == metrics(reference)
+    assert weights(workspace) == weights(reference)
+
+
+def test_a_slurm_job_of_two_nodes_runs_in_one_cluster(tmp_path):
+    """`luffy run` is replaced by `luffy plan`, which says what it finds there."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    plan = f'#!/bin/sh\nshift\nexec {LUFFY} plan "$@" --workspace {tmp_path}/workspace\n'
+    for name, text in (("srun", SRUN), ("luffy", plan)):
+        (seen / name).write_text(text)
+        (seen / name).chmod(0o755)
+    with two_machines(tmp_path) as machines:
+        beta = machines.start_beta()
+        job = machines.alpha.start(
+            SLURM,
+            *EXPERIMENT,
+            SEEN=str(seen),
+            PATH=os.pathsep.join([str(seen), str(LUFFY.parent), os.environ["PATH"]]),
+            SLURM_JOB_ID="17",
+            SLURM_JOB_NUM_NODES="2",
+            SLURMD_NODENAME="alpha",
+        )
+        wait_until(lambda: (seen / "asked").exists() or job.poll() is not None, "srun")
+        words = (seen / "asked").read_text().split()
+        assert {"--nodes=1", "--ntasks=1", "--exclude=alpha"} <= {*words}
+        exported = dict(entry.split("=", 1) for entry in (seen / "environment").read_text().split("\0") if "=" in entry)
+        node = beta.start(*words[words.index("ray") :], **exported)
+        out, _ = job.communicate(timeout=PATIENCE_S)
+        assert job.returncode == 0, out
+        assert node.poll() is None
+    assert set().union(*places(out).values()) == {"trainer rank 0", "trainer rank 1", "engine 0"}
+    assert places(out).keys() == {"alpha", "beta"}
