@@ -314,12 +314,13 @@ class _Rank:
         layer = _part(name, tokens * one_layer, f"{tokens:,} tokens x {one_layer:,} bytes")
 
         chunk = min(self._execution.logprob_chunk_tokens, tokens)
+        # `compile: null` counts as uncompiled, which takes more.
         logits, gradients = head_bytes(
             shape,
             self._bytes,
             tokens,
             chunk,
-            compiled=self._execution.compile,
+            compiled=bool(self._execution.compile),
             untempered=rl is not None and rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
             frozen=self._lora is not None,
         )
@@ -351,7 +352,7 @@ class _Rank:
             longest += data.max_trace_tokens + len(rl.teacher.prompt.encode())
         model, size = self._teacher()
         shape, tokens, chunk = model or self._shape, self._own_tokens(longest), self._execution.logprob_chunk_tokens
-        logits, _ = head_bytes(shape, size, tokens, chunk, compiled=self._execution.compile)
+        logits, _ = head_bytes(shape, size, tokens, chunk, compiled=bool(self._execution.compile))
         layer = layer_activation_bytes(shape, size, by_sequence=True)
         layer += 2 * size * shape.hidden_size  # the residual stream, before and after
         return (
