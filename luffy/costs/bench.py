@@ -205,12 +205,13 @@ class Bench:
         out.mkdir()
         saves = {"sft_every": save_every, "rl_every": save_every}
         checkpoint = self._execution.checkpoint.model_copy(update=saves)
-        job = self._experiment.job(plan).model_copy(
+        whole = self._experiment.job(plan)  # its layers are compiled where the whole stage repays it
+        job = whole.model_copy(
             update={
                 "settings": settings,
                 "inputs": {name: str(folder) for name, folder in inputs.items()},
                 "extends": None,
-                "execution": self._execution.model_copy(update={"checkpoint": checkpoint}),
+                "execution": whole.execution.model_copy(update={"checkpoint": checkpoint}),
                 "tracking": type(config.tracking)(),  # no record of it elsewhere
             }
         )

@@ -320,6 +320,7 @@ class _Rank:
         layer = _part(name, tokens * one_layer, f"{tokens:,} tokens x {one_layer:,} bytes")
 
         chunk = min(self._execution.logprob_chunk_tokens, tokens)
+        # `compile: null` counts as uncompiled, which takes more.
         logits, gradients = head_bytes(
             shape,
             self._bytes,

@@ -48,11 +48,14 @@ SHAPES = {
     "7B-lora": Qwen2Config(vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28,
                            num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False),
 }  # fmt: skip
+DEFAULT = ("execution.packing=null", "execution.compile=null")
+"""Of a stage that is long enough to be compiled."""
 PACKED, CHECKPOINTING = "execution.packing=true", "execution.gradient_checkpointing=true"
 TOKENS = "execution.micro_batch_tokens={}".format
 LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "tiny": {"padded": (TOKENS(4096),), "packed": (TOKENS(4096), PACKED)},
+    "tiny": {"padded": (TOKENS(4096),), "packed": (TOKENS(4096), PACKED), "default": (TOKENS(4096), *DEFAULT)},
     "0.5B": {
+        "default": (TOKENS(16_384), *DEFAULT),
         "padded": (TOKENS(16_384),),
         "packed": (TOKENS(16_384), PACKED),
         "packed, compiled": (TOKENS(16_384), PACKED, "execution.compile=true"),
@@ -62,6 +65,7 @@ LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "packed, optimizer offloaded": (TOKENS(16_384), PACKED, "execution.offload_optimizer=true"),
     },
     "1.5B": {
+        "default": (TOKENS(8192), *DEFAULT),
         "padded": (TOKENS(8192),),
         "packed": (TOKENS(8192), PACKED),
         "packed, compiled": (TOKENS(8192), PACKED, "execution.compile=true"),
@@ -129,7 +133,7 @@ def measure(shape: str, layout: tuple[str, ...], num_rows: int) -> tuple[dict[st
         [
             *("chain=rl", "method=on_policy", "execution.ray.placement=disaggregated", "execution.ray.trainer_ranks=1"),
             *("execution.ray.engines=1", "execution.zero_stage=1", "execution.offload_optimizer=false"),
-            *("execution.packing=false", "execution.gradient_checkpointing=false"),
+            *("execution.packing=false", "execution.compile=false", "execution.gradient_checkpointing=false"),
             *((f"model.lora={{rank: {LORA.rank}, alpha: {LORA.alpha}}}",) if lora else ()),
             *layout,
         ],

@@ -129,10 +129,10 @@ def parts(cache: Path, miniature: bool) -> dict[str, Part]:
         ),
         "tests": Part(
             _tests(miniature),
-            limit_s=170,
+            limit_s=220,
             needs=("pytest",),
-            shown=r"FAILED|ERROR|^E  |^=.* in [\d.]+s",
-            headline=r"^FAILED|^ERROR|^=",
+            shown=r"FAILED|ERROR|^E  |graphs, |mean gap|^=.* in [\d.]+s",
+            headline=r"^FAILED|^ERROR|graphs, |mean gap|^=",
         ),
         "smollm2": Part(
             [[python, __file__, "--smollm2", str(cache), *(["--miniature"] if miniature else [])]],
@@ -153,7 +153,7 @@ def _tests(miniature: bool) -> list[list[str]]:
     side_by_side = ["-n", "6", "--dist", "worksteal"] if importlib.util.find_spec("xdist") and not miniature else []
     gradients = ["tests/unit/training/test_gradient_equality.py", *(["-k", "srft"] if miniature else [])]
     small = [f"tests/gpu/test_{name}.py" for name in ("bfloat16_gradients", "resumption")]
-    large = [[f"tests/gpu/test_{name}.py"] for name in ("peak_memory", "colocated")]
+    large = [[f"tests/gpu/test_{name}.py"] for name in ("compiled_update", "peak_memory", "colocated")]
     return [[*pytest, *side_by_side, *small, *gradients], *([*pytest, *files] for files in large)]
 
 

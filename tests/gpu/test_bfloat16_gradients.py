@@ -17,7 +17,7 @@ BOUND = 0.04
 WITHOUT_CLIP = ("luffy", "luffy_prefix", "rl_sft_loss", "srft", "sft", "cispo", "aipo", "exgrpo")
 """A hard clip turns a rounding of the ratio into a token with or without gradient: no such bound holds there."""
 LAYOUTS = {
-    "padded": {"micro_batch_tokens": 10_000},
+    "padded": {"micro_batch_tokens": 10_000, "packing": False},
     "packed": {"micro_batch_tokens": 40, "packing": True},
     "checkpointed": {"micro_batch_tokens": 40, "gradient_checkpointing": True},
 }
@@ -41,7 +41,7 @@ def model() -> PreTrainedModel:
 def accumulated(case: str, **settings: object) -> Policy:
     """A policy after the backward passes of `case`."""
     weights = copy.deepcopy(model()).bfloat16()
-    policy = Policy(weights, OPTIMIZER, execution(zero_stage=1, **settings), "bfloat16")
+    policy = Policy(weights, OPTIMIZER, execution(**{"zero_stage": 1, "compile": False} | settings), "bfloat16")
     policy.accumulate(make_batch(case, model()), step_of(case))
     return policy
 

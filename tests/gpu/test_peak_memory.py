@@ -59,7 +59,8 @@ def test_the_estimate_is_within_ten_per_cent_of_the_peak(layout):
             *("chain=rl", "method=on_policy", "execution.ray.placement=disaggregated"),
             *("execution.ray.trainer_ranks=1", "execution.ray.engines=1"),
             *(f"execution.micro_batch_tokens={TOKENS}", "execution.offload_optimizer=false"),
-            *("execution.packing=false", "execution.gradient_checkpointing=false", *LAYOUTS[layout]),
+            *("execution.packing=false", "execution.compile=false", "execution.gradient_checkpointing=false"),
+            *LAYOUTS[layout],
         ],
     )
     assert config.rl is not None and config.objective is not None

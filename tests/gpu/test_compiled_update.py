@@ -1,0 +1,79 @@
+"""Updates as they run by themselves on a GPU, packed and compiled: nothing is compiled again after the first ones.
+
+Prints MFU, and the mean gap between the log-probabilities of the embedded engine and of the trainer in bfloat16.
+"""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from benchmarks.gpu_update import SHAPES, batch
+from reference.gradient_case import step_of
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from luffy.config.execution import ExecutionConfig
+from luffy.config.training import OptimizerConfig
+from luffy.rl.loop import suspicious_gap
+from luffy.rollout.engine import RolloutRequest, SamplingParams
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.training.batching import collate
+from luffy.training.policy import Policy
+from luffy.training.ranks import device
+from luffy.training.supervised import demonstration
+from luffy.training.update_metrics import MOST_GRAPHS, device_peak, process_metrics
+
+NUM_ROWS = (24, 24, 17, 40, 1, 32)
+"""Of each update, the first two not counted; their lengths differ, too."""
+
+
+def policy_of(config: Qwen2Config, **settings: object) -> Policy:
+    torch.manual_seed(0)
+    with torch.device(device()):
+        model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    return Policy(model, OptimizerConfig(lr=1e-6), ExecutionConfig(zero_stage=1, **settings), "bfloat16")
+
+
+def updates(policy: Policy, config: Qwen2Config) -> Iterator[tuple[float, float, float]]:
+    """For each: the graphs that are compiled by then, its seconds, and its operations."""
+    assert policy.flops is not None
+    for num_rows in NUM_ROWS:
+        rows = batch(config, num_rows)
+        began = time.perf_counter()
+        policy.update(rows, step_of("on_policy"), 1e-6)
+        policy.logprobs(rows)
+        lengths, scored = rows.row_lengths, rows.num_scored
+        flops = policy.flops.training(lengths, scored) + policy.flops.forward(lengths, scored)
+        yield process_metrics()["perf/compiled_graphs"], time.perf_counter() - began, flops
+
+
+def mean_gap(policy: Policy, vocabulary: int) -> float:
+    """Between engine and trainer, in nats, over sampled tokens."""
+    prompts = [tuple((7 * row + place) % vocabulary for place in range(32)) for row in range(16)]
+    with policy.inference_model() as model:
+        requests = [RolloutRequest(prompt, seed=seed) for seed, prompt in enumerate(prompts)]
+        found = TransformersEngine(model, 16).generate(requests, SamplingParams(1.0, 128, ()))
+    rows = [demonstration(prompt, each.token_ids) for prompt, each in zip(prompts, found, strict=True)]
+    made = collate(rows, torch.zeros(len(rows)), 0)
+    sampled = torch.tensor([logp for each in found for logp in each.logprobs])
+    return float((policy.logprobs(made)[made.response_mask_BT] - sampled).abs().mean())
+
+
+@pytest.mark.parametrize("shape", ["0.5B"])
+def test_nothing_is_compiled_again_after_the_first_updates(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = process_metrics().get("perf/compiled_graphs", 0.0)
+    policy = policy_of(SHAPES[shape])
+    graphs, seconds, flops = zip(*updates(policy, SHAPES[shape]), strict=True)
+    assert before < graphs[1] == graphs[-1] <= before + MOST_GRAPHS
+    peak = device_peak()
+    mfu = "" if peak is None else f", MFU {sum(flops[2:]) / sum(seconds[2:]) / peak:.1%}"
+    with capsys.disabled():
+        print(f"\n{shape}: {graphs[-1] - before:.0f} graphs, {sum(seconds[2:]):.2f} s for four updates and scores{mfu}")
+
+
+def test_engine_and_trainer_agree_in_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
+    config = Qwen2Config(**{**SHAPES["0.5B"].to_dict(), "initializer_range": 0.05})  # far from uniform
+    gap, bound = mean_gap(policy_of(config), config.vocab_size), suspicious_gap("bfloat16", max_staleness=0)
+    with capsys.disabled():
+        print(f"\nmean gap of log-probabilities in bfloat16: {gap:.4f} nats (goal: 0.02)")
+    assert bound is not None and 0 < gap < bound
