@@ -256,10 +256,14 @@ def _nucleus(logp_BV: Tensor, top_p: float) -> Tensor:
     A. Holtzman et al., "The curious case of neural text degeneration" (2020). Ties at the boundary
     are broken in favour of the lower token id.
     """
-    sorted_BV, order_BV = logp_BV.sort(dim=-1, descending=True, stable=True)
-    before_BV = sorted_BV.double().exp().cumsum(dim=-1) - sorted_BV.double().exp()
-    out_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= top_p)
-    return torch.log_softmax(logp_BV.masked_fill(out_BV, -torch.inf), dim=-1)
+
+    def outside() -> Tensor:  # a function, so that its tensors are freed before the next are allocated
+        sorted_BV, order_BV = logp_BV.sort(dim=-1, descending=True, stable=True)
+        probability_BV = sorted_BV.double().exp_()
+        before_BV = probability_BV.cumsum(dim=-1).sub_(probability_BV)
+        return torch.zeros_like(before_BV, dtype=torch.bool).scatter_(-1, order_BV, before_BV >= top_p)
+
+    return torch.log_softmax(logp_BV.masked_fill(outside(), -torch.inf), dim=-1)
 
 
 def _invert(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:
