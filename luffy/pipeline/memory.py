@@ -37,9 +37,10 @@ _LIVE_PARAMETERS = 1_050_000_000
 """Parameters that ZeRO 3 keeps gathered at once: `max_live_parameters` and one prefetch bucket (defaults)."""
 _BATCH_TOKENS = 16384
 """vLLM's default `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
-_BYTES_A_LOGIT = 18
-"""Peak of the embedded engine's sampler: the model's logits, those in float32 and divided by the temperature, their
-log-probabilities and their probabilities."""
+_BYTES_A_LOGIT = 42
+"""Peak of the embedded engine's sampler, with `top_p`: logits, those divided by the temperature, log-probabilities,
+these sorted, with their places; two float64 tensors while probabilities are summed up, and two masks. Without `top_p`
+at most 18."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +472,7 @@ def _embedded_memory(
 ) -> GpuMemory:
     """The embedded engine with a whole batch at full length, or at its prompts, whichever takes more.
 
-    Cache per token: keys and values of all layers, 2 L k b, and the copy of one layer's that a step makes, 2 k b.
+    Cache per token: keys and values of all layers, 2 L k b, and those of the layer that is being enlarged, 2 k b.
     Prefill per token, in the widest layer, which saves no activations. MLP: its input, gate, the activated gate, up and
     their product, 4 b i + 2 b h; or attention: queries, repeated keys and values and the output, 4 b a + 2 b h, and the
     mask as a bias, b per token of the row, besides its one byte.

@@ -215,7 +215,7 @@ def _decode(model: PreTrainedModel, token_B: Tensor, mask_BC: Tensor, cache: Dyn
     sin_B1D[..., :half].neg_()  # the first half of a rotated head has the negated second half
     padding_BC = mask_BC == 0
     bias = torch.zeros_like(mask_BC, dtype=hidden_BH.dtype).masked_fill_(padding_BC, -torch.inf)[:, None, None]
-    for layer, held in zip(decoder.layers, cache.layers, strict=True):
+    for index, layer in enumerate(decoder.layers):
         attention, input_BH = layer.self_attn, layer.input_layernorm(hidden_BH)
         query, key, value = (
             project(input_BH).unflatten(-1, (-1, attention.head_dim))
@@ -224,7 +224,7 @@ def _decode(model: PreTrainedModel, token_B: Tensor, mask_BC: Tensor, cache: Dyn
         if hasattr(attention, "q_norm"):
             query, key = attention.q_norm(query), attention.k_norm(key)
         query, key = (heads * cos_B1D + heads.roll(half, -1) * sin_B1D for heads in (query, key))
-        keys_BACD, values_BACD = held.update(key.unsqueeze(2), value.unsqueeze(2))
+        keys_BACD, values_BACD = cache.update(key.unsqueeze(2), value.unsqueeze(2), index)
         # The query heads that share keys are as many queries to them.
         found = F.scaled_dot_product_attention(
             query.unflatten(1, (keys_BACD.shape[1], -1)),
@@ -256,10 +256,14 @@ def _nucleus(logp_BV: Tensor, top_p: float) -> Tensor:
     A. Holtzman et al., "The curious case of neural text degeneration" (2020). Ties at the boundary
     are broken in favour of the lower token id.
     """
-    sorted_BV, order_BV = logp_BV.sort(dim=-1, descending=True, stable=True)
-    before_BV = sorted_BV.double().exp().cumsum(dim=-1) - sorted_BV.double().exp()
-    out_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= top_p)
-    return torch.log_softmax(logp_BV.masked_fill(out_BV, -torch.inf), dim=-1)
+
+    def outside() -> Tensor:  # a function, so that its tensors are freed before the next are allocated
+        sorted_BV, order_BV = logp_BV.sort(dim=-1, descending=True, stable=True)
+        probability_BV = sorted_BV.double().exp_()
+        before_BV = probability_BV.cumsum(dim=-1).sub_(probability_BV)
+        return torch.zeros_like(before_BV, dtype=torch.bool).scatter_(-1, order_BV, before_BV >= top_p)
+
+    return torch.log_softmax(logp_BV.masked_fill(outside(), -torch.inf), dim=-1)
 
 
 def _invert(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:

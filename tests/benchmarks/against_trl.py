@@ -132,6 +132,8 @@ class Step(NamedTuple):
     """Of the responses."""
     gap_mean: float = math.nan
     gap_max: float = math.nan
+    cpu: float = math.nan
+    """Seconds of all threads of the process, which other programs on the machine lengthen less."""
 
     @property
     def seconds(self) -> float:
@@ -188,12 +190,14 @@ def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str)
         collector = GroupCollector(grader, decode, params, settings.objective.group, settings.seed, steps)
         runner = stack.enter_context(StepRunner(settings, cluster, tasks, collector, RolloutJournal(folder / "j")))
         for step in range(1, steps + 1):
+            began = time.process_time()
             outcome = runner.run(step)
+            cpu = time.process_time() - began
             found = outcome.metrics
             waited, weights = found["perf/trainer_idle_s"], found["perf/weights_s"]
             tokens = sum(len(row.response_ids) for group in outcome.groups for row in group.trajectories)
             gaps = found["rollout/logp_gap_mean"], found["rollout/logp_gap_max"]
-            yield Step(waited - weights, weights, found["perf/step_s"] - waited, tokens, *gaps)
+            yield Step(waited - weights, weights, found["perf/step_s"] - waited, tokens, *gaps, cpu)
 
 
 def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -> Iterator[Step]:
@@ -220,7 +224,7 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *_: object, **__: object) -> None:
-            self.began = time.perf_counter()
+            self.began, self.cpu_began = time.perf_counter(), time.process_time()
 
         def on_step_end(self, *_: object, **__: object) -> None:
             if on_gpu:
@@ -229,7 +233,8 @@ def trl_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -
             metrics = trainer._metrics["train"]
             gaps = (metrics[f"sampling/sampling_logp_difference/{kind}"] for kind in ("mean", "max"))
             found = [gap[-1] if gap else math.nan for gap in gaps]
-            steps_done.append(Step(drawn - sent, sent, wall - drawn, sum(tokens), *found))
+            cpu = time.process_time() - self.cpu_began
+            steps_done.append(Step(drawn - sent, sent, wall - drawn, sum(tokens), *found, cpu))
             say(f"TRL's step {len(steps_done)}: {steps_done[-1]}")
             for column in (generation, weights, tokens):
                 column.clear()
@@ -317,10 +322,10 @@ def main() -> None:
             )
             continue
         print(f"{system} {variant}: {found.seconds:.1f} s a step", flush=True)
-        parts = (found.generation, found.update, found.seconds)
+        parts = (found.generation, found.update, found.seconds, found.cpu)
         speed = (f"{found.tokens:,.0f}", f"{found.tokens / found.seconds:,.0f}")
         rows.append((system, variant, *(f"{seconds:.2f}" for seconds in parts), *speed))
-    show(("system", "batch", "generation s", "update s", "step s", "response tokens", "tokens/s"), rows, names)
+    show(("system", "batch", "generation s", "update s", "step s", "CPU s", "response tokens", "tokens/s"), rows, names)
     print(f"{size}: {SIZES[size]}, mean of {steps} steps after the first, {threads} threads")
 
 

@@ -464,7 +464,7 @@ def test_the_estimate_bounds_the_peak_of_the_embedded_engine(prompt, vocabulary,
     monkeypatch.setattr(transformers_engine, "_LARGE", 2**62)  # weights are packed on CPUs alone
     tracker.track_external(engine.model)
     with tracker:
-        engine.generate(requests, SamplingParams(1.0, response, stop_token_ids=()))
+        engine.generate(requests, SamplingParams(0.7, response, stop_token_ids=(), top_p=0.9))
     weights = sum(parameter.nbytes for parameter in engine.model.parameters())
     measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - weights
 
