@@ -125,7 +125,7 @@ def test_a_long_grader_has_a_folder_and_without_the_order_of_the_stage_says_what
     [
         (
             ["--grader", "mathe"],
-            "--grader mathe: no such grader; there are choice, environment, exact, math, math_strict",
+            "--grader mathe: no such grader; there are choice, code, environment, exact, math, math_strict",
         ),
         (["--grader", "{kind: math, boxed: never}"], "no such grader"),
         (["--grader", "{"], "no such grader"),
