@@ -128,7 +128,7 @@ def _assertion(test: str, setup: str) -> Case:
     compared = body[0].test if len(body) == 1 and isinstance(body[0], ast.Assert) else None
     if isinstance(compared, ast.Compare) and [type(each) for each in compared.ops] == [ast.Eq]:
         with contextlib.suppress(ValueError):  # no constant
-            wanted = json.loads(plain(ast.literal_eval(compared.comparators[0])))
+            wanted = parse_json(plain(ast.literal_eval(compared.comparators[0])))
             return Case(then=f"{setup}\n_value = {ast.unparse(compared.left)}", expected=[wanted])
     return Case(then=f"{setup}\n{test}\n_value = True", expected=[True])
 
