@@ -65,7 +65,9 @@ _ORPHAN_S = 20.0
 _TAIL_LINES = 15
 # What a report says of times: when it was finished, how long stages took, and which were resumed.
 _REPORTED_TIMES = re.compile(
-    r" · finished [^·\n]+|The \d+ stages? took .+? in all\.|^## Provenance.*?(?=^### Configuration)", re.S | re.M
+    r" · finished [^·\n]+|The \d+ stages? took .+? in all\.|^## Time of a step.*?(?=^## )"
+    r"|^## Provenance.*?(?=^### Configuration)",
+    re.S | re.M,
 )
 
 
