@@ -93,6 +93,13 @@ def group_advantages(rows: RowRewards, config: AdvantageConfig) -> Tensor:
     return _estimate(config, population) * population.counts_B
 
 
+def check_advantages(config: AdvantageConfig) -> None:
+    """Call an estimator of the user's own on a small group; ConfigError for one that cannot be used."""
+    if isinstance(config, CustomAdvantage):
+        zeros_B = torch.zeros(4, dtype=torch.long)
+        group_advantages(RowRewards(zeros_B.double(), zeros_B + 1, zeros_B, zeros_B.bool()), config)
+
+
 @singledispatch
 def _estimate(config: GroupAdvantage, population: _Population) -> Tensor:
     raise NotImplementedError(f"no estimator for {type(config).__name__}")

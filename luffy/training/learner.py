@@ -25,7 +25,7 @@ from luffy.config.objective import ObjectiveConfig
 from luffy.config.settings import RLSettings
 from luffy.config.terms import ConstantValue, TermConfig
 from luffy.config.training import ModelTeacher, OptimizerConfig, RLConfig, ServedTeacher
-from luffy.objectives.advantages import generalized_advantages, whiten
+from luffy.objectives.advantages import check_advantages, generalized_advantages, whiten
 from luffy.objectives.losses import check_custom
 from luffy.objectives.objective import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, StepObjective, objective_at, schedule_multiplier
@@ -302,6 +302,8 @@ class Trainer:
     """All ranks as one: shards the rows over them, and returns the results of rank 0 where all are equal."""
 
     def __init__(self, settings: RLSettings, ranks: Ranks[TrainerRank]) -> None:
+        """ConfigError for advantages of the user's own that cannot be used, before anything is sampled."""
+        check_advantages(settings.objective.advantage)
         self._settings = settings
         self._ranks = ranks
 

@@ -6,10 +6,12 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import pytest
 import torch
 from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model
+from synthetic.settings import rl_settings
 from torch import Tensor
 
 from luffy.config import load_experiment
@@ -19,7 +21,9 @@ from luffy.errors import ConfigError
 from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.objectives.explain import explain_terms
 from luffy.objectives.losses import TokenBatch, bounded_exp, check_custom, token_loss
+from luffy.training.learner import Trainer, TrainerRank
 from luffy.training.policy import Policy
+from luffy.training.ranks import Ranks
 
 SMOKE = "exp_configs/smoke.yaml"
 
@@ -135,8 +139,9 @@ def test_advantages_of_ones_own() -> None:
     own = CustomAdvantage(kind="custom", function="mine:mean_of_rewards")
     shipped = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
     assert torch.equal(group_advantages(rows, own), group_advantages(rows, shipped))
+    settings = rl_settings("method=on_policy", "objective.advantage={kind: custom, function: 'mine:number'}")
     with pytest.raises(ConfigError, match=r"^objective.advantage: mine:number is a int"):
-        group_advantages(rows, own.model_copy(update={"function": "mine:number"}))
+        Trainer(settings, cast("Ranks[TrainerRank]", None))
 
 
 @pytest.mark.parametrize(
