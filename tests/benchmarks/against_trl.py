@@ -8,9 +8,10 @@ step per batch of rollouts, no gradient checkpointing. Each variant runs in a pr
 its first step is not counted. `14m` (16 prompts, up to 600 tokens) takes 40 minutes for a counted step, the others
 minutes. With a batch of 128 rows TRL needs more than 24 GB of memory for it; a variant that is killed is left out.
 
-With vLLM, on the GPU that the trainer uses too, the variants are `colocated` (luffy: under Ray, bfloat16 weights with
-float32 master weights, micro-batches of 16,384 packed tokens) and `colocated-8` (TRL: float32 weights under bfloat16
-autocast, its default, with 8 rows a micro-batch). Both engines sleep while the trainer learns. Before the update TRL
+With vLLM, on the GPU that the trainer uses too, the variants are `colocated` (luffy: under Ray), `colocated-local`
+(luffy: in the trainer's process), both with bfloat16 weights, float32 master weights and micro-batches of 16,384 packed
+tokens through compiled layers, and `colocated-8` (TRL, in the trainer's process: float32 weights under bfloat16
+autocast, its default, with 8 rows a micro-batch). All engines sleep while the trainer learns. Before the update TRL
 scores each response once more, to correct for the sampler's probabilities; its gap of log-probabilities is from there.
 FOLDER keeps the model for the next variant. `tiny` runs on a CPU with vLLM's CPU build.
 """
@@ -88,8 +89,9 @@ VLLM = "colocated"
 """Prefix of the variants with vLLM."""
 VLLM_SHARE = 0.3
 """Of the GPU's memory, for weights and KV cache of the engine."""
+LOCAL = f"{VLLM}-local"
 COLOCATED = ExecutionConfig(
-    packing=True, zero_stage=1, vllm=VLLMConfig(gpu_memory_utilization=VLLM_SHARE), ray=RayConfig(placement="colocated")
+    packing=True, compile=True, zero_stage=1, vllm=VLLMConfig(gpu_memory_utilization=VLLM_SHARE), ray=RayConfig(placement="colocated")
 )
 
 
@@ -167,14 +169,15 @@ def echo(folder: Path) -> None:
 
 
 def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -> Iterator[Step]:
-    """Steps of the RL stage's own loop with real grading, by the embedded engine or by vLLM under Ray."""
-    execution = COLOCATED if variant == VLLM else OURS[variant]
+    """Steps of the RL stage's own loop with real grading, by the embedded engine or by vLLM."""
+    execution = OURS[variant] if variant in OURS else COLOCATED
+    shared = ("model.dtype=bfloat16", "execution.zero_stage=1")
+    given = {VLLM: (*shared, "cluster=ray", "execution.ray.placement=colocated"), LOCAL: (*shared, "rl.engine=vllm")}
     config = load_experiment(
         ROOT / "exp_configs" / "arithmetic.yaml",
         ["chain=rl", "method=dr_grpo", f"rl.steps={steps}", f"rl.prompts_per_step={size.prompts}",
          f"rl.max_response_tokens={size.response_tokens}", "data.max_trace_tokens=8", f"rl.optimizer.lr={LR}",
-         *(("cluster=ray", "model.dtype=bfloat16", "execution.zero_stage=1", "execution.ray.placement=colocated")
-           if variant == VLLM else ())],
+         *given.get(variant, ())],
     )  # fmt: skip
     settings = CONFIGURE["rl"](config)
     longest = size.prompt_tokens + size.response_tokens
