@@ -87,6 +87,12 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
+def _without_password(url: str) -> str:
+    if "@" in urlsplit(url).netloc:
+        raise ValueError("must name no user or key, which every run would record; give them as its package says")
+    return url.rstrip("/")
+
+
 class ServerConfig(StrictModel):
     """Engines that run elsewhere: vLLM servers (started as in `luffy/rollout/server_engine.py`), or, for
     `model.endpoint`, any server of OpenAI's protocol (`luffy/rollout/text_endpoint.py`)."""
@@ -187,6 +193,10 @@ class ExecutionConfig(StrictModel):
     grace_s: PositiveFloat = 20.0
     """Time that a stage has after SIGTERM to finish its step and write a checkpoint; then it is ended at once. Keep it
     below what the scheduler grants (30 s by default under Slurm and Kubernetes)."""
+    shared_cache: Annotated[str, AfterValidator(_without_password)] | None = None
+    """A folder, or a URL of fsspec (`s3://bucket/luffy` with s3fs installed), through which workspaces share finished
+    stages: those that are not finished here are taken from it, and finished ones copied to it, without checkpoints.
+    Whoever may write there decides what comes out here."""
     parallel_stages: PositiveInt | None = None
     """Most stages of a run at the same time; None: as many as fit this machine's GPUs, or its cores without one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
