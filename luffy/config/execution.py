@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+)
 
 from luffy.config.stage_kinds import StageName
 from luffy.config.strict import PositiveShare, StrictModel
@@ -252,6 +260,10 @@ class TrackingConfig(StrictModel):
 
     wandb: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str = "luffy"
+    tags: tuple[Annotated[str, StringConstraints(pattern=r"^[^\s,]+$")], ...] = ()
+    """Words for the run, by which `luffy show --tag` lists it."""
+    note: str = ""
+    """What the run is for; shown in the list of runs."""
     samples_every: PositiveInt = 10
     """RL steps between written sample rollouts (`samples.jsonl`)."""
     num_samples: PositiveInt = 4

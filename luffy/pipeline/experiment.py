@@ -28,7 +28,7 @@ from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of, read_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.lock import holder_of, stage_lock
-from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest
+from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest, uncommitted_changes
 from luffy.pipeline.memory import shared_context
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.plan import StagePlan, why_not_reused
@@ -370,6 +370,8 @@ def start_run(
             stack.enter_context(stage_lock(directory))
             run = ExperimentRun(experiment, directory, command, stopped)
             run.record("running")
+            for name, patch in uncommitted_changes(experiment.workspace.root).items():
+                (directory / f"uncommitted-{name}.patch").write_bytes(patch)
         if current_engine_process() is None:  # many runs at a time share one
             stack.enter_context(EngineProcess().use())
         try:
