@@ -48,7 +48,7 @@ def launch(
         set_environment(workspace.prefect_home, debug=debug)
         server = prefect_api(workspace.prefect_home)
         try:
-            to_make = [plan for plan in plans() if plan.action not in ("reuse", "depends")]
+            to_make = [plan for plan in plans() if plan.action not in ("reuse", "depends", "pull")]
         except LuffyError:
             to_make = []  # the flow meets the same error and reports it
         starts: AbstractContextManager[None] = nullcontext()

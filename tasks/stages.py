@@ -129,7 +129,7 @@ def make_chain(session: Session, only: Collection[str] = ()) -> dict[str, Finish
             needed |= {*node.inputs.values()}
     nodes = [node for node in experiment.nodes if node.name in needed]
     for plan in experiment.plan() if only else ():
-        if plan.node.name in needed and plan.node.name not in only and plan.action != "reuse":
+        if plan.node.name in needed and plan.node.name not in only and plan.action not in ("reuse", "pull"):
             raise UserError(
                 f"--only: {plan.node.name}, which comes before, is not finished ({plan.headline}: {plan.reason}); "
                 f"add --only {plan.node.name}, or leave --only out"

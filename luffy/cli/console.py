@@ -23,7 +23,9 @@ from luffy.pipeline.memory import GpuMemory
 from luffy.pipeline.plan import StagePlan
 from luffy.report.cells import Table as PageTable
 
-StageState = Literal["pending", "starting", "waiting", "running", "finished", "reused", "failed", "interrupted"]
+StageState = Literal[
+    "pending", "starting", "waiting", "running", "finished", "reused", "pulled", "failed", "interrupted"
+]
 _SHOWN_METRICS = ("loss", "reward", "tokens_per_s")
 _STYLES: dict[StageState, str] = {
     "pending": "dim",
@@ -32,6 +34,7 @@ _STYLES: dict[StageState, str] = {
     "running": "cyan",
     "finished": "green",
     "reused": "green",
+    "pulled": "green",
     "failed": "bold red",
     "interrupted": "yellow",
 }
@@ -205,7 +208,8 @@ class ChainProgress:
     def finished(self, plan: StagePlan, manifest: Manifest) -> None:
         line = self._line(plan)
         line.ended = time.time()
-        line.state, line.note = "reused" if plan.action == "reuse" else "finished", plan.identity.key
+        states: dict[str, StageState] = {"reuse": "reused", "pull": "pulled"}
+        line.state, line.note = states.get(plan.action, "finished"), plan.identity.key
         took = "" if line.state == "reused" else f" in {duration(line.seconds(line.ended) or 0.0)}"
         self._tell(line, " ".join(filter(None, [f"{line.state}{took}", _metric_words(line), f"({line.note})"])))
 
@@ -272,7 +276,8 @@ def plan_table(plans: Sequence[StagePlan], took_s: Mapping[str, float], gpus: Ma
     for column in ("stage", "key", *counted, "plan", *timed, "why"):
         table.add_column(column, overflow="fold", no_wrap=column not in ("plan", "why"))
     for plan in plans:
-        name, headline = plan.node.name, Text(plan.headline, style="green" if plan.action == "reuse" else "cyan")
+        style = "green" if plan.action in ("reuse", "pull") else "cyan"
+        name, headline = plan.node.name, Text(plan.headline, style=style)
         taken = [str(gpus[name] or "-")] if gpus is not None else []
         took = [duration(took_s[name]) if name in took_s else ""] if timed else []
         table.add_row(name, plan.identity.key, *taken, headline, *took, Text(plan.reason))

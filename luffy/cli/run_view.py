@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -41,12 +41,12 @@ _LAST_LINE_BYTES = 1 << 16
 _DIGITS = 16
 
 
-def take_stock(workspace: Workspace) -> tuple[Table, Table]:
-    """Runs, the newest first, and results of stages, in the order of the chain.
+def take_stock(workspace: Workspace, tags: Collection[str] = ()) -> tuple[Table, Table]:
+    """Runs that have all `tags`, the newest first, and results of stages, in the order of the chain.
 
     The size of a run is that of its directory and of its stages, which other runs may share.
     """
-    records = list_records(workspace)
+    records = [record for record in list_records(workspace) if record.tags.issuperset(tags)]
     directories = [(stage, directory) for stage in STAGE_KINDS for directory in workspace.siblings(stage)]
     sizes = {directory.name: measure(directory) for _, directory in directories}
     users: dict[str, list[str]] = {}
@@ -57,14 +57,16 @@ def take_stock(workspace: Workspace) -> tuple[Table, Table]:
     for record in records:
         of_stages = sum(sizes.get(key, 0) for key in {entry.key for entry in record.stages.values()})
         size, age = size_words(measure(record.directory) + of_stages), _age(record.directory / RUN_FILE)
-        runs.append([record.name, record.condition, age, size, ", ".join(record.stages)])
+        words = " ".join([*(f"#{tag}" for tag in sorted(record.tags)), record.note])
+        runs.append([record.name, record.condition, age, size, ", ".join(record.stages), words.strip()])
+    noted = ("note",) if any(row[-1] for row in runs) else ()
     results = []
     for stage, directory in directories:
         manifest, name = directory / MANIFEST_FILE, directory.name
         age, size = _age(manifest if manifest.exists() else directory), size_words(sizes[name])
         results.append([stage, name, stage_state(directory), age, size, ", ".join(users.get(name, [])) or "-"])
     return (
-        table(("run", "state", "age", "size", "stages"), runs),
+        table(("run", "state", "age", "size", "stages", *noted), [row if noted else row[:-1] for row in runs]),
         table(("stage", "key", "state", "age", "size", "used by"), results),
     )
 

@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+)
 
 from luffy.config.stage_kinds import StageName
 from luffy.config.strict import PositiveShare, StrictModel
@@ -84,6 +92,12 @@ _URL = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[^\s/?#:@\[\]]+)(:\d{1,5})?(/[^\
 def _checked(url: str) -> str:
     if not _URL.fullmatch(url):
         raise ValueError("must be like http://host:8000")
+    return url.rstrip("/")
+
+
+def _without_password(url: str) -> str:
+    if "@" in urlsplit(url).netloc:
+        raise ValueError("must name no user or key, which every run would record; give them as its package says")
     return url.rstrip("/")
 
 
@@ -187,6 +201,10 @@ class ExecutionConfig(StrictModel):
     grace_s: PositiveFloat = 20.0
     """Time that a stage has after SIGTERM to finish its step and write a checkpoint; then it is ended at once. Keep it
     below what the scheduler grants (30 s by default under Slurm and Kubernetes)."""
+    shared_cache: Annotated[str, AfterValidator(_without_password)] | None = None
+    """A folder, or a URL of fsspec (`s3://bucket/luffy` with s3fs installed), through which workspaces share finished
+    stages: those that are not finished here are taken from it, and finished ones copied to it, without checkpoints.
+    Whoever may write there decides what comes out here."""
     parallel_stages: PositiveInt | None = None
     """Most stages of a run at the same time; None: as many as fit this machine's GPUs, or its cores without one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -242,6 +260,10 @@ class TrackingConfig(StrictModel):
 
     wandb: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str = "luffy"
+    tags: tuple[Annotated[str, StringConstraints(pattern=r"^[^\s,]+$")], ...] = ()
+    """Words for the run, by which `luffy show --tag` lists it."""
+    note: str = ""
+    """What the run is for; shown in the list of runs."""
     samples_every: PositiveInt = 10
     """RL steps between written sample rollouts (`samples.jsonl`)."""
     num_samples: PositiveInt = 4

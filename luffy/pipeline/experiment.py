@@ -28,11 +28,12 @@ from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import Identity, IdentityRecord, code_identity, identity_of, read_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.lock import holder_of, stage_lock
-from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest
+from luffy.pipeline.manifest import Manifest, consumed_digests, finished_manifest, read_manifest, uncommitted_changes
 from luffy.pipeline.memory import shared_context
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.plan import StagePlan, why_not_reused
 from luffy.pipeline.reuse import FinishedStage, adopt, complete_checkpoints, examine, newest_checkpoint
+from luffy.pipeline.shared_cache import SharedCache
 from luffy.pipeline.space import check_space
 from luffy.pipeline.supervise import stage_command, supervise
 from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, claiming, link, write_run
@@ -70,6 +71,8 @@ class Experiment:
     identities: Mapping[str, Identity]
     verify: bool = False
     """Compare full hashes before a result is reused."""
+    shared: SharedCache | None = None
+    """Where stages that are not finished here are taken from, and finished ones copied to."""
 
     def plan(self) -> tuple[StagePlan, ...]:
         """The decisions that a run would make now; starts and writes nothing."""
@@ -89,6 +92,10 @@ class Experiment:
         awaited = sorted(set(node.inputs.values()) & pending)
         if condition.reusable:
             return decide("depends", f"waits for {', '.join(awaited)}") if awaited else decide("reuse")
+        if self.shared is not None and not directory.exists():
+            found = self.shared.find(node.stage, identity.key)
+            if found is not None and all(found.consumed.get(entry) == digest for entry, digest in consumed.items()):
+                return decide("pull", f"from {self.shared.url}")
         reason = condition.reason
         if not reason and read_identity(directory) is not None:
             reason = "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
@@ -130,9 +137,16 @@ class Experiment:
         """
         with claiming(self.workspace):  # a deletion takes neither the result nor its unfinished copy
             plan = self.plan_node(name)
-            consumed = consumed_digests(plan.inputs)
-            record = IdentityRecord(plan.identity.key, name, plan.identity, consumed, self.config.name)
-            return adopt(plan.directory, self.job(plan), record, self.workspace.siblings(plan.identity.stage))
+            siblings = self.workspace.siblings(plan.identity.stage)
+            return adopt(plan.directory, self.job(plan), self._record(plan), siblings)
+
+    def pull(self, plan: StagePlan) -> Manifest | None:
+        """Take a stage from the shared cache, as `claiming` the workspace; None where that failed."""
+        return self.shared.pull(plan.directory, self.job(plan), self._record(plan)) if self.shared else None
+
+    def _record(self, plan: StagePlan) -> IdentityRecord:
+        consumed = consumed_digests(plan.inputs)
+        return IdentityRecord(plan.identity.key, plan.node.name, plan.identity, consumed, self.config.name)
 
     def finished(self, name: str) -> FinishedStage:
         """The record of a finished stage. Raises LuffyError where it is not whole, or its inputs have changed."""
@@ -215,7 +229,8 @@ def open_experiment(
         files = outside_files(node.settings)
         rooms = code(node.kind.rooms_of(node.settings))
         identities[node.name] = identity_of(node.stage, node.settings, upstream, rooms, files)
-    return Experiment(config, workspace, nodes, identities, verify)
+    url = config.execution.shared_cache
+    return Experiment(config, workspace, nodes, identities, verify, None if url is None else SharedCache.open(url))
 
 
 class ExperimentRun:
@@ -256,10 +271,16 @@ class ExperimentRun:
             try:
                 with usable(plan.directory):
                     self.enter(plan)
+                    if plan.action == "pull" and self.experiment.pull(plan) is None:
+                        plan = replace(plan, action="run", reason="could not be pulled")
+                        self.enter(plan)
                     claimed.close()
-                    if plan.action != "reuse":
+                    if plan.action not in ("reuse", "pull"):
                         self._start(plan, observer, turn, afresh)
                     manifest = finished_manifest(plan.directory)
+                    shared = self.experiment.shared
+                    if shared is not None and plan.action != "pull" and shared.push(plan.directory, manifest):
+                        observer.event(plan, Event("message", time.time(), os.getpid(), text=f"copied to {shared.url}"))
                     for page in plan.node.kind.pages:
                         link(plan.directory / page, self.directory / page)
             except BaseException as error:  # also Ctrl-C: the display must stop showing the stage as running
@@ -349,6 +370,8 @@ def start_run(
             stack.enter_context(stage_lock(directory))
             run = ExperimentRun(experiment, directory, command, stopped)
             run.record("running")
+            for name, patch in uncommitted_changes(experiment.workspace.root).items():
+                (directory / f"uncommitted-{name}.patch").write_bytes(patch)
         if current_engine_process() is None:  # many runs at a time share one
             stack.enter_context(EngineProcess().use())
         try:

@@ -29,6 +29,9 @@ from luffy.files import refuse_special, write_atomic
 MANIFEST_FILE = "manifest.json"
 _PACKAGES = ("torch", "transformers", "deepspeed", "ray", "vllm", "math-verify", "pyarrow", "numpy", "prefect")
 _REPOSITORY = Path(__file__).resolve().parents[2]
+_CODE = ("*.py", "*.yaml", "*.yml", "*.toml", "*.jinja", "*.sh")
+_MAX_PATCH_BYTES = 10**7
+_GIT_S = 10.0
 
 
 class OutputFile(StrictModel):
@@ -191,11 +194,40 @@ def package_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue  # an extra that is not installed
     if (_REPOSITORY / ".git").exists():
-        command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        answer = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
-        if commit := answer.stdout.strip():
+        described = _git(_REPOSITORY, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+        if commit := described.decode().strip():
             versions["commit"] = commit
     return versions
+
+
+def uncommitted_changes(leaving_out: Path) -> dict[str, bytes]:
+    """By the name of each repository, of this code and of the working directory, a patch on its last commit.
+
+    `git apply` restores it. Files that git does not know are in it if they are code (`_CODE`) outside of `leaving_out`,
+    up to 10 MB. Empty without git.
+    """
+    patches: dict[str, bytes] = {}
+    own = (_REPOSITORY,) if (_REPOSITORY / ".git").exists() else ()
+    for folder in (*own, Path.cwd()):
+        top = Path(_git(folder, "rev-parse", "--show-toplevel").decode().strip() or os.devnull)
+        if not top.is_dir() or top.name in patches:
+            continue
+        patch = _git(top, "diff", "--binary", "HEAD")
+        for name in filter(None, _git(top, "ls-files", "-z", "--others", "--exclude-standard", *_CODE).split(b"\0")):
+            path = top / os.fsdecode(name)
+            if not path.is_relative_to(leaving_out) and len(patch) + path.stat().st_size <= _MAX_PATCH_BYTES:
+                patch += _git(top, "diff", "--binary", "--no-index", "--", os.devnull, os.fsdecode(name))
+        patches[top.name] = patch
+    return {name: patch for name, patch in patches.items() if patch}
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    """What git prints; nothing where it fails, which two files that differ are not."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False, timeout=_GIT_S)
+    except (OSError, subprocess.TimeoutExpired):  # not installed, or a huge tree
+        return b""
+    return done.stdout if done.returncode in (0, 1) else b""
 
 
 def hardware() -> dict[str, str]:

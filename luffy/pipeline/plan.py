@@ -8,7 +8,7 @@ from typing import Literal
 from luffy.pipeline.graph import StageNode
 from luffy.pipeline.identity import IDENTITY_FILE, Identity, Json, read_identity
 
-Action = Literal["reuse", "depends", "resume", "continue", "run"]
+Action = Literal["reuse", "depends", "pull", "resume", "continue", "run"]
 _SHOWN = 3
 _HASH_DIGITS = 8
 
@@ -22,7 +22,8 @@ class StagePlan:
     directory: Path
     inputs: Mapping[str, Path]
     action: Action
-    """`depends`: finished, and reused if its inputs turn out unchanged once they are made again."""
+    """`depends`: finished, and reused if its inputs turn out unchanged once they are made again. `pull`: finished in
+    `execution.shared_cache`."""
     reason: str = ""
     step: int = 0
     """The step at which `resume` and `continue` start."""
@@ -36,7 +37,7 @@ class StagePlan:
             return f"resume from step {self.step}"
         if self.action == "continue" and self.extends is not None:
             return f"continue {self.extends.name} from step {self.step}"
-        return {"reuse": "reused", "depends": "reused or run"}.get(self.action, "run")
+        return {"reuse": "reused", "depends": "reused or run", "pull": "pulled"}.get(self.action, "run")
 
 
 def why_not_reused(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -82,6 +82,21 @@ class RunRecord:
             return ExperimentConfig.model_validate_json(json.dumps(self.config))
         except ValidationError:
             return None
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """`tracking.tags` of its configuration."""
+        return frozenset(self._tracking.get("tags") or ())
+
+    @property
+    def note(self) -> str:
+        """`tracking.note` of its configuration."""
+        return str(self._tracking.get("note") or "")
+
+    @property
+    def _tracking(self) -> Mapping[str, Any]:
+        found = self.config.get("tracking")
+        return found if isinstance(found, Mapping) else {}
 
     @property
     def arms(self) -> dict[str, Path]:

@@ -27,7 +27,14 @@ from luffy.pipeline.events import EVENTS_FILE
 from luffy.pipeline.identity import IDENTITY_FILE, Identity, IdentityRecord, Json, read_identity, write_identity
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.lock import LOCK_FILE
-from luffy.pipeline.manifest import MANIFEST_FILE, consumed_digests, finished_manifest, read_manifest, write_manifest
+from luffy.pipeline.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    consumed_digests,
+    finished_manifest,
+    read_manifest,
+    write_manifest,
+)
 from luffy.pipeline.workspace import TRASH_PREFIX, find_workspace, is_discarded
 
 LOG_FILE = "log.txt"
@@ -157,16 +164,21 @@ def adopt(directory: Path, job: StageJob, record: IdentityRecord, siblings: Iter
             place.mkdir(exist_ok=True)
         elif path.name not in (LOCK_FILE, RECORD_FILE):
             (os.link if path.suffix in _NEVER_CHANGED else shutil.copy2)(path, place)
+    adopted = {"key": record.key, "upstream": record.identity.upstream, "adopted": manifest.key}
+    return manifest.key if take_place(made, directory, job, record, manifest.model_copy(update=adopted)) else None
+
+
+def take_place(made: Path, directory: Path, job: StageJob, record: IdentityRecord, manifest: Manifest) -> bool:
+    """Make the files in `made` the finished stage in `directory`; False where that has begun meanwhile."""
     write_job(made / JOB_FILE, job)
     write_identity(made, record)
-    adopted = {"key": record.key, "upstream": record.identity.upstream, "adopted": manifest.key}
-    write_manifest(made, manifest.model_copy(update=adopted))
+    write_manifest(made, manifest)
     try:
         made.rename(directory)
     except OSError:  # another run has just adopted it, or begun it
         shutil.rmtree(made, ignore_errors=True)
-        return None
-    return manifest.key
+        return False
+    return True
 
 
 def _without_code(identity: Identity) -> Identity:

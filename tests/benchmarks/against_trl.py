@@ -91,7 +91,11 @@ VLLM_SHARE = 0.3
 """Of the GPU's memory, for weights and KV cache of the engine."""
 LOCAL = f"{VLLM}-local"
 COLOCATED = ExecutionConfig(
-    packing=True, compile=True, zero_stage=1, vllm=VLLMConfig(gpu_memory_utilization=VLLM_SHARE), ray=RayConfig(placement="colocated")
+    packing=True,
+    compile=True,
+    zero_stage=1,
+    vllm=VLLMConfig(gpu_memory_utilization=VLLM_SHARE),
+    ray=RayConfig(placement="colocated"),
 )
 
 
@@ -170,7 +174,7 @@ def echo(folder: Path) -> None:
 
 def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str) -> Iterator[Step]:
     """Steps of the RL stage's own loop with real grading, by the embedded engine or by vLLM."""
-    execution = OURS[variant] if variant in OURS else COLOCATED
+    execution = OURS.get(variant, COLOCATED)
     shared = ("model.dtype=bfloat16", "execution.zero_stage=1")
     given = {VLLM: (*shared, "cluster=ray", "execution.ray.placement=colocated"), LOCAL: (*shared, "rl.engine=vllm")}
     config = load_experiment(

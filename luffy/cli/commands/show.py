@@ -39,6 +39,9 @@ def show(
     prompt: Annotated[
         str | None, Option(metavar="UID", help="instead: the rollouts of one prompt, step by step")
     ] = None,
+    tag: Annotated[
+        list[str] | None, Option(metavar="TAG", help="list the runs with this tag (tracking.tags); may be repeated")
+    ] = None,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
@@ -59,10 +62,13 @@ def show(
             show_leaderboard(where)
             return EXIT_OK
         say(f"workspace {where.root}")
-        runs, results = run_view.take_stock(where)
+        runs, results = run_view.take_stock(where, tag or ())
         show_table(runs, "Runs", apart=False)
-        show_table(results, "Stage results")
+        if not tag:
+            show_table(results, "Stage results")
         return EXIT_OK
+    if tag:
+        raise ConfigError(f"--tag lists runs: leave out {run}")
     if prompt is not None and samples is not None:
         raise ConfigError("--prompt and --samples show different things: give one of them")
     if samples is None and any(value is not None for value in (reward, reward_min, reward_max, stage)):

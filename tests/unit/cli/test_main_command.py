@@ -1,4 +1,5 @@
 import errno
+import json
 import re
 
 import pytest
@@ -114,6 +115,18 @@ def test_show_without_a_run_lists_runs_and_results(capsys, tmp_path):
     size = str((tmp_path / "runs" / "exp-1" / "run.json").stat().st_size)
     assert ["exp-1", "finished", "0s", size, "B", "base"] in lines
     assert ["base", "abc", "interrupted", "(step", "40)", "0s", "0", "B", "exp-1"] in lines
+
+
+def test_show_lists_the_runs_with_a_tag_and_their_notes(capsys, tmp_path):
+    for number, tags in enumerate((["paper", "v2"], ["paper"], [])):
+        folder = tmp_path / "runs" / f"exp-{number}"
+        folder.mkdir(parents=True)
+        tracking = {"tags": tags, "note": "a longer warm-up"} if tags else {}
+        (folder / "run.json").write_text(json.dumps({"state": "finished", "config": {"tracking": tracking}}))
+    assert command.main(["show", "--tag", "paper", "--tag", "v2"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("exp-")]
+    assert line.startswith("exp-0") and line.rstrip().endswith("#paper #v2 a longer warm-up")
+    assert command.main(["show", "exp-0", "--tag", "paper"]) == 2
 
 
 SEVEN_B = "exp_configs/luffy_qwen2.5_math_7b.yaml"

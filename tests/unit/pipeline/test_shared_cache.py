@@ -1,0 +1,134 @@
+"""Workspaces that share finished stages by `execution.shared_cache`."""
+
+import logging
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.errors import ConfigError
+from luffy.pipeline.experiment import ExperimentRun, Unwatched, open_experiment
+from luffy.pipeline.garbage import Retention, survey
+from luffy.pipeline.manifest import finished_manifest
+from luffy.pipeline.workspace import Workspace
+
+
+@pytest.fixture(params=["folder", "memory"])
+def lab(request, tmp_path, smoke_path):
+    """Opens the experiment in a workspace of the lab, all of which share one cache."""
+    url = str(tmp_path / "lab") if request.param == "folder" else f"memory://lab/{tmp_path.name}"
+
+    def opened(name: str, *overrides: str, code: str = "1"):
+        config = load_experiment(smoke_path, (f"execution.shared_cache={url}", *overrides))
+        return open_experiment(config, Workspace(tmp_path / name), code=lambda rooms: {"module": code})
+
+    return opened
+
+
+@pytest.fixture
+def made(lab, finish_all):
+    """The experiment that has finished and copied every stage."""
+    experiment = lab("first")
+    finish_all(experiment, steps=5)
+    assert run_all(experiment) == ["reused"] * len(experiment.nodes)
+    return experiment
+
+
+def must_not_start(*arguments: object) -> list[str]:
+    raise AssertionError(f"a stage would be made: {arguments}")
+
+
+def run_all(experiment) -> list[str]:
+    """Run the stages in their order, none of which may be made; how each was come by."""
+    experiment.workspace.prepare()
+    run = ExperimentRun(experiment, experiment.workspace.new_run("it", {}), must_not_start)
+    shown: list[str] = []
+
+    class Observer(Unwatched):
+        def planned(self, plan):
+            shown.append(plan.headline)
+
+    for node in experiment.nodes:
+        run.execute(node.name, Observer())
+    return shown
+
+
+def test_another_workspace_pulls_every_stage_with_its_bytes(lab, made):
+    second = lab("second")
+    assert [plan.headline for plan in second.plan()] == ["pulled"] * len(second.nodes)
+    assert run_all(second) == ["pulled"] * len(second.nodes)
+    for node in second.nodes:
+        here, there = second.plan_node(node.name), made.plan_node(node.name)
+        assert here.action == "reuse"
+        assert finished_manifest(here.directory).digest == finished_manifest(there.directory).digest
+        assert not finished_manifest(here.directory).damaged(here.directory, verify=True)
+        assert not (here.directory / "checkpoints").exists()
+    assert not survey(second.workspace, Retention()).garbage
+    assert run_all(second) == ["reused"] * len(second.nodes)
+
+
+def test_other_settings_and_other_code_are_not_taken(lab, made):
+    changed = {plan.node.name: plan.action for plan in lab("second", "base.steps=21").plan()}
+    assert (changed["prepare_data"], changed["base"]) == ("pull", "run")
+    assert {plan.action for plan in lab("second", code="2").plan()} == {"run"}
+
+
+def test_a_result_of_other_inputs_is_not_taken(lab, made, finish):
+    second = lab("second")
+    finish(second, "prepare_data", content="other data")
+    assert second.plan_node("base").action == "run"
+
+
+def test_a_damaged_file_is_named_and_the_stage_made_here(lab, made, caplog):
+    second = lab("second")
+    cache = second.shared
+    manifest = cache.find("prepare_data", second.identities["prepare_data"].key)
+    place = f"{cache._folder(manifest)}/{manifest.outputs[0].path}"
+    cache.files.pipe_file(place, b"damaged")
+    with caplog.at_level(logging.WARNING), pytest.raises(AssertionError, match="a stage would be made"):
+        run_all(second)
+    assert f"{place} is damaged" in caplog.text
+    assert [path.name for path in second.workspace.stages.glob("*/.trash-*")] == []
+
+
+@pytest.mark.parametrize("path", ["../../outside", "/tmp/outside-of-the-stage"])
+def test_a_manifest_that_leads_out_of_the_stage_is_refused(lab, made, path, caplog):
+    second = lab("second")
+    key = second.identities["prepare_data"].key
+    manifest = second.shared.find("prepare_data", key)
+    outputs = (manifest.outputs[0].model_copy(update={"path": path}),)
+    text = manifest.model_copy(update={"outputs": outputs}).model_dump_json().encode()
+    second.shared.files.pipe_file(f"{second.shared.root}/prepare_data/{key}/manifest.json", text)
+    with pytest.raises(AssertionError, match="a stage would be made"):
+        run_all(second)
+    assert "outside of the stage" in caplog.text
+
+
+def test_half_a_copy_counts_for_nothing_and_the_next_run_completes_it(lab, finish_all, monkeypatch):
+    first = lab("first")
+    finish_all(first, steps=5)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(first.shared.files), "pipe_file", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        run_all(first)
+    assert {plan.action for plan in lab("second").plan()} == {"run"}
+    run_all(first)
+    assert {plan.action for plan in lab("second").plan()} == {"pull"}
+
+
+def test_a_cache_that_fails_is_one_warning_and_the_run_goes_on(lab, made, monkeypatch, caplog):
+    second = lab("second")
+    monkeypatch.setattr(type(second.shared.files), "cat_file", lambda *_, **__: (_ for _ in ()).throw(TimeoutError()))
+    assert {plan.action for plan in second.plan()} == {"run"}
+    assert [record.message.rpartition(" (")[2] for record in caplog.records] == ["TimeoutError)"]
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("nosuch://lab", "Protocol not known: nosuch"),
+        ("s3://key:secret@bucket/lab", "must name no user or key"),
+    ],
+)
+def test_an_unusable_url_is_one_line(smoke_path, tmp_path, url, complaint):
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        open_experiment(load_experiment(smoke_path, (f"execution.shared_cache={url}",)), Workspace(tmp_path))
+    assert "\n" not in str(caught.value)
