@@ -54,6 +54,11 @@ class RayRanks(Generic[Rank]):
             self.members.append(start_member(f"trainer rank {rank}", RankActor, place, group, setup))
 
     @property
+    def bundles(self) -> list[int]:
+        """Where each rank is: the index of its bundle."""
+        return [place.bundle for place in self._places]
+
+    @property
     def num_ranks(self) -> int:
         return len(self.members)
 

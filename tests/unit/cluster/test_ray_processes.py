@@ -118,7 +118,9 @@ def test_colocated_engines_take_half_of_the_gpu_of_their_rank():
     wanted = layout(config, tensor_parallel_size=1, gpus=True, num_engines=2)
     assert wanted.bundles == [{"CPU": 2, "GPU": 1}] * 2
     assert wanted.ranks == wanted.engines == [Place(0, cpus=1, gpus=0.5), Place(1, cpus=1, gpus=0.5)]
-    assert layout(config, 1, gpus=False, num_engines=2).bundles == [{"CPU": 1}] * 4
+    on_cpus = layout(config, 1, gpus=False, num_engines=2)
+    assert on_cpus.bundles == [{"CPU": 2}] * 2
+    assert on_cpus.ranks == on_cpus.engines == [Place(0, cpus=1, gpus=0), Place(1, cpus=1, gpus=0)]
 
 
 def test_ranks_beside_servers_elsewhere_have_their_gpus_alone():
