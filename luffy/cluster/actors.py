@@ -9,6 +9,7 @@ import os
 import queue
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 import psutil
 import ray
 
+from luffy.errors import ClusterError
 from luffy.pipeline.inherited_environment import drop_foreign
 
 if TYPE_CHECKING:
@@ -163,6 +165,7 @@ class EngineActor:
         setup.apply()
         self._incoming: queue.Queue[_Bucket | _Shared | _Broadcast | None] = queue.Queue(maxsize=1)
         self._timeout_s = 0.0
+        self._has_device = threading.Event()
 
     def pid(self) -> int:
         return os.getpid()
@@ -177,10 +180,12 @@ class EngineActor:
         *,
         sleeps: bool = False,
         reads_text: bool = False,
+        waits: bool = False,
     ) -> None:
         """Load the model folder.
 
         `sleeps` enables vLLM's sleep mode, for a GPU shared with a trainer rank; `reads_text` enables stop texts.
+        `waits`: what needs the device waits for `take_device`.
         """
         from luffy.rollout.vllm_engine import VLLMEngine
 
@@ -193,7 +198,16 @@ class EngineActor:
             wait_timeout_s=timeout_s,
             sleep_mode=sleeps,
             reads_text=reads_text,
+            before_loading=self._wait_for_device if waits else lambda: None,
         )
+
+    def take_device(self) -> None:
+        """Let an `open` that waits go on."""
+        self._has_device.set()
+
+    def _wait_for_device(self) -> None:
+        if not self._has_device.wait(self._timeout_s):
+            raise ClusterError(f"the device was not free for {self._timeout_s:g} s")
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         return self._engine.generate(requests, params)

@@ -50,7 +50,8 @@ class RayCluster:
             num_engines = 0 if self._servers else config.engines
             self._stack.enter_context(ray_session(config, config.trainer_ranks + num_engines))
             gpus = has_gpus(config)
-            share_gpus = gpus and num_engines > 0 and config.placement == "colocated"
+            share_devices = num_engines > 0 and config.placement == "colocated"
+            share_gpus = gpus and share_devices
             places = layout(config, spec.execution.vllm.tensor_parallel_size, gpus, num_engines)
             group = reserve(places, config.start_timeout_s)
             self._stack.callback(self._supervisor.close)
@@ -71,16 +72,18 @@ class RayCluster:
             )
             engines = [actors.start(place) for place in range(num_engines)]
             self._ranks = RayRanks(spec, places.ranks, group, self._supervisor)
-            if share_gpus:
-                # One after the other: vLLM's memory profiling counts any change on its GPU as its own use.
-                self._supervisor.answers(self._ranks.members, self._ranks.open(), config.start_timeout_s)
+            opening, ranks_opening = actors.open(engines, waits=share_devices), self._ranks.open()
+            if share_devices:
+                # Devices are used one after the other: vLLM's memory profiling counts any change on its GPU as its own
+                # use. Libraries and settings are loaded in parallel.
+                self._supervisor.answers(self._ranks.members, ranks_opening, config.start_timeout_s)
                 call_everywhere(self._ranks, TrainerRank.free_cache)
                 logger.info("the trainer ranks are ready; the engines load the model")
-                self._supervisor.answers(engines, actors.open(engines), config.start_timeout_s)
-            else:
-                # In parallel: both load libraries and a model.
-                opened = actors.open(engines) + self._ranks.open()
-                self._supervisor.answers([*engines, *self._ranks.members], opened, config.start_timeout_s)
+                for engine in engines:
+                    engine.handle.take_device.remote()
+            self._supervisor.answers(
+                [*engines, *self._ranks.members], [*opening, *ranks_opening], config.start_timeout_s
+            )
             logger.info("trainer ranks and engines are ready; weights go by %s", self._way)
             self._engines = RayEngine(engines, actors, self._supervisor, self._send)
             # GPUs of servers elsewhere are not counted.

@@ -189,8 +189,8 @@ def layout(config: RayConfig, tensor_parallel_size: int, gpus: bool, num_engines
     """
     if num_engines and config.placement == "colocated":
         halves = [Place(rank, cpus=1, gpus=0.5 if gpus else 0) for rank in range(config.trainer_ranks)]
-        bundles: list[Bundle] = [{"CPU": 2} | ({"GPU": 1} if gpus else {})] * config.trainer_ranks
-        return Layout(bundles, halves, halves)
+        bundle: Bundle = {"CPU": 2, "GPU": 1} if gpus else {"CPU": 2}
+        return Layout([bundle] * config.trainer_ranks, halves, halves)
     return layout_apart(config.trainer_ranks, num_engines, tensor_parallel_size, gpus)
 
 
