@@ -5,6 +5,7 @@ processes that belong to other groups (DeepSpeed's, vLLM's). Members on CPUs use
 same calls; this has never been run.
 """
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,23 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> "TensorSpec":
+        return cls(name, tuple(tensor.shape), tensor.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def tensor(self, data: Tensor) -> Tensor:
+        """The tensor whose bytes `data` has (see `bytes_of`), in the same memory."""
+        return data.view(self.dtype).view(self.shape)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The values of a tensor as one row of bytes (uint8), in the same memory if it is contiguous."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

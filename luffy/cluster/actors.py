@@ -9,6 +9,8 @@ import os
 import queue
 import socket
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,15 +20,18 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 import psutil
 import ray
 
+from luffy.errors import ClusterError
 from luffy.pipeline.inherited_environment import drop_foreign
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
+    from numpy.typing import NDArray
 
     from luffy.broadcast_group import Invitation, TensorSpec
     from luffy.config.execution import VLLMConfig
     from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
     from luffy.rollout.vllm_worker import WeightUpdate
+    from luffy.tensor_sharing import SharedTensor
     from luffy.training.ranks import Rank, RankSpec
 
 _Arguments = TypeVarTuple("_Arguments")
@@ -100,13 +105,42 @@ class RankActor:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Weights received through the object store."""
+    """Weights received through the object store, in its memory: bytes that must not be written to."""
 
-    weights: list[tuple[str, Tensor]]
+    weights: Sequence[tuple[TensorSpec, NDArray[np.uint8]]]
 
     def load(self, update: WeightUpdate) -> None:
-        for name, tensor in self.weights:
-            update.load(name, tensor)
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that nothing may write to them
+            for spec, data in self.weights:
+                update.load(spec.name, spec.tensor(torch.from_numpy(data)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Weights in the memory of a rank that shares the device of the engine; they are copied from there."""
+
+    specs: Sequence[TensorSpec]
+    data: SharedTensor
+    failure: Future[str | None] = field(default_factory=Future)
+    """None once the weights are loaded, else the reason why not."""
+
+    def load(self, update: WeightUpdate) -> None:
+        self.failure.set_result(self._copy(update))
+
+    def _copy(self, update: WeightUpdate) -> str | None:
+        from luffy.tensor_sharing import SharingFailed
+
+        try:
+            with self.data.opened() as data:
+                for spec, part in zip(self.specs, data.split([spec.num_bytes for spec in self.specs]), strict=True):
+                    # Copied, since vLLM keeps tensors until their layer is complete.
+                    update.load(spec.name, spec.tensor(part.clone()))
+        except SharingFailed as failure:
+            return str(failure)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +163,9 @@ class EngineActor:
 
     def __init__(self, setup: ProcessSetup) -> None:
         setup.apply()
-        self._incoming: queue.Queue[_Bucket | _Broadcast | None] = queue.Queue(maxsize=1)
+        self._incoming: queue.Queue[_Bucket | _Shared | _Broadcast | None] = queue.Queue(maxsize=1)
         self._timeout_s = 0.0
+        self._has_device = threading.Event()
 
     def pid(self) -> int:
         return os.getpid()
@@ -145,10 +180,12 @@ class EngineActor:
         *,
         sleeps: bool = False,
         reads_text: bool = False,
+        waits: bool = False,
     ) -> None:
         """Load the model folder.
 
         `sleeps` enables vLLM's sleep mode, for a GPU shared with a trainer rank; `reads_text` enables stop texts.
+        `waits`: what needs the device waits for `take_device`.
         """
         from luffy.rollout.vllm_engine import VLLMEngine
 
@@ -161,7 +198,16 @@ class EngineActor:
             wait_timeout_s=timeout_s,
             sleep_mode=sleeps,
             reads_text=reads_text,
+            before_loading=self._wait_for_device if waits else lambda: None,
         )
+
+    def take_device(self) -> None:
+        """Let an `open` that waits go on."""
+        self._has_device.set()
+
+    def _wait_for_device(self) -> None:
+        if not self._has_device.wait(self._timeout_s):
+            raise ClusterError(f"the device was not free for {self._timeout_s:g} s")
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         return self._engine.generate(requests, params)
@@ -175,7 +221,7 @@ class EngineActor:
         self._engine.wake_up(part)
 
     def load_weights(self, version: int) -> None:
-        """Load all weights from the buckets that `receive` and `receive_broadcast` announce, up to the final None."""
+        """Load all weights from the buckets that the methods `receive...` announce, up to the final None."""
         with self._engine.weight_update(version) as update:
             while (part := self._incoming.get(timeout=self._timeout_s)) is not None:
                 part.load(update)
@@ -183,8 +229,8 @@ class EngineActor:
     def load_weights_from(self, folder: Path, version: int) -> None:
         self._engine.load_weights_from(folder, version)
 
-    def receive(self, bucket: list[tuple[str, Tensor]] | None) -> None:
-        """Queue one bucket of weights; blocks while another is queued, so at most two are in memory."""
+    def receive(self, bucket: Sequence[tuple[TensorSpec, NDArray[np.uint8]]] | None) -> None:
+        """Queue one bucket of weights as bytes; blocks while another is queued, so at most two are in memory."""
         self._incoming.put(None if bucket is None else _Bucket(bucket), timeout=self._timeout_s)
 
     def join_broadcasts(self, invitation: Invitation, first_rank: int) -> str | None:
@@ -193,6 +239,12 @@ class EngineActor:
 
     def receive_broadcast(self, specs: Sequence[TensorSpec]) -> str | None:
         """Receive one bucket by broadcast; returns None on success, else why it has to be sent again."""
-        part = _Broadcast(specs)
+        return self._take(_Broadcast(specs))
+
+    def receive_shared(self, specs: Sequence[TensorSpec], data: SharedTensor) -> str | None:
+        """Copy one bucket from a rank's memory; returns None on success, else why it has to be sent again."""
+        return self._take(_Shared(specs, data))
+
+    def _take(self, part: _Shared | _Broadcast) -> str | None:
         self._incoming.put(part, timeout=self._timeout_s)
         return part.failure.result(timeout=self._timeout_s)

@@ -1,6 +1,7 @@
 """`cluster: ray`: DeepSpeed ranks and vLLM engines as Ray actors, on one machine or many."""
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -9,6 +10,7 @@ from luffy.cluster.ray_engine import EngineActors, RayEngine, RayRanks, has_gpus
 from luffy.cluster.ray_session import layout, ray_session, reserve
 from luffy.cluster.supervision import Member, Supervisor
 from luffy.cluster.weights import send_weights
+from luffy.config.execution import WeightTransfer
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.server_engine import ServerEngine
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
@@ -34,6 +36,9 @@ class RayCluster:
         self._stack = ExitStack()
         self._supervisor = Supervisor()
         self._published = 0
+        self._sending_s = 0.0
+        colocated = self._config.placement == "colocated"
+        self._way: WeightTransfer = self._config.weight_transfer or ("ipc" if colocated else "object_store")
         self._servers: ServerEngine | None = None
 
     def __enter__(self) -> "RayCluster":
@@ -45,7 +50,8 @@ class RayCluster:
             num_engines = 0 if self._servers else config.engines
             self._stack.enter_context(ray_session(config, config.trainer_ranks + num_engines))
             gpus = has_gpus(config)
-            share_gpus = gpus and num_engines > 0 and config.placement == "colocated"
+            share_devices = num_engines > 0 and config.placement == "colocated"
+            share_gpus = gpus and share_devices
             places = layout(config, spec.execution.vllm.tensor_parallel_size, gpus, num_engines)
             group = reserve(places, config.start_timeout_s)
             self._stack.callback(self._supervisor.close)
@@ -66,17 +72,19 @@ class RayCluster:
             )
             engines = [actors.start(place) for place in range(num_engines)]
             self._ranks = RayRanks(spec, places.ranks, group, self._supervisor)
-            if share_gpus:
-                # One after the other: vLLM's memory profiling counts any change on its GPU as its own use.
-                self._supervisor.answers(self._ranks.members, self._ranks.open(), config.start_timeout_s)
+            opening, ranks_opening = actors.open(engines, waits=share_devices), self._ranks.open()
+            if share_devices:
+                # Devices are used one after the other: vLLM's memory profiling counts any change on its GPU as its own
+                # use. Libraries and settings are loaded in parallel.
+                self._supervisor.answers(self._ranks.members, ranks_opening, config.start_timeout_s)
                 call_everywhere(self._ranks, TrainerRank.free_cache)
                 logger.info("the trainer ranks are ready; the engines load the model")
-                self._supervisor.answers(engines, actors.open(engines), config.start_timeout_s)
-            else:
-                # In parallel: both load libraries and a model.
-                opened = actors.open(engines) + self._ranks.open()
-                self._supervisor.answers([*engines, *self._ranks.members], opened, config.start_timeout_s)
-            logger.info("trainer ranks and engines are ready")
+                for engine in engines:
+                    engine.handle.take_device.remote()
+            self._supervisor.answers(
+                [*engines, *self._ranks.members], [*opening, *ranks_opening], config.start_timeout_s
+            )
+            logger.info("trainer ranks and engines are ready; weights go by %s", self._way)
             self._engines = RayEngine(engines, actors, self._supervisor, self._send)
             # GPUs of servers elsewhere are not counted.
             sharing = self._engines if share_gpus else None
@@ -101,17 +109,33 @@ class RayCluster:
         if self._servers is not None:
             update_servers(self._servers, self.trainer, self._spec.out, version)
             return
-        by_broadcast = self._config.weight_transfer == "broadcast"  # to the workers of each engine
-        num_receivers = self._spec.execution.vllm.tensor_parallel_size if by_broadcast else 0
         with self.in_turn.waking():
-            self._engines.update(lambda engines: self._send(engines, num_receivers))
+            began = time.perf_counter()
+            self._engines.update(lambda engines: self._send(engines, self._way))
+            self._sending_s = time.perf_counter() - began
 
     def metrics(self) -> dict[str, float]:
-        return {} if self._servers else {"perf/engine_restarts": float(self._engines.num_restarts)}
+        """Restarts so far, and the share of `perf/weights_s` that was not spent on waking engines."""
+        if self._servers:
+            return {}
+        return {"perf/engine_restarts": float(self._engines.num_restarts), "perf/weights_sending_s": self._sending_s}
 
-    def _send(self, engines: Sequence[Member], num_receivers: int = 0) -> list[int]:
+    def _send(self, engines: Sequence[Member], way: WeightTransfer = "object_store") -> list[int]:
         """Indices of the engines that did not take the weights."""
-        handles = [member.handle for member in engines]
+        # With ipc all engines, each from the rank in its bundle; otherwise any engines, from rank 0.
+        bundles = self._ranks.bundles
+        served = (
+            [[bundle] for bundle in bundles] if way == "ipc" else [[*range(len(engines))], *[[] for _ in bundles[1:]]]
+        )
         # Shorter than the time limit of the ranks' call, or a hanging engine would be reported as a hanging rank.
         timeout_s = min(self._config.call_timeout_s / 4, _SEND_TIMEOUT_S)
-        return call_everywhere(self._ranks, send_weights, handles, self._published, timeout_s, num_receivers)
+        workers = self._spec.execution.vllm.tensor_parallel_size
+        sent = self._ranks.call(
+            send_weights,
+            [([engines[i].handle for i in own], self._published, timeout_s, way, workers) for own in served],
+        )
+        for of_rank in sent:
+            if of_rank.refusal is not None and self._way != "object_store":
+                logger.warning("weights go by object_store from now on, not by %s: %s", self._way, of_rank.refusal)
+                self._way = "object_store"
+        return sorted(own[i] for own, of_rank in zip(served, sent, strict=True) for i in of_rank.failed)

@@ -54,6 +54,11 @@ class RayRanks(Generic[Rank]):
             self.members.append(start_member(f"trainer rank {rank}", RankActor, place, group, setup))
 
     @property
+    def bundles(self) -> list[int]:
+        """Where each rank is: the index of its bundle."""
+        return [place.bundle for place in self._places]
+
+    @property
     def num_ranks(self) -> int:
         return len(self.members)
 
@@ -156,8 +161,11 @@ class EngineActors:
         setup = ProcessSetup(log_file(self.out, f"engine_{place}"), num_threads=None)
         return start_member(f"engine {place}", EngineActor, self.places[place], self.group, setup, self.num_threads)
 
-    def open(self, members: Sequence[Member]) -> list[Any]:
-        """Have actors load the model at the same time; returns a reference to each answer."""
+    def open(self, members: Sequence[Member], *, waits: bool = False) -> list[Any]:
+        """Have actors load the model at the same time; returns a reference to each answer.
+
+        `waits`: up to what needs the device, which `take_device` allows.
+        """
         return [
             member.handle.open.remote(
                 self.model,
@@ -167,6 +175,7 @@ class EngineActors:
                 self.ray.call_timeout_s,
                 sleeps=self.sleeps,
                 reads_text=self.reads_text,
+                waits=waits,
             )
             for member in members
         ]

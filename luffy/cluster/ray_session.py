@@ -184,12 +184,13 @@ class Layout:
 def layout(config: RayConfig, tensor_parallel_size: int, gpus: bool, num_engines: int) -> Layout:
     """One GPU per rank, `tensor_parallel_size` per engine; without GPUs, one CPU each.
 
-    A bundle lies on one machine, so an engine, which is one process, is never split over two. When colocated on GPUs,
-    a rank and its engine request half a GPU each, which is bookkeeping for Ray: both can use all of it.
+    A bundle lies on one machine, so an engine, which is one process, is never split over two. When colocated, a rank
+    and its engine share one, and request half a GPU each, which is bookkeeping for Ray: both can use all of it.
     """
-    if gpus and num_engines and config.placement == "colocated":
-        halves = [Place(rank, cpus=1, gpus=0.5) for rank in range(config.trainer_ranks)]
-        return Layout([{"CPU": 2, "GPU": 1}] * config.trainer_ranks, halves, halves)
+    if num_engines and config.placement == "colocated":
+        halves = [Place(rank, cpus=1, gpus=0.5 if gpus else 0) for rank in range(config.trainer_ranks)]
+        bundle: Bundle = {"CPU": 2, "GPU": 1} if gpus else {"CPU": 2}
+        return Layout([bundle] * config.trainer_ranks, halves, halves)
     return layout_apart(config.trainer_ranks, num_engines, tensor_parallel_size, gpus)
 
 

@@ -20,6 +20,7 @@ from luffy.config.strict import PositiveShare, StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
 """vLLM samples at this temperature when a request has a lower one that is not 0."""
+WeightTransfer = Literal["object_store", "broadcast", "ipc"]
 AttentionKind = Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex"]
 
 
@@ -75,9 +76,11 @@ class RayConfig(StrictModel):
     """vLLM engines (data parallel), each over `vllm.tensor_parallel_size` GPUs."""
     placement: Literal["colocated", "disaggregated"] = "disaggregated"
     """`disaggregated`: trainer and engines have their own GPUs. `colocated`: they share them in turn."""
-    weight_transfer: Literal["object_store", "broadcast"] = "object_store"
+    weight_transfer: WeightTransfer | None = None
     """How the policy's weights reach the engines. `object_store`: through CPU memory and Ray's object store.
-    `broadcast`: from rank 0 straight to the workers of all engines, over NCCL on GPUs and gloo on CPUs."""
+    `broadcast`: from rank 0 straight to the workers of all engines, over NCCL on GPUs and gloo on CPUs. `ipc`: each
+    engine copies from the memory of the colocated rank, on their GPU. None: `ipc` where colocated, else
+    `object_store`."""
     dashboard: bool = False
     """Start Ray's dashboard, on the loopback address (needs `pip install 'ray[default]'`)."""
     start_timeout_s: PositiveFloat = 600.0
@@ -251,7 +254,12 @@ class ExecutionConfig(StrictModel):
         if self.ray.placement == "colocated" and self.ray.weight_transfer == "broadcast":
             yield (
                 "ray.weight_transfer: broadcast needs engines on GPUs of their own (NCCL takes one process per GPU), "
-                "and ray.placement: colocated puts them on the ranks' GPUs; use object_store or disaggregated"
+                "and ray.placement: colocated puts them on the ranks' GPUs; use ipc or disaggregated"
+            )
+        if self.ray.placement == "disaggregated" and self.ray.weight_transfer == "ipc":
+            yield (
+                "ray.weight_transfer: ipc needs engines on the ranks' GPUs, and ray.placement: disaggregated gives "
+                "them others; use broadcast, object_store or colocated"
             )
 
 

@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,13 +165,15 @@ class VLLMEngine:
         wait_timeout_s: float = 1800.0,
         reads_text: bool = False,
         is_kept: bool = False,
+        before_loading: Callable[[], None] = lambda: None,
     ) -> "VLLMEngine":
         """An engine on a model folder.
 
         `max_model_len` limits prompt and response together (None: the model's context length). `seed` is that of the
         process; every request has its own. `sleep_mode` enables `sleep` (GPUs only). `wait_timeout_s` limits the wait
         for another thread's step or update. `reads_text` loads the folder's tokenizer, which `SamplingParams.stop`
-        needs to end responses. `is_kept`: after `close` it waits for `take_over`.
+        needs to end responses. `is_kept`: after `close` it waits for `take_over`. `before_loading` is called when only
+        the part that uses the device is left.
 
         Raises ConfigError when vLLM is not installed, the folder holds no model, or the model does not fit the
         configuration.
@@ -191,6 +193,9 @@ class VLLMEngine:
             with without_collections(freeze=False):
                 _check_head_dim(folder, shape)
                 from vllm.engine.arg_utils import EngineArgs
+                from vllm.model_executor.model_loader.utils import get_model_cls
+                from vllm.usage.usage_lib import UsageContext
+                from vllm.utils.import_utils import resolve_obj_by_qualname
                 from vllm.v1.engine.llm_engine import LLMEngine
 
             arguments = EngineArgs(
@@ -203,7 +208,12 @@ class VLLMEngine:
             set_num_threads = torch.set_num_threads
             found_default_group = dist.is_initialized()
             try:
-                llm = LLMEngine.from_engine_args(arguments)
+                planned = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+                with without_collections(freeze=False):
+                    resolve_obj_by_qualname(planned.parallel_config.worker_cls)
+                    get_model_cls(planned.model_config)
+                before_loading()
+                llm = LLMEngine.from_vllm_config(planned, disable_log_stats=True)
             except ValueError as error:
                 raise ConfigError(f"{folder}: vLLM refuses this model or its layout: {_first_line(error)}") from error
             except AssertionError as error:

@@ -202,6 +202,8 @@ def luffy_steps(size: Size, folder: Path, model: Path, steps: int, variant: str)
             cpu = time.process_time() - began
             found = outcome.metrics
             waited, weights = found["perf/trainer_idle_s"], found["perf/weights_s"]
+            if "perf/weights_sending_s" in found:
+                say(f"step {step}: {found['perf/weights_sending_s']:.2f} s of {weights:.2f} for sending weights")
             tokens = sum(len(row.response_ids) for group in outcome.groups for row in group.trajectories)
             gaps = found["rollout/logp_gap_mean"], found["rollout/logp_gap_max"]
             yield Step(waited - weights, weights, found["perf/step_s"] - waited, tokens, *gaps, cpu)

@@ -1,8 +1,8 @@
-"""Time of an update of two engines' weights (`perf/weights_s`), through the object store and by broadcast.
+"""Time of an update of an engine's weights (`perf/weights_s`), in each way that `execution.ray.weight_transfer` knows.
 
 Run: python tests/benchmarks/weight_transfer.py [rounds] [size in MB ...]
 
-One rank and two vLLM engines under Ray, on models with random weights in float32. The two ways take turns, on the same
+One rank and one vLLM engine under Ray, on models with random weights in float32. The ways take turns, on the same
 cluster; the first update of each, which forms the group, is not counted. The tables show median and fastest round.
 """
 
@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import get_args
 
 import torch
 from measuring import show
@@ -18,8 +19,9 @@ from reference.ray_case import CONTEXT, spec_of
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.cluster.ray_cluster import RayCluster
+from luffy.config.execution import WeightTransfer
 
-WAYS = ("object_store", "broadcast")
+WAYS = get_args(WeightTransfer)
 _LAYERS = 8
 
 
@@ -36,9 +38,9 @@ def model_of(megabytes: int) -> PreTrainedModel:
     return Qwen2ForCausalLM._from_config(config, dtype=torch.float32)
 
 
-def seconds(cluster: RayCluster, way: str, version: int) -> float:
+def seconds(cluster: RayCluster, way: WeightTransfer, version: int) -> float:
     """Time of one `publish`, as a step logs it."""
-    cluster._config = cluster._config.model_copy(update={"weight_transfer": way})
+    cluster._way = way
     began = time.perf_counter()
     cluster.publish(version)
     return time.perf_counter() - began
@@ -49,12 +51,12 @@ def measure(megabytes: int, rounds: int) -> tuple[float, dict[str, list[float]]]
     model = model_of(megabytes)
     size = sum(parameter.nbytes for parameter in model.parameters()) / 1e6
     with tempfile.TemporaryDirectory() as name:
-        spec = spec_of(Path(name), model, zero_stage=0, trainer_ranks=1, engines=2, weight_transfer="broadcast")
+        spec = spec_of(Path(name), model, zero_stage=0, placement="colocated")
         with RayCluster(spec) as cluster:
             times: dict[str, list[float]] = {way: [] for way in WAYS}
             for number in range(rounds + 1):
                 for turn, way in enumerate(WAYS):
-                    times[way].append(seconds(cluster, way, 1 + 2 * number + turn))
+                    times[way].append(seconds(cluster, way, 1 + len(WAYS) * number + turn))
     return size, {way: found[1:] for way, found in times.items()}
 
 
@@ -64,7 +66,7 @@ def main() -> None:
     for megabytes in sizes or [100, 400]:
         size, times = measure(megabytes, rounds)
         rows = [(way, f"{statistics.median(found):.2f}", f"{min(found):.2f}") for way, found in times.items()]
-        show(("way", "median", "fastest"), rows, f"{size:.0f} MB of weights: seconds of an update of two engines")
+        show(("way", "median", "fastest"), rows, f"{size:.0f} MB of weights: seconds of an update of the engine")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,9 @@ def luffy(*arguments: str) -> str:
 )
 def test_five_steps_of_training_and_sampling_in_turn(tmp_path, config):
     luffy("run", *config, f"model.architecture={SMALL}", "rl.steps=5", "--workspace", str(tmp_path))
+    (log,) = tmp_path.glob("stages/rl/*/log.txt")
+    told = log.read_text(encoding="utf-8")
+    assert config is IN_ONE_PROCESS or ("weights go by ipc" in told and "by object_store" not in told), told
     (metrics,) = tmp_path.glob("stages/rl/*/metrics.jsonl")
     rows = read_metrics(metrics)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]

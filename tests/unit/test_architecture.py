@@ -13,6 +13,7 @@ LAYERS = (
         "errors",
         "types",
         "broadcast_group",
+        "tensor_sharing",
         "seeds",
         "files",
         "confidential",

@@ -1,6 +1,8 @@
 """Engine actors as one engine, of which one may be dead; where processes are placed; how weights reach the engines."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +14,15 @@ from hypothesis import strategies as st
 
 from luffy.cluster import ray_engine
 from luffy.cluster import weights as sending
+from luffy.cluster.actors import EngineActor, ProcessSetup
 from luffy.cluster.ray_engine import RayEngine, shares
 from luffy.cluster.ray_session import Place, by_machine, layout, layout_apart
 from luffy.cluster.supervision import Member, MemberDied, Supervisor
 from luffy.cluster.weights import buckets
-from luffy.config.execution import RayConfig
+from luffy.config.execution import RayConfig, VLLMConfig
 from luffy.errors import ClusterError
 from luffy.rollout.engine import RolloutRequest
+from luffy.rollout.vllm_engine import VLLMEngine
 
 
 class Engines:
@@ -118,7 +122,9 @@ def test_colocated_engines_take_half_of_the_gpu_of_their_rank():
     wanted = layout(config, tensor_parallel_size=1, gpus=True, num_engines=2)
     assert wanted.bundles == [{"CPU": 2, "GPU": 1}] * 2
     assert wanted.ranks == wanted.engines == [Place(0, cpus=1, gpus=0.5), Place(1, cpus=1, gpus=0.5)]
-    assert layout(config, 1, gpus=False, num_engines=2).bundles == [{"CPU": 1}] * 4
+    on_cpus = layout(config, 1, gpus=False, num_engines=2)
+    assert on_cpus.bundles == [{"CPU": 2}] * 2
+    assert on_cpus.ranks == on_cpus.engines == [Place(0, cpus=1, gpus=0), Place(1, cpus=1, gpus=0)]
 
 
 def test_ranks_beside_servers_elsewhere_have_their_gpus_alone():
@@ -204,3 +210,24 @@ def test_a_group_for_broadcasts_that_fails_once_is_tried_again_and_twice_is_an_e
     assert "192.0.2.1 cannot be reached" in caplog.text and "the object store is used" in caplog.text
     with pytest.raises(ClusterError, match=r"weight_transfer: broadcast: .* twice .* use object_store"):
         sending._group(rank, [], num_receivers=1, timeout_s=4.0)
+
+
+def test_an_engine_beside_a_rank_loads_its_model_once_the_device_is_free(monkeypatch, tmp_path):
+    monkeypatch.setattr(ProcessSetup, "apply", lambda setup: None)
+    engine, prepared = EngineActor(ProcessSetup(tmp_path / "log", None)), threading.Event()
+
+    def from_folder(*_: object, before_loading: Callable[[], None], **__: object) -> str:
+        prepared.set()
+        before_loading()
+        return "loaded"
+
+    monkeypatch.setattr(VLLMEngine, "from_folder", from_folder)
+    with ThreadPoolExecutor(1) as threads:
+        opening = threads.submit(engine.open, tmp_path, VLLMConfig(), "float32", 8, 60.0, waits=True)
+        assert prepared.wait(60) and not opening.done()
+        engine.take_device()
+        opening.result(timeout=60)
+    assert engine._engine == "loaded"
+    late = EngineActor(ProcessSetup(tmp_path / "log", None))
+    with pytest.raises(ClusterError, match=r"the device was not free for 0\.1 s"):
+        late.open(tmp_path, VLLMConfig(), "float32", 8, 0.1, waits=True)

@@ -136,6 +136,8 @@ SECTIONS = {
          *RL, "cluster=ray", "execution={vllm: {tensor_parallel_size: 2}, ray: {placement: colocated}}"),
         ("ray.weight_transfer: broadcast needs engines on GPUs of their own",
          *RL, "cluster=ray", "execution.ray={placement: colocated, weight_transfer: broadcast}"),
+        ("ray.weight_transfer: ipc needs engines on the ranks' GPUs",
+         *RL, "cluster=ray", "execution.ray.weight_transfer=ipc"),
     ]),
     "staleness": (SMOKE, [
         ("has no effect with cluster: local", *RL, "rl.max_staleness=1"),

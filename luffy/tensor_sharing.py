@@ -1,0 +1,86 @@
+"""A tensor that another process on the same device uses without a copy.
+
+On a GPU by CUDA's handles for interprocess communication (IPC), on a CPU through shared memory: torch's own reductions
+for `torch.multiprocessing`, and here in any two processes, with memory that is found by the GPU's UUID.
+"""
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+
+import torch
+from torch import Tensor, multiprocessing
+from torch.multiprocessing.reductions import reduce_tensor
+
+from luffy.errors import LuffyError
+
+_DEVICE = 6
+"""Place of the GPU's number among the arguments of torch's `rebuild_cuda_tensor`."""
+
+
+class SharingFailed(LuffyError):
+    """The memory cannot be given away, or not be opened where it was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTensor:
+    """A tensor of another process, for one use of `opened`; that process keeps its own reference until then."""
+
+    gpu: str | None
+    """UUID of the GPU: processes may number the same GPUs differently. None: in CPU memory."""
+    handle: bytes
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "SharedTensor":
+        """Share a tensor of this process; one on a CPU moves to shared memory. Raises SharingFailed."""
+        before = multiprocessing.get_sharing_strategy()
+        with _failing():
+            if tensor.is_cuda:
+                torch.cuda.current_stream(tensor.device).synchronize()
+            multiprocessing.set_sharing_strategy("file_system")  # descriptors only reach a process's own children
+            try:
+                return cls(_uuid(tensor.device.index) if tensor.is_cuda else None, _pickled(tensor))
+            finally:
+                multiprocessing.set_sharing_strategy(before)
+
+    @contextmanager
+    def opened(self) -> Iterator[Tensor]:
+        """The tensor, for the length of the block; copy what has to live longer.
+
+        Raises SharingFailed where this process does not see the GPU or may not open the memory.
+        """
+        with _failing():
+            rebuild, arguments = pickle.loads(self.handle)  # noqa: S301 - from a process of this stage
+            if self.gpu is not None:
+                arguments = (*arguments[:_DEVICE], _index(self.gpu), *arguments[_DEVICE + 1 :])
+            tensor: Tensor = rebuild(*arguments)
+        try:
+            yield tensor
+        finally:
+            if tensor.is_cuda:  # the other process may release the memory after the block
+                torch.cuda.current_stream(tensor.device).synchronize()
+
+
+def _pickled(tensor: Tensor) -> bytes:
+    return bytes(ForkingPickler.dumps(reduce_tensor(tensor)))
+
+
+def _uuid(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def _index(gpu: str) -> int:
+    for index in range(torch.cuda.device_count()):
+        if _uuid(index) == gpu:
+            return index
+    raise RuntimeError(f"this process does not see GPU {gpu}")
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, OSError) as error:  # torch raises RuntimeError, or a subclass, for what the system refuses
+        raise SharingFailed(next(iter(str(error).splitlines()), type(error).__name__)) from error
