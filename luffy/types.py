@@ -63,6 +63,8 @@ class FinishReason(StrEnum):
     """The token limit of one turn was reached."""
     TURNS = "turns"
     """The limit of turns was reached, and the environment would have gone on."""
+    INTERRUPTED = "interrupted"
+    """The tokens of an RL step were used up (`rl.partial_rollout_tokens`); the next step continues the response."""
     ENVIRONMENT_ERROR = "environment_error"
     REFUSED = "refused"
     """The model or its content filter declined, or the endpoint rejected the request for good."""
@@ -242,6 +244,8 @@ class Group:
     failed: tuple[Trajectory, ...] = ()
     """Rows whose environment failed, demonstrations included. They have no reward, so they are counted, but neither
     compared with the others nor trained on."""
+    is_carried: bool = False
+    """Whether an earlier step drew the prompt and began the rows (`rl.partial_rollout_tokens`)."""
 
     @property
     def rewards(self) -> Sequence[float]:
@@ -256,6 +260,11 @@ class Group:
     def failed_rollouts(self) -> Sequence[Trajectory]:
         """The failed rows that the policy sampled for this step from the bare prompt."""
         return _own(self.failed)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a later step continues some of the rows, which have no reward yet."""
+        return any(row.finish_reason is FinishReason.INTERRUPTED for row in self.trajectories)
 
     @property
     def is_learnable(self) -> bool:

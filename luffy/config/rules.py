@@ -334,6 +334,23 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             "objective.group.filter.kind: dynamic_sampling decides during a step how many prompts it takes, so the "
             "next step cannot start early; set rl.max_staleness to 0 or use kind: drop_zero_variance"
         )
+    fallbacks = {"hint": objective.group.hint, "anchor": objective.group.anchor}
+    if rl.partial_rollout_tokens is not None:
+        if config.environment is not None:
+            yield (
+                "rl.partial_rollout_tokens: an episode cannot wait for the next step; remove it or the section "
+                "environment"
+            )
+        if isinstance(objective.group.filter, DynamicSampling):
+            yield (
+                "objective.group.filter.kind: dynamic_sampling draws prompts until enough groups vary, and with "
+                "rl.partial_rollout_tokens a step does not see all of its groups; use kind: drop_zero_variance"
+            )
+        for name in (name for name, fallback in fallbacks.items() if fallback is not None):
+            yield (
+                f"objective.group.{name} samples again where the rollouts of a group fail, beyond the tokens that "
+                "rl.partial_rollout_tokens gives an RL step; remove one of the two"
+            )
     if rl.correction is not None and not any(term.lacks_correction for term in objective.terms):
         yield "rl.correction has no effect: no term on rollouts needs it; remove it"
     if isinstance(rl.sampling, PoolSampling) and isinstance(config.data.train, MixtureSource):

@@ -292,9 +292,13 @@ class RLConfig(StrictModel):
     `openai`: the vLLM servers of `execution.server`, which take them from a folder in the stage's directory."""
     max_staleness: NonNegativeInt = 0
     """RL steps by which the weights of a rollout may lag; above 0, generation overlaps with training."""
+    partial_rollout_tokens: PositiveInt | None = None
+    """Partial rollouts (Kimi k1.5, arXiv 2501.12599): tokens that a response may grow by in an RL step, after which the
+    next step continues it with its own weights. A step learns from the groups that it completes: in the mean
+    `prompts_per_step`, at least one. None: every response ends in its step."""
     correction: ImportanceCorrection | None = None
     """Importance correction for every term that learns only from rollouts and has none of its own: it weighs each token
-    by its probability under the trainer relative to the engine, also where `max_staleness` is above 0."""
+    by its probability under the trainer relative to the engine, also where that had older weights."""
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Value function for `objective.advantage.kind: gae` (PPO); None: no critic."""
@@ -304,6 +308,12 @@ class RLConfig(StrictModel):
     """Scores the policy's tokens for terms with `loss.kind: distillation`; None: there are no such terms."""
     validation: ValidationConfig | None = None
     """Held-out accuracy while this stage trains; None: it is not measured."""
+
+    @property
+    def staleness_bound(self) -> int:
+        """RL steps by which the weights of a token may lag behind those that learn from it."""
+        steps = math.ceil(self.max_response_tokens / (self.partial_rollout_tokens or self.max_response_tokens))
+        return self.max_staleness + steps - 1
 
     @property
     def updates_per_pass(self) -> int:
@@ -316,6 +326,16 @@ class RLConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         if self.overlong is not None and self.overlong.buffer_tokens > self.max_response_tokens:
             yield f"overlong.buffer_tokens is above max_response_tokens {self.max_response_tokens}; lower it"
+        if (partial := self.partial_rollout_tokens) is not None and partial >= self.max_response_tokens:
+            yield (
+                f"partial_rollout_tokens {partial} has no effect with max_response_tokens {self.max_response_tokens}, "
+                "which ends every response first; lower it"
+            )
+        if partial is not None and self.max_staleness:
+            yield (
+                f"partial_rollout_tokens interrupts rollouts at an update, and max_staleness {self.max_staleness} lets "
+                "them run through it; remove one of the two"
+            )
         if self.prompts_per_update is not None and self.prompts_per_step % self.prompts_per_update:
             yield (
                 f"prompts_per_step {self.prompts_per_step} must be a multiple of "

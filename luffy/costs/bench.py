@@ -152,12 +152,13 @@ class Bench:
         return StageCost(name, None, "not measured: it neither trains nor generates with the policy")
 
     def _training(self, plan: StagePlan, settings: SFTSettings | RLSettings, inputs: Mapping[str, Path]) -> StageCost:
-        """The first steps do not count: they are slower, and with stale rollouts the last ones generate nothing."""
+        """The first steps do not count: they are slower, or carry fewer partial rollouts; with rollouts ahead of the
+        trainer the last ones generate nothing."""
         checkpoint, name = self._execution.checkpoint, plan.node.name
         if isinstance(settings, RLSettings):
             if settings.rl.engine == "openai":
                 return StageCost(name, None, _ELSEWHERE)
-            ahead = settings.rl.max_staleness
+            ahead = settings.rl.staleness_bound
             steps = self._steps + 1 + 2 * ahead
             measured = self._run(plan, shortened(settings, steps), inputs, save_every=steps)
             return training_cost(name, measured, ahead, settings.rl.steps, settings, checkpoint.rl_every)

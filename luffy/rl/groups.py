@@ -38,7 +38,8 @@ class GroupCollector:
     A group has rollouts, then off-policy rows, then the replayed row, which is not graded again. Off-policy rows are
     whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole trace is used once per
     group, so a prompt with too few traces gets more rollouts instead; prefixes may all come from one trace. Rows whose
-    environment failed are kept apart (`Group.failed`), so a group may have fewer rows than planned.
+    environment failed are kept apart (`Group.failed`), so a group may have fewer rows than planned. With `step_tokens`
+    a group may stay open (`Group.is_open`).
 
     For `decode`, `player` and `stops` see `RowSampler`; `hints` come with `group.hint`, `anchors` with `group.anchor`.
     """
@@ -54,12 +55,15 @@ class GroupCollector:
     hints: HintedPrompts | None = None
     anchors: Anchors | None = None
     overlong: OverlongConfig | None = None
+    step_tokens: int | None = None
     sampler: RowSampler = field(init=False)
 
     def __post_init__(self) -> None:
         assert (self.hints is None) == (self.group.hint is None), "hints come with their section"
         assert (self.anchors is None) == (self.group.anchor is None), "anchors come with their section"
-        self.sampler = RowSampler(self.grader, self.decode, self.params, self.player, self.stops, self.overlong)
+        self.sampler = RowSampler(
+            self.grader, self.decode, self.params, self.player, self.stops, self.overlong, self.step_tokens
+        )
 
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
@@ -86,7 +90,10 @@ class GroupCollector:
             return [[row for row in found if not row.has_failed] for found in rows]
 
         rows = sample([self._plan(visit) for visit in visits])
-        groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
+        groups = [
+            Group(task.uid, (*found, *_replayed(task))) if task.begun is None else _continued(task.begun, found)
+            for task, found in zip(tasks, rows, strict=True)
+        ]
         if self.group.off_policy_when_accuracy_at_most is not None:
             groups = self._with_traces(visits, groups, sample, self.group.off_policy_when_accuracy_at_most)
         elif self.hints is not None:
@@ -102,8 +109,15 @@ class GroupCollector:
         return self.sampler.grading_s()
 
     def _plan(self, visit: Visit) -> list[Row]:
-        """The rows of a group before generation: rollouts, then off-policy rows."""
+        """The rows of a group before generation: rollouts, then off-policy rows; of an open group the interrupted
+        ones."""
         task = visit.task
+        if task.begun is not None:
+            rows = [row for row in task.begun.trajectories if row.finish_reason is FinishReason.INTERRUPTED]
+            return [
+                Row(row.prompt_ids, derive_seed(self.seed, "continued", visit.step, task.uid, place), begun=row)
+                for place, row in enumerate(rows, start=visit.repeat * self.group.size)
+            ]
         traces = self._traces(task, visit.step) if self.group.off_policy_when_accuracy_at_most is None else []
         num_rollouts = self.group.size - len(traces) - len(_replayed(task))
         seeds = [
@@ -154,7 +168,7 @@ class GroupCollector:
             count = min(len(traces), len(wrong))
             leaving = wrong[len(wrong) - count :]
             staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
-            changed.append(Group(group.uid, (*staying, *traces[:count]), replaced=tuple(leaving)))
+            changed.append(replace(group, trajectories=(*staying, *traces[:count]), replaced=tuple(leaving)))
         return changed
 
     def _with_hints(
@@ -208,8 +222,16 @@ class GroupCollector:
 
 
 def _fails(group: Group, accuracy_at_most: float) -> bool:
-    """Whether the rollouts call for the fallback. Where the environment failed in all of them, nothing is known."""
-    return bool(group.rollouts) and group.accuracy <= accuracy_at_most
+    """Whether the rollouts call for the fallback. Where the environment failed in all of them, or some are interrupted,
+    nothing is known."""
+    return bool(group.rollouts) and not group.is_open and group.accuracy <= accuracy_at_most
+
+
+def _continued(group: Group, rows: Sequence[Trajectory]) -> Group:
+    """The open group with `rows` in place of its interrupted ones."""
+    each = iter(rows)
+    trajectories = [next(each) if row.finish_reason is FinishReason.INTERRUPTED else row for row in group.trajectories]
+    return replace(group, trajectories=tuple(trajectories))
 
 
 def _replayed(task: RolloutTask) -> tuple[Trajectory, ...]:

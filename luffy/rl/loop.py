@@ -16,7 +16,7 @@ from typing import Any
 from luffy.cluster.local import Cluster
 from luffy.config.model import DType
 from luffy.config.settings import RLSettings
-from luffy.errors import NumericalError
+from luffy.errors import CheckpointError, NumericalError
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.prompts import NEVER_DRAWN, PromptHistory, fresh_uids, open_sampler
 from luffy.rl.replay import FailedPrompts, ReplayBuffer
@@ -29,12 +29,14 @@ from luffy.tracking.rollout_metrics import (
     anchor_metrics,
     hint_metrics,
     learned_metrics,
+    partial_metrics,
     rollout_metrics,
     staleness_metrics,
+    tokens_sampled,
 )
 from luffy.training.learner import Trainer
 from luffy.training.supervised import demonstration
-from luffy.types import SAMPLED, Group, Source, Trajectory
+from luffy.types import Group, Source, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -76,22 +78,24 @@ class StepRunner:
     def run(self, step: int) -> StepOutcome:
         """Run RL step `step` (from 1), after all earlier ones; its groups are journalled before training on them."""
         began, passes = time.perf_counter(), self._settings.rl.passes
-        groups, metrics = self._generation.take(step)
+        found, metrics = self._generation.take(step)
+        groups = [group for group in found if not group.is_open]
         kept = self._experience.kept(step, groups)
-        objective = self._settings.objective
+        objective, rl = self._settings.objective, self._settings.rl
         metrics |= rollout_metrics(groups, replays=objective.replay is not None)
         metrics["batch/kept_share"] = len(kept) / len(groups)
-        metrics |= staleness_metrics(groups, step, self._settings.rl.max_staleness)
+        metrics |= staleness_metrics(groups, step, rl.staleness_bound)
+        metrics |= {} if rl.partial_rollout_tokens is None else partial_metrics(found, step)
         metrics |= {} if objective.group.hint is None else hint_metrics(groups)
         metrics |= {} if objective.group.anchor is None else anchor_metrics(groups)
-        metrics |= self._experience.metrics(step, groups)
+        metrics |= self._experience.metrics(step, found)
         teaching_began = time.perf_counter()
         taught = kept if self._teaching is None else self._teaching.taught(kept)
         teacher_s = 0.0 if self._teaching is None else time.perf_counter() - teaching_began
         metrics |= self._trainer.learn(taught, step)
         if "perf/teacher_s" in metrics:
             metrics["perf/teacher_s"] += teacher_s
-        self._experience.observe(step, groups)
+        self._experience.observe(step, found)
         demonstrations = self._experience.hard_demonstrations(step) or ()
         if demonstrations:
             sft_began = time.perf_counter()
@@ -134,9 +138,9 @@ class StepPlan:
 
     step: int
     tasks: Sequence[RolloutTask]
-    """Prompts of the first round."""
+    """Prompts of the first round, after those whose groups the step before left open."""
     journalled: Sequence[Group] | None
-    """Groups that an interrupted run left in the journal; if given, nothing is generated."""
+    """Groups that an interrupted run left in the journal, open ones too; if given, nothing is generated."""
 
 
 class Experience:
@@ -173,8 +177,9 @@ class Experience:
 
     def plan(self, step: int) -> StepPlan:
         """The plan of `step`, given the steps observed so far; called once per step, in order."""
-        journalled = self._journal.read(step)
-        if journalled is not None:
+        complete = self._journal.read(step)
+        if complete is not None:
+            journalled = [*complete, *(self._journal.read_open(step) or ())]
             self._sampler.plan(step, fresh_uids(journalled))
             return StepPlan(step, (), journalled)
         replayed, config = list[RolloutTask](), self._settings.objective.replay
@@ -188,7 +193,7 @@ class Experience:
                 replayed.append(replace(self._by_uid[uid], replayed=chosen))
         fresh = self._sampler.draw(step, self._wanted - len(replayed))
         self._sampler.plan(step, [task.uid for task in fresh])
-        return StepPlan(step, self._guided(step, [*replayed, *fresh]), None)
+        return StepPlan(step, self._guided(step, [*self._carried(step), *replayed, *fresh]), None)
 
     def generate(self, plan: StepPlan, engine: RolloutEngine) -> list[Group]:
         """The graded groups of a planned step that the journal lacks, in as many rounds as dynamic sampling needs.
@@ -202,6 +207,10 @@ class Experience:
             if rounds:
                 tasks = self._guided(plan.step, self._sampler.draw(plan.step, self._wanted, fresh_uids(groups)))
             groups += self._collector.collect(engine, tasks, plan.step, [group.uid for group in groups])
+            rounds += 1
+        while all(group.is_open for group in groups):  # nothing to learn from yet
+            earlier = rounds * [group.uid for group in groups]
+            groups = self._collector.collect(engine, self._going_on(groups), plan.step, earlier)
             rounds += 1
         return groups
 
@@ -219,25 +228,27 @@ class Experience:
         Admission already bounds staleness. If an engine missed a weight update nevertheless, stale groups are dropped
         as a whole: dropping only their late rows would favour short responses.
         """
-        oldest = step - 1 - self._settings.rl.max_staleness
+        oldest = step - 1 - self._settings.rl.staleness_bound
         fresh = [group for group in groups if group.oldest_weights >= oldest]
         return kept_groups(fresh, self._filter, self._wanted)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Update the state with the groups of a step; called once per step, after training on it."""
+        """Update the state with the groups of a step, open ones too; called once per step, after training on it."""
         self._sampler.observe(step, groups)
         if self._pass_rates is not None:
             self._pass_rates.observe(step, groups)
+        closed = [group for group in groups if not group.is_open]
         if self._replay is not None:
-            self._replay.observe(step, groups)
+            self._replay.observe(step, closed)
         if self._failed is not None:
-            self._failed.observe(groups, lambda uid: bool(self._by_uid[uid].demonstrations))
+            self._failed.observe(closed, lambda uid: bool(self._by_uid[uid].demonstrations))
 
     def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         metrics = self._sampler.metrics(step, groups)
         if self._pass_rates is not None:
-            guided = [any(Source.OFF_POLICY in row.source for row in group.trajectories) for group in groups]
-            metrics["batch/guided_share"] = sum(guided) / len(groups)
+            closed = [group for group in groups if not group.is_open]
+            guided = [any(Source.OFF_POLICY in row.source for row in group.trajectories) for group in closed]
+            metrics["batch/guided_share"] = sum(guided) / len(guided)
         return metrics
 
     def hard_demonstrations(self, step: int) -> list[Trajectory] | None:
@@ -263,6 +274,21 @@ class Experience:
         self._sampler.restore(state["sampler"])
         for name, memory in self._memories.items():
             memory.restore(state[name])
+
+    def _carried(self, step: int) -> list[RolloutTask]:
+        """The prompts whose groups the step before left open."""
+        if self._settings.rl.partial_rollout_tokens is None or step == 1:
+            return []
+        left_open = self._journal.read_open(step - 1)
+        if left_open is None:
+            raise CheckpointError(
+                f"the rollout journal has lost step {step - 1}, whose open groups step {step} continues; delete the "
+                "checkpoints to restart the stage"
+            )
+        return self._going_on([replace(group, is_carried=True) for group in left_open])
+
+    def _going_on(self, groups: Sequence[Group]) -> list[RolloutTask]:
+        return [replace(self._by_uid[group.uid], begun=group) for group in groups]
 
     def _guided(self, step: int, tasks: Sequence[RolloutTask]) -> list[RolloutTask]:
         """The tasks, without traces where earlier steps solved the prompt too often (`group.guidance`)."""
@@ -342,22 +368,21 @@ class Generation:
         with self._busy.measured():
             groups = self._experience.generate(plan, self._cluster.engine)
         with self._counting:
-            rows = (row for group in groups for row in (*group.trajectories, *group.replaced, *group.failed))
-            self._num_tokens += sum(source in SAMPLED for row in rows for source in row.source)
+            self._num_tokens += tokens_sampled(groups, plan.step)
         return groups
 
 
 _SUSPICIOUS_GAP: Mapping[DType, float] = {"float32": 0.01, "bfloat16": 0.1}
 
 
-def suspicious_gap(dtype: DType, max_staleness: int) -> float | None:
+def suspicious_gap(dtype: DType, staleness_bound: int) -> float | None:
     """The mean difference of log-probabilities, in nats, above which kernels do not explain it.
 
     Different kernels differ by about 1e-6 in float32. In bfloat16, those of SmolLM2-135M differ by 0.01 on a CPU and by
-    0.03 to 0.05 on an H200 (docs/gpus.md). None with `max_staleness` above 0: then the policy has been updated since
-    the tokens were sampled.
+    0.03 to 0.05 on an H200 (docs/gpus.md). None with `staleness_bound` above 0: then the policy has been updated since
+    some tokens were sampled.
     """
-    return _SUSPICIOUS_GAP[dtype] if max_staleness == 0 else None
+    return _SUSPICIOUS_GAP[dtype] if staleness_bound == 0 else None
 
 
 class LogpGapCheck:

@@ -126,7 +126,7 @@ class StreamSampler:
         self._planned[step] = self._count(uids)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Record all groups of a step, before filtering; called once per step, in order."""
+        """Record all groups of a step, before filtering, open ones too; called once per step, in order."""
         self._planned.pop(step, None)
         self._taken.update(self._count(fresh_uids(groups)))
 
@@ -137,7 +137,8 @@ class StreamSampler:
             return {}
         metrics = drawn_shares("source", self._streams, self._count(fresh_uids(groups)))
         for name in self._streams:
-            rollouts = [row for group in groups if self._stream_of[group.uid] == name for row in group.rollouts]
+            closed = [group for group in groups if self._stream_of[group.uid] == name and not group.is_open]
+            rollouts = [row for group in closed for row in group.rollouts]
             if rollouts:
                 metrics[f"reward/source_{name}_mean"] = fmean(row.reward for row in rollouts)
                 metrics[f"rollout/source_{name}_length_mean"] = fmean(row.num_learnable for row in rollouts)
@@ -189,10 +190,12 @@ class PromptHistory:
         self._planned[step] = tuple(uids)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Record all groups of a step, before filtering; replayed ones count for the pass rate only."""
+        """Record all groups of a step, before filtering; replayed and carried ones count for the pass rate only, and
+        open ones as drawn."""
         self._planned.pop(step, None)
         self._recent[step] = [
-            (group.uid, group.accuracy if group.rollouts else None, not group.is_replayed) for group in groups
+            (group.uid, group.accuracy if group.rollouts and not group.is_open else None, _is_drawn(group))
+            for group in groups
         ]
         for earlier in [s for s in self._recent if s <= step - self._ahead]:
             self._enter(self._settled, earlier, self._recent.pop(earlier))
@@ -350,8 +353,12 @@ def available_quotas(
 
 
 def fresh_uids(groups: Sequence[Group]) -> list[str]:
-    """Uids of a step's prompts that the sampler drew; those of replayed rows are left out."""
-    return [group.uid for group in groups if not group.is_replayed]
+    """Uids of a step's prompts that the sampler drew; those of replayed rows and of carried groups are left out."""
+    return [group.uid for group in groups if _is_drawn(group)]
+
+
+def _is_drawn(group: Group) -> bool:
+    return not group.is_replayed and not group.is_carried
 
 
 def drawn_shares(kind: str, names: Iterable[str], counts: Counter[str]) -> dict[str, float]:

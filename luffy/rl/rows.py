@@ -8,6 +8,7 @@ grades them.
 import asyncio
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from luffy.environments.live_episode import EpisodeStart, FailedEpisode, called
 from luffy.environments.rubric import EpisodeScorer, GroupView
 from luffy.grading.request import TOKENS, Grade, Grader, GradeRequest, Problem, require_verdicts
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams, StopTexts
-from luffy.types import FinishReason, Hint, Message, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Hint, Message, Outcome, Source, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class RolloutTask:
     demonstrations: tuple[Demonstration, ...]
     replayed: Trajectory | None = None
     """A stored success of the policy, which takes the place of one rollout."""
+    begun: Group | None = None
+    """Its open group, whose interrupted rows are continued (`rl.partial_rollout_tokens`); None: the group is new."""
     problem: Problem = field(default_factory=Problem)
     """Input of grading besides the reference answer."""
     pass_rate: float | None = None
@@ -100,6 +103,8 @@ class Row:
     """The episode's conversation after the prompt, for measures of the group."""
     hinted: HintedPrompt | None = None
     """The prompt to sample under in place of `prompt_ids`; None: the bare one."""
+    begun: Trajectory | None = None
+    """The row as an earlier step interrupted it, in place of `trace`: all of its tokens are given."""
 
     @property
     def is_whole_trace(self) -> bool:
@@ -113,15 +118,21 @@ class Row:
 
     @property
     def given_ids(self) -> tuple[int, ...]:
+        if self.begun is not None:
+            return self.begun.response_ids
         return self.trace.token_ids[: self.num_given] if self.trace else ()
 
     @property
     def given_source(self) -> tuple[Source, ...]:
+        if self.begun is not None:
+            return self.begun.source
         known = self.trace.source if self.trace else ()
         return known[: self.num_given] or (Source.OFF_POLICY,) * self.num_given
 
     @property
     def given_logprobs(self) -> tuple[float, ...]:
+        if self.begun is not None:
+            return self.begun.logp_behavior
         known = self.trace.logprobs if self.trace else None
         return known[: self.num_given] if known else (float("nan"),) * self.num_given
 
@@ -130,9 +141,14 @@ class Row:
         """The measures, and the number of tokens."""
         return {TOKENS: sum(source is not Source.ENVIRONMENT for source in self._source), **self.measures}
 
-    def request(self) -> RolloutRequest:
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a later step continues it, so that there is nothing to grade yet."""
+        return self.finish_reason is FinishReason.INTERRUPTED
+
+    def request(self, max_new_tokens: int | None = None) -> RolloutRequest:
         prompt_ids = self.prompt_ids if self.hinted is None else self.hinted.prompt_ids
-        return RolloutRequest(prompt_ids, self.seed, self.given_ids)
+        return RolloutRequest(prompt_ids, self.seed, self.given_ids, max_new_tokens)
 
     def played(self, episode: Episode) -> "Row":
         """The row with the episode that continued it; a whole trace takes only the measures of its replay."""
@@ -154,6 +170,8 @@ class Row:
     def trajectory(self, grade: Grade, reward: float) -> Trajectory:
         """The graded row; tokens of the trace are off-policy, with their author's log-probabilities if known."""
         logp_behavior, weight_version = self.given_logprobs, (DEMONSTRATION_VERSION,) * self.num_given
+        if self.begun is not None:
+            weight_version = self.begun.weight_version
         for segment in self.segments:
             if isinstance(segment, Completion):
                 assert len(segment.weight_versions) == len(segment.token_ids)
@@ -236,6 +254,7 @@ class BusyTime:
 
 logger = logging.getLogger(__name__)
 GradedRows = Sequence[tuple[Row, Grade]]
+_NO_GRADE = Grade(Outcome.NO_ANSWER, reason="interrupted")
 
 
 def with_group_measures(
@@ -286,6 +305,7 @@ class RowSampler:
 
     With `stops` a response ends with the token that completes a stop text; `decode` returns its text up to there.
     With a `player` a response is an episode: an environment answers the policy's turns, and the last turn is graded.
+    With `step_tokens` a response is interrupted after so many tokens, and not graded.
     """
 
     grader: Grader
@@ -294,6 +314,7 @@ class RowSampler:
     player: EpisodePlayer | None
     stops: StopTexts | None
     overlong: OverlongConfig | None = None
+    step_tokens: int | None = None
     grading: BusyTime = field(default_factory=BusyTime)
 
     def __post_init__(self) -> None:
@@ -320,13 +341,13 @@ class RowSampler:
     def _continued(self, engine: RolloutEngine, planned: Sequence[tuple[RolloutTask, Row]]) -> list[Row]:
         """Each row, continued by the policy: in a single call of the engine, or turn by turn with an environment."""
         if self.player is None:
-            completions = engine.generate([row.request() for _, row in planned], self.params)
+            completions = engine.generate([row.request(self.step_tokens) for _, row in planned], self.params)
             rows = [row for _, row in planned]
             if self.stops is not None:
                 pairs = zip(rows, completions, strict=True)
                 completions = [self.stops.cut(completion, row.given_ids) for row, completion in pairs]
             return [
-                replace(row, segments=(completion,), finish_reason=completion.finish_reason)
+                replace(row, segments=(completion,), finish_reason=self._end(row, completion))
                 for row, completion in zip(rows, completions, strict=True)
             ]
         starts = [
@@ -345,6 +366,12 @@ class RowSampler:
         episodes = self.player.play(starts, engine, self.params)
         return [row.played(episode) for (_, row), episode in zip(planned, episodes, strict=True)]
 
+    def _end(self, row: Row, completion: Completion) -> FinishReason:
+        num_tokens = len(row.given_ids) + len(completion.token_ids)
+        has_room = self.step_tokens is not None and num_tokens < self.params.max_response_tokens
+        is_interrupted = has_room and completion.finish_reason is FinishReason.LENGTH
+        return FinishReason.INTERRUPTED if is_interrupted else completion.finish_reason
+
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         requests = [
             GradeRequest(
@@ -356,17 +383,22 @@ class RowSampler:
             )
             for task, found in zip(tasks, rows, strict=True)
             for row in found
+            if not row.is_interrupted
         ]
         with self.grading.measured():
             grades = self.grader.grade(requests)
         # A reward of 0 for every answer would train the policy on the judge's absence.
         require_verdicts(grades, "responses", "the same command resumes after the last checkpoint")
         each = iter(grades)
-        graded: list[GradedRows] = [[(row, next(each)) for row in found] for found in rows]
+        graded: list[GradedRows] = [
+            [(row, _NO_GRADE if row.is_interrupted else next(each)) for row in found] for found in rows
+        ]
         if self.player is not None and self.player.scorer.measures_groups:
             graded = with_group_measures(self.player.scorer, tasks, graded)
 
         def trajectory(row: Row, grade: Grade) -> Trajectory:
+            if row.is_interrupted:
+                return row.trajectory(grade, math.nan)
             reward = grade.reward
             if self.player is not None and not row.has_failed:
                 reward = self.player.scorer.reward(reward, row.measured)

@@ -35,8 +35,8 @@ class RolloutRequest:
     """Start of the response, which the engine continues (prefix-conditioned rows); not part of the completion. Shorter
     than `SamplingParams.max_response_tokens`, so that at least one token is generated."""
     max_new_tokens: int | None = None
-    """Limit of the completion (one turn), where the limit of the whole response leaves more. Engines do not order
-    requests by it, since it says little about the length of a response."""
+    """Limit of the completion (one turn, or what a partial rollout may grow by), where the limit of the whole response
+    leaves more. Engines do not order requests by it, since it says little about the length of a response."""
     response_in_prompt: int = 0
     """Tokens of `prompt_ids` that count towards the limit of the whole response: a context that a chat template
     rendered again contains earlier turns. Negative where that context is shorter than the first prompt."""

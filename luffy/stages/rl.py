@@ -28,7 +28,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     hours = GpuHours(context.out)
     start = max(complete_checkpoints(context.out), default=0)
     _warn_of_uncorrected_staleness(settings, context)
-    logp_gap = LogpGapCheck(context.execution.max_logp_gap, suspicious_gap(settings.dtype, rl.max_staleness))
+    logp_gap = LogpGapCheck(context.execution.max_logp_gap, suspicious_gap(settings.dtype, rl.staleness_bound))
     with ExitStack() as stack:
         parts = open_components(settings, context, stack)
         if start:
@@ -70,12 +70,13 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
 
 def _warn_of_uncorrected_staleness(settings: RLSettings, context: StageContext) -> None:
     uncorrected = [term for term in settings.objective.terms if term.takes_sampler_for_trainer]
-    if settings.rl.max_staleness and uncorrected:
+    if settings.rl.staleness_bound and uncorrected:
         names = ", ".join(term.name for term in uncorrected)
         correction = "rl.correction or " if all(term.lacks_correction for term in uncorrected) else ""
         context.events.message(
-            f"rl.max_staleness is {settings.rl.max_staleness}, but {names} would learn as if the current weights had "
-            f"sampled every token; set {correction}a loss that uses the sampler's probabilities (aipo)"
+            f"tokens may be sampled by weights of {settings.rl.staleness_bound} RL steps before (rl.max_staleness, "
+            f"rl.partial_rollout_tokens), but {names} would learn as if the current weights had sampled them; set "
+            f"{correction}a loss that uses the sampler's probabilities (aipo)"
         )
 
 

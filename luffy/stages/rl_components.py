@@ -110,6 +110,7 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
         hints=hints,
         anchors=open_anchors(settings, tokenizer),
         overlong=rl.overlong,
+        step_tokens=rl.partial_rollout_tokens,
     )
     journal = RolloutJournal(context.out / "journal")
     steps = stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, teaching))

@@ -3,7 +3,8 @@
 After a kill, journalled steps after the last checkpoint are replayed from here instead of being generated again. That
 also makes a resumed run equal to an uninterrupted one where grading reached a time limit: the groups are journalled
 with their rewards. The journal holds every sample of a run with its lineage, one parquet file per step, complete or
-absent.
+absent. Groups that a step leaves open (`rl.partial_rollout_tokens`) are in a file beside it, from which the next step
+continues them, also without a kill.
 """
 
 from collections.abc import Sequence
@@ -33,12 +34,13 @@ _SCHEMA = pa.schema(
         pa.field("hint_level", pa.int32()),
         pa.field("hint", pa.string()),
         pa.field("context_starts", pa.list_(pa.int32())),
+        pa.field("carried", pa.bool_()),
     ]
 )
 
 
 class RolloutJournal:
-    """Groups by RL step in `directory` (`step_000012.parquet`)."""
+    """Groups by RL step in `directory` (`step_000012.parquet`, and `open_000012.parquet` for those left open)."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -46,28 +48,44 @@ class RolloutJournal:
 
     def commit(self, step: int, groups: Sequence[Group]) -> None:
         """Make the groups of `step` durable: after this returns, a kill cannot lose them."""
-        with replacing(self._path(step)) as file, pq.ParquetWriter(file, _SCHEMA) as writer:
-            for index, group in enumerate(groups):
-                # A row group each, so that one group can be read without the others.
-                writer.write_table(pa.Table.from_pylist(_rows(index, group), schema=_SCHEMA))
+        left_open = [group for group in groups if group.is_open]
+        if left_open:
+            _write(self._path(step, "open"), left_open)
+        else:  # an interrupted attempt may have left some
+            self._path(step, "open").unlink(missing_ok=True)
+        _write(self._path(step), [group for group in groups if not group.is_open])
 
     def read(self, step: int) -> list[Group] | None:
-        """The groups of `step` exactly as committed (perhaps []); None when the step was never committed."""
-        path = self._path(step)
-        if not path.exists():
-            return None
-        grouped: dict[int, list[dict]] = {}
-        for row in pq.read_table(path).to_pylist():
-            grouped.setdefault(row["group"], []).append(row)
-        return [_group(rows) for rows in grouped.values()]
+        """The complete groups of `step` exactly as committed (perhaps []); None when the step was never committed."""
+        return _read(self._path(step))
+
+    def read_open(self, step: int) -> list[Group] | None:
+        """The groups that `step` left open, for the next one; None when the step was never committed."""
+        return (_read(self._path(step, "open")) or []) if self._path(step).exists() else None
 
     def read_group(self, step: int, index: int) -> Group | None:
-        """Group `index` (from 0) of `step`, without reading the others; None when the step was never committed."""
+        """Complete group `index` (from 0) of `step`, without reading others; None when it was never committed."""
         path = self._path(step)
         return _group(pq.ParquetFile(path).read_row_group(index).to_pylist()) if path.exists() else None
 
-    def _path(self, step: int) -> Path:
-        return self._directory / f"step_{step:06d}.parquet"
+    def _path(self, step: int, kind: str = "step") -> Path:
+        return self._directory / f"{kind}_{step:06d}.parquet"
+
+
+def _write(path: Path, groups: Sequence[Group]) -> None:
+    with replacing(path) as file, pq.ParquetWriter(file, _SCHEMA) as writer:
+        for index, group in enumerate(groups):
+            # A row group each, so that one group can be read without the others.
+            writer.write_table(pa.Table.from_pylist(_rows(index, group), schema=_SCHEMA))
+
+
+def _read(path: Path) -> list[Group] | None:
+    if not path.exists():
+        return None
+    grouped: dict[int, list[dict]] = {}
+    for row in pq.read_table(path).to_pylist():
+        grouped.setdefault(row["group"], []).append(row)
+    return [_group(rows) for rows in grouped.values()]
 
 
 def _group(rows: Sequence[dict]) -> Group:
@@ -78,20 +96,21 @@ def _group(rows: Sequence[dict]) -> Group:
         tuple(row for row in learned if not row.has_failed),
         tuple(row for row in others if not row.has_failed),
         tuple(row for row in (*learned, *others) if row.has_failed),
+        bool(rows[0].get("carried")),
     )
 
 
 def _rows(index: int, group: Group) -> list[dict[str, object]]:
     return [
-        _row(index, group.uid, trajectory, displaced)
+        _row(index, group, trajectory, displaced)
         for displaced, trajectories in ((False, group.trajectories), (True, (*group.replaced, *group.failed)))
         for trajectory in trajectories
     ]
 
 
-def _row(group: int, uid: str, trajectory: Trajectory, displaced: bool) -> dict[str, object]:
+def _row(index: int, group: Group, trajectory: Trajectory, displaced: bool) -> dict[str, object]:
     return {
-        "uid": uid,
+        "uid": group.uid,
         "prompt_ids": trajectory.prompt_ids,
         "response_ids": trajectory.response_ids,
         "source": [int(source) for source in trajectory.source],
@@ -101,11 +120,12 @@ def _row(group: int, uid: str, trajectory: Trajectory, displaced: bool) -> dict[
         "outcome": trajectory.outcome.value,
         "finish_reason": trajectory.finish_reason.value,
         "measures": list(trajectory.measures.items()),
-        "group": group,
+        "group": index,
         "displaced": displaced,
         "hint_level": trajectory.hint.level if trajectory.hint else None,
         "hint": trajectory.hint.text if trajectory.hint else None,
         "context_starts": trajectory.context_starts or None,
+        "carried": group.is_carried or None,
     }
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from luffy.types import PART_MEASURE, SAMPLED, Group, Outcome, Source, Trajectory
+from luffy.types import PART_MEASURE, SAMPLED, FinishReason, Group, Outcome, Source, Trajectory
 
 
 def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[str, float]:
@@ -67,6 +67,28 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
     return metrics
 
 
+def tokens_sampled(groups: Sequence[Group], step: int) -> int:
+    """Number of tokens that `step` sampled: without those that earlier steps had sampled for carried groups."""
+    return sum(
+        source in SAMPLED and not (group.is_carried and version < step - 1)
+        for group in groups
+        for row in (*group.trajectories, *group.replaced, *group.failed)
+        for version, source in zip(row.weight_version, row.source, strict=True)
+    )
+
+
+def partial_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
+    """Metrics of a step with `rl.partial_rollout_tokens`, of its open groups too: their number, the rows that the next
+    step continues, and the tokens sampled in this step (the other metrics count a row once its group is complete).
+    """
+    rows = [row for group in groups for row in group.trajectories]
+    return {
+        "batch/open_groups": float(sum(group.is_open for group in groups)),
+        "rollout/interrupted_rows": float(sum(row.finish_reason is FinishReason.INTERRUPTED for row in rows)),
+        "rollout/tokens_drawn": float(tokens_sampled(groups, step)),
+    }
+
+
 def learned_metrics(
     groups: Sequence[Group], demonstrations: Sequence[Trajectory] = (), passes: int = 1
 ) -> dict[str, float]:
@@ -76,13 +98,14 @@ def learned_metrics(
     return {"batch/num_rows": float(len(rows)), "batch/response_tokens": float(sum(row.num_learnable for row in rows))}
 
 
-def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:
+def staleness_metrics(groups: Sequence[Group], step: int, bound: int) -> dict[str, float]:
     """How many RL steps the weights that sampled the tokens of `step` were behind: mean, maximum and share of each lag;
     and the share of groups that are too old to train on.
 
-    Empty with `max_staleness` 0, where every token is sampled with the weights that are trained on it.
+    Empty with `bound` 0 (`RLConfig.staleness_bound`), where every token is sampled with the weights that are trained on
+    it.
     """
-    if max_staleness == 0:
+    if bound == 0:
         return {}
     lags = Counter(
         step - 1 - version
@@ -92,9 +115,9 @@ def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) ->
         if source in SAMPLED
     )
     total = max(lags.total(), 1)
-    shares = {f"rollout/staleness_{lag}_share": lags[lag] / total for lag in range(max_staleness + 1)}
+    shares = {f"rollout/staleness_{lag}_share": lags[lag] / total for lag in range(bound + 1)}
     return {
-        "batch/stale_dropped_share": _mean(group.oldest_weights < step - 1 - max_staleness for group in groups),
+        "batch/stale_dropped_share": _mean(group.oldest_weights < step - 1 - bound for group in groups),
         "rollout/staleness_mean": sum(lag * count for lag, count in lags.items()) / total,
         "rollout/staleness_max": float(max(lags, default=0)),
     } | shares

@@ -73,7 +73,7 @@ def test_nothing_is_compiled_again_after_the_first_updates(shape: str, capsys: p
 
 def test_engine_and_trainer_agree_in_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
     config = Qwen2Config(**{**SHAPES["0.5B"].to_dict(), "initializer_range": 0.05})  # far from uniform
-    gap, bound = mean_gap(policy_of(config), config.vocab_size), suspicious_gap("bfloat16", max_staleness=0)
+    gap, bound = mean_gap(policy_of(config), config.vocab_size), suspicious_gap("bfloat16", staleness_bound=0)
     with capsys.disabled():
         print(f"\nmean gap of log-probabilities in bfloat16: {gap:.4f} nats (goal: 0.02)")
     assert bound is not None and 0 < gap < bound

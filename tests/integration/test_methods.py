@@ -196,6 +196,21 @@ def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(metho
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forking")
+def test_a_kill_while_groups_are_open_resumes_to_the_same_bits(upstream, finished, tmp_path):
+    """Killed before the update of step 4, whose open groups have tokens of steps before the checkpoint of step 2."""
+    partial, out = ("rl.partial_rollout_tokens=8", "rl.prompts_per_update=null"), tmp_path / "killed"
+    run_killed(out, "luffy", upstream, *partial, update=4)
+    assert_steps_3_and_4_lie_in_the_journal(out)
+    config, undisturbed = finished("luffy", *TWO_UPDATES, *partial)
+    assert run_rl(config, out, upstream).resumed_from == 2
+    assert_same_result(undisturbed, out, "journal/step_000005.parquet", "journal/open_000005.parquet")
+    rows = read_metrics(out / "metrics.jsonl")
+    assert all(row["rollout/interrupted_rows"] > 0 for row in rows)
+    assert rows[0]["rollout/staleness_max"] == 0 < max(row["rollout/staleness_max"] for row in rows)
+
+
+@pytest.mark.slow
 def test_a_teacher_with_another_tokenizer_is_refused_before_the_first_step(upstream, tmp_path):
     """As many tokens, and a model that would score them all: only their texts differ."""
     teacher = tmp_path / "teacher"

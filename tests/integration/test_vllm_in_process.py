@@ -79,6 +79,20 @@ def test_every_validation_is_answered_by_the_weights_of_its_step(undisturbed):
     assert [(row["step"], row["val/weight_version"]) for row in measured] == [(0, 0), (2, 2), (4, 4), (5, 5)]
 
 
+def test_a_partial_rollout_goes_on_where_it_was_interrupted(upstream, tmp_path):
+    """The update is too small to change a weight, so every token has its probability under the trainer's policy."""
+    config = experiment("luffy", *OVERRIDES[:-1], "rl.optimizer.lr=1e-30", "rl.partial_rollout_tokens=6")
+    run_rl(config, tmp_path, upstream)
+    rows = training_rows(read_metrics(tmp_path / "metrics.jsonl"))
+    assert all(0 < row["rollout/logp_gap_mean"] < MAX_GAP and row["rollout/interrupted_rows"] > 0 for row in rows), rows
+    groups = RolloutJournal(tmp_path / "journal").read(3) or []
+    rollouts = [row for group in groups for row in group.rollouts]
+    assert any(len(row.response_ids) > 6 for row in rollouts)
+    for row in rollouts:
+        began = row.weight_version[0]
+        assert row.weight_version == tuple(began + place // 6 for place in range(len(row.response_ids)))
+
+
 @pytest.fixture
 def sleeping(monkeypatch) -> list[str]:
     """vLLM with the device's calls replaced: an engine that sleeps has no weights. They are noted in the list."""

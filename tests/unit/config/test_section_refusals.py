@@ -147,6 +147,16 @@ SECTIONS = {
         ("objective.group.filter.kind: dynamic_sampling decides during a step",
          "chain=rl", "method=dapo", "cluster=ray", "rl.max_staleness=1"),
         ("rl.correction has no effect", "chain=rl", "method=aipo", "rl.correction={kind: truncate}"),
+        ("rl: partial_rollout_tokens 64 has no effect with max_response_tokens 64", *RL,
+         "rl.partial_rollout_tokens=64"),
+        ("max_staleness 1 lets them run through it; remove one",
+         *RL, "cluster=ray", "rl.max_staleness=1", "rl.partial_rollout_tokens=8"),
+        ("rl.partial_rollout_tokens: an episode cannot wait",
+         *RL, "environment={kind: tools, tools: [calculator]}", "rl.partial_rollout_tokens=8"),
+        ("objective.group.filter.kind: dynamic_sampling draws prompts until",
+         "chain=rl", "method=dapo", "rl.partial_rollout_tokens=8"),
+        ("objective.group.hint samples again", "chain=rl", "method=scaf_grpo", "rl.partial_rollout_tokens=8"),
+        ("objective.group.anchor samples again", "chain=rl", "method=bread", "rl.partial_rollout_tokens=8"),
     ]),
     "sample": (SMOKE, [
         ("sample: missing; stage sample needs it", *ITERATED, "sample=null"),
@@ -308,6 +318,7 @@ def test_what_cannot_be_meant_is_one_line(file: Path, overrides: list[str], line
         (SMOKE, [*ASKED, "evaluation.decodings={cold: {temperature: 0.001}}"]),  # below what vLLM draws at
         (SMOKE, [*RL, "rl.engine=openai", "execution.server.urls=[http://a:8000/v1]", "rl.max_staleness=1"]),
         (SMOKE, ["chain=sft", "rl.max_staleness=1"]),
+        (SMOKE, [*RL, "rl.partial_rollout_tokens=63", "cluster=ray", "rl.max_staleness=0"]),
         *((SMOKE, [*RL, "cluster=ray", f"execution.ray.address={at}"]) for at in ("auto", "10.0.0.1:6379", "a.b:1")),
     ],
 )

@@ -32,7 +32,7 @@ from luffy.rl.groups import GroupCollector
 from luffy.rl.loop import StepRunner
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.trace_starts import Anchors, HintedPrompts
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.batching import Shard, collate, has_demonstration, has_hinted_row, has_prefix_row, row_advantages
 from luffy.training.learner import Trainer, TrainerRank
@@ -60,7 +60,7 @@ class Script:
     """An engine whose response depends on the request alone: of every four prompts one is never solved, one always.
 
     A hint, or some tokens of a trace to continue, make all of them equally hard. A share of the responses ends as
-    episodes do whose environment failed.
+    episodes do whose environment failed. A request with too few tokens gets the first of them.
     """
 
     def __init__(self, version: int, failing: float = 0.0) -> None:
@@ -71,17 +71,18 @@ class Script:
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         self.seeds += [request.seed for request in requests]
-        return [self._response(request) for request in requests]
+        return [self._response(request, limit(request, params)) for request in requests]
 
     def close(self) -> None: ...
 
-    def _response(self, request: RolloutRequest) -> Completion:
+    def _response(self, request: RolloutRequest, most: int) -> Completion:
         rng = random.Random(request.seed)
         is_hinted = request.prompt_ids[1:] != ()
         is_helped = is_hinted or len(request.prefix_ids) > 2
         is_right = rng.random() < (0.4 if is_helped else (0.0, 0.3, 0.7, 1.0)[request.prompt_ids[0] % 4])
         ids = (*[9] * rng.randrange(6), RIGHT if is_right else WRONG, STOP)
-        reason = FinishReason.ENVIRONMENT_ERROR if rng.random() < self._failing else FinishReason.STOP
+        end = FinishReason.STOP if len(ids) <= most else FinishReason.LENGTH
+        reason, ids = FinishReason.ENVIRONMENT_ERROR if rng.random() < self._failing else end, ids[:most]
         return Completion(
             ids, (HINTED_LOGP if is_hinted else BARE_LOGP,) * len(ids), reason, (self.version,) * len(ids)
         )
@@ -113,7 +114,7 @@ def _decode(ids: Sequence[int]) -> str:
     return r"\boxed{7}" if RIGHT in ids else r"\boxed{8}"
 
 
-def _settings(method: str, *more: str, steps: int = STEPS) -> RLSettings:
+def settings_of(method: str, *more: str, steps: int = STEPS) -> RLSettings:
     overrides = [
         "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={steps}", *SMALL.get(method, ()),
         *teacher_overrides(method), *more,
@@ -138,6 +139,8 @@ class RecordedRanks:
         if method is TrainerRank.save:
             self.saved.append(arguments[0][1])
             return [None for _ in arguments]
+        if method is TrainerRank.restore:
+            return [self.saved[step - 1] for (step,) in arguments]
         self.sent.append((method, [shard for shard, _ in arguments]))
         return [{} for _ in arguments]
 
@@ -223,18 +226,28 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ru
         yield cache(lambda method: _run(grader, tmp_path_factory.mktemp("journal"), method))
 
 
+def runner_of(
+    settings: RLSettings, grader: GraderPool, journal: RolloutJournal, ranks: RecordedRanks, failing: float = 0.0
+) -> tuple[StepRunner, Script]:
+    """The loop of a run, and its engine."""
+    group, steps = settings.objective.group, settings.rl.steps
+    hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, steps)
+    anchors = None if group.anchor is None else Anchors(group.anchor, _decode, settings.seed)
+    params, partial = SamplingParams(1.0, 64, (STOP,)), settings.rl.partial_rollout_tokens
+    collector = GroupCollector(
+        grader, _decode, params, group, settings.seed, steps, hints=hints, anchors=anchors, step_tokens=partial
+    )
+    cluster = ScriptedCluster(Trainer(settings, ranks), failing)
+    return StepRunner(settings, cluster, _tasks(), collector, journal), cluster.engine
+
+
 def _run(
     grader: GraderPool, folder: Path, method: str, *overrides: str, num_steps: int = STEPS, failing: float = 0.0
 ) -> Run:
-    settings, sent, journal = _settings(method, *overrides, steps=num_steps), Sent(), RolloutJournal(folder)
-    params = SamplingParams(1.0, 64, (STOP,))
-    group = settings.objective.group
-    hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, num_steps)
-    anchors = None if group.anchor is None else Anchors(group.anchor, _decode, settings.seed)
-    collector = GroupCollector(grader, _decode, params, group, settings.seed, num_steps, hints=hints, anchors=anchors)
+    settings, sent, journal = settings_of(method, *overrides, steps=num_steps), Sent(), RolloutJournal(folder)
     ranks = RecordedRanks(sent, 2)
-    cluster = ScriptedCluster(Trainer(settings, ranks), failing)
-    with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
+    runner, engine = runner_of(settings, grader, journal, ranks, failing)
+    with runner:
         outcomes = [runner.run(step) for step in range(1, num_steps + 1)]
         runner.save(num_steps)
     assert [method for method, _ in sent].count(TrainerRank.learn) == num_steps, "every step learns from some groups"
@@ -248,7 +261,7 @@ def _run(
         for step, outcome in enumerate(outcomes, start=1)
     ]
     sft_steps = [shards for method, shards in sent if method is TrainerRank.sft_step]
-    return Run(settings, steps, sft_steps, ranks.saved[-1], cluster.engine.seeds)
+    return Run(settings, steps, sft_steps, ranks.saved[-1], engine.seeds)
 
 
 CASES = pytest.mark.parametrize("method", METHODS)

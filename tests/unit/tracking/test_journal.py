@@ -28,6 +28,8 @@ GROUPS = {
     "hybrid and replayed, a uid twice": [Group("b", (OLD, HYBRID)), Group("a", (HYBRID,)), Group("b", (OLD,))],
     "none": [],
 }
+PARTIAL = replace(HYBRID, reward=math.nan, finish_reason=FinishReason.INTERRUPTED)
+OPEN = [Group("c", (OLD, PARTIAL)), Group("d", (PARTIAL,), is_carried=True)]
 
 
 @pytest.mark.parametrize("kind", GROUPS)
@@ -47,6 +49,18 @@ def test_a_journal_from_before_a_column_is_read_without_it(tmp_path: Path, kind:
     (before,), (after,) = GROUPS[kind], journal.read(1) or []
     shows = [bool(group.hinted) or any(row.context_starts for row in group.trajectories) for group in (before, after)]
     assert shows == [True, False]
+
+
+def test_open_groups_lie_apart_and_those_of_an_attempt_that_was_not_committed_are_forgotten(tmp_path: Path) -> None:
+    journal, carried = RolloutJournal(tmp_path), Group("b", ROWS[4:], is_carried=True)
+    journal.commit(1, [OPEN[0], *GROUPS["hints"], OPEN[1], carried])
+    assert repr(journal.read(1)) == repr([*GROUPS["hints"], carried])
+    assert repr(journal.read_open(1)) == repr(OPEN)
+    assert repr(journal.read_group(1, 1)) == repr(carried)
+    (tmp_path / "step_000001.parquet").unlink()  # killed between the two files
+    assert journal.read_open(1) is None
+    journal.commit(1, [carried])
+    assert (repr(journal.read(1)), journal.read_open(1)) == (repr([carried]), [])
 
 
 def test_a_step_that_was_not_committed_is_absent(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_staleness_is_counted_over_the_tokens_sampled_for_the_step() -> None:
 
     trace = replace(drawn(-1, -1), source=(Source.OFF_POLICY,) * 2)
     groups = [Group("a", (drawn(9, 9, 8), trace)), Group("b", (drawn(7, 5),))]
-    metrics = staleness_metrics(groups, step=10, max_staleness=2)
+    metrics = staleness_metrics(groups, step=10, bound=2)
     assert metrics == {
         "batch/stale_dropped_share": 0.5,
         "rollout/staleness_mean": (0 + 0 + 1 + 2 + 4) / 5,
@@ -124,7 +124,7 @@ def test_staleness_is_counted_over_the_tokens_sampled_for_the_step() -> None:
         "rollout/staleness_1_share": 0.2,
         "rollout/staleness_2_share": 0.2,
     }
-    assert staleness_metrics(groups, step=10, max_staleness=0) == {}
+    assert staleness_metrics(groups, step=10, bound=0) == {}
 
 
 def test_what_was_drawn_counts_displaced_and_guided_rows_and_no_traces() -> None:
