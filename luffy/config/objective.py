@@ -19,7 +19,6 @@ from luffy.config.strict import StrictModel
 from luffy.config.terms import (
     AdaptiveValue,
     CustomLoss,
-    DistillationLoss,
     EntropyLoss,
     ImportanceCorrection,
     KLLoss,
@@ -97,7 +96,7 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def needs_teacher(self) -> bool:
-        return any(isinstance(term.loss, DistillationLoss) or reads(term.loss, "teacher") for term in self.terms)
+        return any(term.needs_teacher for term in self.terms)
 
     @property
     def learns_by_advantage(self) -> bool:

@@ -266,7 +266,10 @@ def _of_models_in_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl:
         wanted = "rl.teacher={kind: model, path: FOLDER}, {kind: served, name: MODEL}, or {kind: self}"
         yield f"rl.teacher: missing; a distillation term needs it: {wanted}"
     if teacher is not None and not objective.needs_teacher:
-        yield "rl.teacher has no effect: objective.terms has none with loss.kind: distillation; add one or remove it"
+        yield (
+            "rl.teacher has no effect: no term of objective.terms compares with it (as loss.kind: distillation does); "
+            "add one or remove it"
+        )
     if isinstance(teacher, ServedTeacher) and rl.temperature != 1.0:
         yield (
             f"rl.teacher.kind: served scores at temperature 1, not at rl.temperature {rl.temperature:g}; set that to 1"

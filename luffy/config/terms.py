@@ -300,11 +300,12 @@ class MultipleImportanceLoss(Written):
 Temperature = Literal["one", "rollout"]
 """Temperature at which a loss sees the policy: 1, the model's own distribution, or `rl.temperature`, the rollouts'."""
 
-TokenWeight = Literal["one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy"]
+TokenWeight = Literal["one", "probability", "p_one_minus_p", "trust_region", "exp_entropy", "exp_minus_entropy"]
 _WEIGHT_FORMULAS: dict[TokenWeight, str] = {
     "one": "",
     "probability": "sg(p) ",
     "p_one_minus_p": "sg(p (1 - p)) ",
+    "trust_region": "sg(min(1, p / {floor:g})) ",
     "exp_entropy": "sg(exp(H)) ",
     "exp_minus_entropy": "sg(exp(-H)) ",
 }
@@ -318,11 +319,19 @@ class NegativeLogLikelihoodLoss(StrictModel):
     """Temperature of p, and of H in the weights. `rollout` is for terms on rollouts, and for implementations based on
     verl, which compute one log-probability for all terms."""
     token_weight: TokenWeight = "one"  # noqa: S105 - a token of text
-    """`probability`: DFT (arXiv 2508.05629); `p_one_minus_p`: CHORD-phi (2508.11408); `exp_entropy` and
-    `exp_minus_entropy`: SRFT (2506.19767), H the mean entropy of the row's selected tokens."""
+    """`probability`: DFT (arXiv 2508.05629); `p_one_minus_p`: CHORD-phi (2508.11408); `trust_region`: 1 / p in the
+    gradient of log p becomes 1 / max(p, floor) (TRAPO, 2512.17636); `exp_entropy` and `exp_minus_entropy`: SRFT
+    (2506.19767), H the mean entropy of the row's selected tokens."""
+    floor: Fraction = 0.1
+    """Probability below which `trust_region` weighs a token less."""
 
     def formula(self) -> str:
-        return f"-{_WEIGHT_FORMULAS[self.token_weight]}log p{_at(self.temperature)}"
+        weight = _WEIGHT_FORMULAS[self.token_weight].format(floor=self.floor)
+        return f"-{weight}log p{_at(self.temperature)}"
+
+    def _complaints(self) -> Iterator[str]:
+        if "floor" in self.model_fields_set and self.token_weight != "trust_region":  # noqa: S105
+            yield f"floor has no effect with token_weight: {self.token_weight}; remove it"
 
 
 class EntropyLoss(StrictModel):
@@ -340,7 +349,12 @@ def _at(temperature: Temperature) -> str:
 
 
 _KL_FORMULAS = {"k1": "log p - log q", "k2": "(log p - log q)^2 / 2", "k3": "q / p - 1 - log(q / p)"}
-_ANCHORS = {"reference": "the reference policy", "old": "pi_old", "behavior": "mu"}
+_ANCHORS = {
+    "reference": "the reference policy",
+    "old": "pi_old",
+    "behavior": "mu",
+    "teacher": "the teacher of rl.teacher",
+}
 
 
 class KLLoss(StrictModel):
@@ -349,8 +363,9 @@ class KLLoss(StrictModel):
 
     kind: Literal["kl"]
     estimator: Literal["k1", "k2", "k3"]
-    against: Literal["reference", "old", "behavior"] = "reference"
-    """q: the policy that this stage started from (`rl.reference` may move it); that before the RL step; the sampler."""
+    against: Literal["reference", "old", "behavior", "teacher"] = "reference"
+    """q: the policy that this stage started from (`rl.reference` may move it); that before the RL step; the sampler;
+    the teacher of `rl.teacher`."""
 
     def formula(self) -> str:
         return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
@@ -494,6 +509,12 @@ class TermConfig(StrictModel):
     @property
     def is_policy_gradient(self) -> bool:
         return isinstance(self.loss, PolicyGradientLoss) or reads(self.loss, "advantage")
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether its loss compares with the teacher of `rl.teacher`."""
+        compared = isinstance(self.loss, KLLoss) and self.loss.against == "teacher"
+        return compared or isinstance(self.loss, DistillationLoss) or reads(self.loss, "teacher")
 
     @property
     def needs_entropy_gradient(self) -> bool:

@@ -165,7 +165,7 @@ def multiple_importance(config: MultipleImportanceLoss, tokens: TokenBatch) -> T
 def nll(config: NegativeLogLikelihoodLoss, tokens: TokenBatch) -> Tensor:
     """-sg(w) log pi_theta: cross entropy on demonstrations."""
     tokens = at_temperature(tokens, config)
-    return -_TOKEN_WEIGHTS[config.token_weight](tokens).detach() * tokens.logp_BT
+    return -_TOKEN_WEIGHTS[config.token_weight](tokens, config).detach() * tokens.logp_BT
 
 
 @token_loss.register
@@ -268,12 +268,13 @@ def _row_entropy(tokens: TokenBatch) -> Tensor:
     return sequence_mean(tokens.entropy_BT.detach(), tokens.selected_BT, tokens.sequence_BT)
 
 
-_TOKEN_WEIGHTS: dict[TokenWeight, Callable[[TokenBatch], Tensor]] = {
-    "one": lambda tokens: torch.ones_like(tokens.logp_BT),
-    "probability": lambda tokens: tokens.logp_BT.exp(),
-    "p_one_minus_p": lambda tokens: tokens.logp_BT.exp() * (1 - tokens.logp_BT.exp()),
-    "exp_entropy": lambda tokens: _row_entropy(tokens).exp(),
-    "exp_minus_entropy": lambda tokens: (-_row_entropy(tokens)).exp(),
+_TOKEN_WEIGHTS: dict[TokenWeight, Callable[[TokenBatch, NegativeLogLikelihoodLoss], Tensor]] = {
+    "one": lambda tokens, _: torch.ones_like(tokens.logp_BT),
+    "probability": lambda tokens, _: tokens.logp_BT.exp(),
+    "p_one_minus_p": lambda tokens, _: tokens.logp_BT.exp() * (1 - tokens.logp_BT.exp()),
+    "trust_region": lambda tokens, config: (tokens.logp_BT.exp() / config.floor).clamp(max=1.0),
+    "exp_entropy": lambda tokens, _: _row_entropy(tokens).exp(),
+    "exp_minus_entropy": lambda tokens, _: (-_row_entropy(tokens)).exp(),
 }
 _KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda log_ratio_BT: log_ratio_BT,
@@ -284,6 +285,7 @@ _ANCHORS: dict[str, Callable[[TokenBatch], Tensor]] = {
     "reference": lambda tokens: tokens.logp_ref_BT,
     "old": lambda tokens: tokens.logp_old_BT,
     "behavior": logp_sampler,
+    "teacher": lambda tokens: tokens.logp_teacher_BT,
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_program import ForkedProgram
-from reference.taught_presets import teacher_overrides
+from reference.taught_presets import SUPERVISED, teacher_overrides
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -28,7 +28,6 @@ from luffy.tracking.metrics import read_metrics, without_times
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl}
-SUPERVISED = ("sft", "dft")
 METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
 STEPS = 3
 KILLED = ("exgrpo", "uft", "guide", "bread", "opd_rl")

@@ -28,9 +28,19 @@ from luffy.training.learner import batch_of
 from luffy.training.ranks import init_process_group, sum_over_ranks
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
-from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, learned_places
-from reference.taught_presets import teacher_overrides
-from reference.variants import ADAPTIVE, STEP, TOTAL_STEPS, VARIANTS
+from reference.rows import (
+    LENGTH_LIMIT,
+    STEP,
+    TOTAL_STEPS,
+    Evaluated,
+    Reference,
+    ReferenceRow,
+    evaluate,
+    forward,
+    learned_places,
+)
+from reference.taught_presets import SUPERVISED, teacher_overrides
+from reference.variants import ADAPTIVE, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = tuple(REFERENCES)
@@ -88,7 +98,7 @@ def objective_of(case: str) -> ObjectiveConfig | None:
 
 
 def chain_of(preset: str) -> str:
-    return "sft" if preset in ("sft", "dft") else "rl"
+    return "sft" if preset in SUPERVISED else "rl"
 
 
 def terms_of(case: str) -> tuple[TermConfig, ...]:

@@ -35,8 +35,8 @@ from reference.gradient_case import (
     trajectories,
 )
 from reference.losses import forward
-from reference.rows import evaluate
-from reference.variants import STEP, TOTAL_STEPS
+from reference.rows import STEP, TOTAL_STEPS, evaluate
+from reference.taught_presets import SUPERVISED
 
 NUM_GROUPS = 5
 SCHEDULE = ScheduleConfig(kind="linear", final_share=0.1)
@@ -51,7 +51,7 @@ RL = RLConfig(
 )
 DEAL = 4
 """Seed of the deal. A filter may leave five groups of six: one update takes two of them, the other three."""
-METHODS = [name for name in available_presets("methods") if name not in ("sft", "dft", "ppo")]
+METHODS = [name for name in available_presets("methods") if name not in (*SUPERVISED, "ppo")]
 
 
 def objective(preset: str) -> ObjectiveConfig:

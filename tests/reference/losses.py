@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reference import estimators
-from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, mean, total
+from reference.rows import LENGTH_LIMIT, PROGRESS, Evaluated, Reference, ReferenceRow, evaluate, forward, mean, total
 
 __all__ = ["REFERENCES", "Evaluated", "Reference", "ReferenceRow", "evaluate", "forward"]
 
@@ -105,6 +105,16 @@ def dft(rows: Rows) -> Tensor:
     return mean(_given(rows, lambda r: -r.untempered_logp.exp().detach() * r.untempered_logp))
 
 
+def trsft(rows: Rows) -> Tensor:
+    """arXiv 2512.17636: p over max(p, 0.1) without gradient; as a loss of log p, min(1, p / 0.1) log p."""
+
+    def trusted(r: Evaluated) -> Tensor:
+        p = r.untempered_logp.exp().detach()
+        return -torch.where(p > 0.1, 1.0, p / 0.1) * r.untempered_logp
+
+    return mean(_given(rows, trusted))
+
+
 def relift_sft(rows: Rows) -> Tensor:
     """arXiv 2506.07527, its supervised step: cross entropy - 1e-4 entropy."""
     return mean(_given(rows, _nll)) - 1e-4 * mean(_given(rows, lambda r: r.untempered_entropy))
@@ -192,6 +202,12 @@ def opd(rows: Rows) -> Tensor:
 def opd_rl(rows: Rows) -> Tensor:
     """Bare policy gradient + 0.1 x distillation."""
     return mean(_own(rows, _surrogate)) + 0.1 * opd(rows)
+
+
+def kdrl(rows: Rows) -> Tensor:
+    """arXiv 2506.02208: GRPO + beta x k2 to the teacher, beta falling in a line from 0.005 to 0.001."""
+    k2 = mean(_own(rows, lambda r: (r.logp - r.row.logp_teacher).square() / 2))
+    return mean(_own(rows, clipped)) + (0.005 - 0.004 * PROGRESS) * k2
 
 
 # ---- with demonstrations, guided or replayed rows ----
@@ -318,6 +334,7 @@ def bread(rows: Rows) -> Tensor:
 REFERENCES: dict[str, Reference] = {
     "sft": Reference("demonstrations_only", estimators.none, sft),
     "dft": Reference("demonstrations_only", estimators.none, dft),
+    "trsft": Reference("demonstrations_only", estimators.none, trsft),
     "relift_sft": Reference("demonstrations_only", estimators.none, relift_sft),
     "on_policy": Reference("rollouts", estimators.centred, on_policy),
     "dr_grpo": Reference("rollouts", estimators.centred, dr_grpo),
@@ -332,6 +349,7 @@ REFERENCES: dict[str, Reference] = {
     "relift": Reference("rollouts", estimators.centred, relift),
     "opd": Reference("rollouts", estimators.none, opd),
     "opd_rl": Reference("rollouts", estimators.centred, opd_rl),
+    "kdrl": Reference("rollouts", estimators.standardised, kdrl),
     "opsd": Reference("rollouts", estimators.none, opd),
     "luffy": Reference("demonstrations", estimators.centred, mixed(_luffy_shape)),
     "luffy_no_shaping": Reference("demonstrations", estimators.centred, mixed(_unshaped)),

@@ -13,6 +13,11 @@ LENGTH_LIMIT = 12
 """Of a response, in tokens: the constant of Dr.GRPO."""
 
 
+STEP, TOTAL_STEPS = 3, 10
+"""The step that is tested: schedules are in motion."""
+PROGRESS = (STEP - 1) / (TOTAL_STEPS - 1)
+
+
 def _empty() -> Tensor:
     return torch.zeros(0, dtype=torch.float64)
 

@@ -1,6 +1,8 @@
-"""The teacher that presets need and none of them names, as overrides of an experiment."""
+"""Presets of other stages than RL, and the teacher that presets need and none of them names, as overrides."""
 
-TAUGHT = ("opd", "opd_rl")
+SUPERVISED = ("sft", "dft", "trsft")
+"""Presets of the SFT stage."""
+TAUGHT = ("opd", "opd_rl", "kdrl")
 """Presets that distil another model, which the user gives."""
 
 

@@ -18,17 +18,14 @@ from reference.losses import (
     prefix_rft,
     ratio_to_old,
 )
-from reference.rows import Evaluated, Reference, mean, total
+from reference.rows import PROGRESS, Evaluated, Reference, mean, total
 
-STEP, TOTAL_STEPS = 3, 10
-"""The step that is tested: schedules are in motion."""
-_PROGRESS = (STEP - 1) / (TOTAL_STEPS - 1)
 ADAPTIVE = {"entropy": 0.02}
 """What the adaptive coefficients have come to."""
 
 
 # CHORD-mu (arXiv 2508.11408) with a warm-up: 0 -> 0.9 over a tenth of the run, a cosine down to 0.05 over the rest.
-_MU = 0.05 + 0.5 * (0.9 - 0.05) * (1 + math.cos(math.pi * (_PROGRESS - 0.1) / 0.8))
+_MU = 0.05 + 0.5 * (0.9 - 0.05) * (1 + math.cos(math.pi * (PROGRESS - 0.1) / 0.8))
 CHORD_MU = """
 group: {size: 4, off_policy: 1}
 advantage: {kind: group_mean, population: on_policy, scale_by_std: true}
@@ -70,7 +67,7 @@ def _correction(r: Evaluated) -> Tensor:
 
 def truncated_importance(rows: Rows) -> Tensor:
     policy = mean([_correction(r).clamp(max=2.0) * clipped(r) for r in rows])
-    return policy + 0.1 * (1 - _PROGRESS / 0.5) * mean([(r.logp - logp_sampler(r)).square() / 2 for r in rows])
+    return policy + 0.1 * (1 - PROGRESS / 0.5) * mean([(r.logp - logp_sampler(r)).square() / 2 for r in rows])
 
 
 # Sequences far from their sampler are left out, and half of each one's tokens, those of the lowest entropy.
@@ -93,7 +90,7 @@ terms:
 
 
 def masked_sequences(rows: Rows) -> Tensor:
-    coefficient = 0.1 + 0.5 * (0.2 - 0.1) * (1 + math.cos(math.pi * _PROGRESS))
+    coefficient = 0.1 + 0.5 * (0.2 - 0.1) * (1 + math.cos(math.pi * PROGRESS))
     means, divergences = [], []
     for r in rows:
         weight = float(_correction(r).prod())

@@ -16,7 +16,14 @@ from luffy.objectives.losses import token_loss
 from luffy.objectives.objective import logp_gradients
 
 LOG = math.log
-WEIGHTS: tuple[TokenWeight, ...] = ("one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy")
+WEIGHTS: tuple[TokenWeight, ...] = (
+    "one",
+    "probability",
+    "p_one_minus_p",
+    "trust_region",
+    "exp_entropy",
+    "exp_minus_entropy",
+)
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -40,6 +47,7 @@ def test_nll_weighs_each_sequence_of_a_packed_row_by_its_own_entropy(weight: Tok
         ("one", [1.0, 1.0]),
         ("probability", [0.5, 0.1]),
         ("p_one_minus_p", [0.25, 0.09]),
+        ("trust_region", [1.0, 1.0]),
         ("exp_entropy", [3.0, 3.0]),  # the mean of log 1 and log 9 is log 3
         ("exp_minus_entropy", [1 / 3, 1 / 3]),
     ],
@@ -82,11 +90,12 @@ def test_a_loss_at_temperature_one_sees_nothing_of_the_sampled_distribution(temp
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("against", ["reference", "old", "behavior"])
+@pytest.mark.parametrize("against", ["reference", "old", "behavior", "teacher"])
 @given(case=sequences())
 def test_kl(estimator: str, against: str, case: Tokens) -> None:
     found = evaluate(KLLoss(kind="kl", estimator=estimator, against=against), case)
-    other_T = {"reference": case.logp_ref_T, "old": case.logp_old_T, "behavior": case.logp_mu_T}[against]
+    others = {"reference": case.logp_ref_T, "old": case.logp_old_T, "behavior": case.logp_mu_T}
+    other_T = others.get(against, case.logp_ref_T)  # the teacher of a case is its reference
     assert_same(found, formulas.kl(case.logp_T, other_T, estimator))
 
 
