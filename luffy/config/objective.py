@@ -19,6 +19,7 @@ from luffy.config.strict import StrictModel
 from luffy.config.terms import (
     AdaptiveValue,
     CustomLoss,
+    DivergenceLoss,
     EntropyLoss,
     ImportanceCorrection,
     KLLoss,
@@ -97,6 +98,11 @@ class ObjectiveConfig(StrictModel):
     @property
     def needs_teacher(self) -> bool:
         return any(term.needs_teacher for term in self.terms)
+
+    @property
+    def teacher_choices(self) -> int:
+        """Tokens of the vocabulary that divergences compare at each token; 0 without a divergence."""
+        return max((term.loss.top_k for term in self.terms if isinstance(term.loss, DivergenceLoss)), default=0)
 
     @property
     def learns_by_advantage(self) -> bool:

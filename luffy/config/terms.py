@@ -11,7 +11,7 @@ author (1 where unknown), sg(x) = x without gradient, H entropy.
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from luffy.config.strict import Fraction, ImportPath, Name, PositiveShare, ShareBelowOne, StrictModel
 
@@ -381,6 +381,37 @@ class DistillationLoss(Written):
     written: ClassVar[str] = "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
 
 
+class DivergenceLoss(StrictModel):
+    """Divergence of the policy's p from the teacher's q at each token (GKD, arXiv 2306.13649), over the teacher's
+    `top_k` most probable tokens and all others together; gradient through p alone; at the rollouts' temperature."""
+
+    kind: Literal["divergence"]
+    measure: Literal["forward_kl", "reverse_kl", "jsd"]
+    """KL(q || p), KL(p || q), or the generalised Jensen-Shannon divergence beta KL(q || m) + (1 - beta) KL(p || m) with
+    m = beta q + (1 - beta) p."""
+    beta: Fraction = 0.5
+    """Weight of the teacher in m: near 0, the gradient is like that of forward_kl, near 1 like that of reverse_kl."""
+    top_k: PositiveInt = 64
+    """Tokens of the vocabulary that are compared one by one; all where there are fewer. The trainer holds 8 bytes for
+    each of them at every token of an RL step, in CPU memory and, while the teacher scores, on the GPU."""
+    rest: Literal["bucket", "ignored"] = "bucket"
+    """All other tokens. `bucket`: they count as one more, which bounds the divergence over the vocabulary from below.
+    `ignored`: the sums leave them out, so that they are no divergences and may be negative (verl)."""
+
+    def formula(self) -> str:
+        beta, others = self.beta, " and the rest as one" if self.rest == "bucket" else ""
+        measure = {
+            "forward_kl": "KL(q || p)",
+            "reverse_kl": "KL(p || q)",
+            "jsd": f"{beta:g} KL(q || m) + {1 - beta:g} KL(p || m), m = {beta:g} q + {1 - beta:g} p",
+        }[self.measure]
+        return f"{measure}, over the {self.top_k} most probable tokens of q{others}, q = the teacher of rl.teacher"
+
+    def _complaints(self) -> Iterator[str]:
+        if "beta" in self.model_fields_set and self.measure != "jsd":
+            yield f"beta has no effect with measure: {self.measure}; remove it"
+
+
 CustomInput = Literal["advantage", "entropy", "temperature_one", "reference", "teacher", "sampler", "sequence"]
 
 
@@ -409,7 +440,7 @@ OnPolicySurrogate = (
     SurrogateLoss | ClippedSurrogateLoss | SequenceSurrogateLoss | CispoLoss | AipoLoss | TotalVariationMaskedLoss
 )
 OffPolicySurrogate = ShapedSurrogateLoss | MultipleImportanceLoss
-AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss | DistillationLoss | CustomLoss
+AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss | DistillationLoss | DivergenceLoss | CustomLoss
 PolicyGradientLoss = OnPolicySurrogate | OffPolicySurrogate
 """Losses that weigh a token by its advantage; together they share the joint denominator."""
 BehaviorLoss = AipoLoss | TotalVariationMaskedLoss | DistillationLoss
@@ -453,6 +484,8 @@ class GateConfig(StrictModel):
     group_accuracy_at_most: ShareBelowOne | None = None
     outcome: Literal["correct", "wrong"] | None = None
     """Outcome of the row itself; every row that did not earn the reward is `wrong`."""
+    taught: Literal[True] | None = None
+    """The teacher was shown something for the row (`rl.teacher.shows`): there is none where no other row was right."""
 
     def _complaints(self) -> Iterator[str]:
         above, at_most = self.group_accuracy_above, self.group_accuracy_at_most
@@ -464,6 +497,7 @@ class GateConfig(StrictModel):
             "accuracy of the group > {:g}": self.group_accuracy_above,
             "accuracy of the group <= {:g}": self.group_accuracy_at_most,
             "the row is {}": self.outcome,
+            "the teacher was shown something": self.taught,
         }
         given = (text.format(value) for text, value in conditions.items() if value is not None)
         return " and ".join(given) or "all rows pass"
@@ -492,6 +526,15 @@ class ImportanceCorrection(StrictModel):
         return f"{masked if self.kind == 'mask' else f'min(w, {self.high:g})'}, w = {ratio}"
 
 
+class EvidenceConfig(Written):
+    """RLSD (arXiv 2604.03128): a constant factor by which a teacher changes the size of a token's advantage, never its
+    sign: larger where A > 0 and the teacher finds the token likelier than the policy, or A < 0 and less likely."""
+
+    clip: Fraction = 0.2
+    """Bound on how much the factor differs from 1."""
+    written: ClassVar[str] = "clip((q / pi_old)^sign(A), 1 - {clip:g}, 1 + {clip:g}), q = the teacher of rl.teacher"
+
+
 class TermConfig(StrictModel):
     """One summand of the objective: coefficient x sum over selected tokens of loss / denominator."""
 
@@ -501,6 +544,7 @@ class TermConfig(StrictModel):
     gate: GateConfig | None = None
     loss: LossConfig
     correction: ImportanceCorrection | None = None
+    evidence: EvidenceConfig | None = None
     top_entropy_share: Fraction | None = None
     """Learn only from this share (rounded up) of a row's tokens, by entropy; the denominator counts them all."""
     coefficient: Coefficient = constant(1.0)
@@ -512,9 +556,10 @@ class TermConfig(StrictModel):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether its loss compares with the teacher of `rl.teacher`."""
+        """Whether it compares the policy with the teacher of `rl.teacher`."""
         compared = isinstance(self.loss, KLLoss) and self.loss.against == "teacher"
-        return compared or isinstance(self.loss, DistillationLoss) or reads(self.loss, "teacher")
+        taught = compared or isinstance(self.loss, DistillationLoss | DivergenceLoss)
+        return taught or self.evidence is not None or reads(self.loss, "teacher")
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -567,6 +612,8 @@ class TermConfig(StrictModel):
             yield f"{self.loss.kind} needs the sampler's log-probabilities; set select: on_policy"
         if self.correction is not None and self.select != "on_policy":
             yield "correction needs the sampler's log-probabilities; set select: on_policy or remove it"
+        if self.evidence is not None and not isinstance(self.loss, PolicyGradientLoss):
+            yield f"evidence changes advantages, and {self.loss.kind} has none; remove it"
         if self.correction is not None and isinstance(self.loss, BehaviorLoss):
             yield f"{self.loss.kind} already divides by the sampler's probability; remove correction"
         if isinstance(self.coefficient, ConstantValue) and self.coefficient.value == 0:
@@ -580,6 +627,9 @@ def complaints_about(terms: tuple[TermConfig, ...]) -> Iterator[str]:
     names = [term.name for term in terms]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         yield f"terms named twice: {', '.join(repeated)}; give each its own name"
+    chosen = sorted({term.loss.top_k for term in terms if isinstance(term.loss, DivergenceLoss)})
+    if len(chosen) > 1:
+        yield f"divergences name different top_k {chosen}; use one"
     joint = [term.normaliser for term in terms if term.normaliser.population == "joint"]
     if len(modes := sorted({each.mode for each in joint})) > 1:
         yield f"terms that share the joint denominator name different modes {modes}; use one"

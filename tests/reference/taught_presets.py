@@ -2,8 +2,10 @@
 
 SUPERVISED = ("sft", "dft", "trsft")
 """Presets of the SFT stage."""
-TAUGHT = ("opd", "opd_rl", "kdrl")
+TAUGHT = ("opd", "opd_rl", "kdrl", "gkd", "opd_topk")
 """Presets that distil another model, which the user gives."""
+SELF_TAUGHT = ("opsd", "opsd_jsd", "sdft", "sdpg", "rlsd", "sdpo")
+"""Presets whose teacher is the policy, shown a solution."""
 
 
 def teacher_overrides(preset: str, folder: str = "teacher-model") -> list[str]:
