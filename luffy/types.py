@@ -1,6 +1,6 @@
 """The data types shared by all packages: prompts, traces, trajectories, groups and training batches.
 
-Shape legend: `B` sequences, `T` tokens (prompt and response, right-padded), `V` vocabulary.
+Shape legend: `B` sequences, `T` tokens (prompt and response, right-padded), `V` vocabulary, `C` choices of a teacher.
 Importable without torch; `TrainBatch` names its tensors only for the type checker.
 """
 
@@ -306,7 +306,8 @@ def _own(rows: Sequence[Trajectory]) -> list[Trajectory]:
 
 @dataclass(slots=True)
 class TrainBatch:
-    """Rows ready for the policy, of a whole step or of a micro-batch; every tensor is `(B, T)`, one entry a token.
+    """Rows ready for the policy, of a whole step or of a micro-batch; every tensor is `(B, T)`, one entry a token, or
+    `(B, T, C)`, one for each choice of the teacher.
 
     Position `t` of a per-token tensor belongs to token `input_ids_BT[:, t]`, whose log-probability is read from the
     logits at `t - 1`; position 0 never carries a response token. A packed micro-batch has its sequences in one row.
@@ -329,6 +330,12 @@ class TrainBatch:
     """Log-probabilities under the reference of `kl` terms; 0 where no term needs them."""
     logp_teacher_BT: Tensor
     """Log-probabilities under the teacher of `rl.teacher`; 0 where no term needs them."""
+    choice_BTC: Tensor
+    """int32: the teacher's most probable tokens in place of this one; none where no term needs them."""
+    logq_BTC: Tensor
+    """Their log-probabilities under the teacher, then that of all other tokens; empty, as `choice_BTC` is."""
+    is_taught_BT: Tensor
+    """True on rows whose teacher has a prompt of its own."""
     value_old_BT: Tensor
     """The critic's values at the start of the optimizer phase; 0 without a critic."""
     return_BT: Tensor

@@ -19,7 +19,7 @@ from luffy.config.strict import StrictModel
 from luffy.config.terms import (
     AdaptiveValue,
     CustomLoss,
-    DistillationLoss,
+    DivergenceLoss,
     EntropyLoss,
     ImportanceCorrection,
     KLLoss,
@@ -97,7 +97,12 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def needs_teacher(self) -> bool:
-        return any(isinstance(term.loss, DistillationLoss) or reads(term.loss, "teacher") for term in self.terms)
+        return any(term.needs_teacher for term in self.terms)
+
+    @property
+    def teacher_choices(self) -> int:
+        """Tokens of the vocabulary that divergences compare at each token; 0 without a divergence."""
+        return max((term.loss.top_k for term in self.terms if isinstance(term.loss, DivergenceLoss)), default=0)
 
     @property
     def learns_by_advantage(self) -> bool:

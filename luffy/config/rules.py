@@ -264,32 +264,42 @@ def _of_models_in_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl:
     teacher = rl.teacher
     if teacher is None and objective.needs_teacher:
         wanted = "rl.teacher={kind: model, path: FOLDER}, {kind: served, name: MODEL}, or {kind: self}"
-        yield f"rl.teacher: missing; a distillation term needs it: {wanted}"
+        yield f"rl.teacher: missing; a term compares with it: {wanted}"
     if teacher is not None and not objective.needs_teacher:
-        yield "rl.teacher has no effect: objective.terms has none with loss.kind: distillation; add one or remove it"
+        yield (
+            "rl.teacher has no effect: no term of objective.terms compares with it (as loss.kind: distillation does); "
+            "add one or remove it"
+        )
     if isinstance(teacher, ServedTeacher) and rl.temperature != 1.0:
         yield (
             f"rl.teacher.kind: served scores at temperature 1, not at rl.temperature {rl.temperature:g}; set that to 1"
         )
+    if isinstance(teacher, ServedTeacher) and objective.teacher_choices:
+        yield "rl.teacher.kind: served scores sampled tokens alone; for loss.kind: divergence use kind: model or self"
     if isinstance(teacher, SelfTeacher) and config.environment is not None:
-        yield "rl.teacher.kind: self shows a trace of a single turn; remove environment, or use kind: model"
-    if isinstance(teacher, SelfTeacher) and config.data.rl == "complement":
+        yield "rl.teacher.kind: self shows a solution of a single turn; remove environment, or use kind: model"
+    shows = teacher.shows if isinstance(teacher, SelfTeacher) else None
+    if shows == "trace" and config.data.rl == "complement":
         yield "rl.teacher.kind: self needs traces, and data.rl: complement has prompts without any; use data.rl: train"
-    if rl.reference is not None:
-        if not objective.needs_reference:
+    if shows == "peer" and objective.group.size == 1:
+        yield "rl.teacher.shows: peer needs other rows in the group; raise objective.group.size"
+    if shows != "peer" and any(term.gate is not None and term.gate.taught for term in objective.terms):
+        yield "gate.taught is for rl.teacher={kind: self, shows: peer}: other teachers teach every row; remove it"
+    if rl.reference is not None and not objective.needs_reference:
+        yield (
+            "rl.reference has no effect: objective.terms has none with loss.kind: kl and against: reference; add one "
+            "or remove it"
+        )
+    for name, moving in rl.following.items():
+        if moving.refresh_every >= rl.steps:
             yield (
-                "rl.reference has no effect: objective.terms has none with loss.kind: kl and against: reference; add "
-                "one or remove it"
-            )
-        if rl.reference.refresh_every >= rl.steps:
-            yield (
-                f"rl.reference.refresh_every {rl.reference.refresh_every} has no effect in {rl.steps} RL "
-                "steps: the first refresh would come after the last of them; lower it"
+                f"{name}.refresh_every {moving.refresh_every} has no effect in {rl.steps} RL steps: the first refresh "
+                "would come after the last of them; lower it"
             )
         if config.model.lora is not None:
             yield (
-                "rl.reference: with model.lora the reference is the policy without its adapter, which never moves; "
-                "remove one of them"
+                f"{name}: with model.lora the copy is the policy without its adapter, which never moves; remove one of "
+                "them"
             )
 
 

@@ -11,7 +11,7 @@ author (1 where unknown), sg(x) = x without gradient, H entropy.
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from luffy.config.strict import Fraction, ImportPath, Name, PositiveShare, ShareBelowOne, StrictModel
 
@@ -300,11 +300,12 @@ class MultipleImportanceLoss(Written):
 Temperature = Literal["one", "rollout"]
 """Temperature at which a loss sees the policy: 1, the model's own distribution, or `rl.temperature`, the rollouts'."""
 
-TokenWeight = Literal["one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy"]
+TokenWeight = Literal["one", "probability", "p_one_minus_p", "trust_region", "exp_entropy", "exp_minus_entropy"]
 _WEIGHT_FORMULAS: dict[TokenWeight, str] = {
     "one": "",
     "probability": "sg(p) ",
     "p_one_minus_p": "sg(p (1 - p)) ",
+    "trust_region": "sg(min(1, p / {floor:g})) ",
     "exp_entropy": "sg(exp(H)) ",
     "exp_minus_entropy": "sg(exp(-H)) ",
 }
@@ -318,11 +319,19 @@ class NegativeLogLikelihoodLoss(StrictModel):
     """Temperature of p, and of H in the weights. `rollout` is for terms on rollouts, and for implementations based on
     verl, which compute one log-probability for all terms."""
     token_weight: TokenWeight = "one"  # noqa: S105 - a token of text
-    """`probability`: DFT (arXiv 2508.05629); `p_one_minus_p`: CHORD-phi (2508.11408); `exp_entropy` and
-    `exp_minus_entropy`: SRFT (2506.19767), H the mean entropy of the row's selected tokens."""
+    """`probability`: DFT (arXiv 2508.05629); `p_one_minus_p`: CHORD-phi (2508.11408); `trust_region`: 1 / p in the
+    gradient of log p becomes 1 / max(p, floor) (TRAPO, 2512.17636); `exp_entropy` and `exp_minus_entropy`: SRFT
+    (2506.19767), H the mean entropy of the row's selected tokens."""
+    floor: Fraction = 0.1
+    """Probability below which `trust_region` weighs a token less."""
 
     def formula(self) -> str:
-        return f"-{_WEIGHT_FORMULAS[self.token_weight]}log p{_at(self.temperature)}"
+        weight = _WEIGHT_FORMULAS[self.token_weight].format(floor=self.floor)
+        return f"-{weight}log p{_at(self.temperature)}"
+
+    def _complaints(self) -> Iterator[str]:
+        if "floor" in self.model_fields_set and self.token_weight != "trust_region":  # noqa: S105
+            yield f"floor has no effect with token_weight: {self.token_weight}; remove it"
 
 
 class EntropyLoss(StrictModel):
@@ -340,7 +349,12 @@ def _at(temperature: Temperature) -> str:
 
 
 _KL_FORMULAS = {"k1": "log p - log q", "k2": "(log p - log q)^2 / 2", "k3": "q / p - 1 - log(q / p)"}
-_ANCHORS = {"reference": "the reference policy", "old": "pi_old", "behavior": "mu"}
+_ANCHORS = {
+    "reference": "the reference policy",
+    "old": "pi_old",
+    "behavior": "mu",
+    "teacher": "the teacher of rl.teacher",
+}
 
 
 class KLLoss(StrictModel):
@@ -349,8 +363,9 @@ class KLLoss(StrictModel):
 
     kind: Literal["kl"]
     estimator: Literal["k1", "k2", "k3"]
-    against: Literal["reference", "old", "behavior"] = "reference"
-    """q: the policy that this stage started from (`rl.reference` may move it); that before the RL step; the sampler."""
+    against: Literal["reference", "old", "behavior", "teacher"] = "reference"
+    """q: the policy that this stage started from (`rl.reference` may move it); that before the RL step; the sampler;
+    the teacher of `rl.teacher`."""
 
     def formula(self) -> str:
         return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
@@ -364,6 +379,37 @@ class DistillationLoss(Written):
 
     kind: Literal["distillation"]
     written: ClassVar[str] = "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
+
+
+class DivergenceLoss(StrictModel):
+    """Divergence of the policy's p from the teacher's q at each token (GKD, arXiv 2306.13649), over the teacher's
+    `top_k` most probable tokens and all others together; gradient through p alone; at the rollouts' temperature."""
+
+    kind: Literal["divergence"]
+    measure: Literal["forward_kl", "reverse_kl", "jsd"]
+    """KL(q || p), KL(p || q), or the generalised Jensen-Shannon divergence beta KL(q || m) + (1 - beta) KL(p || m) with
+    m = beta q + (1 - beta) p."""
+    beta: Fraction = 0.5
+    """Weight of the teacher in m: near 0, the gradient is like that of forward_kl, near 1 like that of reverse_kl."""
+    top_k: PositiveInt = 64
+    """Tokens of the vocabulary that are compared one by one; all where there are fewer. The trainer holds 8 bytes for
+    each of them at every token of an RL step, in CPU memory and, while the teacher scores, on the GPU."""
+    rest: Literal["bucket", "ignored"] = "bucket"
+    """All other tokens. `bucket`: they count as one more, which bounds the divergence over the vocabulary from below.
+    `ignored`: the sums leave them out, so that they are no divergences and may be negative (verl)."""
+
+    def formula(self) -> str:
+        beta, others = self.beta, " and the rest as one" if self.rest == "bucket" else ""
+        measure = {
+            "forward_kl": "KL(q || p)",
+            "reverse_kl": "KL(p || q)",
+            "jsd": f"{beta:g} KL(q || m) + {1 - beta:g} KL(p || m), m = {beta:g} q + {1 - beta:g} p",
+        }[self.measure]
+        return f"{measure}, over the {self.top_k} most probable tokens of q{others}, q = the teacher of rl.teacher"
+
+    def _complaints(self) -> Iterator[str]:
+        if "beta" in self.model_fields_set and self.measure != "jsd":
+            yield f"beta has no effect with measure: {self.measure}; remove it"
 
 
 CustomInput = Literal["advantage", "entropy", "temperature_one", "reference", "teacher", "sampler", "sequence"]
@@ -394,7 +440,7 @@ OnPolicySurrogate = (
     SurrogateLoss | ClippedSurrogateLoss | SequenceSurrogateLoss | CispoLoss | AipoLoss | TotalVariationMaskedLoss
 )
 OffPolicySurrogate = ShapedSurrogateLoss | MultipleImportanceLoss
-AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss | DistillationLoss | CustomLoss
+AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss | DistillationLoss | DivergenceLoss | CustomLoss
 PolicyGradientLoss = OnPolicySurrogate | OffPolicySurrogate
 """Losses that weigh a token by its advantage; together they share the joint denominator."""
 BehaviorLoss = AipoLoss | TotalVariationMaskedLoss | DistillationLoss
@@ -438,6 +484,8 @@ class GateConfig(StrictModel):
     group_accuracy_at_most: ShareBelowOne | None = None
     outcome: Literal["correct", "wrong"] | None = None
     """Outcome of the row itself; every row that did not earn the reward is `wrong`."""
+    taught: Literal[True] | None = None
+    """The teacher was shown something for the row (`rl.teacher.shows`): there is none where no other row was right."""
 
     def _complaints(self) -> Iterator[str]:
         above, at_most = self.group_accuracy_above, self.group_accuracy_at_most
@@ -449,6 +497,7 @@ class GateConfig(StrictModel):
             "accuracy of the group > {:g}": self.group_accuracy_above,
             "accuracy of the group <= {:g}": self.group_accuracy_at_most,
             "the row is {}": self.outcome,
+            "the teacher was shown something": self.taught,
         }
         given = (text.format(value) for text, value in conditions.items() if value is not None)
         return " and ".join(given) or "all rows pass"
@@ -477,6 +526,15 @@ class ImportanceCorrection(StrictModel):
         return f"{masked if self.kind == 'mask' else f'min(w, {self.high:g})'}, w = {ratio}"
 
 
+class EvidenceConfig(Written):
+    """RLSD (arXiv 2604.03128): a constant factor by which a teacher changes the size of a token's advantage, never its
+    sign: larger where A > 0 and the teacher finds the token likelier than the policy, or A < 0 and less likely."""
+
+    clip: Fraction = 0.2
+    """Bound on how much the factor differs from 1."""
+    written: ClassVar[str] = "clip((q / pi_old)^sign(A), 1 - {clip:g}, 1 + {clip:g}), q = the teacher of rl.teacher"
+
+
 class TermConfig(StrictModel):
     """One summand of the objective: coefficient x sum over selected tokens of loss / denominator."""
 
@@ -486,6 +544,7 @@ class TermConfig(StrictModel):
     gate: GateConfig | None = None
     loss: LossConfig
     correction: ImportanceCorrection | None = None
+    evidence: EvidenceConfig | None = None
     top_entropy_share: Fraction | None = None
     """Learn only from this share (rounded up) of a row's tokens, by entropy; the denominator counts them all."""
     coefficient: Coefficient = constant(1.0)
@@ -494,6 +553,13 @@ class TermConfig(StrictModel):
     @property
     def is_policy_gradient(self) -> bool:
         return isinstance(self.loss, PolicyGradientLoss) or reads(self.loss, "advantage")
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether it compares the policy with the teacher of `rl.teacher`."""
+        compared = isinstance(self.loss, KLLoss) and self.loss.against == "teacher"
+        taught = compared or isinstance(self.loss, DistillationLoss | DivergenceLoss)
+        return taught or self.evidence is not None or reads(self.loss, "teacher")
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -546,6 +612,8 @@ class TermConfig(StrictModel):
             yield f"{self.loss.kind} needs the sampler's log-probabilities; set select: on_policy"
         if self.correction is not None and self.select != "on_policy":
             yield "correction needs the sampler's log-probabilities; set select: on_policy or remove it"
+        if self.evidence is not None and not isinstance(self.loss, PolicyGradientLoss):
+            yield f"evidence changes advantages, and {self.loss.kind} has none; remove it"
         if self.correction is not None and isinstance(self.loss, BehaviorLoss):
             yield f"{self.loss.kind} already divides by the sampler's probability; remove correction"
         if isinstance(self.coefficient, ConstantValue) and self.coefficient.value == 0:
@@ -559,6 +627,9 @@ def complaints_about(terms: tuple[TermConfig, ...]) -> Iterator[str]:
     names = [term.name for term in terms]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         yield f"terms named twice: {', '.join(repeated)}; give each its own name"
+    chosen = sorted({term.loss.top_k for term in terms if isinstance(term.loss, DivergenceLoss)})
+    if len(chosen) > 1:
+        yield f"divergences name different top_k {chosen}; use one"
     joint = [term.normaliser for term in terms if term.normaliser.population == "joint"]
     if len(modes := sorted({each.mode for each in joint})) > 1:
         yield f"terms that share the joint denominator name different modes {modes}; use one"

@@ -178,8 +178,8 @@ SamplingConfig = Annotated[UniformSampling | CurriculumSampling | PoolSampling, 
 
 
 class MovingReferenceConfig(StrictModel):
-    """A reference that follows the policy (TRL's `sync_ref_model`, after TR-DPO, arXiv 2404.09656). After every
-    `refresh_every`-th RL step, reference <- mixup x policy + (1 - mixup) x reference, weight by weight."""
+    """A reference or a teacher that follows the policy (TRL's `sync_ref_model`, after TR-DPO, arXiv 2404.09656). After
+    every `refresh_every`-th RL step, reference <- mixup x policy + (1 - mixup) x reference, weight by weight."""
 
     refresh_every: PositiveInt
     """RL steps from one refresh to the next (TRL's `ref_model_sync_steps` counts optimizer steps)."""
@@ -189,8 +189,8 @@ class MovingReferenceConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         if self.refresh_every == 1 and self.mixup == 1:
             yield (
-                "refresh_every: 1 with mixup: 1 makes the reference the policy before each RL step; use a kl term "
-                "with against: old, raise refresh_every, or lower mixup"
+                "refresh_every: 1 with mixup: 1 is the policy before each RL step; use a kl term with against: old (a "
+                "teacher: weights: current), raise refresh_every, or lower mixup"
             )
 
 
@@ -205,17 +205,27 @@ class ModelTeacher(StrictModel):
 
 
 class SelfTeacher(StrictModel):
-    """The policy that the stage starts from, with a trace in its prompt (self-distillation). It is frozen. Every
-    training prompt needs a trace; where there are several, the first one is shown."""
+    """The policy with a solution in its prompt (self-distillation)."""
 
     kind: Literal["self"]
+    shows: Literal["trace", "peer"] = "trace"
+    """`trace`: the prompt's first trace; every training prompt needs one. `peer`: the first other response of the row's
+    group that was right (SDPO, arXiv 2601.20802). A row without one, or for which it is too long, is scored under the
+    policy's own prompt; `gate: {taught: true}` leaves it out of a term."""
+    weights: Literal["start", "current"] = "start"
+    """`start`: those that the stage starts from. `current`: those before each RL step's updates."""
+    follows: MovingReferenceConfig | None = None
+    """How the weights follow the policy from `start`, as its moving average or as the policy of some steps ago; None:
+    they do not. Checkpoints hold them."""
     prompt: str = (
         "{problem}\n\nHere is a reference solution to this problem:\n{trace}\n\n"
         "Now solve the problem in your own words."
     )
-    """Replaces the last message of the prompt: `{problem}` is that message, `{trace}` the trace."""
+    """Replaces the last message of the prompt: `{problem}` is that message, `{trace}` the trace or the peer's text."""
 
     def _complaints(self) -> Iterator[str]:
+        if self.follows is not None and self.weights == "current":
+            yield "follows has no effect with weights: current; remove one of them"
         missing = [name for name in ("{problem}", "{trace}") if name not in self.prompt]
         if missing:
             yield f"prompt: {missing[0]} is missing; the teacher needs the problem and its trace"
@@ -305,7 +315,7 @@ class RLConfig(StrictModel):
     reference: MovingReferenceConfig | None = None
     """How the reference of `kl` terms follows the policy; None: it stays the policy that the stage started from."""
     teacher: RLTeacher | None = None
-    """Scores the policy's tokens for terms with `loss.kind: distillation`; None: there are no such terms."""
+    """Scores the policy's tokens for the terms that compare with it; None: there are no such terms."""
     validation: ValidationConfig | None = None
     """Held-out accuracy while this stage trains; None: it is not measured."""
 
@@ -322,6 +332,13 @@ class RLConfig(StrictModel):
     @property
     def updates_per_step(self) -> int:
         return self.passes * self.updates_per_pass
+
+    @property
+    def following(self) -> dict[str, MovingReferenceConfig]:
+        """What follows the policy, by the name of its setting."""
+        teacher = self.teacher.follows if isinstance(self.teacher, SelfTeacher) else None
+        found = {"rl.reference": self.reference, "rl.teacher.follows": teacher}
+        return {name: config for name, config in found.items() if config is not None}
 
     def _complaints(self) -> Iterator[str]:
         if self.overlong is not None and self.overlong.buffer_tokens > self.max_response_tokens:

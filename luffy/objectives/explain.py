@@ -50,6 +50,8 @@ def explain_terms(terms: Sequence[TermConfig], max_response_tokens: int) -> list
         texts = [f"{term.coefficient.formula()} x the sum over {_SELECTED[term.select]} of", term.loss.formula()]
         if term.correction is not None:
             texts.append(f"times {term.correction.formula()}")
+        if term.evidence is not None:
+            texts.append(f"times {term.evidence.formula()}")
         if term.gate is not None:
             texts.append(f"where {term.gate.formula()}")
         if term.top_entropy_share is not None:

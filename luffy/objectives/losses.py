@@ -3,7 +3,8 @@
 Each takes the tokens of a micro-batch and returns a loss of shape `(B, T)`; which tokens count, and by how much, is
 decided outside (`luffy.objectives.objective`). Values at unselected tokens are arbitrary but finite.
 
-Shape legend: `B` rows, `T` tokens; a packed row holds several sequences, `S` in all.
+Shape legend: `B` rows, `T` tokens, `C` choices of a teacher, the last of which stands for all other tokens of the
+vocabulary; a packed row holds several sequences, `S` in all.
 """
 
 import math
@@ -21,6 +22,7 @@ from luffy.config.terms import (
     CustomInput,
     CustomLoss,
     DistillationLoss,
+    DivergenceLoss,
     EntropyLoss,
     IdentityShaping,
     KLLoss,
@@ -49,7 +51,7 @@ _MAX_ABS_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Input of the losses; every tensor is `(B, T)`."""
+    """Input of the losses; every tensor is `(B, T)` or `(B, T, C)`."""
 
     logp_BT: Tensor
     """log pi_theta of the tokens at the temperature of the rollouts, with gradient."""
@@ -67,6 +69,11 @@ class TokenBatch:
     """Log-probabilities under the reference of `kl` terms, constant."""
     logp_teacher_BT: Tensor
     """Log-probabilities under the teacher of `rl.teacher`, constant."""
+    logp_BTC: Tensor
+    """log pi_theta of the teacher's choices at the temperature of the rollouts, with gradient; empty where no term
+    compares them."""
+    logq_BTC: Tensor
+    """The teacher's, constant."""
     advantage_BT: Tensor
     sequence_BT: Tensor
     """int64: tokens of the same sequence share a number, which is below the number of tokens."""
@@ -165,7 +172,7 @@ def multiple_importance(config: MultipleImportanceLoss, tokens: TokenBatch) -> T
 def nll(config: NegativeLogLikelihoodLoss, tokens: TokenBatch) -> Tensor:
     """-sg(w) log pi_theta: cross entropy on demonstrations."""
     tokens = at_temperature(tokens, config)
-    return -_TOKEN_WEIGHTS[config.token_weight](tokens).detach() * tokens.logp_BT
+    return -_TOKEN_WEIGHTS[config.token_weight](tokens, config).detach() * tokens.logp_BT
 
 
 @token_loss.register
@@ -199,6 +206,24 @@ def distillation(config: DistillationLoss, tokens: TokenBatch) -> Tensor:
 def log_sampler_over_teacher(tokens: TokenBatch) -> Tensor:
     """`(B, T)` log(mu / q): on the sampler's own tokens, an unbiased estimate of KL(mu || q)."""
     return logp_sampler(tokens) - tokens.logp_teacher_BT
+
+
+@token_loss.register
+def divergence(config: DivergenceLoss, tokens: TokenBatch) -> Tensor:
+    """Between the policy's p and the teacher's q over the choices: a lower bound of that over the vocabulary, since all
+    other tokens count as one (data processing inequality), and equal to it where all tokens are choices."""
+    kept = slice(None) if config.rest == "bucket" else slice(-1)
+    logp, logq = tokens.logp_BTC[..., kept], tokens.logq_BTC[..., kept]
+    if config.measure == "jsd":
+        # GKD (arXiv 2306.13649), section 2; the mixture is m = beta q + (1 - beta) p.
+        logm = torch.logaddexp(logq + math.log(config.beta), logp + math.log1p(-config.beta))
+        return config.beta * _kl_sum(logq, logm) + (1 - config.beta) * _kl_sum(logp, logm)
+    return _kl_sum(logq, logp) if config.measure == "forward_kl" else _kl_sum(logp, logq)
+
+
+def _kl_sum(logp: Tensor, logq: Tensor) -> Tensor:
+    """sum_c p (log p - log q) over the last dimension."""
+    return (logp.exp() * (logp - logq)).sum(dim=-1)
 
 
 @token_loss.register
@@ -268,12 +293,13 @@ def _row_entropy(tokens: TokenBatch) -> Tensor:
     return sequence_mean(tokens.entropy_BT.detach(), tokens.selected_BT, tokens.sequence_BT)
 
 
-_TOKEN_WEIGHTS: dict[TokenWeight, Callable[[TokenBatch], Tensor]] = {
-    "one": lambda tokens: torch.ones_like(tokens.logp_BT),
-    "probability": lambda tokens: tokens.logp_BT.exp(),
-    "p_one_minus_p": lambda tokens: tokens.logp_BT.exp() * (1 - tokens.logp_BT.exp()),
-    "exp_entropy": lambda tokens: _row_entropy(tokens).exp(),
-    "exp_minus_entropy": lambda tokens: (-_row_entropy(tokens)).exp(),
+_TOKEN_WEIGHTS: dict[TokenWeight, Callable[[TokenBatch, NegativeLogLikelihoodLoss], Tensor]] = {
+    "one": lambda tokens, _: torch.ones_like(tokens.logp_BT),
+    "probability": lambda tokens, _: tokens.logp_BT.exp(),
+    "p_one_minus_p": lambda tokens, _: tokens.logp_BT.exp() * (1 - tokens.logp_BT.exp()),
+    "trust_region": lambda tokens, config: (tokens.logp_BT.exp() / config.floor).clamp(max=1.0),
+    "exp_entropy": lambda tokens, _: _row_entropy(tokens).exp(),
+    "exp_minus_entropy": lambda tokens, _: (-_row_entropy(tokens)).exp(),
 }
 _KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda log_ratio_BT: log_ratio_BT,
@@ -284,6 +310,7 @@ _ANCHORS: dict[str, Callable[[TokenBatch], Tensor]] = {
     "reference": lambda tokens: tokens.logp_ref_BT,
     "old": lambda tokens: tokens.logp_old_BT,
     "behavior": logp_sampler,
+    "teacher": lambda tokens: tokens.logp_teacher_BT,
 }
 
 

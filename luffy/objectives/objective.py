@@ -65,6 +65,8 @@ def passes(batch: TrainBatch, gate: GateConfig | None) -> Tensor:
         open_BT = open_BT & (batch.group_accuracy_BT > gate.group_accuracy_above)
     if gate.group_accuracy_at_most is not None:
         open_BT = open_BT & (batch.group_accuracy_BT <= gate.group_accuracy_at_most)
+    if gate.taught:
+        open_BT = open_BT & batch.is_taught_BT
     if gate.outcome is not None:
         open_BT = open_BT & (batch.is_correct_BT == (gate.outcome == "correct"))
     return open_BT
@@ -157,23 +159,25 @@ def objective_loss(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: 
 
 def only(tokens: TokenBatch, selected_BT: Tensor) -> TokenBatch:
     """The tokens as a term that selects `selected_BT` sees them: 0 everywhere else."""
-    kept = {
-        field.name: torch.where(selected_BT, getattr(tokens, field.name), 0.0)
-        for field in fields(tokens)
-        if field.name not in ("sequence_BT", "selected_BT")
-    }
+    kept = {}
+    for name in (field.name for field in fields(tokens) if field.name not in ("sequence_BT", "selected_BT")):
+        found = getattr(tokens, name)
+        kept[name] = torch.where(selected_BT if found.dim() == 2 else selected_BT.unsqueeze(-1), found, 0.0)
     return TokenBatch(**kept, sequence_BT=tokens.sequence_BT, selected_BT=selected_BT)
 
 
 @torch.no_grad()
 def token_factor(tokens: TokenBatch, term: TermConfig) -> Tensor | None:
-    """`(B, T)` factor of the term's correction and masks; None where it has neither.
+    """`(B, T)` factor of the term's correction, evidence and masks; None where it has none.
 
     The denominators of `token_weights` count tokens before these factors.
     """
     factors = []
     if term.correction is not None:
         factors.append(importance_correction(tokens, term.correction))
+    if term.evidence is not None:
+        log_ratio_BT = (tokens.logp_teacher_BT - tokens.logp_old_BT) * tokens.advantage_BT.sign()
+        factors.append(bounded_exp(log_ratio_BT).clamp(1 - term.evidence.clip, 1 + term.evidence.clip))
     if term.top_entropy_share is not None:
         factors.append(top_entropy_mask(tokens, term.top_entropy_share))
     return torch.stack(factors).prod(dim=0) if factors else None
@@ -220,9 +224,12 @@ def logp_gradients(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: 
         untempered_logp_BT=leaves[1],
         entropy_BT=tokens.entropy_BT.detach(),
         untempered_entropy_BT=tokens.untempered_entropy_BT.detach(),
+        logp_BTC=tokens.logp_BTC.detach(),
     )
-    shares = objective_loss(terms, alone, weight_KBT).term_K.unbind()
-    return torch.stack([_gradient_sum(share, leaves) for share in shares])
+    term_K = objective_loss(terms, alone, weight_KBT).term_K
+    if not term_K.requires_grad:  # all terms are divergences, which look at other tokens
+        return torch.zeros_like(weight_KBT, dtype=leaves[0].dtype)
+    return torch.stack([_gradient_sum(share, leaves) for share in term_K.unbind()])
 
 
 def _gradient_sum(share: Tensor, leaves: Sequence[Tensor]) -> Tensor:

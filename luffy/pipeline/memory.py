@@ -237,11 +237,12 @@ class _Rank:
         # A reference that follows the policy is not the initial policy for long. With an adapter the initial policy is
         # the policy without it.
         moves = objective.needs_reference and rl.reference is not None
-        stays = isinstance(rl.teacher, SelfTeacher) or (objective.needs_reference and not moves)
-        if stays and self._lora is None:
+        teaches = isinstance(rl.teacher, SelfTeacher) and (rl.teacher.weights, rl.teacher.follows) == ("start", None)
+        if (teaches or (objective.needs_reference and not moves)) and self._lora is None:
             parts.append(self._weights("frozen reference", shape.num_parameters, self._bytes))
-        if moves and self._lora is None:
-            parts.append(self._weights("moving reference", shape.num_parameters, self._bytes, always_whole=True))
+        for name in rl.following if self._lora is None else ():
+            owner = "moving reference" if name == "rl.reference" else "moving teacher"
+            parts.append(self._weights(owner, shape.num_parameters, self._bytes, always_whole=True))
         teacher, size = self._teacher()
         if teacher is not None:
             parts.append(self._weights("frozen teacher", teacher.num_parameters, size))

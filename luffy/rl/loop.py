@@ -92,6 +92,9 @@ class StepRunner:
         teaching_began = time.perf_counter()
         taught = kept if self._teaching is None else self._teaching.taught(kept)
         teacher_s = 0.0 if self._teaching is None else time.perf_counter() - teaching_began
+        if isinstance(self._teaching, TeacherPrompts) and taught:
+            shown = [bool(row.teacher_prompt_ids) for group in taught for row in group.trajectories]
+            metrics["batch/taught_share"] = sum(shown) / len(shown)
         metrics |= self._trainer.learn(taught, step)
         if "perf/teacher_s" in metrics:
             metrics["perf/teacher_s"] += teacher_s

@@ -5,13 +5,13 @@ the rows, so API keys stay in that process and the ranks find the scores in the 
 repeated after a kill is scored again. Any `vllm serve` will do: it returns the log-probabilities of the prompt
 (`prompt_logprobs`), which vLLM computes from the unscaled logits (temperature 1). Nothing is sampled.
 
-`kind: self`: the prompts that a policy is shown as its own teacher, the problem with its trace.
+`kind: self`: the prompts that a policy is shown as its own teacher, the problem with a solution.
 """
 
 import asyncio
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
@@ -188,39 +188,72 @@ def connect_teacher(
 
 
 class TeacherPrompts:
-    """The teacher's prompt for each training prompt, tokenized, by uid.
+    """What the policy is shown as its own teacher of a row: its problem with the first trace, or with a right response.
 
-    Raises DataError where a prompt has no trace.
+    `reply` is the text of a response. Raises DataError where traces are shown and a prompt has none. A right response
+    with which a row would have more than `limit` tokens is not shown (None: the model has no limit).
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], config: SelfTeacher) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Prompt],
+        config: SelfTeacher,
+        reply: Callable[[Sequence[int]], str],
+        limit: int | None,
+    ) -> None:
+        self._tokenizer, self._config, self._reply, self._limit = tokenizer, config, reply, limit
+        self._prompts = {prompt.uid: prompt for prompt in prompts}
+        self._traced = self._with_traces(prompts) if config.shows == "trace" else {}
+
+    def _with_traces(self, prompts: Sequence[Prompt]) -> dict[str, "array[int]"]:
         bare = sum(not prompt.traces for prompt in prompts)
         if bare:
             raise DataError(
                 f"rl.teacher.kind: self shows the teacher a trace, but {bare} of {len(prompts)} training prompts have "
                 "none; take data with a trace for each, add the section synthesize, or use kind: model"
             )
-        conversations = []
-        for prompt in prompts:
-            *before, last = prompt.messages
-            text = fill_slots(config.prompt, {"problem": last.content, "trace": prompt.traces[0].text})
-            conversations.append((*before, Message(last.role, text)))
-        rendered = render_prompts(tokenizer, conversations)
+        rendered = render_prompts(
+            self._tokenizer, [self._conversation(prompt, prompt.traces[0].text) for prompt in prompts]
+        )
         # Four bytes a token: there may be tens of thousands of long traces.
-        self._ids = {prompt.uid: array("i", ids) for prompt, ids in zip(prompts, rendered, strict=True)}
+        return {prompt.uid: array("i", ids) for prompt, ids in zip(prompts, rendered, strict=True)}
+
+    def _conversation(self, prompt: Prompt, solution: str) -> tuple[Message, ...]:
+        *before, last = prompt.messages
+        text = fill_slots(self._config.prompt, {"problem": last.content, "trace": solution})
+        return (*before, Message(last.role, text))
 
     @property
     def longest(self) -> int:
-        return max(map(len, self._ids.values()))
+        """Tokens of the longest prompt with a trace; 0 where right responses are shown."""
+        return max(map(len, self._traced.values()), default=0)
 
     def taught(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups, each row with the prompt that its teacher sees."""
+        """The groups, each row with the prompt that its teacher sees; a row without one keeps its own."""
         return [
             replace(
                 group,
                 trajectories=tuple(
-                    replace(row, teacher_prompt_ids=tuple(self._ids[group.uid])) for row in group.trajectories
+                    replace(row, teacher_prompt_ids=shown)
+                    for row, shown in zip(group.trajectories, self._shown(group), strict=True)
                 ),
             )
             for group in groups
         ]
+
+    def _shown(self, group: Group) -> list[tuple[int, ...]]:
+        if self._config.shows == "trace":
+            return [tuple(self._traced[group.uid])] * len(group.trajectories)
+        # The first right row shows the others a solution, and the second shows it one.
+        right = [index for index, row in enumerate(group.trajectories) if row.is_correct][:2]
+        replies = [self._reply(group.trajectories[index].response_ids) for index in right]
+        conversations = [self._conversation(self._prompts[group.uid], reply) for reply in replies]
+        rendered = dict(zip(right, map(tuple, render_prompts(self._tokenizer, conversations)), strict=True))
+        found = []
+        for index, row in enumerate(group.trajectories):
+            peer = next((other for other in right if other != index), None)
+            shown = () if peer is None else rendered[peer]
+            fits = self._limit is None or len(shown) + len(row.response_ids) <= self._limit
+            found.append(shown if fits else ())
+        return found

@@ -31,7 +31,7 @@ from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.rl.teaching import TeacherPrompts, connect_teacher
 from luffy.rl.trace_starts import Anchors, HintedPrompts
 from luffy.rollout.engine import SamplingParams, StopTexts
-from luffy.rollout.vllm_limits import read_shape
+from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.held_out import measurer, read_problems
 from luffy.stages.program import StageContext
 from luffy.stages.training_span import HeldOut
@@ -85,8 +85,9 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
         served = connect_teacher(rl.teacher, context.execution.rl_teacher, tasks, tokenizer, longest)
         teaching = stack.enter_context(closing(served))
     elif isinstance(rl.teacher, SelfTeacher):
-        shown = TeacherPrompts(tokenizer, read_prompts(prompts_file(settings, data)), rl.teacher)
-        teaching, teacher = shown, TeacherSpec(model, shown.longest + rl.max_response_tokens)
+        limit, prompts = context_length(read_shape(model)), read_prompts(prompts_file(settings, data))
+        shown = TeacherPrompts(tokenizer, prompts, rl.teacher, reply, limit)
+        teaching, teacher = shown, TeacherSpec(model, max(shown.longest + rl.max_response_tokens, longest))
     elif rl.teacher is not None:
         teacher = TeacherSpec(_teacher_folder(rl.teacher.path, tokenizer), longest)
     spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id, teacher)

@@ -211,8 +211,8 @@ def collate(
     Tokens of an environment lie between response tokens, as context that the response mask leaves out.
 
     What the models add is empty: `logp_old_BT` is NaN; `logp_ref_BT`, `logp_teacher_BT`, `value_old_BT` and
-    `return_BT` are 0. Without `group_accuracy_B` (SFT has no rollouts) the group accuracy is 0. `episodes` has the
-    number of each row's episode (`Shard.episodes`); None: each row is a response by itself.
+    `return_BT` are 0, and a teacher has no choices. Without `group_accuracy_B` (SFT has no rollouts) the group accuracy
+    is 0. `episodes` has the number of each row's episode (`Shard.episodes`); None: each row is a response by itself.
     """
     row_B = torch.arange(len(trajectories))
     episode_B = row_B if episodes is None else torch.tensor(episodes, dtype=torch.long)
@@ -229,6 +229,9 @@ def collate(
         logp_behavior_BT=torch.full(shape, torch.nan, dtype=torch.float32),
         logp_ref_BT=torch.zeros(shape, dtype=torch.float32),
         logp_teacher_BT=torch.zeros(shape, dtype=torch.float32),
+        choice_BTC=torch.zeros((*shape, 0), dtype=torch.int32),
+        logq_BTC=torch.zeros((*shape, 0), dtype=torch.float32),
+        is_taught_BT=torch.zeros(shape, dtype=torch.bool),
         value_old_BT=torch.zeros(shape, dtype=torch.float32),
         return_BT=torch.zeros(shape, dtype=torch.float32),
         sequence_BT=row_B.unsqueeze(-1).repeat(1, width),
@@ -248,6 +251,7 @@ def collate(
         batch.logp_behavior_BT[b, start:end] = torch.tensor(row.logp_behavior)
         batch.advantage_BT[b, start:end] = advantage_B[b].float()
         batch.is_correct_BT[b] = row.is_correct
+        batch.is_taught_BT[b] = bool(row.teacher_prompt_ids)
         if group_accuracy_B is not None:
             batch.group_accuracy_BT[b] = group_accuracy_B[b]
     return batch
@@ -293,7 +297,7 @@ def dummy_micro_batch(batch: TrainBatch, weight_KBT: Tensor, multiple: int = 1) 
 
     Ranks with fewer micro-batches than others run it to make the same collective calls.
     """
-    dummy = batch.map(lambda tensor_BT: tensor_BT.new_zeros(1, 1))
+    dummy = batch.map(lambda tensor_BT: tensor_BT.new_zeros(1, 1, *tensor_BT.shape[2:]))
     attended = torch.ones_like(dummy.attention_mask_BT)  # attention over nothing is NaN
     return _widened(replace(dummy, attention_mask_BT=attended), weight_KBT.new_zeros(len(weight_KBT), 1, 1), multiple)
 
@@ -315,7 +319,8 @@ def _widened(micro: TrainBatch, weight_KBT: Tensor, multiple: int) -> tuple[Trai
     missing = -micro.input_ids_BT.shape[1] % multiple
     if not missing:
         return micro, weight_KBT
-    return micro.map(lambda tensor_BT: F.pad(tensor_BT, (0, missing))), F.pad(weight_KBT, (0, missing))
+    widened = micro.map(lambda tensor_BT: F.pad(tensor_BT, (0, 0) * (tensor_BT.dim() - 2) + (0, missing)))
+    return widened, F.pad(weight_KBT, (0, missing))
 
 
 def stream_indices(num_items: int, first: int, count: int, seed: int) -> list[int]:

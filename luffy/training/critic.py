@@ -53,7 +53,7 @@ class ValueModel(nn.Module):
         Packed rows are passed like to `PolicyModel.forward`.
         """
 
-        def head(hidden_NH: Tensor, target_N: Tensor) -> tuple[Tensor, ...]:
+        def head(hidden_NH: Tensor, target_N: Tensor, place_N: Tensor) -> tuple[Tensor, ...]:
             return (self.head(hidden_NH),)
 
         (value_BT,) = response_scores(

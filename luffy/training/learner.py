@@ -24,7 +24,7 @@ from luffy.config.group import AdvantageConfig, GeneralizedAdvantage
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.settings import RLSettings
 from luffy.config.terms import ConstantValue, TermConfig
-from luffy.config.training import ModelTeacher, OptimizerConfig, RLConfig, ServedTeacher
+from luffy.config.training import MovingReferenceConfig, OptimizerConfig, RLConfig, SelfTeacher, ServedTeacher
 from luffy.objectives.advantages import check_advantages, generalized_advantages, whiten
 from luffy.objectives.losses import check_custom
 from luffy.objectives.objective import SumOverRanks
@@ -114,7 +114,7 @@ class Learner:
                 batch = replace(batch, logp_ref_BT=self.reference.logprobs(batch))
         if self.teacher is not None:
             with times.part("teacher"):
-                batch = replace(batch, logp_teacher_BT=self.teacher.logprobs(batch, shard.rows))
+                batch = self.teacher.teach(batch, shard.rows)
         with times.part("update"):
             history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
         teaching = 0.0 if self.teacher is None else self.teacher.forward_flops(shard.rows)
@@ -249,9 +249,9 @@ class TrainerRank:
         return self._learner.sft_step(shard, step)
 
     def follow(self, step: int) -> None:
-        """Refresh a reference that follows the policy, if it is due after RL step `step`."""
-        if self._moving is not None:
-            self._moving.follow(step)
+        """Refresh what follows the policy, where it is due after RL step `step`."""
+        for moving in self._moving.values():
+            moving.follow(step)
 
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
         """Mean entropy (nats) of each row's response under the current weights."""
@@ -266,8 +266,8 @@ class TrainerRank:
 
     def restore(self, step: int) -> dict[str, Any]:
         state = self._checkpoints.load(self._engines, step, self._frozen)
-        if self._moving is not None:
-            self._moving.publish()
+        for moving in self._moving.values():
+            moving.publish()
         self.version = step
         self._learner.restore(state["learner"])
         return state["stage"]
@@ -284,13 +284,18 @@ class TrainerRank:
         torch.manual_seed(derive_seed(self._spec.settings.seed, purpose, step, dist.get_rank()))
 
     @property
-    def _moving(self) -> MovingReference | None:
-        reference = self._learner.reference
-        return reference if isinstance(reference, MovingReference) else None
+    def _moving(self) -> dict[str, MovingReference]:
+        """What follows the policy, by its name in checkpoints."""
+        teacher = self._learner.teacher
+        models = {
+            "reference": self._learner.reference,
+            "teacher": teacher.model if isinstance(teacher, DistillationTeacher) else None,
+        }
+        return {name: model for name, model in models.items() if isinstance(model, MovingReference)}
 
     @property
     def _frozen(self) -> dict[str, Mapping[str, Tensor]]:
-        return {} if self._moving is None else {"reference": self._moving.state}
+        return {name: moving.state for name, moving in self._moving.items()}
 
     @property
     def _engines(self) -> dict[str, deepspeed.DeepSpeedEngine]:
@@ -334,8 +339,8 @@ class Trainer:
         return self._ranks.call(TrainerRank.sft_step, [(shard, step) for shard in shards])[0]
 
     def finish_step(self, step: int) -> None:
-        """Refresh a reference that follows the policy; called after RL step `step`, even if it made no update."""
-        if self._settings.rl.reference is not None:
+        """Refresh what follows the policy; called after RL step `step`, even if it made no update."""
+        if self._settings.rl.following:
             call_everywhere(self._ranks, TrainerRank.follow, step)
 
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
@@ -375,11 +380,17 @@ def _learner(spec: TrainerSpec) -> Learner:
     def initial() -> ReferencePolicy:
         return FrozenPolicy(start(), execution, rl.temperature) if adapter is None else UnadaptedPolicy(policy)
 
-    def reference() -> ReferencePolicy:
-        if rl.reference is None:
-            return initial()
+    def following(config: MovingReferenceConfig) -> MovingReference:
         whole = load_causal_lm(spec.model, settings.dtype)
-        return MovingReference(policy, FrozenPolicy(whole, execution, rl.temperature), rl.reference)
+        return MovingReference(policy, FrozenPolicy(whole, execution, rl.temperature), config)
+
+    def self_teacher(config: SelfTeacher) -> ReferencePolicy | Policy:
+        if config.follows is not None:
+            return following(config.follows)
+        return initial() if config.weights == "start" else policy
+
+    def reference() -> ReferencePolicy:
+        return initial() if rl.reference is None else following(rl.reference)
 
     return Learner(
         policy=policy,
@@ -388,23 +399,29 @@ def _learner(spec: TrainerSpec) -> Learner:
         pad_id=spec.pad_id,
         critic=None if rl.critic is None else Critic(start(), rl.critic, execution, settings.dtype),
         reference=reference() if objective.needs_reference else None,
-        teacher=_teacher(spec, policy, initial) if objective.needs_teacher else None,
+        teacher=_teacher(spec, policy, self_teacher) if objective.needs_teacher else None,
     )
 
 
-def _teacher(spec: TrainerSpec, policy: Policy, initial: Callable[[], ReferencePolicy]) -> TokenScorer:
-    """The teacher: the model that `rl.teacher` names, the initial policy, or scores from servers."""
+def _teacher(
+    spec: TrainerSpec,
+    policy: Policy,
+    self_teacher: Callable[[SelfTeacher], ReferencePolicy | Policy],
+) -> TokenScorer:
+    """The teacher: the model that `rl.teacher` names, the policy itself, or scores from servers."""
     settings, teacher = spec.settings, spec.settings.rl.teacher
+    top_k = settings.objective.teacher_choices
     if isinstance(teacher, ServedTeacher):
         return ServedScores()
     assert teacher is not None and spec.teacher is not None
-    if not isinstance(teacher, ModelTeacher):
+    if isinstance(teacher, SelfTeacher):
         check_fits(
             policy.causal_lm, spec.teacher.longest, "a prompt with its trace in rl.teacher.prompt, and a response,"
         )
-        return DistillationTeacher(initial(), policy.flops, spec.pad_id)
+        return DistillationTeacher(self_teacher(teacher), policy.flops, spec.pad_id, top_k)
     model = load_to_train(spec.teacher.folder, teacher.dtype or settings.dtype, spec.execution)
     check_fits(model, spec.teacher.longest, "a prompt and its response, scored by the teacher of rl.teacher,")
     refuse_processed_logits(model)
-    frozen = FrozenPolicy(model, spec.execution, settings.rl.temperature)
-    return DistillationTeacher(frozen, ModelFlops.of_config(model.config.to_dict()), spec.pad_id)
+    frozen = FrozenPolicy(model, spec.execution, settings.rl.temperature, policy.causal_lm.config.vocab_size)
+    flops = ModelFlops.of_config(model.config.to_dict())
+    return DistillationTeacher(frozen, flops, spec.pad_id, top_k)

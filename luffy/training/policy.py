@@ -4,7 +4,7 @@
 terms, which may follow the policy (`MovingReference`), and teachers: `DistillationTeacher` holds a model,
 `ServedScores` reads scores that servers have computed (`luffy.rl.teaching`).
 
-Shape legend: `K` objective terms, `B` rows, `T` tokens.
+Shape legend: `K` objective terms, `B` rows, `T` tokens, `C` choices of a teacher.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,6 +87,11 @@ class Policy:
         """`(B, T)` log-probabilities of the response tokens under the current weights, 0 elsewhere."""
         return self._score(batch, "none")
 
+    def choices(self, batch: TrainBatch, top_k: int) -> Tensor:
+        """`(S, B, T)` what `LogProbHead.most_probable` returns of the response tokens, 0 elsewhere."""
+        module = self.engine.module
+        return score(module, lambda micro: self._forward(micro, "none", top_k=top_k), batch, self._execution)
+
     def entropies(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` entropies (nats) at the response tokens, 0 elsewhere; no gradient."""
         return self._score(batch, "value")
@@ -107,8 +112,11 @@ class Policy:
         metrics = UpdateMetrics(objective.terms)
         for on_cpu, weight_on_cpu in micro_batches(batch, weight_KBT, self._execution):
             micro, micro_weight_KBT = on_cpu.map(to_device), to_device(weight_on_cpu)
-            scores = self._forward(on_cpu, entropy, untempered)
-            (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores[:2], scores[-2:]
+            num_choices = micro.logq_BTC.shape[-1]
+            choice_BTC = micro.choice_BTC if num_choices else None
+            scores_SBT = self._forward(on_cpu, entropy, untempered, choice_BTC)
+            scores_SBT, logp_CBT = scores_SBT.split([len(scores_SBT) - num_choices, num_choices])
+            (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores_SBT[:2], scores_SBT[-2:]
             tokens = TokenBatch(
                 logp_BT=logp_BT,
                 entropy_BT=entropy_BT,
@@ -119,6 +127,8 @@ class Policy:
                 logp_behavior_BT=micro.logp_behavior_BT,
                 logp_ref_BT=micro.logp_ref_BT,
                 logp_teacher_BT=micro.logp_teacher_BT,
+                logp_BTC=logp_CBT.permute(1, 2, 0),
+                logq_BTC=micro.logq_BTC,
                 advantage_BT=micro.advantage_BT,
                 sequence_BT=micro.sequence_BT,
                 selected_BT=micro.response_mask_BT,
@@ -181,8 +191,16 @@ class Policy:
         module = self.engine.module
         return score(module, lambda micro: self._forward(micro, entropy)[-1], batch, self._execution)
 
-    def _forward(self, micro: TrainBatch, entropy: Entropy, untempered: bool = False) -> tuple[Tensor, ...]:
-        return self.engine(*model_inputs(micro, self._execution), entropy, untempered)
+    def _forward(
+        self,
+        micro: TrainBatch,
+        entropy: Entropy,
+        untempered: bool = False,
+        choice_BTC: Tensor | None = None,
+        top_k: int = 0,
+    ) -> Tensor:
+        found: Tensor = self.engine(*model_inputs(micro, self._execution), entropy, untempered, choice_BTC, top_k)
+        return found
 
 
 def check_fits(model: PreTrainedModel, longest: int, what: str) -> None:
@@ -206,19 +224,31 @@ class UnadaptedPolicy:
         with self._adapter.disabled():
             return self._policy.logprobs(batch)
 
+    def choices(self, batch: TrainBatch, top_k: int) -> Tensor:
+        with self._adapter.disabled():
+            return self._policy.choices(batch, top_k)
+
 
 class FrozenPolicy:
     """A causal language model that only computes log-probabilities; whole on every rank, or sharded.
 
     Takes over `causal_lm`: moves it to the device and freezes it. It stays sharded where `load_to_train` has sharded
-    it; every call is then a collective one. `temperature` is that of the trained policy.
+    it; every call is then a collective one. `temperature` is that of the trained policy, and `vocabulary` the number of
+    its tokens, if another model's choices among them are wanted.
     """
 
-    def __init__(self, causal_lm: PreTrainedModel, execution: ExecutionConfig, temperature: float) -> None:
+    def __init__(
+        self,
+        causal_lm: PreTrainedModel,
+        execution: ExecutionConfig,
+        temperature: float,
+        vocabulary: int | None = None,
+    ) -> None:
         causal_lm.eval()
         causal_lm.requires_grad_(False)
         mesh = rank_mesh(execution.sequence_parallel)
         model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens, mesh).to(device())
+        model.head.vocabulary = vocabulary
         dtype: DType = "bfloat16" if causal_lm.dtype == torch.bfloat16 else "float32"
         self._run: nn.Module = start_frozen_engine(model, execution, dtype) if is_sharded(causal_lm) else model
         self._model = model
@@ -232,10 +262,15 @@ class FrozenPolicy:
         return self._model.causal_lm
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
-        return score(self._model, self._forward, batch, self._execution)
+        return score(self._model, lambda micro: self._forward(micro)[0], batch, self._execution)
 
-    def _forward(self, micro: TrainBatch) -> Tensor:
-        return self._run(*model_inputs(micro, self._execution), entropy="none")[0]
+    def choices(self, batch: TrainBatch, top_k: int) -> Tensor:
+        """`(S, B, T)` what `LogProbHead.most_probable` returns of the response tokens, 0 elsewhere."""
+        return score(self._model, lambda micro: self._forward(micro, top_k), batch, self._execution)
+
+    def _forward(self, micro: TrainBatch, top_k: int = 0) -> Tensor:
+        found: Tensor = self._run(*model_inputs(micro, self._execution), entropy="none", top_k=top_k)
+        return found
 
 
 class MovingReference:
@@ -253,6 +288,9 @@ class MovingReference:
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
         return self._reference.logprobs(batch)
+
+    def choices(self, batch: TrainBatch, top_k: int) -> Tensor:
+        return self._reference.choices(batch, top_k)
 
     def follow(self, step: int) -> None:
         """Refresh the reference if RL step `step`, whose updates are done, is one after which it is due.
@@ -286,11 +324,11 @@ ReferencePolicy = UnadaptedPolicy | FrozenPolicy | MovingReference
 class ServedScores:
     """The scores that the rows carry, computed by a model on other machines."""
 
-    def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
+    def teach(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> TrainBatch:
         logp_BT = torch.zeros(batch.input_ids_BT.shape)
         # The mask selects the learnable tokens row by row, as the scores are.
         logp_BT[batch.response_mask_BT] = torch.tensor([logp for row in rows for logp in row.teacher_logprobs])
-        return logp_BT
+        return replace(batch, logp_teacher_BT=logp_BT)
 
     def forward_flops(self, rows: Sequence[Trajectory]) -> float:
         """0: other machines do the work."""
@@ -299,21 +337,27 @@ class ServedScores:
 
 @dataclass(frozen=True, slots=True)
 class DistillationTeacher:
-    """A frozen model that scores rollouts, each under the prompt that the teacher is shown."""
+    """A model that scores rollouts, each under the prompt that the teacher is shown."""
 
-    model: ReferencePolicy
+    model: ReferencePolicy | Policy
     flops: ModelFlops | None
     """None: operations are not counted for this kind of model."""
     pad_id: int
+    top_k: int = 0
+    """Tokens of the vocabulary that divergences compare, the most probable ones; 0: there are no divergences."""
 
-    def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
-        if not any(row.teacher_prompt_ids for row in rows):
-            return self.model.logprobs(batch)
-        shown = collate([_shown(row) for row in rows], torch.zeros(len(rows)), self.pad_id)
-        logp_BT = torch.zeros(batch.input_ids_BT.shape)
+    def teach(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> TrainBatch:
+        """The batch with the teacher's log-probabilities of its tokens and, for divergences, its choices."""
+        shown = batch
+        if any(row.teacher_prompt_ids for row in rows):
+            shown = collate([_shown(row) for row in rows], torch.zeros(len(rows)), self.pad_id)
+        found_SBT = self.model.choices(shown, self.top_k) if self.top_k else self.model.logprobs(shown).unsqueeze(0)
+        scores_SBT = torch.zeros(len(found_SBT), *batch.input_ids_BT.shape)
         # The prompts differ in length, the responses do not: their tokens follow one another in the same order.
-        logp_BT[batch.response_mask_BT] = self.model.logprobs(shown)[shown.response_mask_BT]
-        return logp_BT
+        scores_SBT[:, batch.response_mask_BT] = found_SBT[:, shown.response_mask_BT]
+        num_choices = (len(scores_SBT) - 1) // 2
+        logq_BTC, choice_BTC = scores_SBT[1:].permute(1, 2, 0).tensor_split([len(scores_SBT) - 1 - num_choices], -1)
+        return replace(batch, logp_teacher_BT=scores_SBT[0], choice_BTC=choice_BTC.int(), logq_BTC=logq_BTC)
 
     def forward_flops(self, rows: Sequence[Trajectory]) -> float:
         """Operations of scoring the rows; 0 where they are not counted."""
@@ -323,7 +367,7 @@ class DistillationTeacher:
 
 
 TokenScorer = DistillationTeacher | ServedScores
-"""The teacher of terms with `kind: distillation`; the `rows` that it scores are those of the batch, in order."""
+"""The teacher that terms compare with; the `rows` that it scores are those of the batch, in order."""
 
 
 def _shown(row: Trajectory) -> Trajectory:

@@ -7,8 +7,8 @@ computes `W x + alpha / rank B A x`; `A` starts random, `B` at zero. Weights lea
 B A`, one at a time and as copies, so that engines, evaluation and the next stage see an ordinary model and the weights
 in training never change.
 
-Shape legend: `K` weights per token, `S` scores of a token, `B` rows, `T` tokens, `N` response tokens of all rows, `H`
-hidden size, `V` vocabulary.
+Shape legend: `K` weights per token, `S` scores of a token, `C` choices of a teacher, `B` rows, `T` tokens, `N` response
+tokens of all rows, `H` hidden size, `V` vocabulary.
 """
 
 import json
@@ -72,15 +72,23 @@ class PolicyModel(nn.Module):
         attention: AttentionInputs,
         entropy: Entropy,
         untempered: bool = False,
-    ) -> tuple[Tensor, ...]:
-        """`(B, T)` log-probabilities and entropies at response tokens, 0 elsewhere; see `LogProbHead.forward`.
+        choice_BTC: Tensor | None = None,
+        top_k: int = 0,
+    ) -> Tensor:
+        """`(S, B, T)` log-probabilities and entropies at response tokens, 0 elsewhere; see `LogProbHead.forward`.
 
-        Padding is on the right. In packed rows positions restart with every sequence, and `attention` says where; see
-        `luffy.training.attention`.
+        With `top_k`, instead what `LogProbHead.most_probable` returns. Padding is on the right. In packed rows
+        positions restart with every sequence, and `attention` says where; see `luffy.training.attention`.
         """
 
-        def head(hidden_NH: Tensor, target_N: Tensor) -> tuple[Tensor, ...]:
-            return self.head(hidden_NH, target_N, entropy, untempered)
+        def head(hidden_NH: Tensor, target_N: Tensor, place_N: Tensor) -> tuple[Tensor, ...]:
+            if top_k:
+                return self.head.most_probable(hidden_NH, target_N, top_k)
+            choice_NC = None
+            if choice_BTC is not None:
+                choice_CBT = self._mesh.own_slice(F.pad(choice_BTC[:, 1:], (0, 0, 0, 1)).permute(2, 0, 1))
+                choice_NC = choice_CBT.flatten(1).index_select(1, place_N).T.long()
+            return self.head(hidden_NH, target_N, entropy, untempered, choice_NC)
 
         return response_scores(
             self.decoder, head, input_ids_BT, position_ids_BT, response_mask_BT, attention, self._mesh
@@ -89,18 +97,18 @@ class PolicyModel(nn.Module):
 
 def response_scores(
     decoder: nn.Module,
-    head: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    head: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]],
     input_ids_BT: Tensor,
     position_ids_BT: Tensor,
     response_mask_BT: Tensor,
     attention: AttentionInputs,
     mesh: RankMesh,
-) -> tuple[Tensor, ...]:
-    """One `(B, T)` tensor for each score that `head` computes: the scores of response tokens, 0 elsewhere.
+) -> Tensor:
+    """`(S, B, T)` the scores that `head` computes of response tokens, 0 elsewhere.
 
-    `head` maps `(N, H)` hidden states and the `(N,)` tokens that follow them to float32 scores `(N,)`. Where ranks
-    share sequences, each computes those of its slice, and all get the whole rows. The mask is best on the CPU: nothing
-    then waits for a GPU to count the response tokens.
+    `head` maps `(N, H)` hidden states, the `(N,)` tokens that follow them and their places among this rank's `B x T` to
+    float32 scores `(N,)`. Where ranks share sequences, each computes those of its slice, and all get the whole rows.
+    The mask is best on the CPU: nothing then waits for a GPU to count the response tokens.
     """
     predicts_BT = mesh.own_slice(F.pad(response_mask_BT[:, 1:], (0, 1)))
     place_N = to_device(predicts_BT.flatten().nonzero().squeeze(-1))
@@ -111,10 +119,11 @@ def response_scores(
         **attention,
     ).last_hidden_state
     next_id_BT = mesh.own_slice(F.pad(input_ids_BT[:, 1:], (0, 1)))
-    found = head(hidden_BTH.flatten(0, 1).index_select(0, place_N), next_id_BT.flatten().index_select(0, place_N))
-    nothing = torch.zeros(predicts_BT.numel(), device=hidden_BTH.device)
-    rows = [nothing.index_copy(0, place_N, score_N).view(predicts_BT.shape) for score_N in found]
-    return tuple(F.pad(mesh.join(torch.stack(rows))[..., :-1], (1, 0)))
+    hidden_NH, next_id_N = (one.index_select(0, place_N) for one in (hidden_BTH.flatten(0, 1), next_id_BT.flatten()))
+    score_SN = torch.stack(head(hidden_NH, next_id_N, place_N))
+    nothing = torch.zeros(len(score_SN), predicts_BT.numel(), device=hidden_BTH.device)
+    score_SBT = nothing.index_copy(1, place_N, score_SN).unflatten(1, predicts_BT.shape)
+    return F.pad(mesh.join(score_SBT)[..., :-1], (1, 0))
 
 
 @torch.no_grad()
@@ -148,26 +157,28 @@ def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
 
 
 Forward = Callable[[TrainBatch], Tensor]
-"""`(B, T)` one number per token of a micro-batch."""
+"""`(B, T)` one number per token of a micro-batch, or `(S, B, T)` several."""
 
 
 @torch.no_grad()
 def score(module: nn.Module, forward: Forward, batch: TrainBatch, execution: ExecutionConfig) -> Tensor:
-    """`(B, T)` results of `forward` for the response tokens, without gradient, float32 on the CPU; 0 elsewhere.
+    """The results of `forward` for the response tokens, without gradient, float32 on the CPU; 0 elsewhere.
 
     `module`, which `forward` runs, is in eval mode meanwhile: dropout is off and consumes no random numbers.
     """
     was_training = module.training
     module.eval()
-    score_BT = torch.zeros(batch.input_ids_BT.shape, device=device())
+    shape, total = batch.input_ids_BT.shape, None
     # In place of weights: the position of each token in the batch.
-    place_1BT = torch.arange(score_BT.numel()).view(1, *score_BT.shape)
+    place_1BT = torch.arange(batch.input_ids_BT.numel()).view(1, *shape)
     for micro, micro_place_1BT in micro_batches(batch, place_1BT, execution):
         own_N = micro.response_mask_BT.flatten().nonzero().squeeze(-1)
-        place_N = to_device(micro_place_1BT.flatten()[own_N])
-        score_BT.view(-1).index_copy_(0, place_N, forward(micro).float().flatten().index_select(0, to_device(own_N)))
+        place_N, found = to_device(micro_place_1BT.flatten()[own_N]), forward(micro).float()
+        if total is None:
+            total = torch.zeros(*found.shape[:-2], *shape, device=device())
+        total.flatten(-2).index_copy_(-1, place_N, found.flatten(-2).index_select(-1, to_device(own_N)))
     module.train(was_training)
-    return score_BT.cpu()  # the only time that a GPU is waited for
+    return torch.zeros(shape) if total is None else total.cpu()  # the only time that a GPU is waited for
 
 
 _COMPILED_MULTIPLE = 8

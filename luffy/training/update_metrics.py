@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from luffy.config.terms import CustomLoss, DistillationLoss, TermConfig
+from luffy.config.terms import CustomLoss, DivergenceLoss, TermConfig
 from luffy.model_shape import ModelArchitecture, from_model_config
 from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
 from luffy.objectives.objective import LossOutput, SumOverRanks, limited, logp_gradients, passes, select
@@ -57,6 +57,11 @@ def _has_limits(term: TermConfig) -> bool:
     return term.is_policy_gradient and not isinstance(term.loss, CustomLoss)
 
 
+def _is_taught(term: TermConfig) -> bool:
+    """Whether a term compares the policy with a teacher."""
+    return term.needs_teacher and not isinstance(term.loss, CustomLoss)
+
+
 class UpdateMetrics:
     """Accumulates the metrics of an optimizer step; those without any tokens are left out, never 0 or NaN.
 
@@ -70,7 +75,8 @@ class UpdateMetrics:
         for term in terms:
             names += [f"actor/{term.name}_entropy"]
             names += [f"actor/{term.name}_gated_fraction"] if term.gate is not None else []
-            names += [f"actor/{term.name}_reverse_kl"] if isinstance(term.loss, DistillationLoss) else []
+            names += [f"actor/{term.name}_reverse_kl"] if _is_taught(term) else []
+            names += [f"actor/{term.name}_teacher_rest"] if isinstance(term.loss, DivergenceLoss) else []
             names += [f"actor/{term.name}_clip_fraction"] if _has_limits(term) else []
         self._edges = _EDGES.to(device())
         self._means = {name: self._zeros(2) for name in names}
@@ -106,7 +112,9 @@ class UpdateMetrics:
                 shut_BT, own_BT = ~passes(micro, term.gate), select(micro, term.select)
                 self._mean(f"actor/{term.name}_gated_fraction", shut_BT, own_BT)
             self._mean(f"actor/{term.name}_entropy", at_temperature(tokens, term.loss).entropy_BT, selected_BT)
-            if isinstance(term.loss, DistillationLoss):
+            if isinstance(term.loss, DivergenceLoss):
+                self._mean(f"actor/{term.name}_teacher_rest", tokens.logq_BTC[..., -1].exp(), selected_BT)
+            if _is_taught(term):
                 self._mean(f"actor/{term.name}_reverse_kl", log_sampler_over_teacher(tokens), selected_BT)
             if not term.is_policy_gradient:
                 continue

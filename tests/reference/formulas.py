@@ -140,7 +140,8 @@ def multiple_importance(logp_T: Array, logp_old_T: Array, advantage_T: Array, ex
 
 
 def nll(logp_T: Array, entropy_T: Array, token_weight: str) -> Loss:
-    """-sg(w) log pi; w = pi: DFT 2508.05629; pi (1 - pi): CHORD-phi 2508.11408; e^(+-H): SRFT 2506.19767.
+    """-sg(w) log pi; w = pi: DFT 2508.05629; pi (1 - pi): CHORD-phi 2508.11408; min(1, pi / 0.1): TRAPO 2512.17636;
+    e^(+-H): SRFT 2506.19767.
 
     H is the mean entropy of the sequence, as in the re-implementation of SRFT by the authors of HPT.
     """
@@ -149,6 +150,7 @@ def nll(logp_T: Array, entropy_T: Array, token_weight: str) -> Loss:
         "one": np.ones_like(p_T),
         "probability": p_T,
         "p_one_minus_p": p_T * (1 - p_T),
+        "trust_region": p_T / np.maximum(p_T, 0.1),
         "exp_entropy": np.full_like(p_T, math.exp(mean_entropy)),
         "exp_minus_entropy": np.full_like(p_T, math.exp(-mean_entropy)),
     }[token_weight]

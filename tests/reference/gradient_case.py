@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,9 +29,20 @@ from luffy.training.learner import batch_of
 from luffy.training.ranks import init_process_group, sum_over_ranks
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
-from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, learned_places
-from reference.taught_presets import teacher_overrides
-from reference.variants import ADAPTIVE, STEP, TOTAL_STEPS, VARIANTS
+from reference.rows import (
+    LENGTH_LIMIT,
+    STEP,
+    TOTAL_STEPS,
+    Evaluated,
+    Reference,
+    ReferenceRow,
+    evaluate,
+    evaluate_all,
+    forward,
+    learned_places,
+)
+from reference.taught_presets import SUPERVISED, teacher_overrides
+from reference.variants import ADAPTIVE, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = tuple(REFERENCES)
@@ -88,7 +100,7 @@ def objective_of(case: str) -> ObjectiveConfig | None:
 
 
 def chain_of(preset: str) -> str:
-    return "sft" if preset in ("sft", "dft") else "rl"
+    return "sft" if preset in SUPERVISED else "rl"
 
 
 def terms_of(case: str) -> tuple[TermConfig, ...]:
@@ -136,8 +148,9 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
     The kinds of rows (`Reference.rows`): `rollouts`; `demonstrations`, the last row of a group being one;
     `where_failing`, the same, but only where all rollouts are wrong; `replayed`, it being an earlier rollout; `hinted`,
     all rows of some groups being sampled with a hint; `guided`, the last row beginning with a prefix of a trace;
-    `all_guided`, every row beginning with the same; `demonstrations_only`. Every fifth group has rollouts alone. Every
-    third row has tokens of an environment between its own.
+    `all_guided`, every row beginning with the same; `demonstrations_only`; `peers`, rollouts of which those beside a
+    right one have a prompt for the teacher. Every fifth group has rollouts alone. Every third row has tokens of an
+    environment between its own.
     """
     kind = reference_of(case).rows
     writer = RowWriter(seed)
@@ -147,9 +160,17 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
         for sample in range(4):
             rows.append(_row(kind, writer, prompt, trace, group, sample))
             groups.append(group)
+    if kind == "peers":
+        rows = [_with_peer(row, rows[4 * group : 4 * group + 4]) for row, group in zip(rows, groups, strict=True)]
     between = RowWriter(seed + 100)
     rows = [with_environment(row, between) if i % 3 == 0 else row for i, row in enumerate(rows)]
     return [with_contexts(row) for row in rows] if case.endswith(CONTEXTS) else rows, groups
+
+
+def _with_peer(row: Trajectory, group: Sequence[Trajectory]) -> Trajectory:
+    """The row, if another one of its group is right, with a prompt for the teacher that holds that one."""
+    peers = [other for other in group if other.is_correct and other is not row]
+    return dataclasses.replace(row, teacher_prompt_ids=(*peers[0].response_ids, *row.prompt_ids)) if peers else row
 
 
 def with_contexts(row: Trajectory) -> Trajectory:
@@ -255,10 +276,20 @@ def first_with_rows_of(case: str) -> str:
 
 @functools.cache
 def _constants(first_case: str, model: PreTrainedModel) -> tuple[list[Tensor], ...]:
-    """Log-probabilities of each row under the old policy, the reference and the teacher; kept for both sides."""
+    """Log-probabilities of each row under the old policy, the reference and the teacher, then those of the whole
+    vocabulary under the teacher; kept for both sides."""
     with torch.no_grad():
         own = [evaluate(model, row)[0] for row in trajectories(first_case)[0]]
-    return tuple(_noisy(own, seed) for seed in (9, 6, 7))
+        everywhere = [evaluate_all(model, row) for row in trajectories(first_case)[0]]
+    teacher = [
+        (logq + noise).log_softmax(-1) for logq, noise in zip(everywhere, _noisy_like(everywhere, 8), strict=True)
+    ]
+    return *(_noisy(own, seed) for seed in (9, 6, 7)), [logq.float().double() for logq in teacher]
+
+
+def _noisy_like(tensors: Sequence[Tensor], seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(tensor.shape, generator=generator, dtype=torch.float64) for tensor in tensors]
 
 
 def critic_values(rows: Sequence[Trajectory]) -> list[Tensor]:
@@ -308,9 +339,24 @@ def make_batch(
         shard = one_shard(as_groups(all_rows, all_groups), objective.advantage)
         of_rank = [i for i, episode in enumerate(shard.episodes) if episode in kept]
         batch = batch_of(shard.part([of_rank]), objective.advantage, 0, total, critic)  # type: ignore[arg-type]
-    constants = _constants(first_with_rows_of(case), model)
+    *constants, teacher_all = _constants(first_with_rows_of(case), model)
     old, start, teacher = (_placed(batch, of_kept(logps)) for logps in constants)
-    return dataclasses.replace(batch, logp_old_BT=old, logp_ref_BT=start, logp_teacher_BT=teacher)
+    batch = dataclasses.replace(batch, logp_old_BT=old, logp_ref_BT=start, logp_teacher_BT=teacher)
+    return batch if objective is None else with_choices(batch, of_kept(teacher_all), objective.teacher_choices)
+
+
+def with_choices(batch: TrainBatch, teacher_all: Sequence[Tensor], count: int) -> TrainBatch:
+    """The batch with the `count` most probable tokens of the teacher at each response token, if any."""
+    if not count:
+        return batch
+    logq_NV = torch.cat(list(teacher_all))
+    top = logq_NV.topk(min(count, VOCABULARY), dim=-1)
+    rest_N1 = (1 - top.values.exp().sum(-1, keepdim=True)).clamp(min=math.exp(-80)).log()
+    mask_BT, num_choices = batch.response_mask_BT, top.values.shape[-1]
+    choice_BTC = torch.zeros((*mask_BT.shape, num_choices), dtype=torch.int32)
+    logq_BTC = torch.zeros((*mask_BT.shape, num_choices + 1))
+    choice_BTC[mask_BT], logq_BTC[mask_BT] = top.indices.int(), torch.cat([top.values, rest_N1], dim=-1).float()
+    return dataclasses.replace(batch, choice_BTC=choice_BTC, logq_BTC=logq_BTC)
 
 
 def shard_by_source(batch: TrainBatch, rank: int) -> TrainBatch:
@@ -332,6 +378,7 @@ def reference_rows(
     logp_old: Sequence[Tensor],
     logp_start: Sequence[Tensor] | None = None,
     logp_teacher: Sequence[Tensor] | None = None,
+    teacher_all: Sequence[Tensor] | None = None,
 ) -> list[ReferenceRow]:
     """The rows as the papers speak of them, from the trajectories themselves."""
     values = critic_values(rows)
@@ -348,6 +395,8 @@ def reference_rows(
             logp_sampler=torch.tensor(row.logp_behavior).double()[learned_places(row)],
             logp_start=start[i],
             logp_teacher=teacher[i],
+            teacher_all=zeros[i] if teacher_all is None else teacher_all[i],
+            is_taught=bool(row.teacher_prompt_ids),
             value=values[i],
             group=groups[i],
             reward=row.reward,

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import deepspeed
 import torch
@@ -35,8 +36,8 @@ from reference.gradient_case import (
     trajectories,
 )
 from reference.losses import forward
-from reference.rows import evaluate
-from reference.variants import STEP, TOTAL_STEPS
+from reference.rows import STEP, TOTAL_STEPS, evaluate, evaluate_all
+from reference.taught_presets import SUPERVISED
 
 NUM_GROUPS = 5
 SCHEDULE = ScheduleConfig(kind="linear", final_share=0.1)
@@ -51,7 +52,7 @@ RL = RLConfig(
 )
 DEAL = 4
 """Seed of the deal. A filter may leave five groups of six: one update takes two of them, the other three."""
-METHODS = [name for name in available_presets("methods") if name not in ("sft", "dft", "ppo")]
+METHODS = [name for name in available_presets("methods") if name not in (*SUPERVISED, "ppo")]
 
 
 def objective(preset: str) -> ObjectiveConfig:
@@ -80,7 +81,7 @@ def make_learner(preset: str, passes: int = 1, **settings: object) -> Learner:
         return FrozenPolicy(loaded_model(where, seed), where, 1.0)
 
     reference = frozen(1) if config.needs_reference else None
-    taught = DistillationTeacher(frozen(2), None, 0) if config.needs_teacher else None
+    taught = DistillationTeacher(frozen(2), None, 0, config.teacher_choices) if config.needs_teacher else None
     rl = RL.model_copy(update={"passes": passes})
     policy = Policy(loaded_model(where), RL.optimizer, where, "float32")
     return Learner(policy, config, rl, pad_id=0, reference=reference, teacher=taught)
@@ -98,11 +99,16 @@ def two_updates(
 
 @functools.cache
 def _logps(first_preset: str) -> list[list[Tensor]]:
-    """Of each row before the first update: under the policy, the reference and the teacher."""
+    """Of each row before the first update: under the policy, the reference and the teacher, then under the teacher of
+    the whole vocabulary."""
     rows, _ = trajectories(first_preset, num_groups=NUM_GROUPS)
+    shown = [replace(row, prompt_ids=row.teacher_prompt_ids or row.prompt_ids) for row in rows]
     models = [tiny_model(seed).double() for seed in (0, 1, 2)]
     with torch.no_grad():
-        return [[evaluate(model, row)[0] for row in rows] for model in models]
+        logps = [
+            [evaluate(model, row)[0] for row in texts] for model, texts in zip(models, (rows, rows, shown), strict=True)
+        ]
+        return [*logps, [evaluate_all(models[2], row) for row in shown]]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reference import estimators
-from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, mean, total
+from reference.rows import LENGTH_LIMIT, PROGRESS, Evaluated, Reference, ReferenceRow, evaluate, forward, mean, total
 
 __all__ = ["REFERENCES", "Evaluated", "Reference", "ReferenceRow", "evaluate", "forward"]
 
@@ -105,6 +105,16 @@ def dft(rows: Rows) -> Tensor:
     return mean(_given(rows, lambda r: -r.untempered_logp.exp().detach() * r.untempered_logp))
 
 
+def trsft(rows: Rows) -> Tensor:
+    """arXiv 2512.17636: p over max(p, 0.1) without gradient; as a loss of log p, min(1, p / 0.1) log p."""
+
+    def trusted(r: Evaluated) -> Tensor:
+        p = r.untempered_logp.exp().detach()
+        return -torch.where(p > 0.1, 1.0, p / 0.1) * r.untempered_logp
+
+    return mean(_given(rows, trusted))
+
+
 def relift_sft(rows: Rows) -> Tensor:
     """arXiv 2506.07527, its supervised step: cross entropy - 1e-4 entropy."""
     return mean(_given(rows, _nll)) - 1e-4 * mean(_given(rows, lambda r: r.untempered_entropy))
@@ -192,6 +202,64 @@ def opd(rows: Rows) -> Tensor:
 def opd_rl(rows: Rows) -> Tensor:
     """Bare policy gradient + 0.1 x distillation."""
     return mean(_own(rows, _surrogate)) + 0.1 * opd(rows)
+
+
+def kdrl(rows: Rows) -> Tensor:
+    """arXiv 2506.02208: GRPO + beta x k2 to the teacher, beta falling in a line from 0.005 to 0.001."""
+    k2 = mean(_own(rows, lambda r: (r.logp - r.row.logp_teacher).square() / 2))
+    return mean(_own(rows, clipped)) + (0.005 - 0.004 * PROGRESS) * k2
+
+
+def kl_sum(logp: Tensor, logq: Tensor) -> Tensor:
+    """KL(p || q) at each token, over the vocabulary."""
+    return (logp.exp() * (logp - logq)).sum(-1)
+
+
+def forward_kl(r: Evaluated) -> Tensor:
+    return kl_sum(r.row.teacher_all, r.logp_all)
+
+
+def reverse_kl(r: Evaluated) -> Tensor:
+    return kl_sum(r.logp_all, r.row.teacher_all)
+
+
+def jsd(r: Evaluated, beta: float = 0.5) -> Tensor:
+    """arXiv 2306.13649: beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p, q the teacher."""
+    mixture = (beta * r.row.teacher_all.exp() + (1 - beta) * r.logp_all.exp()).log()
+    return beta * kl_sum(r.row.teacher_all, mixture) + (1 - beta) * kl_sum(r.logp_all, mixture)
+
+
+def everywhere(measure: Callable[[Evaluated], Tensor]) -> Loss:
+    """The divergence alone, token mean."""
+    return lambda rows: mean(_own(rows, measure))
+
+
+def correction(r: Evaluated) -> Tensor:
+    """pi_old / mu of each token, 1 where mu is unknown."""
+    return torch.where(r.row.logp_sampler.isnan(), 1.0, (r.row.logp_old - r.row.logp_sampler).exp())
+
+
+def sdpo(rows: Rows) -> Tensor:
+    """arXiv 2601.20802: JSD on the rows beside a right one, the mean over tokens, weighted by min(pi_old / mu, 2)."""
+    return mean([correction(r).clamp(max=2.0) * jsd(r) for r in rows if r.row.is_taught])
+
+
+def sdpg(rows: Rows) -> Tensor:
+    """arXiv 2606.04036: DAPO's clip with dual clip 10 + 0.001 KL(p || q) + 0.001 k2 to the start."""
+    k2 = mean([(r.logp - r.row.logp_start).square() / 2 for r in rows])
+    return mean(_own(rows, lambda r: dual_clip(r, 0.28, 10.0))) + 0.001 * mean(_own(rows, reverse_kl)) + 0.001 * k2
+
+
+def rlsd(rows: Rows) -> Tensor:
+    """arXiv 2604.03128: PPO's clip on an advantage whose size the teacher's evidence changes; lambda falls from 0.5 to
+    0 over half of the steps."""
+    share, parts = 0.5 * (1 - PROGRESS / 0.5), []
+    for r in rows:
+        evidence = ((r.row.logp_teacher - r.row.logp_old) * r.row.advantage.sign()).exp().clamp(0.8, 1.2)
+        advantage = r.row.advantage * ((1 - share) + share * evidence)
+        ratio = ratio_to_old(r)
+        parts.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
+    return mean(parts)
 
 
 # ---- with demonstrations, guided or replayed rows ----
@@ -318,6 +386,7 @@ def bread(rows: Rows) -> Tensor:
 REFERENCES: dict[str, Reference] = {
     "sft": Reference("demonstrations_only", estimators.none, sft),
     "dft": Reference("demonstrations_only", estimators.none, dft),
+    "trsft": Reference("demonstrations_only", estimators.none, trsft),
     "relift_sft": Reference("demonstrations_only", estimators.none, relift_sft),
     "on_policy": Reference("rollouts", estimators.centred, on_policy),
     "dr_grpo": Reference("rollouts", estimators.centred, dr_grpo),
@@ -332,6 +401,14 @@ REFERENCES: dict[str, Reference] = {
     "relift": Reference("rollouts", estimators.centred, relift),
     "opd": Reference("rollouts", estimators.none, opd),
     "opd_rl": Reference("rollouts", estimators.centred, opd_rl),
+    "kdrl": Reference("rollouts", estimators.standardised, kdrl),
+    "gkd": Reference("rollouts", estimators.none, everywhere(jsd)),
+    "opd_topk": Reference("rollouts", estimators.none, everywhere(forward_kl)),
+    "opsd_jsd": Reference("rollouts", estimators.none, everywhere(jsd)),
+    "sdft": Reference("rollouts", estimators.none, everywhere(reverse_kl)),
+    "sdpo": Reference("peers", estimators.none, sdpo),
+    "sdpg": Reference("rollouts", estimators.standardised, sdpg),
+    "rlsd": Reference("rollouts", estimators.standardised, rlsd),
     "opsd": Reference("rollouts", estimators.none, opd),
     "luffy": Reference("demonstrations", estimators.centred, mixed(_luffy_shape)),
     "luffy_no_shaping": Reference("demonstrations", estimators.centred, mixed(_unshaped)),

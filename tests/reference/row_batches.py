@@ -49,6 +49,9 @@ def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
         logp_behavior_BT=zeros + torch.nan,
         logp_ref_BT=zeros,
         logp_teacher_BT=zeros,
+        choice_BTC=torch.zeros((*zeros.shape, 1), dtype=torch.int32),
+        logq_BTC=torch.full((*zeros.shape, 2), -0.7),
+        is_taught_BT=torch.zeros_like(response),
         value_old_BT=zeros,
         return_BT=zeros,
         sequence_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),
@@ -58,7 +61,9 @@ def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
     )
 
 
-def tokens_of(batch: TrainBatch, logp_BT: Tensor, entropy_BT: Tensor | None = None) -> TokenBatch:
+def tokens_of(
+    batch: TrainBatch, logp_BT: Tensor, entropy_BT: Tensor | None = None, logp_BTC: Tensor | None = None
+) -> TokenBatch:
     """What the losses see of a batch under the given log-probabilities, at temperature 1."""
     entropy_BT = torch.ones_like(logp_BT) if entropy_BT is None else entropy_BT
     return TokenBatch(
@@ -70,6 +75,8 @@ def tokens_of(batch: TrainBatch, logp_BT: Tensor, entropy_BT: Tensor | None = No
         logp_behavior_BT=batch.logp_behavior_BT,
         logp_ref_BT=batch.logp_ref_BT,
         logp_teacher_BT=batch.logp_teacher_BT,
+        logp_BTC=torch.stack([logp_BT, logp_BT], dim=-1) if logp_BTC is None else logp_BTC,
+        logq_BTC=batch.logq_BTC,
         advantage_BT=batch.advantage_BT,
         sequence_BT=batch.sequence_BT,
         selected_BT=batch.response_mask_BT,

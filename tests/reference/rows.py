@@ -13,6 +13,11 @@ LENGTH_LIMIT = 12
 """Of a response, in tokens: the constant of Dr.GRPO."""
 
 
+STEP, TOTAL_STEPS = 3, 10
+"""The step that is tested: schedules are in motion."""
+PROGRESS = (STEP - 1) / (TOTAL_STEPS - 1)
+
+
 def _empty() -> Tensor:
     return torch.zeros(0, dtype=torch.float64)
 
@@ -52,6 +57,10 @@ class ReferenceRow:
     """Under the frozen policy that the stage started from."""
     logp_teacher: Tensor = field(default_factory=_empty)
     """Under the teacher of a distillation."""
+    teacher_all: Tensor = field(default_factory=_empty)
+    """`(T, V)` the teacher's log-probabilities of every token of the vocabulary."""
+    is_taught: bool = False
+    """Whether the teacher was shown something for this row."""
     value: Tensor = field(default_factory=_empty)
     """The critic's value of the state before each token."""
     group: int = 0
@@ -76,6 +85,8 @@ class Evaluated:
     untempered_logp: Tensor
     """At temperature 1, as is `untempered_entropy`: what supervised learning is about."""
     untempered_entropy: Tensor
+    logp_all: Tensor
+    """`(T, V)` of every token of the vocabulary, at the temperature of the rollouts."""
 
     @property
     def given(self) -> Tensor:
@@ -109,7 +120,13 @@ def evaluate(model: nn.Module, text: Text, temperature: float = 1.0) -> tuple[Te
 def forward(model: nn.Module, row: ReferenceRow, temperature: float = 1.0) -> Evaluated:
     """A row under a policy whose rollouts are sampled at `temperature`."""
     logits = _logits(model, row)
-    return Evaluated(row, *_scores(logits, row, temperature), *_scores(logits, row, 1.0))
+    logp_all = _distributions(logits, row, temperature)
+    return Evaluated(row, *_scores(logits, row, temperature), *_scores(logits, row, 1.0), logp_all)
+
+
+def evaluate_all(model: nn.Module, text: Text) -> Tensor:
+    """`(T, V)` log-probabilities of every token of the vocabulary at each learned token of the response."""
+    return _distributions(_logits(model, text), text, 1.0)
 
 
 def _logits(model: nn.Module, text: Text) -> Tensor:
@@ -125,10 +142,13 @@ def _logits(model: nn.Module, text: Text) -> Tensor:
 
 
 def _scores(logits: Tensor, text: Text, temperature: float) -> tuple[Tensor, Tensor]:
-    places = learned_places(text)
-    logp_all = torch.log_softmax(logits[places] / temperature, dim=-1)
+    places, logp_all = learned_places(text), _distributions(logits, text, temperature)
     logp = logp_all[torch.arange(len(places)), torch.tensor(text.response_ids)[places]]
     return logp, -(logp_all.exp() * logp_all).sum(-1)
+
+
+def _distributions(logits: Tensor, text: Text, temperature: float) -> Tensor:
+    return torch.log_softmax(logits[learned_places(text)] / temperature, dim=-1)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -1,7 +1,11 @@
-"""The teacher that presets need and none of them names, as overrides of an experiment."""
+"""Presets of other stages than RL, and the teacher that presets need and none of them names, as overrides."""
 
-TAUGHT = ("opd", "opd_rl")
+SUPERVISED = ("sft", "dft", "trsft")
+"""Presets of the SFT stage."""
+TAUGHT = ("opd", "opd_rl", "kdrl", "gkd", "opd_topk")
 """Presets that distil another model, which the user gives."""
+SELF_TAUGHT = ("opsd", "opsd_jsd", "sdft", "sdpg", "rlsd", "sdpo")
+"""Presets whose teacher is the policy, shown a solution."""
 
 
 def teacher_overrides(preset: str, folder: str = "teacher-model") -> list[str]:

@@ -100,10 +100,20 @@ def packed(parts: Sequence[Tokens], dtype: torch.dtype = torch.float64) -> Token
         logp_behavior_BT=row("logp_mu_T"),
         logp_ref_BT=row("logp_ref_T"),
         logp_teacher_BT=row("logp_ref_T"),
+        **choices(logp_BT, row("logp_ref_T")),
         advantage_BT=row("advantage_T"),
         sequence_BT=torch.tensor([owner]),
         selected_BT=torch.ones_like(logp_BT, dtype=torch.bool),
     )
+
+
+def choices(logp_BT: torch.Tensor, logq_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The token as the teacher's only choice, and all others together."""
+
+    def with_rest(chosen_BT: torch.Tensor) -> torch.Tensor:
+        return torch.stack([chosen_BT, (-torch.expm1(chosen_BT)).log().clamp(min=-80.0)], dim=-1)
+
+    return {"logp_BTC": with_rest(logp_BT), "logq_BTC": with_rest(logq_BT)}
 
 
 def evaluate(config: LossConfig, *parts: Tokens) -> Loss:

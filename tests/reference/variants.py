@@ -1,6 +1,7 @@
 """Objectives that no preset ships, so that every option of a term is proved once: configuration and reference."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,24 +12,26 @@ from reference.losses import (
     by_entropy,
     chord,
     clipped,
+    correction,
     dual_clip,
+    forward_kl,
     group_accuracy,
+    jsd,
     k3,
+    kl_sum,
     logp_sampler,
     prefix_rft,
     ratio_to_old,
+    reverse_kl,
 )
-from reference.rows import Evaluated, Reference, mean, total
+from reference.rows import LENGTH_LIMIT, PROGRESS, Evaluated, Reference, mean, total
 
-STEP, TOTAL_STEPS = 3, 10
-"""The step that is tested: schedules are in motion."""
-_PROGRESS = (STEP - 1) / (TOTAL_STEPS - 1)
 ADAPTIVE = {"entropy": 0.02}
 """What the adaptive coefficients have come to."""
 
 
 # CHORD-mu (arXiv 2508.11408) with a warm-up: 0 -> 0.9 over a tenth of the run, a cosine down to 0.05 over the rest.
-_MU = 0.05 + 0.5 * (0.9 - 0.05) * (1 + math.cos(math.pi * (_PROGRESS - 0.1) / 0.8))
+_MU = 0.05 + 0.5 * (0.9 - 0.05) * (1 + math.cos(math.pi * (PROGRESS - 0.1) / 0.8))
 CHORD_MU = """
 group: {size: 4, off_policy: 1}
 advantage: {kind: group_mean, population: on_policy, scale_by_std: true}
@@ -63,14 +66,9 @@ terms:
 """
 
 
-def _correction(r: Evaluated) -> Tensor:
-    """pi_old / mu of each token, 1 where mu is unknown."""
-    return torch.where(r.row.logp_sampler.isnan(), 1.0, (r.row.logp_old - r.row.logp_sampler).exp())
-
-
 def truncated_importance(rows: Rows) -> Tensor:
-    policy = mean([_correction(r).clamp(max=2.0) * clipped(r) for r in rows])
-    return policy + 0.1 * (1 - _PROGRESS / 0.5) * mean([(r.logp - logp_sampler(r)).square() / 2 for r in rows])
+    policy = mean([correction(r).clamp(max=2.0) * clipped(r) for r in rows])
+    return policy + 0.1 * (1 - PROGRESS / 0.5) * mean([(r.logp - logp_sampler(r)).square() / 2 for r in rows])
 
 
 # Sequences far from their sampler are left out, and half of each one's tokens, those of the lowest entropy.
@@ -93,10 +91,10 @@ terms:
 
 
 def masked_sequences(rows: Rows) -> Tensor:
-    coefficient = 0.1 + 0.5 * (0.2 - 0.1) * (1 + math.cos(math.pi * _PROGRESS))
+    coefficient = 0.1 + 0.5 * (0.2 - 0.1) * (1 + math.cos(math.pi * PROGRESS))
     means, divergences = [], []
     for r in rows:
-        weight = float(_correction(r).prod())
+        weight = float(correction(r).prod())
         weight = weight if 0.2 <= weight <= 5.0 else 0.0
         entropy = r.entropy.tolist()
         kept = by_entropy(entropy)[: math.ceil(len(entropy) / 2)]
@@ -231,6 +229,51 @@ terms:
 """
 
 
+# Divergences over few tokens of the vocabulary, by every measure; the last one without all others.
+FEW_CHOICES = """
+group: {size: 4, off_policy: 0}
+advantage: {kind: none}
+terms:
+  - name: jsd
+    select: on_policy
+    loss: {kind: divergence, measure: jsd, beta: 0.1, top_k: 5}
+    normaliser: {mode: token, population: own}
+  - name: forward
+    select: on_policy
+    gate: {outcome: wrong}
+    loss: {kind: divergence, measure: forward_kl, top_k: 5}
+    normaliser: {mode: sequence, population: own}
+  - name: reverse
+    select: response
+    loss: {kind: divergence, measure: reverse_kl, top_k: 5}
+    coefficient: 0.5
+    normaliser: {mode: constant, population: own}
+  - name: ignored
+    select: on_policy
+    loss: {kind: divergence, measure: forward_kl, top_k: 5, rest: ignored}
+    normaliser: {mode: token, population: all}
+"""
+
+
+def few_choices(rows: Rows) -> Tensor:
+    """The teacher's five most probable tokens, and what is left of 1."""
+
+    def few(r: Evaluated) -> Evaluated:
+        chosen = r.row.teacher_all.argsort(dim=-1, descending=True)[:, :5]
+
+        def coarse(logp_all: Tensor) -> Tensor:
+            kept = logp_all.gather(-1, chosen)
+            return torch.cat([kept, (1 - kept.exp().sum(-1, keepdim=True)).log()], dim=-1)
+
+        return replace(r, logp_all=coarse(r.logp_all), row=replace(r.row, teacher_all=coarse(r.row.teacher_all)))
+
+    coarse = [few(r) for r in rows]
+    wrong = [forward_kl(r).mean() for r in coarse if r.row.reward == 0]
+    reverse = total([reverse_kl(r) for r in coarse]) / (LENGTH_LIMIT * len(rows))
+    ignored = mean([kl_sum(r.row.teacher_all[:, :5], r.logp_all[:, :5]) for r in coarse])
+    return mean([jsd(r, 0.1) for r in coarse]) + torch.stack(wrong).mean() + 0.5 * reverse + ignored
+
+
 # REINFORCE (Williams 1992) without a baseline, and a trace that is learned from by the same rule.
 REINFORCE = """
 group: {size: 4, off_policy: 1}
@@ -264,6 +307,7 @@ VARIANTS: dict[str, tuple[str, Reference]] = {
         OTHER_TEMPERATURES,
         Reference("demonstrations", estimators.centred_rollouts, other_temperatures),
     ),
+    "few_choices": (FEW_CHOICES, Reference("rollouts", estimators.none, few_choices)),
     "clipped_prefix": (CLIPPED_PREFIX, Reference("guided", estimators.centred, prefix_rft(dual_clip, fifths=4))),
 }
 """`rl` objectives in YAML, and what they are held against."""

@@ -156,6 +156,19 @@ TERMS = {
     only(correction="{kind: mask, low: 2.0, high: 1.0}"): "low 2.0 must be below high 1.0",
     only(correction="{kind: truncate, low: 0.5}"): "low has no effect with kind: truncate",
     mixed(
+        ON, term("{kind: nll, floor: 0.2}", "off_policy", OWN)
+    ): "floor has no effect with token_weight: one; remove it",
+    mixed(
+        ON, term("{kind: divergence, measure: forward_kl, beta: 0.3}", normaliser=OWN)
+    ): "beta has no effect with measure: forward_kl; remove it",
+    mixed(
+        ON,
+        term("{kind: divergence, measure: jsd, top_k: 2}", normaliser=OWN),
+        "{name: other, select: on_policy, loss: {kind: divergence, measure: jsd, top_k: 3}, "
+        "normaliser: {mode: token, population: own}}",
+    ): "divergences name different top_k [2, 3]; use one",
+    mixed(ON, term("{kind: nll}", "off_policy", OWN, evidence="{}")): "evidence changes advantages, and nll has none",
+    mixed(
         ON, term("{kind: nll}", "off_policy")
     ): "an auxiliary term has no part in the joint denominator; set population: own or all",
     mixed(

@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from reference.taught_presets import teacher_overrides
+from reference.taught_presets import SUPERVISED, teacher_overrides
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.many_runs.sweep_runs import load_sweep
@@ -88,7 +88,7 @@ def test_their_chat_template_opens_the_reasoning():
 
 @pytest.mark.parametrize("name", available_presets("methods"))
 def test_every_method_loads_over_smoke_with_groups_of_eight_and_names_its_paper_and_denominator(name):
-    chain = "sft" if name in ("sft", "dft") else "rl"
+    chain = "sft" if name in SUPERVISED else "rl"
     config = load_experiment(ROOT / "smoke.yaml", [f"method={name}", f"chain={chain}", *teacher_overrides(name)])
     assert (config.method, config.objective is not None) == (name, chain == "rl")
     assert config.objective is None or config.objective.group.size == 8

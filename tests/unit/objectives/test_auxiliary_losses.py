@@ -1,5 +1,6 @@
 """Auxiliary losses against their formulas: likelihood of demonstrations, entropy, divergences."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -11,12 +12,26 @@ from hypothesis import strategies as st
 from reference import formulas
 from reference.token_cases import Tokens, assert_same, evaluate, packed, sequences, term, tokens
 
-from luffy.config.terms import DistillationLoss, EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, TokenWeight
+from luffy.config.terms import (
+    DistillationLoss,
+    DivergenceLoss,
+    EntropyLoss,
+    KLLoss,
+    NegativeLogLikelihoodLoss,
+    TokenWeight,
+)
 from luffy.objectives.losses import token_loss
 from luffy.objectives.objective import logp_gradients
 
 LOG = math.log
-WEIGHTS: tuple[TokenWeight, ...] = ("one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy")
+WEIGHTS: tuple[TokenWeight, ...] = (
+    "one",
+    "probability",
+    "p_one_minus_p",
+    "trust_region",
+    "exp_entropy",
+    "exp_minus_entropy",
+)
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -40,6 +55,7 @@ def test_nll_weighs_each_sequence_of_a_packed_row_by_its_own_entropy(weight: Tok
         ("one", [1.0, 1.0]),
         ("probability", [0.5, 0.1]),
         ("p_one_minus_p", [0.25, 0.09]),
+        ("trust_region", [1.0, 1.0]),
         ("exp_entropy", [3.0, 3.0]),  # the mean of log 1 and log 9 is log 3
         ("exp_minus_entropy", [1 / 3, 1 / 3]),
     ],
@@ -82,11 +98,12 @@ def test_a_loss_at_temperature_one_sees_nothing_of_the_sampled_distribution(temp
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("against", ["reference", "old", "behavior"])
+@pytest.mark.parametrize("against", ["reference", "old", "behavior", "teacher"])
 @given(case=sequences())
 def test_kl(estimator: str, against: str, case: Tokens) -> None:
     found = evaluate(KLLoss(kind="kl", estimator=estimator, against=against), case)
-    other_T = {"reference": case.logp_ref_T, "old": case.logp_old_T, "behavior": case.logp_mu_T}[against]
+    others = {"reference": case.logp_ref_T, "old": case.logp_old_T, "behavior": case.logp_mu_T}
+    other_T = others.get(against, case.logp_ref_T)  # the teacher of a case is its reference
     assert_same(found, formulas.kl(case.logp_T, other_T, estimator))
 
 
@@ -110,6 +127,52 @@ def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl() -> No
     (by_logp_BT,) = torch.autograd.grad(loss_BT.sum(), batch.logp_BT)
     (found_V,) = torch.autograd.grad((logp_V.exp().detach() * by_logp_BT[0] * logp_V).sum(), logits_V)
     torch.testing.assert_close(found_V, expected_V, rtol=0, atol=1e-12)
+
+
+MEASURES = ("forward_kl", "reverse_kl", "jsd")
+
+
+def _divergence(measure: str, logp_V: torch.Tensor, logq_V: torch.Tensor, top_k: int, rest: str = "bucket") -> float:
+    """Over the teacher's `top_k` most probable tokens, of which there may be all."""
+    chosen = logq_V.topk(top_k).indices
+
+    def coarse(logp_V: torch.Tensor) -> torch.Tensor:
+        others_V = logp_V.index_fill(0, chosen, -torch.inf)
+        return torch.cat([logp_V[chosen], others_V.logsumexp(0, keepdim=True).clamp(min=-80.0)]).view(1, 1, -1)
+
+    settings = {"beta": 0.3} if measure == "jsd" else {}
+    config = DivergenceLoss(kind="divergence", measure=measure, top_k=top_k, rest=rest, **settings)
+    batch = replace(packed([tokens([-1.0])]), logp_BTC=coarse(logp_V), logq_BTC=coarse(logq_V))
+    return token_loss(config, batch).item()
+
+
+def _over_vocabulary(measure: str, logp_V: torch.Tensor, logq_V: torch.Tensor) -> float:
+    p, q = logp_V.exp(), logq_V.exp()
+    m = 0.3 * q + 0.7 * p
+    return {
+        "forward_kl": (q * (q / p).log()).sum(),
+        "reverse_kl": (p * (p / q).log()).sum(),
+        "jsd": 0.3 * (q * (q / m).log()).sum() + 0.7 * (p * (p / m).log()).sum(),
+    }[measure].item()
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@given(seed=st.integers(0, 10_000), spread=st.sampled_from([0.1, 1.0, 5.0]))
+def test_a_divergence_over_few_tokens_bounds_the_whole_from_below_and_meets_it(measure, seed, spread) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logp_V, logq_V = (spread * torch.randn(2, 9, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    whole = _over_vocabulary(measure, logp_V, logq_V)
+    found = [_divergence(measure, logp_V, logq_V, top_k) for top_k in range(1, 10)]
+    assert found[-1] == pytest.approx(whole, abs=1e-6)
+    # Each further token parts one that was counted with the others.
+    assert all(0 <= few <= more + 1e-12 for few, more in itertools.pairwise([0.0, *found, whole + 1e-9]))
+
+
+def test_the_ignored_rest_is_left_out_and_the_sum_may_be_negative() -> None:
+    logp_V, logq_V = torch.tensor([[0.5, 0.4, 0.1], [0.4, 0.3, 0.3]], dtype=torch.float64).log()
+    expected = 0.4 * LOG(0.4 / 0.5) + 0.3 * LOG(0.3 / 0.4)
+    assert _divergence("forward_kl", logp_V, logq_V, 2, "ignored") == pytest.approx(expected)
+    assert expected < 0 < _divergence("forward_kl", logp_V, logq_V, 2)
 
 
 def test_kl_by_hand() -> None:

@@ -167,7 +167,15 @@ def _batch(toy: Toy, groups: Sequence[Group]) -> TrainBatch:
         logp_old_BT=_logp(toy.logits_LV.detach(), batch),
         logp_ref_BT=_logp(toy.reference_LV, batch),
         logp_teacher_BT=_logp(TEACHER_V.expand_as(toy.reference_LV), batch),
+        logq_BTC=_choices(TEACHER_V.expand_as(toy.reference_LV), batch),
+        is_taught_BT=batch.response_mask_BT,
     )
+
+
+def _choices(logits_LV: Tensor, batch: TrainBatch) -> Tensor:
+    """`(B, T, 3)`: both tokens, and no others."""
+    logp_LC = torch.cat([logits_LV.log_softmax(-1), logits_LV.new_full((len(logits_LV), 1), -80.0)], dim=-1)
+    return torch.cat([torch.zeros_like(logp_LC[:1]), logp_LC]).expand(*batch.input_ids_BT.shape, 3)
 
 
 def _logp(logits_LV: Tensor, batch: TrainBatch) -> Tensor:
@@ -188,7 +196,8 @@ def _descend(toy: Toy, terms: Sequence[TermConfig], batch: TrainBatch, step: int
     objective = objective_at(terms, step, STEPS, max_response_tokens=len(toy.logits_LV))
     weight_KBT = token_weights(objective, batch, alone)
     batch = replace(batch, logp_behavior_BT=batch.logp_behavior_BT.double())
-    tokens = tokens_of(batch, _logp(toy.logits_LV, batch), _entropy(toy.logits_LV, batch))
+    scores = (score(toy.logits_LV, batch) for score in (_logp, _entropy, _choices))
+    tokens = tokens_of(batch, *scores)
     (gradient_LV,) = torch.autograd.grad(objective_loss(objective.terms, tokens, weight_KBT).loss, toy.logits_LV)
     with torch.no_grad():
         toy.logits_LV -= lr * gradient_LV

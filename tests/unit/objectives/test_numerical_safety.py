@@ -65,6 +65,8 @@ def _extreme_tokens(one_sequence: bool) -> TokenBatch:
         logp_behavior_BT=logp_mu_BT,
         logp_ref_BT=logp_old_BT.flip(-1),
         logp_teacher_BT=logp_old_BT.flip(-1),
+        logp_BTC=torch.stack([logp_BT, logp_mu_BT.nan_to_num(-80.0)], dim=-1),
+        logq_BTC=torch.stack([logp_old_BT, logp_old_BT.flip(-1)], dim=-1),
         advantage_BT=advantage_BT,
         sequence_BT=torch.zeros_like(numbers_BT) if one_sequence else numbers_BT,
         selected_BT=torch.ones_like(numbers_BT, dtype=torch.bool),

@@ -383,6 +383,8 @@ REFERENCE, SHARDED, MOVED = "method=reinforce_pp", "execution.zero_stage=3", "ex
         (("method=opsd", ADAPTED), {"frozen teacher": 0, "frozen reference": 0}),
         (("method=opsd", KL), {"frozen reference": 2 * P, "moving reference": 0}),
         (("method=opsd", KL, FOLLOWS), {"frozen reference": 2 * P, "moving reference": 2 * P}),
+        (("method=sdpg",), {"frozen reference": 2 * P, "moving teacher": 0}),  # the policy itself teaches
+        (("method=sdft",), {"frozen reference": 0, "moving teacher": 2 * P}),
         ((REFERENCE, SHARDED), dict.fromkeys(("weights", "frozen reference"), 2 * (P / 8 + LIVE))),
         ((REFERENCE, SHARDED, MOVED), dict.fromkeys(("weights", "frozen reference"), 2 * LIVE)),
         ((REFERENCE, SHARDED, FOLLOWS), {"frozen reference": 0, "moving reference": 2 * P}),

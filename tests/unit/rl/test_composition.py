@@ -20,7 +20,7 @@ import pytest
 import torch
 from patience import PATIENCE_S
 from reference.row_batches import tokens_of
-from reference.taught_presets import teacher_overrides
+from reference.taught_presets import SUPERVISED, teacher_overrides
 from synthetic.settings import rl_settings
 
 from luffy.config import available_presets
@@ -39,8 +39,8 @@ from luffy.training.learner import Trainer, TrainerRank
 from luffy.types import SAMPLED, FinishReason, Group, Hint, Message, Source, Trajectory
 
 ROOT = Path(__file__).resolve().parents[3]
-METHODS = [name for name in available_presets("methods") if name not in ("sft", "dft")]
-"""Every preset with an RL step; the other two learn from traces alone."""
+METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
+"""Every preset with an RL step; the others learn from traces alone."""
 RIGHT, WRONG, STOP = 1, 2, 3
 BARE_LOGP, HINTED_LOGP = -0.5, -0.25
 """Of every token that the script samples."""

@@ -50,7 +50,7 @@ def _group(uid: str) -> Group:
 
 def test_the_teacher_sees_the_first_trace_in_the_last_message_and_the_policy_keeps_its_prompt() -> None:
     tokenizer = build_tokenizer(["Add. 2+2 first second"])
-    prompts = TeacherPrompts(tokenizer, [_prompt("2+2", "first", "second")], CONFIG)
+    prompts = TeacherPrompts(tokenizer, [_prompt("2+2", "first", "second")], CONFIG, str, None)
     shown = prompts.taught([_group("2+2")])[0].trajectories
     (expected,) = render_prompts(tokenizer, [(Message("system", "Add."), Message("user", "2+2 {trace} first"))])
     assert [row.teacher_prompt_ids for row in shown] == [tuple(expected)] * 2
@@ -58,6 +58,27 @@ def test_the_teacher_sees_the_first_trace_in_the_last_message_and_the_policy_kee
     assert prompts.longest == len(expected)
 
 
+def test_the_teacher_of_a_row_sees_the_first_other_right_one_of_its_group() -> None:
+    """The first right row itself sees the second; a wrong row sees the first; without another, or too long: none."""
+    tokenizer = build_tokenizer(["Add. 2+2 3+3 1 2 3 4"])
+    config = SelfTeacher(kind="self", shows="peer", prompt="{trace} {problem}")
+    prompts = [_prompt("2+2"), _prompt("3+3")]
+
+    def taught(limit: int | None) -> list[list[tuple[int, ...]]]:
+        teacher = TeacherPrompts(tokenizer, prompts, config, lambda ids: str(ids[0]), limit)
+        rows = [row_of(reward, (number, 9)) for number, reward in ((1, 0.0), (2, 1.0), (3, 1.0), (4, 1.0))]
+        groups = teacher.taught([Group("2+2", tuple(rows)), Group("3+3", (row_of(0.0, (1,)), row_of(1.0, (2,) * 9)))])
+        return [[row.teacher_prompt_ids for row in group.trajectories] for group in groups]
+
+    def shown(peer: str, uid: str) -> tuple[int, ...]:
+        (ids,) = render_prompts(tokenizer, [(Message("system", "Add."), Message("user", f"{peer} {uid} {{trace}}"))])
+        return tuple(ids)
+
+    first, second = shown("2", "2+2"), shown("3", "2+2")
+    assert taught(None) == [[first, second, first, first], [shown("2", "3+3"), ()]]
+    assert taught(len(first) + 1) == [[(), (), (), ()], [shown("2", "3+3"), ()]]
+
+
 def test_a_prompt_without_a_trace_is_refused_in_one_line() -> None:
     with pytest.raises(DataError, match=r"^rl.teacher.kind: self .* 1 of 2 training prompts have none"):
-        TeacherPrompts(build_tokenizer(["2+2"]), [_prompt("2+2", "4"), _prompt("3+3")], CONFIG)
+        TeacherPrompts(build_tokenizer(["2+2"]), [_prompt("2+2", "4"), _prompt("3+3")], CONFIG, str, None)

@@ -90,3 +90,45 @@ def test_no_tokens_have_no_scores_and_a_gradient_of_zero() -> None:
     assert logp_N.shape == entropy_N.shape == (0,)
     (logp_N.sum() + entropy_N.sum()).backward()
     assert head.linear.weight.grad is not None and not head.linear.weight.grad.any()
+
+
+@pytest.mark.parametrize("count", [1, 7, VOCABULARY])
+@pytest.mark.parametrize("entropy", ["none", "gradient"])
+def test_choices_and_all_other_tokens_equal_float64(count: int, entropy: Entropy) -> None:
+    """Beside the scores of the tokens themselves; the target is among the choices of some tokens."""
+    head, linear64 = LogProbHead(layer(True), 0.7, 16), layer(True).double()
+    hidden_NH = 4 * torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
+    hidden64_NH = hidden_NH.double().requires_grad_()
+    logq_NV = (linear64(hidden64_NH.detach()) / 0.7).log_softmax(dim=-1)
+    target_logp_N, *most_N = head.most_probable(hidden_NH, TARGET_N, count)
+    logq_NC, choice_NC = torch.stack(most_N[: count + 1], dim=-1), torch.stack(most_N[count + 1 :], dim=-1).long()
+    assert torch.equal(choice_NC.sort().values, logq_NV.topk(count).indices.sort().values)
+
+    def chosen(logp_NV: Tensor) -> Tensor:
+        others_NV = logp_NV.scatter(-1, choice_NC, -math.inf)
+        rest_N1 = others_NV.logsumexp(-1, keepdim=True) if count < VOCABULARY else logp_NV.new_full((TOKENS, 1), -80.0)
+        return torch.cat([logp_NV.gather(-1, choice_NC), rest_N1], dim=-1)
+
+    hidden_NH.requires_grad_()
+    scores = head(hidden_NH, TARGET_N, entropy, choice_NC=choice_NC)
+    found, expected = scores[-(count + 1) :], chosen((linear64(hidden64_NH) / 0.7).log_softmax(dim=-1)).unbind(-1)
+    for name, one, other in (("policy", found, expected), ("teacher", logq_NC.unbind(-1), chosen(logq_NV).unbind(-1))):
+        assert torch.allclose(torch.stack(one).double(), torch.stack(other), rtol=1e-5, atol=1e-5), name
+    assert torch.allclose(target_logp_N, scores[0], rtol=1e-5, atol=1e-5)
+    own = reference(linear64, hidden64_NH, (0.7,), entropy)
+    weights = torch.randn(len(own) + count + 1, TOKENS, generator=torch.Generator().manual_seed(3))
+    (torch.stack(scores) * weights).sum().backward()
+    (torch.stack([*own, *expected]) * weights.double()).sum().backward()
+    for one, other in [(hidden_NH, hidden64_NH), *zip(head.linear.parameters(), linear64.parameters(), strict=True)]:
+        assert (one.grad.double() - other.grad).norm() < 1e-5 * other.grad.norm()
+
+
+def test_the_probability_of_all_other_tokens_keeps_its_digits() -> None:
+    """1e-12 of it, which 1 - sum of the choices could not tell from 0; its gradient is that of two tokens alike."""
+    linear = nn.Linear(1, 3, bias=False)
+    linear.weight = nn.Parameter(torch.tensor([[1.0], [-27.0], [-27.0]]))
+    hidden_NH = torch.ones(1, 1)
+    *_, first, rest = LogProbHead(linear, 1.0, 16)(hidden_NH, torch.tensor([0]), "none", choice_NC=torch.tensor([[0]]))
+    assert rest.item() == pytest.approx(math.log(2) - 28, rel=1e-6) and first.item() == pytest.approx(0, abs=1e-6)
+    (gradient,) = torch.autograd.grad(rest.sum(), linear.weight)
+    assert gradient.flatten().tolist() == pytest.approx([-1.0, 0.5, 0.5], rel=1e-5)

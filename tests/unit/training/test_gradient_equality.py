@@ -18,6 +18,7 @@ from reference.gradient_case import (
     objective_of,
     reference_gradients,
     reference_loss,
+    reference_of,
     reference_step,
     relative_l2,
     step_of,
@@ -67,6 +68,7 @@ def _can_branch(case: str) -> bool:
     return not (
         any(term.needs_whole_sequences for term in terms_of(case))
         or (objective is not None and (objective.needs_critic or objective.replay or objective.group.prefix))
+        or reference_of(case).rows == "peers"  # a teacher's prompt is for a whole response
     )
 
 

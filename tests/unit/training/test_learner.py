@@ -8,7 +8,7 @@ import pytest
 import torch
 from reference.gradient_case import execution, terms_of, tiny_model, trajectories
 from reference.learner_case import METHODS, NUM_GROUPS, RL, make_learner, objective, rate, shard_of, two_updates
-from reference.variants import STEP
+from reference.rows import STEP
 from safetensors.torch import load_file
 from synthetic.settings import rl_settings
 

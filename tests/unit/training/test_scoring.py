@@ -95,7 +95,7 @@ def test_rows_are_scored_in_the_prompts_that_the_teacher_is_shown(micro_batch_to
     where = execution(micro_batch_tokens=micro_batch_tokens, packing=packing)
     teacher = DistillationTeacher(FrozenPolicy(tiny_model(), where, 1.0), flops=None, pad_id=0)
     batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    found_BT = teacher.logprobs(batch, rows)
+    found_BT = teacher.teach(batch, rows).logp_teacher_BT
     shown = [replace(row, prompt_ids=row.teacher_prompt_ids or row.prompt_ids) for row in rows]
     expected_N = torch.cat([evaluate(tiny_model().double(), row)[0] for row in shown])
     torch.testing.assert_close(found_BT[batch.response_mask_BT].double(), expected_N, rtol=0, atol=1e-5)
@@ -107,9 +107,9 @@ def test_scores_from_servers_lie_where_those_of_a_model_on_the_rank_do() -> None
     assert any(Source.ENVIRONMENT in row.source for row in rows)
     teacher = DistillationTeacher(FrozenPolicy(tiny_model(), execution(), 1.0), flops=None, pad_id=0)
     batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    expected_BT = teacher.logprobs(batch, rows)
+    expected_BT = teacher.teach(batch, rows).logp_teacher_BT
     carried = [
         replace(row, teacher_logprobs=tuple(logp_T[mask_T].tolist()))
         for row, logp_T, mask_T in zip(rows, expected_BT, batch.response_mask_BT, strict=True)
     ]
-    assert torch.equal(ServedScores().logprobs(batch, carried), expected_BT)
+    assert torch.equal(ServedScores().teach(batch, carried).logp_teacher_BT, expected_BT)
