@@ -128,7 +128,7 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         manifests={manifest.node: manifest for manifest in manifests},
         metrics={name: rows for name, rows in curves.items() if rows},
         samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
-        evaluations=tuple(read_scores(stages[name]) for name in evaluations),
+        evaluations=tuple(read_scores(stages[name], config.checkpoint_names) for name in evaluations),
         data_card=next((json.loads(path.read_bytes()) for path in cards("data_card")), {}),
         sampled=tuple(map(read_sample_card, cards("sample_card"))),
         difficulty=next(map(read_card, cards("difficulty_card")), None),
