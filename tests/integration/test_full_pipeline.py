@@ -94,7 +94,7 @@ def test_a_checkpoint_is_exported_as_a_model_folder(workspace, tmp_path, capsys)
     assert main(["export", str(workspace), str(tmp_path / "none")]) == 2
     mistakes = capsys.readouterr().err
     assert "no checkpoint of step 1; there are: " in mistakes
-    assert "is not empty" in mistakes and "is no stage directory" in mistakes
+    assert "is not empty" in mistakes and "no such run in workspace" in mistakes
 
 
 def test_a_run_is_exported_with_a_card_and_the_experiment_that_makes_it_again(workspace, tmp_path):

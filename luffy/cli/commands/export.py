@@ -83,6 +83,9 @@ def export(
         raise ConfigError(f"--author: chooses traces, and {target} does not end in {' or '.join(_DATA_FILES)}")
     if push_to_hub is not None:
         check_hub_name(push_to_hub)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        found = "not empty" if target.is_dir() else "a file"
+        raise DataError(f"{target}: is {found}; give a folder that is not there yet")
     stage, record, node = Path(source), None, ""
     if not (stage / JOB_FILE).is_file():
         record = find_run(find_workspace(workspace), source)
@@ -155,13 +158,8 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     """Write the policy of the stage in the directory `stage` to `folder`; returns what it was.
 
     Without `step` this is its final model, or the newest checkpoint of an unfinished stage. Raises DataError when there
-    is nothing to write, or the folder is not empty.
+    is nothing to write.
     """
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        found = "not empty" if folder.is_dir() else "a file"
-        raise DataError(f"{folder}: is {found}; give a folder that is not there yet")
-    if not (stage / JOB_FILE).is_file():
-        raise DataError(f"{stage}: is no stage directory; give workspace/stages/rl/KEY or workspace/runs/RUN/stages/rl")
     if step is None and (stage / MANIFEST_FILE).is_file() and (stage / _MODEL).is_dir():
         copy_model_files(stage / _MODEL, folder, str(stage))
         return "the final model"
