@@ -17,8 +17,7 @@ from prefect.runtime import flow_run
 from pydantic import JsonValue
 
 from luffy.cli.run_view import show_results
-from luffy.config import load_experiment
-from luffy.config.derived import EvaluatedModel, evaluated
+from luffy.config.derived import EvaluatedModel, evaluation
 from luffy.pipeline.experiment import check_checkpoints
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.session import open_session
@@ -28,12 +27,12 @@ from luffy.tasks.stages import make_chain
 def _run_name() -> str:
     parameters = flow_run.get_parameters()
     steps = ", ".join(map(str, parameters["steps"] or []))
-    return f"{Path(parameters['config_file']).stem} {parameters['model'] or f'steps {steps}'}"
+    return f"{Path(parameters['config_file'] or 'evaluation').stem} {parameters['model'] or f'steps {steps}'}"
 
 
 @flow(name="evaluate-checkpoint", flow_run_name=_run_name, retries=0, persist_result=False)
 def evaluate_checkpoint(
-    config_file: str,
+    config_file: str | None = None,
     overrides: list[str] | None = None,
     verify: bool = False,
     model: str | None = None,
@@ -41,11 +40,12 @@ def evaluate_checkpoint(
     chat_template: str | None = None,
     urls: list[str] | None = None,
     request: dict[str, JsonValue] | None = None,
+    suites: list[str] | None = None,
 ) -> None:
     """Evaluate a model, or checkpoints of an experiment's RL run, by the experiment's protocol.
 
     Args:
-        config_file: YAML file of an experiment, or the name of a shipped one.
+        config_file: YAML file of an experiment, or the name of a shipped one; empty where model and suites suffice.
         overrides: Values that differ from the file, each as `key.path=value`, such as `rl.steps=200`.
         verify: Compare full hashes of earlier results before they are reused.
         model: Model folder, hub id, or `api:NAME` for one on a server; empty for checkpoints of the RL run.
@@ -53,10 +53,13 @@ def evaluate_checkpoint(
         chat_template: Template file to use instead of the model's own.
         urls: Servers of a model `api:NAME`.
         request: Further fields of each request to a model `api:NAME`.
+        suites: Files, benchmarks or environments to evaluate on in place of the experiment's suites.
     """
-    wanted = EvaluatedModel(model, tuple(steps or ()), chat_template, tuple(urls or ()), request or {})
-    config = evaluated(load_experiment(config_file, overrides or []), wanted)
+    wanted = EvaluatedModel(
+        model, tuple(steps or ()), chat_template, tuple(urls or ()), request or {}, tuple(suites or ())
+    )
+    config = evaluation(config_file, overrides or [], wanted)
     check_checkpoints(config, wanted.steps, find_workspace())
     with open_session(config, find_workspace(), verify=verify, sweep_steps=wanted.steps) as session:
         stages = make_chain(session)
-    show_results((stage.directory for stage in stages.values()), session.page)
+    show_results((stage.directory for stage in stages.values()), session.page, config)

@@ -6,7 +6,6 @@
 import hashlib
 import json
 import os
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +21,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import ChoiceGrader, GraderKind, GradingConfig
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.config.shipped import expand_pattern
+from luffy.config.strict import run_name
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.across_runs.board import board_json, read_board
@@ -105,7 +105,7 @@ def evaluate_responses(
             )  # fmt: skip
             write_manifest(directory, manifest)
             stage = {"key": key, "directory": str(directory), "action": "graded", "reason": ", ".join(map(str, files))}
-            experiment_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "responses"
+            experiment_name = run_name(name)
             record = {"experiment": experiment_name, "state": "finished", "started": began, "updated": ended}
             run = workspace.new_run(experiment_name, {**record, "stages": {node: stage}, "config": {}})
             link(directory, run / "stages" / node)

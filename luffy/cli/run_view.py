@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from luffy.cli.console import duration, say, show_table, size_words
-from luffy.config import STAGE_KINDS
+from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.strict import StrictModel
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
@@ -35,6 +35,7 @@ _CARD_HEADER = (
 )  # fmt: skip
 _CARD_FILE = "card.json"
 _RESULTS_FILE = "results.json"
+_OF_ACCURACY = ("suite", "decoding", "accuracy")
 _SECTION = "(section)"
 _MAX_TEXT = 100
 _LAST_LINE_BYTES = 1 << 16
@@ -244,16 +245,18 @@ class Accuracy:
         return accuracy(Estimate(self.accuracy, *self.interval, "", 0)).plain
 
 
-def read_accuracies(stages: Iterable[Path]) -> list[Accuracy]:
+def read_accuracies(stages: Iterable[Path], names: Mapping[str, str] | None = None) -> list[Accuracy]:
     """The results in these stage directories, of a sweep those of each step; none in others.
 
-    Also where another version has written more or less than this one would.
+    Also where another version has written more or less than this one would. `names`: what to call some checkpoints.
     """
     folders = [folder for stage in stages for folder in (stage, *sorted(stage.glob("step_*")))]
     files = (file for folder in folders if (file := folder / _RESULTS_FILE).is_file())
+    found = [parse_json(file.read_text(encoding="utf-8")) for file in files]
+    called = {results["checkpoint"]: results["checkpoint"] for results in found} | {**(names or {})}
     return [
-        Accuracy(results["checkpoint"], row["suite"], row["decoding"], row["accuracy"], tuple(row["interval"]))
-        for results in (parse_json(file.read_text(encoding="utf-8")) for file in files)
+        Accuracy(called[results["checkpoint"]], *(row[name] for name in _OF_ACCURACY), tuple(row["interval"]))
+        for results in found
         for row in results["rows"]
     ]
 
@@ -275,9 +278,12 @@ def accuracy_table(cells: Sequence[Accuracy]) -> Table:
     return table(("suite", "decoding", *checkpoints), rows)
 
 
-def show_results(stages: Iterable[Path], page: Path | None = None) -> None:
-    """Print the accuracies in these stage directories, if there are any, and where the page is."""
-    if found := read_accuracies(stages):
+def show_results(stages: Iterable[Path], page: Path | None = None, config: ExperimentConfig | None = None) -> None:
+    """Print the accuracies in these stage directories, if there are any, and where the page is.
+
+    `config`: that of their run, which may have names for its checkpoints.
+    """
+    if found := read_accuracies(stages, {} if config is None else config.checkpoint_names):
         show_table(accuracy_table(found), "Accuracy in % with its interval")
     if page is not None:
         say(f"report: {page}")

@@ -1,23 +1,43 @@
-"""Experiments derived from another: its data alone, the evaluation of a model, the evaluation of its RL checkpoints."""
+"""Experiments derived from another: the evaluation of a model, or of its RL checkpoints; also by defaults alone."""
 
+import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
+from yaml import YAMLError
 
-from luffy.config.data import DataConfig
+from luffy.config.data import DataConfig, VerifiersPackage
 from luffy.config.environment import without_groups
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.model import GGUF, EndpointModel, ModelConfig
-from luffy.config.shipped import template_file, template_names
+from luffy.config.load import load_experiment
+from luffy.config.model import GGUF, EndpointModel, ModelConfig, model_name
+from luffy.config.shipped import recipe_files, template_file, template_names
+from luffy.config.stage_kinds import StageName
+from luffy.config.strict import run_name
+from luffy.config.yaml_source import nearest, parse_scalar
 from luffy.errors import ConfigError
+from luffy.model_shape import positions_of
 
+_MOST_TOKENS = 2048
+"""Limit of a response where no experiment sets one, or half of a smaller context."""
+_NUM_PROBLEMS = 64
+_GENERATED: Mapping[str, Mapping[str, JsonValue]] = {
+    "arithmetic": {"num_operations": [2, 3]},
+    "word_problems": {"num_events": [2, 3, 4]},
+    "guess_number": {},
+}
+"""Sources that `--suite` takes by their kinds alone, with their settings."""
+_SUFFIXES = (".parquet", ".jsonl", ".csv")
+_NAMED_SUITE = re.compile(r"(?P<name>[a-z0-9][a-z0-9_.-]*)=(?P<source>.+)", re.DOTALL)
 _ENDPOINT = "api:"
 """Prefix of the name of a model served by an API."""
+_STAGES: tuple[StageName, ...] = ("prepare_data", "base", "evaluate", "report")
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _Evaluation = tuple[ModelConfig, EvaluationConfig, ExecutionConfig]
 
@@ -33,11 +53,92 @@ class EvaluatedModel:
     chat_template: str | None = None
     urls: tuple[str, ...] = ()
     request: Mapping[str, JsonValue] = field(default_factory=dict)
+    suites: tuple[str, ...] = ()
+    """What to evaluate on in place of the experiment's suites, each as `--suite` takes it."""
 
     def given(self) -> dict[str, object]:
         """The fields that are not empty, as parameters of a flow."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value}
+
+
+def evaluation(config_file: str | None, overrides: Sequence[str], wanted: EvaluatedModel) -> ExperimentConfig:
+    """The experiment that evaluates `wanted` by the suites and protocol of a file.
+
+    Without a file the model answers each problem of `wanted.suites` once, greedily, in its own chat format, with up to
+    2,048 tokens or half of its context. Raises ConfigError for what does not fit.
+    """
+    of_suites = _overrides_of_suites(wanted.suites)
+    if config_file:
+        only = [f"evaluation.only={json.dumps(list(of_suites))}"] if of_suites else []
+        return evaluated(load_experiment(config_file, [*_as_overrides(of_suites), *only, *overrides]), wanted)
+    if wanted.model is None or not of_suites:
+        raise ConfigError("give the experiment that says how to evaluate (CONFIG), or --model and --suite")
+    path, served = _real_folder(wanted.model) or wanted.model, wanted.model.startswith(_ENDPOINT)
+    context = positions_of(ModelConfig(path=path)) if (Path(path) / "config.json").is_file() else None
+    most = min(_MOST_TOKENS, (context or 2 * _MOST_TOKENS) // 2)
+    called = {"endpoint": {"name": path.removeprefix(_ENDPOINT)}} if served else {"path": path}
+    bare = {
+        "name": run_name(model_name(called) or path),
+        "stages": list(_STAGES),
+        "data": {"suites": {}, "max_prompt_tokens": most, "max_trace_tokens": most},
+        "model": {"path": path},
+        "evaluation": {"decodings": {"greedy": {"temperature": 0.0}}, "max_response_tokens": most},
+    }
+    return evaluated(load_experiment(bare, [*_as_overrides(of_suites), *overrides]), wanted)
+
+
+def _overrides_of_suites(texts: Sequence[str]) -> dict[str, dict[str, JsonValue]]:
+    """The sources that `--suite` names, by the names of their suites."""
+    found: dict[str, dict[str, JsonValue]] = {}
+    for text in texts:
+        match = _NAMED_SUITE.fullmatch(text)
+        name, source = _source(match["source"] if match else text)
+        name = match["name"] if match else run_name(name)
+        if name in found:
+            raise ConfigError(f"--suite {text}: there is a suite {name} already; give --suite NAME={text}")
+        found[name] = source
+    return found
+
+
+def _source(text: str) -> tuple[str, dict[str, JsonValue]]:
+    """The name and the source of a file, a benchmark, an environment or a source in YAML."""
+    kind, _, inner = text.partition(":")
+    if text.startswith("{"):
+        try:
+            source = parse_scalar(text)
+        except YAMLError:
+            source = None
+        if not isinstance(source, dict) or not isinstance(source.get("kind"), str):
+            raise ConfigError(f"--suite {text}: is no source in YAML; such as {{kind: file, path: FILE}}")
+        return str(source["kind"]), source
+    if text.endswith(_SUFFIXES) or Path(text).is_file():
+        return Path(text).stem.replace("*", ""), {"kind": "file", "path": text}
+    if text in recipe_files():
+        return text, {"kind": "recipe", "name": text}
+    if text in _GENERATED:
+        return text, {"kind": text, "num_prompts": _NUM_PROBLEMS, **_GENERATED[text]}
+    if kind == "reasoning_gym" and inner:
+        return inner, {"kind": kind, "tasks": [inner], "num_prompts": _NUM_PROBLEMS}
+    if kind == "verifiers" and inner:
+        return inner, {"kind": kind, "environment": inner, "python": sys.executable, "num_prompts": _NUM_PROBLEMS}
+    names = [*recipe_files(), *_GENERATED]
+    raise ConfigError(
+        f"--suite {text}: no such file; {nearest(text, names, 'did you mean {!r}? ')}give a {', '.join(_SUFFIXES)} "
+        f"file, {', '.join(names)}, reasoning_gym:TASK, verifiers:ENVIRONMENT, or a source in YAML"
+    )
+
+
+def _as_overrides(suites: Mapping[str, Mapping[str, JsonValue]]) -> list[str]:
+    """`suites` as overrides, with the environment that answers, where one of them is the tasks of one."""
+    played = [source for source in suites.values() if source["kind"] in ("guess_number", "verifiers")]
+    if played and len(suites) > 1:
+        raise ConfigError(f"--suite: {played[0]['kind']} is an environment, which a run has one of; evaluate it alone")
+    texts = [f"data.suites={json.dumps(suites)}"] if suites else []
+    for source in played:
+        shared = {"kind", *VerifiersPackage.model_fields} & {*source}
+        texts.append(f"environment={json.dumps({name: source[name] for name in sorted(shared)})}")
+    return texts
 
 
 def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentConfig:
@@ -78,7 +179,7 @@ def evaluation_of(
         policy, evaluation, execution = evaluated_so
         return ExperimentConfig(
             name=config.name,
-            stages=("prepare_data", "base", "evaluate", "report"),
+            stages=_STAGES,
             seed=config.seed,
             data=DataConfig(
                 suites=data.suites,

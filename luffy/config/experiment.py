@@ -69,6 +69,12 @@ class ExperimentConfig(StrictModel):
         return 0 if self.rl.engine == "openai" else self.execution.ray.engines
 
     @property
+    def checkpoint_names(self) -> dict[str, str]:
+        """What results call checkpoints otherwise: the model itself, where nothing is trained."""
+        name = None if {"sft", "rl"} & {*self.stages} else self.model.shown_name
+        return {} if name is None else {"base": name}
+
+    @property
     def shares_gpus(self) -> bool:
         """Whether RL's engines generate on the GPUs of its ranks, in turn."""
         return self.num_engines > 0 and (self.cluster == "local" or self.execution.ray.placement == "colocated")

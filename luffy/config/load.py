@@ -147,20 +147,24 @@ class Override:
 
 
 def load_experiment(
-    path: Path | str, overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
+    path: Path | str | Mapping[str, Value], overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
 ) -> ExperimentConfig:
-    """The experiment in the file `path`, or the shipped one of that name, with `overrides` (`key.path=value`) applied.
-    Raises ConfigError, a line for each mistake: its place (`given_at` for overrides), what was found and is allowed."""
+    """The experiment in the file `path`, or the shipped one of that name, or of these values, with `overrides`
+    (`key.path=value`) applied. Raises ConfigError, a line for each mistake: its place (`given_at` for overrides), what
+    was found and is allowed."""
     return resolve_experiment(path, overrides, given_at=given_at).config
 
 
 def resolve_experiment(
-    path: Path | str, overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
+    path: Path | str | Mapping[str, Value], overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
 ) -> ResolvedExperiment:
     """The same, with the origin of every value."""
-    file = experiment_file(path)
-    own = _read_with_extends(file, ())
-    refuse_other_kind(own.values, path, "experiment")
+    if isinstance(path, Mapping):
+        file, own = Path(given_at), Layer(dict(path))
+    else:
+        file = experiment_file(path)
+        own = _read_with_extends(file, ())
+        refuse_other_kind(own.values, path, "experiment")
     given = parse_overrides(overrides, given_at)
     named, _ = _split_overrides(given, own)
     chain, method = _presets(own, named, file)

@@ -6,7 +6,7 @@ code that runs when opened, and that nothing of them leads out of the folder.
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +21,7 @@ from luffy.json_text import parse_json
 DType = Literal["float32", "bfloat16"]
 GGUF = ".gguf"
 _PACKAGE = "package:"
+_EXPORT_FOLDER = "model"
 
 
 class TinyArchitecture(StrictModel):
@@ -136,9 +137,26 @@ class ModelConfig(StrictModel):
             yield f"{inert[0]} has no effect without path or package, whose model it adapts; remove it"
 
     @property
+    def shown_name(self) -> str | None:
+        """What results call the model; None: it is an embedded policy. See `model_name`."""
+        return model_name(self.model_dump(mode="json"))
+
+    @property
     def source(self) -> str | None:
         """Folder, hub id, GGUF file or `package:NAME` of the policy; None: it is trained here or served elsewhere."""
         return self.path if self.package is None else f"{_PACKAGE}{self.package}"
+
+
+def model_name(model: Mapping[str, object]) -> str | None:
+    """The name of a model with these fields: that of its package, or at its endpoint, or the last part of its folder or
+    hub id; of a stage's model stage and key. None for an embedded policy."""
+    path, package, served = model.get("path"), model.get("package"), model.get("endpoint")
+    if isinstance(served, Mapping) and isinstance(served.get("name"), str):
+        return f"{served['name']} (API)"
+    if not isinstance(path, str):
+        return package if isinstance(package, str) else None
+    *before, name = Path(path).parts or (path,)
+    return "/".join(before[-2:]) if name == _EXPORT_FOLDER and len(before) > 1 else name
 
 
 def locate(source: str) -> str:

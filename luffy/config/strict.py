@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Self
@@ -24,6 +25,13 @@ ShareBelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+
+
+def run_name(text: str) -> str:
+    """A `RunName` that resembles `text`."""
+    return re.sub(r"[^a-z0-9_.-]+", "-", text.lower()).strip("-._") or "model"
+
+
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`package.module:name`."""
 FOR_IDENTITY = {"for_identity": True}

@@ -382,10 +382,15 @@ class CheckpointScores:
         return compare(pairs, self.results.confidence)
 
 
-def read_scores(directory: Path) -> CheckpointScores:
-    """What a finished evaluation found, with its suites and decodings in the order of its responses."""
+def read_scores(directory: Path, names: Mapping[str, str] | None = None) -> CheckpointScores:
+    """What a finished evaluation found, with its suites and decodings in the order of its responses.
+
+    `names`: what to call some checkpoints otherwise.
+    """
     correct: dict[Cell, dict[str, int]] = {}
     for record in read_samples_of(directory):
         of_cell = correct.setdefault((record.suite, record.decoding), {})
         of_cell[record.uid] = of_cell.get(record.uid, 0) + record.correct
-    return CheckpointScores(read_results(directory / RESULTS_FILE), correct)
+    results = read_results(directory / RESULTS_FILE)
+    name = (names or {}).get(results.checkpoint, results.checkpoint)
+    return CheckpointScores(results.model_copy(update={"checkpoint": name}), correct)

@@ -4,13 +4,14 @@ Times come from the stages, so that the same inputs give the same bytes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, groupby
 from pathlib import Path
 from statistics import fmean
 
 from luffy.config import ExperimentConfig
+from luffy.config.data import HubSource
 from luffy.config.evaluation import VALIDATION, DecodingConfig
 from luffy.config.stage_kinds import ViewName
 from luffy.config.yaml_source import dump_yaml
@@ -44,7 +45,7 @@ from luffy.report.cells import (
 from luffy.report.curves import OUTCOME_COLORS, draw_held_out, draw_outcomes, draw_panels, rl_panels, supervised_panels
 from luffy.report.evaluation_page import Scored, accuracies, breakdowns, measures, shares_at_k, votes
 from luffy.report.figures import bars
-from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn
+from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn, markdown
 from luffy.tracking.advice import advice_on_rl
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 from luffy.tracking.step_times import step_times
@@ -128,7 +129,7 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         manifests={manifest.node: manifest for manifest in manifests},
         metrics={name: rows for name, rows in curves.items() if rows},
         samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
-        evaluations=tuple(read_scores(stages[name]) for name in evaluations),
+        evaluations=tuple(read_scores(stages[name], config.checkpoint_names) for name in evaluations),
         data_card=next((json.loads(path.read_bytes()) for path in cards("data_card")), {}),
         sampled=tuple(map(read_sample_card, cards("sample_card"))),
         difficulty=next(map(read_card, cards("difficulty_card")), None),
@@ -184,6 +185,46 @@ def chain_page(chain: FinishedChain) -> Page:
     return Page(
         config.name, " · ".join(filter(None, facts)), (*sections, _data(chain), _provenance(chain, last)), "report"
     )
+
+
+def model_card(chain: FinishedChain, node: str, explained: Iterable[tuple[str, str]], file: str) -> str:
+    """What a hub shows of the policy that the stage `node` made: data, method, accuracies, and how to make it again.
+
+    `explained`: the title of each training stage and its loss in symbols; `file`: the experiment beside the card.
+    """
+    config, made = chain.config, chain.manifests[node]
+    sources = (*config.data.training_sources.values(), *config.data.suites.values())
+    path = config.model.path
+    header = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "base_model": path if path and path.count("/") == 1 and not Path(path).exists() else None,
+        "datasets": list(dict.fromkeys(each.path for each in sources if isinstance(each, HubSource))),
+        "tags": list(dict.fromkeys(filter(None, ("luffy", config.method)))),
+    }
+    origin = config.model.shown_name or "a policy trained from scratch"
+    last = chain.evaluations[-1]
+    estimates = {
+        f"{row.suite}, {row.decoding}": {one.name: one.row.estimate for one in chain.scored((row.suite, row.decoding))}
+        for row in last.results.rows
+    }
+    models = [(color, checkpoint_name(each)) for each, color in chain.colors.items()]
+    _, shown = accuracies("accuracy", "suite", models, estimates)
+    level = f"{100 * last.results.confidence:g}{NBSP}%"
+    versions = [f"{name} {made.versions[name]}" for name in ("luffy", "commit") if name in made.versions]
+    sections = (
+        Section(text=(f"The policy after the stage {node} of {config.name}, which starts from {origin}.",)),
+        Section(
+            title="Accuracy",
+            notes=(f"In percent, of each evaluated checkpoint; {level} intervals over problems.",),
+            tables=(shown,),
+        ),
+        Section(title="Method", sections=tuple(Section(title=name, code=text) for name, text in explained)),
+        _data(chain),
+        Section(title="To make it again", code=f"luffy run {file}", notes=(", ".join([*versions, f"key {made.key}"]),)),
+    )
+    known = dump_yaml({name: value for name, value in header.items() if value})
+    return f"---\n{known}---\n\n{markdown(Page(config.name, '', sections))}"
 
 
 def difference_table(chain: FinishedChain, decoding: str) -> Table:

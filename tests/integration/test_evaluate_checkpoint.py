@@ -60,6 +60,23 @@ def test_a_standalone_evaluation_equals_that_of_the_chain_and_is_reused(workspac
     assert set(states(again).values()) == {"reused"}
 
 
+def test_a_model_and_a_file_suffice_and_results_call_the_model_by_its_name(workspace, tmp_path):
+    model = shutil.copytree(stage(workspace, "rl") / "model", tmp_path / "Mine")
+    (tmp_path / "sums.jsonl").write_text(
+        '{"prompt": "12+34", "answer": "46"}\n' * 2 + '{"prompt": "1+1", "answer": "2"}\n'
+    )
+    arguments = ("--model", model, "--suite", tmp_path / "sums.jsonl", "seed=3")
+    result = flow_process.run(workspace, *arguments, flow="evaluate_checkpoint")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^suite +decoding +Mine *\nsums +greedy +\d", result.stdout, re.MULTILINE)
+    (rows,) = (read_results(stage(workspace, "evaluate_base", "mine-1") / "results.json").rows,)
+    assert [(row.suite, row.num_problems, row.protocol.max_response_tokens) for row in rows] == [("sums", 2, 64)]
+    report = (workspace / "runs" / "mine-1" / "report.html").read_text()
+    assert re.findall(r'class="label">(.*?)<', report) == ["Mine"]
+    again = flow_process.run(workspace, *arguments, flow="evaluate_checkpoint")
+    assert set(states(again).values()) == {"reused"}
+
+
 def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_final_model(sweep_of_all):
     workspace, result = sweep_of_all
     assert result.returncode == 0, result.stderr

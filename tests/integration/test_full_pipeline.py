@@ -21,7 +21,10 @@ from holding import Hold
 from patience import PATIENCE_S, ran, wait_until
 
 from luffy.cli.main import main
+from luffy.config import load_experiment
+from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.lock import holder_of
+from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -91,7 +94,19 @@ def test_a_checkpoint_is_exported_as_a_model_folder(workspace, tmp_path, capsys)
     assert main(["export", str(workspace), str(tmp_path / "none")]) == 2
     mistakes = capsys.readouterr().err
     assert "no checkpoint of step 1; there are: " in mistakes
-    assert "is not empty" in mistakes and "is no stage directory" in mistakes
+    assert "is not empty" in mistakes and "no such run in workspace" in mistakes
+
+
+def test_a_run_is_exported_with_a_card_and_the_experiment_that_makes_it_again(workspace, tmp_path):
+    folder = tmp_path / "policy"
+    assert main(["export", "smoke", str(folder), "--workspace", str(workspace)]) == 0
+    assert (folder / "model.safetensors").read_bytes() == (
+        stage(workspace, "rl") / "model/model.safetensors"
+    ).read_bytes()
+    card = (folder / "README.md").read_text()
+    assert "after the stage rl of smoke" in card and "| in_distribution, greedy 8 problems |" in card
+    plans = open_experiment(load_experiment(folder / "experiment.yaml"), Workspace(workspace)).plan()
+    assert {plan.action for plan in plans} == {"reuse"}
 
 
 def test_the_report_says_where_a_step_of_each_stage_went(workspace):

@@ -118,7 +118,7 @@ def explain_experiment(
         settings: dict[str, StageSettings] = {job.stage: job.settings}
     else:
         settings = {node.name: node.settings for node in build_graph(load_experiment(config, overrides))}
-    found = {name: text for name, of in settings.items() if (text := _explain(of)) is not None}
+    found = {name: text for name, of in settings.items() if (text := explain_stage(of)) is not None}
     if not found:
         raise ConfigError(f"{config}: has no training stage (sft, rl) to explain")
     if only is not None and only not in found:
@@ -126,7 +126,8 @@ def explain_experiment(
     return [(name, text) for name, text in found.items() if only in (None, name)]
 
 
-def _explain(settings: StageSettings) -> str | None:
+def explain_stage(settings: StageSettings) -> str | None:
+    """The loss of a training stage in symbols; None for another stage."""
     if isinstance(settings, SFTSettings):
         return "\n".join(explain_terms(settings.sft.objective.terms, max_response_tokens=0)).strip()
     if not isinstance(settings, RLSettings):

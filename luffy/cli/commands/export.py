@@ -1,4 +1,4 @@
-"""`luffy export SOURCE TARGET`: a stage's policy as a Hugging Face folder, or the data of a run as a file."""
+"""`luffy export SOURCE TARGET`: the policy of a run or stage as a Hugging Face folder, or a run's data as a file."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,19 +8,25 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from luffy import __version__
+from luffy.cli.commands.config import explain_stage
 from luffy.cli.console import say
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.config.model import copy_model_files
 from luffy.config.settings import RLSettings, SFTSettings
-from luffy.errors import EXIT_OK, ConfigError, DataError
-from luffy.pipeline.graph import nodes_providing
-from luffy.pipeline.job import inputs_of, read_job
+from luffy.config.yaml_source import dump_yaml
+from luffy.errors import EXIT_OK, ConfigError, DataError, LuffyError, UserError
+from luffy.files import write_atomic
+from luffy.pipeline.graph import build_graph, nodes_providing
+from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
 from luffy.pipeline.manifest import MANIFEST_FILE
 from luffy.pipeline.records import RunRecord, find_run
 from luffy.pipeline.reuse import complete_checkpoints
 from luffy.pipeline.workspace import find_workspace
 
 _MODEL = "model"
+_CARD = "README.md"
+_EXPERIMENT = "experiment.yaml"
 _TRAIN_FILE = "train.parquet"
 _DATA_FILES = (".parquet", ".csv")
 
@@ -30,8 +36,8 @@ def export(
         str,
         Argument(
             metavar="STAGE|RUN|FILE",
-            help="a stage's directory (workspace/runs/RUN/stages/rl); for data a run's name or directory, an "
-            "experiment's name for its newest run, or a prepared .parquet file",
+            help="a run's name or directory, an experiment's name for its newest run, a stage's directory "
+            "(workspace/runs/RUN/stages/rl), or, for data, a prepared .parquet file",
         ),
     ],
     target: Annotated[
@@ -46,16 +52,22 @@ def export(
     author: Annotated[
         list[str] | None, Option("--author", metavar="NAME", help="only traces of this author; may be repeated [all]")
     ] = None,
+    push_to_hub: Annotated[
+        str | None,
+        Option("--push-to-hub", metavar="OWNER/NAME", help="also upload the folder to this model on the hub"),
+    ] = None,
+    public: Annotated[bool, Option("--public", help="a new model on the hub can be seen by everybody")] = False,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """Write the policy of a training stage as a Hugging Face model folder, or a run's data as one file.
+    """Write a policy as a Hugging Face model folder, or a run's data as one file.
 
+    That of a run is its last one; the folder also gets a model card and the experiment that makes it again.
     A .parquet file gets the prompts with traces, those that teachers made included; a .csv file all prompts.
     """
     if target.suffix in _DATA_FILES:
-        if step is not None:
-            raise ConfigError(f"--step: chooses a policy; {target} gets data")
+        if option := "--step" if step is not None else "--push-to-hub" if push_to_hub is not None else None:
+            raise ConfigError(f"{option}: is for a policy; {target} gets data")
         is_file = source.endswith(".parquet") and Path(source).is_file()
         file = Path(source) if is_file else training_file(find_run(find_workspace(workspace), source))
         prompts, counts, hidden = write_data(file, target, author or ())
@@ -69,26 +81,89 @@ def export(
         return EXIT_OK
     if author:
         raise ConfigError(f"--author: chooses traces, and {target} does not end in {' or '.join(_DATA_FILES)}")
-    what = export_stage(Path(source), target, step)
+    if push_to_hub is not None:
+        check_hub_name(push_to_hub)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        found = "not empty" if target.is_dir() else "a file"
+        raise DataError(f"{target}: is {found}; give a folder that is not there yet")
+    stage, record, node = Path(source), None, ""
+    if not (stage / JOB_FILE).is_file():
+        record = find_run(find_workspace(workspace), source)
+        made = nodes_providing("policy", record.stages)
+        if not made:
+            raise DataError(f"{record.name}: has no policy yet; luffy show {record.name} lists its stages")
+        node = made[-1]
+        stage = record.stages[node].directory
+    what = export_stage(stage, target, step)
+    if record is not None:
+        try:
+            write_card(record, node, target)
+        except LuffyError as error:
+            say(f"no model card: {error}")
     say(f"{what} of {source} is in {target}")
+    if push_to_hub is not None:
+        say(f"uploaded to {push(target, push_to_hub, public=public)}")
     return EXIT_OK
+
+
+def write_card(record: RunRecord, node: str, folder: Path) -> None:
+    """Write README.md and the run's experiment beside the policy of `node`; LuffyError where nothing is evaluated."""
+    from luffy.report.chain_page import model_card, read_chain  # draws, and loads what draws
+
+    config = record.configuration
+    if config is None:
+        raise DataError("the run's configuration was written by another version")
+    write_atomic(folder / _EXPERIMENT, dump_yaml(config.model_dump(mode="json")))
+    nodes = build_graph(config)
+    trained = [(each.name, text) for each in nodes if (text := explain_stage(each.settings)) is not None]
+    whole = config.model_copy(update={"stages": tuple(dict.fromkeys((*config.stages, "report")))})
+    (page,) = [each for each in build_graph(whole) if each.kind.reads_all]
+    there = {entry: record.stages[name].directory for entry, name in page.inputs.items() if name in record.stages}
+    chain = read_chain(whole, {entry: path for entry, path in there.items() if (path / MANIFEST_FILE).is_file()})
+    write_atomic(folder / _CARD, model_card(chain, node, trained, _EXPERIMENT))
+
+
+def check_hub_name(name: str) -> None:
+    """Raise ConfigError where the hub can have no model of that name."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id  # a fifth of a second
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(f"--push-to-hub {name}: {' '.join(str(error).split())}") from None
+
+
+def push(folder: Path, name: str, *, public: bool) -> str:
+    """Upload `folder` to the model `name` on the hub, in one commit; returns its address.
+
+    A new model is private unless `public`; an existing one stays as it is. Raises UserError where the hub refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    try:
+        made = api.create_repo(name, private=not public, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=f"luffy {__version__}")
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(getattr(error, "server_message", None) or error).strip().splitlines()[0]
+        raise UserError(
+            f"--push-to-hub {name}: {reason}; the policy is in {folder}: log in (hf auth login, or HF_TOKEN) with a "
+            f"token that may write, then hf upload {name} {folder}"
+        ) from None
+    return str(made)
 
 
 def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     """Write the policy of the stage in the directory `stage` to `folder`; returns what it was.
 
     Without `step` this is its final model, or the newest checkpoint of an unfinished stage. Raises DataError when there
-    is nothing to write, or the folder is not empty.
+    is nothing to write.
     """
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        found = "not empty" if folder.is_dir() else "a file"
-        raise DataError(f"{folder}: is {found}; give a folder that is not there yet")
-    if not (stage / "config.yaml").is_file():
-        raise DataError(f"{stage}: is no stage directory; give workspace/stages/rl/KEY or workspace/runs/RUN/stages/rl")
     if step is None and (stage / MANIFEST_FILE).is_file() and (stage / _MODEL).is_dir():
         copy_model_files(stage / _MODEL, folder, str(stage))
         return "the final model"
-    job = read_job(stage / "config.yaml")
+    job = read_job(stage / JOB_FILE)
     if not isinstance(job.settings, RLSettings | SFTSettings):
         raise DataError(f"{stage}: only checkpoints of sft and rl can be exported, this is {job.stage}")
     checkpoints = complete_checkpoints(stage)

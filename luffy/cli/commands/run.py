@@ -20,7 +20,7 @@ from luffy.cli.options import (
 )
 from luffy.cli.planning import check, plans_of, show_plan, show_sweep_plan
 from luffy.config import load_experiment
-from luffy.config.derived import EvaluatedModel, evaluated
+from luffy.config.derived import EvaluatedModel, evaluation
 from luffy.config.many_runs.sweep_runs import kind_of_file, load_sweep
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import EXIT_FAILURE, EXIT_OK, ConfigError
@@ -136,7 +136,9 @@ def bench(
 
 
 def evaluate(
-    config: Annotated[str | None, config_argument(f"{CONFIG_HELP}; --responses needs none")] = None,
+    config: Annotated[
+        str | None, config_argument(f"{CONFIG_HELP}; --model with --suite, and --responses, need none")
+    ] = None,
     overrides: Overrides = None,
     model: Annotated[
         str | None,
@@ -144,6 +146,15 @@ def evaluate(
             metavar="MODEL",
             help="a Hugging Face folder, a stage's directory, a hub id, or api:NAME served at --url; with --responses "
             "a name to show",
+        ),
+    ] = None,
+    suite: Annotated[
+        list[str] | None,
+        Option(
+            metavar="[NAME=]SUITE",
+            help="problems, in place of the experiment's: a .parquet, .jsonl or .csv file, a benchmark by name "
+            "(aime24), an environment (guess_number, verifiers:ID, reasoning_gym:TASK), or a source in YAML; may be "
+            "repeated",
         ),
     ] = None,
     steps: Annotated[
@@ -175,19 +186,21 @@ def evaluate(
 ) -> int:
     """Evaluate a model, checkpoints of an RL run, or responses made elsewhere.
 
-    Give one of --model, --steps and --responses, which are graded as CONFIG says, without it by the grader math. The
-    key for --url comes from the environment variable that execution.server.api_key_variable names (OPENAI_API_KEY).
+    Give one of --model, --steps and --responses, which are graded as CONFIG says, without it by the grader math.
+    Without CONFIG a model answers --suite greedily, in up to 2,048 tokens or half of its context. The key for --url
+    comes from the environment variable that execution.server.api_key_variable names (OPENAI_API_KEY).
     """
     if responses:
-        if extra := [name for name, value in {"--steps": steps, "--url": url, "--dry-run": dry_run}.items() if value]:
+        others = {"--steps": steps, "--suite": suite, "--url": url, "--dry-run": dry_run}
+        if extra := [name for name, value in others.items() if value]:
             raise ConfigError(f"{extra[0]} has no effect with --responses; remove it")
         from luffy.cli.evaluations import evaluate_responses  # numpy and pyarrow: only when they are needed
 
         experiment = None if config is None else load_experiment(config, overrides or ())
         evaluate_responses(find_workspace(workspace), responses, experiment, model)
         return EXIT_OK
-    if config is None:
-        raise BadParameter("Missing argument 'CONFIG'.")
+    if config is not None and "=" in config and model is not None and suite:  # the first override
+        config, overrides = None, [config, *(overrides or ())]
     try:
         at = tuple(sorted({int(part) for part in steps.split(",")})) if steps is not None else ()
     except ValueError:
@@ -198,8 +211,9 @@ def evaluate(
         chat_template=chat_template,
         urls=tuple(url or ()),
         request=dict(_request_field(text) for text in request or ()),
+        suites=tuple(suite or ()),
     )
-    where, experiment = find_workspace(workspace), evaluated(load_experiment(config, overrides or ()), wanted)
+    where, experiment = find_workspace(workspace), evaluation(config, overrides or (), wanted)
     if dry_run:
         show_plan(experiment, where, verify=verify, sweep_steps=at)
         return EXIT_OK

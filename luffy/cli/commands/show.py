@@ -110,7 +110,7 @@ def _show_run(record: RunRecord, *, everything: bool, svg: Path | None) -> None:
     if (metrics := run_view.last_metrics(record, everything=everything)).rows:
         show_table(metrics, "Newest metrics")
     finished = (entry.directory for entry in record.stages.values() if read_manifest(entry.directory) is not None)
-    run_view.show_results(finished)
+    run_view.show_results(finished, config=record.configuration)
     for file in run_view.write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
 

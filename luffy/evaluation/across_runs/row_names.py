@@ -3,11 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.config.model import model_name
 from luffy.config.settings import SETTINGS
 from luffy.config.stage_kinds import STAGE_ORDER, StageKind
+from luffy.config.strict import run_name
 from luffy.evaluation.results import checkpoint_name
 from luffy.pipeline.graph import kind_of, nodes_providing
 from luffy.pipeline.records import RunRecord, list_records
@@ -15,7 +16,6 @@ from luffy.pipeline.workspace import Workspace
 
 _NODE_PREFIX = "evaluate_"
 _SWEEP = "sweep"
-_EXPORT_FOLDER = "model"
 _ELSEWHERE = ("data.suites", "data.decontamination", "rl.steps")
 """Settings that the table's columns, or the row itself, already show."""
 _SHOWN = 3
@@ -75,8 +75,10 @@ def name_row(uses: Sequence[Use], checkpoint: str, step: int | None) -> RowName:
     _, *trained = nodes_providing("policy", map(str, stages) if isinstance(stages, list) else ()) or [""]
     if trained[-1:] == [newest.checkpoint]:
         method = str(config.get("method") or ("own objective" if config.get("objective") else ""))
-    experiments = ", ".join(dict.fromkeys(use.record.experiment or use.record.name for use in uses))
-    return RowName(experiments, method, _checkpoint(newest.checkpoint, config, step))
+    shown = _checkpoint(newest.checkpoint, config, step)
+    experiments = dict.fromkeys(use.record.experiment or use.record.name for use in uses)
+    # One without an experiment's file is named after its model.
+    return RowName(", ".join(name for name in experiments if name != run_name(shown)), method, shown)
 
 
 def tell_apart(names: Sequence[RowName], uses: Sequence[Sequence[Use]], fallback: Sequence[str]) -> list[RowName]:
@@ -111,15 +113,7 @@ def flatten(values: object, prefix: str = "") -> dict[str, str]:
 
 def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None) -> str:
     if checkpoint == "base":
-        model = section(config, "model")
-        path, served = model.get("path"), section(model, "endpoint").get("name")
-        if isinstance(served, str):
-            return f"{served} (API)"
-        if not isinstance(path, str):
-            return checkpoint_name("base")
-        # The last part of a folder or hub id; of a stage's model its stage and key.
-        *before, name = Path(path).parts
-        return "/".join(before[-2:]) if name == _EXPORT_FOLDER and len(before) > 1 else name
+        return model_name(section(config, "model")) or checkpoint_name("base")
     steps = step if step is not None else section(config, "rl").get("steps") if checkpoint == "rl" else None
     return checkpoint_name(checkpoint) + (f" step {steps}" if steps is not None else "")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config import load_experiment
-from luffy.config.derived import evaluation_of, sweep_of
+from luffy.config import ExperimentConfig, load_experiment
+from luffy.config.derived import EvaluatedModel, evaluation, evaluation_of, sweep_of
 from luffy.config.model import ModelConfig
 from luffy.errors import ConfigError
 from luffy.pipeline.graph import build_graph
@@ -106,3 +106,69 @@ def test_another_model_is_evaluated_where_the_experiments_own_is_missing(folder)
     config = load_experiment(SMOKE)
     config = config.model_copy(update={"model": ModelConfig(path="/models/none")})
     assert evaluation_of(config, str(folder)).model.path == str(folder / "model")
+
+
+def alone(model: str, *suites: str, config: str | None = None, overrides: tuple[str, ...] = ()) -> ExperimentConfig:
+    return evaluation(config, overrides, EvaluatedModel(model, suites=suites))
+
+
+def test_a_model_and_a_file_are_an_evaluation_named_after_the_model(folder: Path) -> None:
+    folder = folder.rename(folder.with_name("Qwen Mine"))
+    (folder / "model").rename(folder / "it")
+    config = alone(str(folder / "it"), "tasks/*.jsonl", "second=a.csv", overrides=("seed=3",))
+    assert (config.name, config.model.shown_name, config.seed) == ("it", "it", 3)
+    assert {name: source.path for name, source in config.data.suites.items()} == {
+        "model": "tasks/*.jsonl", "second": "a.csv",
+    }  # fmt: skip
+    assert config.evaluation is not None
+    assert [*config.evaluation.decodings] == ["greedy"] and config.evaluation.max_response_tokens == 2048
+    assert config.checkpoint_names == {"base": "it"} and load_experiment(SMOKE).checkpoint_names == {}
+
+
+@pytest.mark.parametrize(("context", "most"), [(512, 256), (32768, 2048)])
+def test_a_response_takes_at_most_half_of_the_models_context(folder: Path, context: int, most: int) -> None:
+    (folder / "model" / "config.json").write_text(f'{{"max_position_embeddings": {context}}}')
+    found = alone(str(folder), "aime24").evaluation
+    assert found is not None and found.max_response_tokens == most
+
+
+@pytest.mark.parametrize(
+    ("suite", "name", "source", "environment"),
+    [
+        ("aime24", "aime24", "hub", None),
+        ("arithmetic", "arithmetic", "arithmetic", None),
+        ("guess_number", "guess_number", "guess_number", "guess_number"),
+        ("reasoning_gym:gcd", "gcd", "reasoning_gym", None),
+        ("verifiers:vf-wordle", "vf-wordle", "verifiers", "verifiers"),
+        ("games={kind: guess_number, num_prompts: 8, high: 15}", "games", "guess_number", "guess_number"),
+    ],
+)
+def test_a_suite_is_a_benchmark_an_environment_or_a_source(
+    suite: str, name: str, source: str, environment: str | None
+) -> None:
+    config = alone("some/model", suite)
+    assert {name: each.kind for name, each in config.data.suites.items()} == {name: source}
+    assert (config.environment and config.environment.kind) == environment
+
+
+def test_suites_replace_those_of_an_experiment_whose_protocol_stays() -> None:
+    config, shipped = alone("some/model", "a.jsonl", config=str(SMOKE)), load_experiment(SMOKE)
+    assert config.evaluation is not None and shipped.evaluation is not None
+    assert (config.evaluation.only, config.evaluation.decodings) == (("a",), shipped.evaluation.decodings)
+
+
+@pytest.mark.parametrize(
+    ("suites", "message"),
+    [
+        ((), "give the experiment that says how to evaluate"),
+        (("aime_24",), "--suite aime_24: no such file; did you mean 'aime24'"),
+        (("a/x.jsonl", "b/x.csv"), "--suite b/x.csv: there is a suite x already; give --suite NAME=b/x.csv"),
+        (("{kind: [}",), "is no source in YAML"),
+        (("{kind: guess_number}",), "data.suites.guess_number.num_prompts"),
+        (("guess_number", "aime24"), "guess_number is an environment, which a run has one of"),
+    ],
+)
+def test_a_suite_that_cannot_be_is_one_line(suites: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        alone("some/model", *suites)
+    assert "\n" not in str(caught.value)

@@ -298,14 +298,19 @@ def test_what_is_clear_on_one_suite_alone_is_not_among_many(workspace):
 
 
 @pytest.mark.parametrize(
-    ("path", "name"),
-    [("Qwen/Qwen2.5-0.5B", "Qwen2.5-0.5B"), ("/w/stages/rl/0f3a/model", "rl/0f3a"), ("/models/mine", "mine")],
+    ("path", "experiment", "name"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "smoke", "smoke · Qwen2.5-0.5B"),
+        ("/w/stages/rl/0f3a/model", "smoke", "smoke · rl/0f3a"),
+        ("/models/Mine", "smoke", "smoke · Mine"),
+        ("/models/Mine", "mine", "Mine"),  # without an experiment's file
+    ],
 )
-def test_a_model_that_was_evaluated_by_itself_has_its_own_name(workspace, path, name):
+def test_a_model_that_was_evaluated_by_itself_has_its_own_name(workspace, path, experiment, name):
     write_evaluation(workspace, "k", {GREEDY: first(50)})
     embedded = ["base=null", "data.corpus=null", "model.architecture=null"]
-    write_run(workspace, "smoke-1", {"evaluate_base": "k"}, f"model.path={path}", *embedded)
-    assert names(read_board(workspace)) == [f"smoke · {name}"]
+    write_run(workspace, "it-1", {"evaluate_base": "k"}, f"name={experiment}", f"model.path={path}", *embedded)
+    assert names(read_board(workspace)) == [name]
 
 
 def test_models_behind_an_api_are_told_apart_by_how_they_were_asked(workspace):

@@ -156,7 +156,7 @@ def test_options_that_do_nothing_and_missing_files_are_refused(tmp_path: Path, c
         (["--responses", str(tmp_path / "x.jsonl")], "no such file"),
         (["--responses", str(tmp_path / "*.jsonl")], "no such file"),
         (["--responses", "x.txt"], "extension '.txt'; use one of"),
-        ([], "Missing argument 'CONFIG'"),
+        ([], "give the experiment that says how to evaluate (CONFIG), or --model and --suite"),
     ):
         assert command.main(["evaluate", *arguments]) == 2
         assert message in capsys.readouterr().err
