@@ -1,18 +1,46 @@
 """luffy: off-policy-guided reinforcement learning of language models as cached, restartable stages.
 
-In notebooks, `luffy.load_results(workspace)` and `luffy.load_problem_results(workspace)` return evaluations as
-DataFrames.
+run = luffy.run("arithmetic", method="luffy", seed=1)   # as on the command line; a finished stage is reused
+run.metrics, run.accuracies, run.samples(), run.model(), run.report
+luffy.load_runs(), luffy.load_results(), luffy.load_problem_results(), luffy.grade(response, reference)
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from luffy.api.runs import Run, load_runs, run
+    from luffy.api.single_grades import grade
+    from luffy.errors import ConfigError, DataError, LuffyError, UserError
+    from luffy.evaluation.frames import load_problem_results, load_results
 
 __version__ = "0.2.0"
-_FRAMES = ("load_results", "load_problem_results")
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "LuffyError",
+    "Run",
+    "UserError",
+    "grade",
+    "load_problem_results",
+    "load_results",
+    "load_runs",
+    "run",
+]
+_ROOMS = {
+    "grade": "api.single_grades",
+    "load_problem_results": "evaluation.frames",
+    "load_results": "evaluation.frames",
+}
+_ROOMS |= dict.fromkeys(("Run", "load_runs", "run"), "api.runs")
 
 
 def __getattr__(name: str) -> object:
-    """Import what a notebook asks for; `import luffy` alone loads nothing."""
-    if name not in _FRAMES:
+    """Import what is asked for: `import luffy` alone loads nothing."""
+    if name not in __all__:
         raise AttributeError(f"module 'luffy' has no attribute {name!r}")
-    # Named relatively: every stage's fingerprint reads this file, and must not take it for an import of evaluation.
-    return getattr(import_module(".evaluation.frames", __name__), name)
+    return getattr(import_module(f"{__name__}.{_ROOMS.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

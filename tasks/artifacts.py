@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from luffy.cli.run_view import Accuracy, accuracy_table, read_accuracies
+from luffy.api.runs import Accuracy, read_accuracies
+from luffy.cli.run_view import accuracy_table
 from luffy.config import STAGE_KINDS
 from luffy.config.stage_kinds import ViewName
 from luffy.evaluation.sample_files import find_samples, read_samples_of

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from luffy.api.runs import Accuracy, read_accuracies
 from luffy.cli.console import duration, say, show_table, size_words
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.strict import StrictModel
@@ -34,8 +35,6 @@ _CARD_HEADER = (
     "source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces", "tokens of prompts",
 )  # fmt: skip
 _CARD_FILE = "card.json"
-_RESULTS_FILE = "results.json"
-_OF_ACCURACY = ("suite", "decoding", "accuracy")
 _SECTION = "(section)"
 _MAX_TEXT = 100
 _LAST_LINE_BYTES = 1 << 16
@@ -229,38 +228,6 @@ def _number(value: Json) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """One cell of the result table."""
-
-    checkpoint: str
-    suite: str
-    decoding: str
-    accuracy: float
-    interval: tuple[float, float]
-
-    @property
-    def text(self) -> str:
-        """In percent, with its interval."""
-        return accuracy(Estimate(self.accuracy, *self.interval, "", 0)).plain
-
-
-def read_accuracies(stages: Iterable[Path], names: Mapping[str, str] | None = None) -> list[Accuracy]:
-    """The results in these stage directories, of a sweep those of each step; none in others.
-
-    Also where another version has written more or less than this one would. `names`: what to call some checkpoints.
-    """
-    folders = [folder for stage in stages for folder in (stage, *sorted(stage.glob("step_*")))]
-    files = (file for folder in folders if (file := folder / _RESULTS_FILE).is_file())
-    found = [parse_json(file.read_text(encoding="utf-8")) for file in files]
-    called = {results["checkpoint"]: results["checkpoint"] for results in found} | {**(names or {})}
-    return [
-        Accuracy(called[results["checkpoint"]], *(row[name] for name in _OF_ACCURACY), tuple(row["interval"]))
-        for results in found
-        for row in results["rows"]
-    ]
-
-
 def accuracy_table(cells: Sequence[Accuracy]) -> Table:
     """One row per suite and decoding, one column per checkpoint.
 
@@ -269,7 +236,10 @@ def accuracy_table(cells: Sequence[Accuracy]) -> Table:
     checkpoints, decodings, suites = (
         list(dict.fromkeys(getattr(cell, name) for cell in cells)) for name in ("checkpoint", "decoding", "suite")
     )
-    texts = {(cell.decoding, cell.suite, cell.checkpoint): cell.text for cell in cells}
+    texts = {
+        (cell.decoding, cell.suite, cell.checkpoint): accuracy(Estimate(cell.accuracy, *cell.interval, "", 0))
+        for cell in cells
+    }
     rows = (
         (suite, decoding, *(texts.get((decoding, suite, name), "-") for name in checkpoints))
         for decoding, suite in product(decodings, suites)

@@ -12,7 +12,7 @@ from reference.gradient_case import relative_l2
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
 from test_methods import after_step_2, assert_resumes_from_step_1, experiment, run_rl, upstream_of
 
-from luffy.cli.commands.export import export_stage
+from luffy.api.runs import export_stage
 from luffy.cluster.local import LocalCluster
 from luffy.cluster.ray_cluster import RayCluster
 from luffy.config.experiment import ExperimentConfig

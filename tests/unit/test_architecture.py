@@ -33,7 +33,7 @@ LAYERS = (
     {"cluster", "evaluation"},
     {"report", "rl"},
     {"stages"},
-    {"costs"},
+    {"api", "costs"},
     {"cli"},
     {"__main__", "tasks"},
     {"flows"},

@@ -9,19 +9,17 @@ from typing import Annotated
 from typer import Argument, Option
 
 from luffy import __version__
+from luffy.api.runs import export_stage
 from luffy.cli.commands.config import explain_stage
 from luffy.cli.console import say
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.config.model import copy_model_files
-from luffy.config.settings import RLSettings, SFTSettings
 from luffy.config.yaml_source import dump_yaml
 from luffy.errors import EXIT_OK, ConfigError, DataError, LuffyError, UserError
 from luffy.files import write_atomic
 from luffy.pipeline.graph import build_graph, nodes_providing
-from luffy.pipeline.job import JOB_FILE, inputs_of, read_job
+from luffy.pipeline.job import JOB_FILE
 from luffy.pipeline.manifest import MANIFEST_FILE
 from luffy.pipeline.records import RunRecord, find_run
-from luffy.pipeline.reuse import complete_checkpoints
 from luffy.pipeline.workspace import find_workspace
 
 _MODEL = "model"
@@ -152,35 +150,6 @@ def push(folder: Path, name: str, *, public: bool) -> str:
             f"token that may write, then hf upload {name} {folder}"
         ) from None
     return str(made)
-
-
-def export_stage(stage: Path, folder: Path, step: int | None) -> str:
-    """Write the policy of the stage in the directory `stage` to `folder`; returns what it was.
-
-    Without `step` this is its final model, or the newest checkpoint of an unfinished stage. Raises DataError when there
-    is nothing to write.
-    """
-    if step is None and (stage / MANIFEST_FILE).is_file() and (stage / _MODEL).is_dir():
-        copy_model_files(stage / _MODEL, folder, str(stage))
-        return "the final model"
-    job = read_job(stage / JOB_FILE)
-    if not isinstance(job.settings, RLSettings | SFTSettings):
-        raise DataError(f"{stage}: only checkpoints of sft and rl can be exported, this is {job.stage}")
-    checkpoints = complete_checkpoints(stage)
-    if not checkpoints or (step is not None and step not in checkpoints):
-        there = ", ".join(map(str, sorted(checkpoints))) or "none"
-        raise DataError(f"{stage}: no checkpoint of step {step if step is not None else 'any'}; there are: {there}")
-    chosen = max(checkpoints) if step is None else step
-    from luffy.training.checkpoint import export_checkpoint  # torch: only when it is needed
-
-    export_checkpoint(
-        checkpoints[chosen],
-        stage=stage,
-        tokenizer=inputs_of(job, stage)["data"] / "tokenizer",
-        dtype=job.settings.dtype,
-        folder=folder,
-    )
-    return f"the checkpoint of step {chosen}"
 
 
 def training_file(record: RunRecord) -> Path:

@@ -74,7 +74,7 @@ def show(
     if samples is None and any(value is not None for value in (reward, reward_min, reward_max, stage)):
         raise ConfigError("--stage and --reward choose among samples: give --samples N, too")
     if samples is not None:
-        from luffy.cli.sample_view import reward_range, samples_of  # loads pyarrow
+        from luffy.api.sample_view import reward_range, samples_of  # loads pyarrow
 
         low, high = reward_range(reward, reward_min, reward_max)
         found = samples_of(find_run(where, run), stage, (low, high), samples)
@@ -85,7 +85,7 @@ def show(
         return EXIT_OK
     record = find_run(where, run)
     if prompt is not None:
-        from luffy.cli.sample_view import HISTORY_HEADER, prompt_history
+        from luffy.api.sample_view import HISTORY_HEADER, prompt_history
 
         whole, rows = prompt_history(record, prompt)
         show_rows(HISTORY_HEADER, rows, f"Responses to {whole}")

@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from luffy.api.runs import Accuracy
 from luffy.cli.console import ChainProgress, StageLine, duration, live_table, plan_table, stage_display
-from luffy.cli.run_view import Accuracy, accuracy_table
+from luffy.cli.run_view import accuracy_table
 from luffy.config import load_experiment
 from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from luffy.cli import sample_view
+from luffy.api import sample_view
+from luffy.api.sample_view import ShownSample, read_range, samples_of
 from luffy.cli.main import main
 from luffy.cli.run_view import card_of, settings_of
-from luffy.cli.sample_view import ShownSample, read_range, samples_of
 from luffy.config import load_experiment
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError

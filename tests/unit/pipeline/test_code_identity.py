@@ -131,6 +131,7 @@ STAGES_OF = {
     "stages/evaluate.py": {"evaluate", "sweep"},
     "stages/sample.py": {"difficulty", "sample"},
     "pipeline": set(),
+    "api": set(),
     "cli": set(),
     "flows": set(),
     "tasks": set(),

@@ -1,0 +1,1 @@
+"""What `import luffy` offers to notebooks and scripts; the command line shows the same."""
