@@ -330,7 +330,7 @@ class NegativeLogLikelihoodLoss(StrictModel):
         return f"-{weight}log p{_at(self.temperature)}"
 
     def _complaints(self) -> Iterator[str]:
-        if "floor" in self.model_fields_set and self.token_weight != "trust_region":  # noqa: S105
+        if self.floor != type(self).model_fields["floor"].default and self.token_weight != "trust_region":  # noqa: S105
             yield f"floor has no effect with token_weight: {self.token_weight}; remove it"
 
 
@@ -408,7 +408,7 @@ class DivergenceLoss(StrictModel):
         return f"{measure}, over the {self.top_k} most probable tokens of q{others}, q = the teacher of rl.teacher"
 
     def _complaints(self) -> Iterator[str]:
-        if "beta" in self.model_fields_set and self.measure != "jsd":
+        if self.beta != type(self).model_fields["beta"].default and self.measure != "jsd":
             yield f"beta has no effect with measure: {self.measure}; remove it"
 
 

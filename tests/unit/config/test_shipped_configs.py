@@ -92,6 +92,8 @@ def test_every_method_loads_over_smoke_with_groups_of_eight_and_names_its_paper_
     config = load_experiment(ROOT / "smoke.yaml", [f"method={name}", f"chain={chain}", *teacher_overrides(name)])
     assert (config.method, config.objective is not None) == (name, chain == "rl")
     assert config.objective is None or config.objective.group.size == 8
+    # As stages read it, with every value written down.
+    assert type(config).model_validate_json(config.model_dump_json()) == config
     comment = (
         (ROOT / "methods" / f"{name}.yaml")
         .read_text()
