@@ -49,6 +49,8 @@ _HELD_OUT_NOTE = (
     "training steps, without the measurements."
 )
 _FAILED = TableCell("failed", (), "worse")
+_PLANNED = "*"
+"""Marks the planned tests of a study; all others are exploratory."""
 _TONES: dict[str, Tone] = {"ahead": "better", "behind": "worse", "not distinguishable": ""}
 
 
@@ -144,8 +146,8 @@ def decision_table(findings: Findings) -> Table:
         by_verdict: dict[str, list[str]] = {verdict: [] for verdict in _TONES}
         for arm in findings.design.others:
             if (effect := findings.effect(cell, arm)) is not None:
-                mark = "" if effect.is_planned else ", exploratory"
-                by_verdict[effect.verdict].append(f"{arm} ({difference(effect.result.difference).plain}{mark})")
+                mark = _PLANNED if effect.is_planned else ""
+                by_verdict[effect.verdict].append(f"{arm}{mark} ({difference(effect.result.difference).plain})")
         if any(by_verdict.values()):
             rows.append((_situation(findings, cell), *(", ".join(arms) or NONE for arms in by_verdict.values())))
     return table(("situation", f"ahead of {reference}", f"behind {reference}", "not distinguishable"), rows)
@@ -372,7 +374,7 @@ def _effect(effect: Effect | None, *, in_study: bool = False) -> TableCell:
     if not in_study:
         return difference(found, effect.adjusted_p, tone=tone)
     p = "<0.001" if effect.p_value < 0.001 else f"{effect.p_value:.3f}"
-    return difference(found, notes=(f"p {p}, {'planned' if effect.is_planned else 'exploratory'}",), tone=tone)
+    return difference(found, notes=(f"p {p}{_PLANNED if effect.is_planned else ''}",), tone=tone)
 
 
 def _at_places(
@@ -402,8 +404,8 @@ def study_page(findings: Findings, results: SweepResults) -> Page:
         Section(
             title="What to take when",
             notes=(
-                f"{differ} with {confidence} intervals over seeds and problems. A planned test counts after Holm's "
-                "correction over all planned tests; everything else is exploratory and uncorrected.",
+                f"{differ} with {confidence} intervals over seeds and problems. A planned test ({_PLANNED}) counts "
+                "after Holm's correction over all planned tests; everything else is exploratory and uncorrected.",
             ),
             tables=(decision_table(findings),),
         ),
@@ -417,7 +419,10 @@ def study_page(findings: Findings, results: SweepResults) -> Page:
         for cell in design.cells:
             if any(effects := [findings.effect(cell, arm, on) for arm in design.others]):
                 rows.append((_situation(findings, cell), *(_effect(each, in_study=True) for each in effects)))
-        header, note = (f"minus {design.reference}", *design.others), "Differences in percentage points:"
+        header, note = (
+            (f"minus {design.reference}", *design.others),
+            f"Differences in percentage points ({_PLANNED} planned):",
+        )
         tables = accuracies_of_cells(findings, on), table(header, rows, note=note, style="numbers")
         sections.append(Section(title=", ".join(on), tables=tables))
     if (tuned := _tried_of_cells(results)).rows:
