@@ -419,15 +419,13 @@ def study_page(findings: Findings, results: SweepResults) -> Page:
         for cell in design.cells:
             if any(effects := [findings.effect(cell, arm, on) for arm in design.others]):
                 rows.append((_situation(findings, cell), *(_effect(each, in_study=True) for each in effects)))
-        header, note = (
-            (f"minus {design.reference}", *design.others),
-            f"Differences in percentage points ({_PLANNED} planned):",
-        )
+        header = f"minus {design.reference}", *design.others
+        note = f"Differences in percentage points ({_PLANNED} planned):"
         tables = accuracies_of_cells(findings, on), table(header, rows, note=note, style="numbers")
         sections.append(Section(title=", ".join(on), tables=tables))
     if (tuned := _tried_of_cells(results)).rows:
         sections.append(Section(title="Tuning", tables=(tuned,)))
-    sections.append(Section(title="Costs of a run, mean over seeds", tables=(_costs_of_cells(results),)))
+    sections.append(Section(title="Costs of a run", tables=(_costs_of_cells(findings, results),)))
     if design.limits:
         sections.append(Section(title="Limits", text=tuple(design.limits)))
     assert design.budget is not None
@@ -469,18 +467,26 @@ def _tried_of_cells(results: SweepResults) -> Table:
     return table(("tuned at", "arm", "values", "accuracy on validation", "chosen"), rows)
 
 
-def _costs_of_cells(results: SweepResults) -> Table:
-    """Mean costs of a reported run over seeds."""
-    names = ("optimizer_steps", "rollouts", "generated_tokens", "trained_tokens", "seconds")
-    spent: dict[tuple[str, str], dict[str, list[float]]] = {}
+def _costs_of_cells(findings: Findings, results: SweepResults) -> Table:
+    """Mean seconds and sampled tokens of a reported run over seeds; the budget decides the rest."""
+    spent: dict[tuple[str, str, str], list[float]] = {}
     for row in results.measures:
-        if row.role == REPORTED and not row.suite:
-            spent.setdefault((row.cell, row.arm), {}).setdefault(row.measure, []).append(row.value)
-    rows = (
-        (*place, *(f"{sum(each) / len(each):,.0f}" if (each := values.get(name)) else NONE for name in names))
-        for place, values in spent.items()
-    )
-    return table(("cell", "arm", *(name.replace("_", " ") for name in names)), rows)
+        if row.role == REPORTED and row.measure in ("seconds", "generated_tokens"):
+            spent.setdefault((row.cell, row.arm, row.measure), []).append(row.value)
+    means = {place: sum(values) / len(values) for place, values in spent.items()}
+
+    def of_run(cell: str, arm: str) -> str:
+        seconds, tokens = (means.get((cell, arm, measure)) for measure in ("seconds", "generated_tokens"))
+        return NONE if seconds is None else f"{seconds:,.0f}" + (f" ({tokens / 1000:,.0f}k)" if tokens else "")
+
+    arms = tuple(findings.design.arms)
+    rows = [
+        (_situation(findings, cell), *(of_run(cell, arm) for arm in arms))
+        for cell in findings.design.cells
+        if any((cell, arm, "seconds") in means for arm in arms)
+    ]
+    note = "Seconds of training, and in brackets thousands of sampled tokens; means over seeds:"
+    return table(("situation", *arms), rows, note=note, style="numbers")
 
 
 def _effects(findings: Findings) -> list[Chart]:
