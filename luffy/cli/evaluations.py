@@ -18,7 +18,7 @@ from luffy.cli.run_view import show_results
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig
-from luffy.config.grading import ChoiceGrader, GraderKind, GradingConfig
+from luffy.config.grading import ChoiceGrader, GraderKind, GradingConfig, leaves
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.config.shipped import expand_pattern
 from luffy.config.strict import run_name
@@ -31,7 +31,6 @@ from luffy.evaluation.responses import DECODING, read_responses, write_responses
 from luffy.evaluation.results import RESULTS_FILE, FinishedEvaluation, read_evaluation
 from luffy.evaluation.sample_files import SAMPLES_FILE, SampleRecord
 from luffy.files import write_atomic
-from luffy.grading.kinds import leaves
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import Problem
 from luffy.pipeline.identity import KEY_LENGTH, code_identity
@@ -45,6 +44,7 @@ from luffy.pipeline.manifest import (
     read_manifest,
     write_manifest,
 )
+from luffy.pipeline.outside import outside_files
 from luffy.pipeline.workspace import Workspace, claiming, link
 from luffy.report.cells import accuracy
 from luffy.report.evaluation_page import PAGE_FILE, SUMMARY_FILE, write_summaries
@@ -79,7 +79,8 @@ def evaluate_responses(
         "evaluation": {"decodings": {DECODING: {}}, "suites": suites},
         "grading": grading.model_dump(mode="json"),
     }
-    made_from = [name, settings, config.confidence, [hash_file(path) for path in files]]
+    outside = [outside_files(each) for each in (grading, config)]
+    made_from = [name, settings, config.confidence, [hash_file(path) for path in files], outside]
     code = code_identity(STAGE_KINDS["evaluate"].rooms)
     key = hashlib.sha256(json.dumps([made_from, code], sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
     directory, node = workspace.stage_directory("evaluate", key), "evaluate_responses"
@@ -91,7 +92,7 @@ def evaluate_responses(
         with (
             claiming(workspace),
             GraderPool.configured(
-                os.cpu_count() or 1, grading, directory / JUDGE_CACHE, config.own_graders, check_functions=False
+                _on_all_cores(experiment), grading, directory / JUDGE_CACHE, config.own_graders, check_functions=False
             ) as pool,
         ):
             write_responses(directory, name, problems, config, grading, pool, write_summaries)
@@ -140,7 +141,7 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be made ({error.strerror}); give another folder") from None
     with GraderPool.configured(
-        os.cpu_count() or 1, grading, folder / JUDGE_CACHE, (kind,), check_functions=False
+        _on_all_cores(None), grading, folder / JUDGE_CACHE, (kind,), check_functions=False
     ) as pool:
         regraded = regrade(evaluation, kind, pool, problems, chosen)
         comparison = write_regraded(folder, evaluation, regraded, write_summaries)
@@ -164,6 +165,11 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
     for note in notes:
         say(note)
     say(f"written to {folder}")
+
+
+def _on_all_cores(experiment: ExperimentConfig | None) -> ExecutionConfig:
+    execution = ExecutionConfig() if experiment is None else experiment.execution
+    return execution.model_copy(update={"grader_workers": os.cpu_count() or 1})
 
 
 def diff(first: Path, second: Path, show: int) -> None:

@@ -173,6 +173,10 @@ class ExecutionConfig(StrictModel):
     """Sequences the embedded engine decodes at once."""
     grader_workers: PositiveInt = 2
     """Grading processes."""
+    reward_device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] | None = None
+    """Device of graders of `kind: reward_model`, which score `micro_batch_tokens` at a time in the stage's own process:
+    under Ray beside ranks and engines, and beside a vLLM engine in what it leaves of its GPU. None: the first GPU that
+    the process sees, else the CPU."""
     data_workers: PositiveInt | None = None
     """Processes of `prepare_data` for a large source, each with its own grading process; None: one per core."""
     num_threads: PositiveInt | None = None

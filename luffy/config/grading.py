@@ -1,10 +1,11 @@
 """How answers are graded. A kind of grader is a mapping with its settings, or its name where it needs none."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from luffy.config.model import DType
 from luffy.config.sandbox import SandboxConfig, SandboxLimits
 from luffy.config.strict import NOT_IDENTITY, ImportPath, Name, StrictModel
 
@@ -137,6 +138,22 @@ class JudgeGrader(StrictModel):
             yield "correct_from needs a prompt of its own, which asks for `VERDICT: <number from 0 to 1>`"
 
 
+class RewardModelGrader(StrictModel):
+    """A reward model with a head: a sequence classifier with one output scores the prompt's messages and the whole
+    response, with its reasoning, as the chat template of its own tokenizer writes them. The reference does not matter.
+    It sees the end of a conversation that is longer than its context."""
+
+    kind: Literal["reward_model"] = "reward_model"
+    path: str
+    """Its folder (`AutoModelForSequenceClassification`); the content is part of a stage's identity."""
+    correct_from: float
+    """The lowest score that counts as correct; the score itself, which has no bounds, is the reward. There is no
+    default, since the zero of such scores means nothing: take one between those of good and bad responses."""
+    dtype: DType = "float32"
+    """Type of its weights. In `bfloat16`, half the memory, a score may depend on the others of its batch from the third
+    digit on."""
+
+
 class CodeGrader(StrictModel):
     """The last fenced block of Python in the reply, run on the test cases of its reference (`luffy.grading.programs`):
     standard input and output, calls, or assertions, in the layouts of prime_code, APPS, LiveCodeBench and MBPP."""
@@ -186,10 +203,33 @@ def _mapping(value: object) -> object:
 
 
 _OfText = MathGrader | StrictMathGrader | ChoiceGrader | ExactGrader | FormatGrader | CustomGrader
-_Other = MeasureGrader | ReasoningGymGrader | JudgeGrader | CodeGrader | AnyGrader | BothGrader | WeightedGrader
-GraderKind = Annotated[Annotated[_OfText | _Other, Field(discriminator="kind")], BeforeValidator(_mapping)]
+_Measured = MeasureGrader | ReasoningGymGrader | JudgeGrader | RewardModelGrader | CodeGrader
+_Combined = AnyGrader | BothGrader | WeightedGrader
+GraderKind = Annotated[
+    Annotated[_OfText | _Measured | _Combined, Field(discriminator="kind")], BeforeValidator(_mapping)
+]
 for _model in (AnyGrader, BothGrader, WeightedPart, WeightedGrader):
     _model.model_rebuild()
+
+
+def parts_of(kind: GraderKind) -> Sequence[GraderKind]:
+    """The graders that `kind` combines; none if it is elementary."""
+    if isinstance(kind, WeightedGrader):
+        return [part.grader for part in kind.parts]
+    return kind.of if isinstance(kind, AnyGrader | BothGrader) else ()
+
+
+def leaves(kind: GraderKind) -> list[GraderKind]:
+    """The elementary kinds that `kind` combines; `kind` alone if it is elementary."""
+    parts = parts_of(kind)
+    return [leaf for part in parts for leaf in leaves(part)] if parts else [kind]
+
+
+def reward_models(kinds: Sequence[GraderKind]) -> list[RewardModelGrader]:
+    """Those among the leaves of `kinds`, each once."""
+    found = [leaf for kind in kinds for leaf in leaves(kind) if isinstance(leaf, RewardModelGrader)]
+    return list(dict.fromkeys(found))
+
 
 PLAIN_KINDS: dict[str, GraderKind] = {
     "math": MathGrader(),

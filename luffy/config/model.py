@@ -229,6 +229,40 @@ def _allowed(path: Path, roots: Sequence[Path], setting: str) -> Path:
     return real
 
 
+def check_classifier(folder: Path, setting: str) -> None:
+    """Raise DataError, naming `setting`, unless `folder` is that of a sequence classifier with one output, and with a
+    tokenizer that has a chat template. Weights are not read."""
+    files = model_files(folder, setting)
+    refuse_code(folder, setting)
+    if "config.json" not in files or not any(name.endswith(_WEIGHTS) for name in files):
+        raise DataError(f"{setting}: {folder} is no model folder, with config.json and weights as safetensors")
+    try:
+        config = parse_json(files["config.json"].read_bytes())
+        named = ", ".join(config.get("architectures") or ["nothing"])
+        outputs = len(config.get("id2label") or range(config.get("num_labels", 2)))  # transformers' default
+        file = files.get("tokenizer_config.json")
+        has_template = file is not None and parse_json(file.read_bytes()).get("chat_template")
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        raise DataError(f"{setting}: {folder}: its configuration cannot be read ({error}); download it again") from None
+    if "ForSequenceClassification" not in named:
+        raise DataError(
+            f"{setting}: {folder} has no head that scores: architectures in its config.json names {named}; give a "
+            "...ForSequenceClassification with one output, or ask a language model by kind: judge"
+        )
+    if outputs != 1:
+        raise DataError(
+            f"{setting}: the head of {folder} has {outputs} outputs (id2label in config.json), and a reward is one "
+            "number; give a classifier with num_labels: 1"
+        )
+    if file is None:
+        raise DataError(f"{setting}: {folder} has no tokenizer (tokenizer_config.json); save it beside the model")
+    if not has_template and not any(name.startswith(("chat_template", "additional_chat")) for name in files):
+        raise DataError(
+            f"{setting}: the tokenizer of {folder} has no chat template; put that of its training there as "
+            "chat_template.jinja"
+        )
+
+
 def refuse_code(folder: Path, setting: str) -> None:
     """Raise DataError, naming `setting`, for a folder whose model exists only as code or whose weights only as pickle.
     A model folder with custom code is loaded without that code if transformers supports its model type."""

@@ -11,7 +11,7 @@ from luffy.config.data import DataConfig
 from luffy.config.environment import LANES, EnvironmentConfig, without_groups
 from luffy.config.evaluation import EvaluationConfig, HeldOutSettings
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.grading import GradingConfig
+from luffy.config.grading import GradingConfig, RewardModelGrader, reward_models
 from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.stage_kinds import STAGE_KINDS
@@ -166,6 +166,16 @@ def has_own_vllm(config: ExperimentConfig, stage: str) -> bool:
     sections = {"difficulty": config.measured_difficulty, "sample": config.sampled_traces}
     section = sections.get(stage, config.evaluation if stage in ("evaluate", "sweep") else None)
     return section is not None and section.engine == "vllm" and engine_gpus(config) == 1
+
+
+def scored_by(config: ExperimentConfig, stage: str) -> list[RewardModelGrader]:
+    """The reward models that score in the stage's process."""
+    trained = {"sft": config.sft, "rl": config.rl}.get(stage)
+    validates = trained is not None and trained.validation is not None
+    if not (issubclass(SETTINGS[stage], _Graded) or stage == "sweep" or validates):
+        return []
+    protocol = config.evaluation if validates or stage in ("evaluate", "sweep") else None
+    return reward_models([*config.grading.kinds, *(protocol.own_graders if protocol is not None else ())])
 
 
 def _settings(kind: type[Settings], config: ExperimentConfig, **own: object) -> Settings:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import History
-from luffy.config.grading import GradingConfig
+from luffy.config.grading import GradingConfig, leaves
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.overlap import BenchmarkIndex, Hit
 from luffy.data.schema import problem_text
@@ -29,7 +29,6 @@ from luffy.data.templates import (
 from luffy.errors import DataError
 from luffy.grading.equivalence.certain import canonical_number, normalise
 from luffy.grading.extract import read_reference
-from luffy.grading.kinds import leaves
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import GradeRequest, problem_of, require_verdicts
 from luffy.types import Message, Outcome, Prompt, Trace

@@ -31,7 +31,8 @@ from pathlib import Path
 import numpy as np
 
 from luffy.confidential import may_show_prompt
-from luffy.config.grading import GradingConfig
+from luffy.config.execution import ExecutionConfig
+from luffy.config.grading import GradingConfig, reward_models
 from luffy.data.overlap import NUM_HASHES, Signatures, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
 from luffy.data.row_filters import (
@@ -119,8 +120,9 @@ class ShardStatistics:
 def filter_source(source: TraceSource, job: FilterJob, folder: Path, num_workers: int, grader: GraderPool) -> int:
     """Filter all rows of `source` into shards under `folder`; return the number of shards.
 
-    Short generated sources, single shards and `num_workers` 1 are processed in this process with `grader`. Shards that
-    were made from other inputs (`job.inputs`) are made again. LostError when a worker dies.
+    Short generated sources, single shards and `num_workers` 1 are processed in this process with `grader`, and so are
+    rows for a reward model, which is loaded once. Shards that were made from other inputs (`job.inputs`) are made
+    again. LostError when a worker dies.
     """
     record = folder / _INPUTS  # a dataset may have changed since the stage was interrupted
     if folder.is_dir() and not (record.is_file() and record.read_text(encoding="utf-8") == job.inputs):
@@ -139,7 +141,7 @@ def filter_source(source: TraceSource, job: FilterJob, folder: Path, num_workers
 
     waiting = unfinished()
     head = list(itertools.islice(waiting, 2))
-    if source.is_light or num_workers == 1 or len(head) < 2:
+    if source.is_light or num_workers == 1 or len(head) < 2 or reward_models(job.grading.kinds):
         for index, rows in itertools.chain(head, waiting):
             filter_shard(job, index, rows, folder, grader)
     else:
@@ -256,7 +258,11 @@ def _start_worker(job_bytes: bytes, folder: str, parent: int) -> None:
     die_with(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for every core
     job: FilterJob = pickle.loads(job_bytes)  # noqa: S301 - made by this process's parent
-    _worker = job, Path(folder), GraderPool.configured(1, job.grading, job.judge_cache, check_functions=False)
+    _worker = (
+        job,
+        Path(folder),
+        GraderPool.configured(ExecutionConfig(grader_workers=1), job.grading, job.judge_cache, check_functions=False),
+    )
 
 
 def _work(index: int, rows: list[Row]) -> None:

@@ -1,13 +1,14 @@
 """Each kind of grader as a list of steps, and the combination of their grades into one.
 
 `steps` lists the steps of a request under a kind: grades that are already settled, checks for a worker process,
-questions for a judge. `conclude` takes the grades of these steps, in the same order, and combines them.
+questions for a judge, conversations for a reward model. `conclude` takes the grades of these steps, in the same order,
+and combines them.
 """
 
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from luffy.config.grading import (
@@ -24,8 +25,11 @@ from luffy.config.grading import (
     MeasureGrader,
     ReasoningGymGrader,
     ResponseForm,
+    RewardModelGrader,
     StrictMathGrader,
     WeightedGrader,
+    leaves,
+    parts_of,
 )
 from luffy.grading.choice import grade_choice
 from luffy.grading.equivalence.certain import refusal, settle
@@ -44,10 +48,10 @@ from luffy.grading.extract import (
     read_reference,
 )
 from luffy.grading.programs import CODE, last_program
-from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Verification
-from luffy.types import Outcome
+from luffy.grading.request import Grade, GradeRequest, JudgeRequest, RewardRequest, Verification
+from luffy.types import Message, Outcome
 
-Step = Grade | Verification | JudgeRequest
+Step = Grade | Verification | JudgeRequest | RewardRequest
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
 _FAILED = Grade(Outcome.CRASHED, None, "the environment failed")
 _NO_REFERENCE = Grade(Outcome.UNPARSABLE, None, "the reference states no answer")
@@ -76,7 +80,7 @@ def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
     """The grade under `kind`, from those of its steps."""
     if not isinstance(kind, AnyGrader | BothGrader | WeightedGrader):
         return next(found)
-    parts = _parts(kind)
+    parts = parts_of(kind)
     grades = [conclude(part, found) for part in parts]
     # A grade without a verdict leaves the combination without one where it could decide it.
     deciding = next((grade for grade in grades if grade.is_unjudged), grades[0])
@@ -97,18 +101,6 @@ def functions_of(kind: GraderKind) -> list[str]:
     """The import paths of all functions in `kind` that workers import: the user's, and that of reasoning-gym."""
     own = [leaf.function for leaf in leaves(kind) if isinstance(leaf, CustomGrader)]
     return own + [_SCORED_BY_GYM for leaf in leaves(kind) if isinstance(leaf, ReasoningGymGrader)]
-
-
-def leaves(kind: GraderKind) -> list[GraderKind]:
-    """The elementary kinds that `kind` combines; `kind` alone if it is elementary."""
-    parts = _parts(kind)
-    return [leaf for part in parts for leaf in leaves(part)] if parts else [kind]
-
-
-def _parts(kind: GraderKind) -> Sequence[GraderKind]:
-    if isinstance(kind, WeightedGrader):
-        return [part.grader for part in kind.parts]
-    return kind.of if isinstance(kind, AnyGrader | BothGrader) else ()
 
 
 def _math(kind: MathGrader, request: GradeRequest) -> Step:
@@ -256,6 +248,13 @@ def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
     return JudgeRequest(kind, reply.strip(), request.ground_truth, request.problem.question)
 
 
+def _reward_model(kind: RewardModelGrader, request: GradeRequest) -> Step:
+    messages = request.problem.messages
+    if not messages:
+        return Grade(Outcome.CRASHED, None, "the prompt, which the reward model has to see, is unknown")
+    return RewardRequest(kind, (*messages, Message("assistant", request.response)))
+
+
 def _code(kind: CodeGrader, request: GradeRequest) -> Step:
     shown = [text for text in (request.problem.question, *request.problem.shown) if last_program(text) is not None]
     reply = own_reply(request.response, "", False, shown)
@@ -277,5 +276,6 @@ _LEAVES: dict[str, Callable[..., Step]] = {
     "measure": _measure,
     "reasoning_gym": _reasoning_gym,
     "judge": _judge,
+    "reward_model": _reward_model,
     "code": _code,
 }

@@ -6,7 +6,7 @@
 A verification that hangs costs its time limit and its worker, and delays no other: after `SLICE_S` it is paused until
 the shorter ones are done. One whose worker dies gets another one, forked for it, since something else may have killed
 the first; it is `crashed` when two such workers die while the grading server lives on. Judges are called from one
-thread of this process, which only waits for sockets.
+thread of this process, which only waits for sockets. Reward models score in the caller's thread.
 """
 
 import hashlib
@@ -20,16 +20,22 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from luffy.config.grading import CodeGrader, GraderKind, GradingConfig
+from luffy.config.execution import ExecutionConfig
+from luffy.config.grading import CodeGrader, GraderKind, GradingConfig, leaves, reward_models
 from luffy.errors import ConfigError, DataError, LostError, LuffyError
 from luffy.grading.judge import Judges
-from luffy.grading.kinds import conclude, functions_of, leaves, steps
+from luffy.grading.kinds import conclude, functions_of, steps
 from luffy.grading.programs import CODE, Programs
-from luffy.grading.request import LOAD, Grade, GradeRequest, JudgeRequest, Reply, Verification
+from luffy.grading.request import LOAD, Grade, GradeRequest, JudgeRequest, Reply, RewardRequest, Verification
 from luffy.grading.workers import SERVER_DIED, WorkerProcess, Workers
 from luffy.types import Outcome
+
+if TYPE_CHECKING:
+    from luffy.grading.reward_model import RewardModels
 
 logger = logging.getLogger(__name__)
 JUDGE_CACHE = "judge"
@@ -49,7 +55,7 @@ MEMO_SIZE = 65_536
 _KEY_CHARS = 32
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
-_Open = Verification | JudgeRequest
+_Open = Verification | JudgeRequest | RewardRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -203,6 +209,7 @@ class GraderPool:
     before the first verification that needs one. `config` says which kind of grader grades what (its own time limit
     aside); without it that is `math`. `judge_cache`: the folder of a judge's verdicts; None: they are not kept.
     `others`: kinds that requests may bring along, so that the modules of their functions are loaded with the worker.
+    `execution`: where reward models score.
 
     The same texts get the same verdict from the same grader as long as the pool lives, unless the first one was a
     crash; `memo_size=0` remembers nothing. `timeouts_file` keeps the time-outs for a later pool.
@@ -217,6 +224,7 @@ class GraderPool:
         others: Sequence[GraderKind] = (),
         memo_size: int = MEMO_SIZE,
         timeouts_file: Path | None = None,
+        execution: ExecutionConfig | None = None,
     ) -> None:
         self._num_workers = num_workers
         self._timeout_s = timeout_s
@@ -230,6 +238,8 @@ class GraderPool:
         self._threads: list[threading.Thread] = []
         self._judges = Judges(judge_cache)
         self._programs = Programs(num_workers)
+        self._scored_kinds = reward_models(kinds)
+        self._execution = execution or ExecutionConfig()
         self._code_kinds = [leaf for kind in kinds for leaf in leaves(kind) if isinstance(leaf, CodeGrader)]
         self._lock = threading.Lock()
         self._closed = False
@@ -237,7 +247,7 @@ class GraderPool:
     @classmethod
     def configured(
         cls,
-        num_workers: int,
+        execution: ExecutionConfig,
         config: GradingConfig,
         judge_cache: Path,
         others: Sequence[GraderKind] = (),
@@ -246,10 +256,12 @@ class GraderPool:
     ) -> "GraderPool":
         """The pool that an experiment's `grading` describes.
 
-        ConfigError for a custom function that cannot be called; without `check_functions` only when it is needed.
+        Raises as `check_functions` does; without it only when a function or model is needed.
         """
-        timeouts_file = judge_cache.with_name(TIMEOUTS_FILE)
-        pool = cls(num_workers, config.timeout_s, config, judge_cache, others, timeouts_file=timeouts_file)
+        timeouts_file, workers = judge_cache.with_name(TIMEOUTS_FILE), execution.grader_workers
+        pool = cls(
+            workers, config.timeout_s, config, judge_cache, others, timeouts_file=timeouts_file, execution=execution
+        )
         try:
             if check_functions:
                 pool.check_functions()
@@ -261,8 +273,10 @@ class GraderPool:
     def check_functions(self) -> None:
         """Load the configured custom functions in a worker; ConfigError for one that cannot be called.
 
-        UserError where the sandbox of a configured grader `code` does not run.
+        UserError where the sandbox of a configured grader `code` does not run, or a reward model cannot be loaded.
         """
+        for model in self._scored_kinds:
+            self._reward_models.load(model)
         for kind in self._code_kinds:
             self._programs.check(kind)
         self._verdicts([Verification(LOAD, function, "") for function in self._functions])
@@ -297,6 +311,8 @@ class GraderPool:
             return
         self._judges.close()
         self._programs.close()
+        if "_reward_models" in vars(self):
+            self._reward_models.close()
         left = self._queue.close()
         self._workers.interrupt()
         for thread in threads:
@@ -309,6 +325,12 @@ class GraderPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @cached_property
+    def _reward_models(self) -> "RewardModels":
+        from luffy.grading.reward_model import RewardModels  # loads torch, which other graders can do without
+
+        return RewardModels(self._execution)
 
     def worker_pids(self) -> list[int]:
         return self._workers.pids()
@@ -348,6 +370,8 @@ class GraderPool:
                 self._refuse(jobs, _CLOSED)
         judging = {step: self._judges.submit(step) for step in wanted if isinstance(step, JudgeRequest)}
         graded: dict[_Open, Grade] = {}
+        if scored := [step for step in wanted if isinstance(step, RewardRequest)]:
+            graded.update(self._reward_models.grade(scored).items())
         for work, (verdict, is_new) in claimed.items():  # each grade gets the answer, time and note of this request
             grade = _result(verdict)
             answer, seconds = None if work.check == "custom" else work.answer, grade.seconds if is_new else 0.0

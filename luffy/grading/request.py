@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from luffy.errors import LostError
 from luffy.grading.extract import asks_for_tag
-from luffy.types import Outcome, Prompt
+from luffy.types import Message, Outcome, Prompt
 
 if TYPE_CHECKING:  # workers, which grade by what they are sent, do not load the configuration
-    from luffy.config.grading import GraderKind, JudgeGrader
+    from luffy.config.grading import GraderKind, JudgeGrader, RewardModelGrader
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class Problem:
     """The prompt's messages; an answer copied from one of them does not count."""
     in_tag: bool | None = None
     """Whether the prompt wants the answer in `<answer>`; None: unknown, and the form of a reply decides."""
+    messages: tuple[Message, ...] = ()
+    """The prompt."""
 
     @property
     def options(self) -> Sequence[str]:
@@ -52,7 +54,10 @@ def problem_of(prompt: Prompt, text: str = "") -> Problem:
     )
     in_tag = asks_for_tag("\n".join((text, *shown)))
     in_tag = in_tag if text else in_tag or None  # an unknown template may ask for `<answer>`
-    return Problem(asked[-1] if asked else "", prompt.grader, prompt.data_source, prompt.extra_info, shown, in_tag)
+    question = asked[-1] if asked else ""
+    return Problem(
+        question, prompt.grader, prompt.data_source, prompt.extra_info, shown, in_tag, tuple(prompt.messages)
+    )
 
 
 TOKENS = "tokens"
@@ -129,6 +134,13 @@ class JudgeRequest(NamedTuple):
     answer: str
     gold: str
     question: str
+
+
+class RewardRequest(NamedTuple):
+    """A conversation for a reward model; its last message is the response."""
+
+    kind: RewardModelGrader
+    messages: tuple[Message, ...]
 
 
 class Grader(Protocol):

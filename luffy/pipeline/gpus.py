@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config import ExperimentConfig
-from luffy.config.settings import GPUS
+from luffy.config.settings import GPUS, scored_by
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed
 
 QUEUE = "gpu"
@@ -103,6 +103,8 @@ def _admitted_names() -> list[str] | None:
 def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
     """GPUs that `stage` takes if this machine has any (`execution.gpus`)."""
     found = GPUS[stage](config) if stage in GPUS else 0
+    if not found and config.execution.reward_device != "cpu" and scored_by(config, stage):
+        found = 1
     return found if found == 0 or config.execution.gpus is None else config.execution.gpus
 
 

@@ -18,17 +18,20 @@ With `execution.sequence_parallel` a rank's tokens are its slice of a micro-batc
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from luffy.config import ExperimentConfig
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.model import ModelConfig
-from luffy.config.settings import has_own_vllm
+from luffy.config.settings import has_own_vllm, scored_by
 from luffy.config.training import ModelTeacher, SelfTeacher
+from luffy.json_text import parse_json
 from luffy.model_shape import ModelArchitecture, adapter_activation_bytes, adapter_parameters, architecture_of
 
 GIB = 2**30
 RL_ENGINE = "engine GPU"
+REWARD_MODEL = "reward model"
 _FLOAT32 = 4
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 _REDUCE_BUCKET = 500_000_000
@@ -109,10 +112,11 @@ def estimate_memory(
     kept = (replace(_SLEEPING, name="kept engine, asleep"),) if is_kept else ()
     if "sft" in config.stages:
         rank = _Rank(architecture, config, "sft")
-        found.append(GpuMemory("GPU in SFT", rank.count, (*rank.in_update(), *kept), gpu_gib))
+        scoring = _scoring(config, "sft")
+        found.append(GpuMemory("GPU in SFT", rank.count, (*rank.in_update(), *kept, *scoring), gpu_gib))
     if "rl" in config.stages:
         rank = _Rank(architecture, config, "rl")
-        kept = kept if config.cluster == "ray" else ()
+        kept = (*(kept if config.cluster == "ray" else ()), *_scoring(config, "rl"))
         if config.shares_gpus:
             engine = rl_engine_memory(architecture, config, gpu_gib)
             of_engine = (replace(part, name=f"engine {part.name}") for part in engine.components)
@@ -408,15 +412,40 @@ def generation_memory(
 ) -> tuple[GpuMemory, ...]:
     """Memory of each kind of GPU in those of `stages` in which a finished model answers prompts.
 
-    Empty for stages whose model is on servers elsewhere.
+    Empty for stages whose model is on servers elsewhere. A GPU that a vLLM engine shares with a reward model counts
+    twice: vLLM has to fit into its share, and both into the GPU.
     """
-    found = []
+    found: list[GpuMemory] = []
     for name, section in answering(config, stages).items():
         assert section.max_response_tokens is not None
         if section.engine != "openai":
             memory = _vllm_memory if section.engine == "vllm" else _embedded_memory
-            found.append(memory(architecture, config, gpu_gib, f"GPU in {name}", section.max_response_tokens))
+            gpu = memory(architecture, config, gpu_gib, f"GPU in {name}", section.max_response_tokens)
+            if scoring := _scoring(config, "evaluate" if name == "evaluation" else name):
+                found += [gpu] if section.engine == "vllm" else []
+                of_both = (*gpu.components, *scoring)
+                gpu = GpuMemory(f"{gpu.name} with a {REWARD_MODEL}", gpu.count, of_both, gpu_gib)
+            found.append(gpu)
     return tuple(found)
+
+
+def _scoring(config: ExperimentConfig, stage: str) -> tuple[Component, ...]:
+    """The reward models of the stage, on one of its GPUs: weights, and what a layer of a batch allocates.
+
+    The number of weights is that of the bytes in the folder; a layer is counted where its shape is known.
+    """
+    parts = []
+    for kind in scored_by(config, stage) if config.execution.reward_device != "cpu" else ():
+        folder, size = Path(kind.path).expanduser(), _DTYPE_BYTES[kind.dtype]
+        stored = parse_json((folder / "config.json").read_bytes())
+        stored_size = _DTYPE_BYTES.get(stored.get("dtype") or stored.get("torch_dtype") or "float32", 2)
+        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / stored_size
+        parts.append(_part(REWARD_MODEL, weights * size, f"{weights:,.0f} parameters x {size} bytes"))
+        if (shape := architecture_of(ModelConfig(path=kind.path))) is not None:
+            tokens = config.execution.micro_batch_tokens
+            layer = layer_activation_bytes(shape, size, by_sequence=False) + 2 * size * shape.hidden_size
+            parts.append(_part("its layer", tokens * layer, f"{tokens:,} tokens x {layer:,} bytes"))
+    return tuple(parts)
 
 
 def answering(

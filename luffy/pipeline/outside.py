@@ -6,9 +6,9 @@ from pathlib import Path
 
 from luffy.config.data import CustomSource, FileSource, HubSource
 from luffy.config.environment import CustomEnvironment, EpisodeScoring, ToolsEnvironment
-from luffy.config.grading import CustomGrader
+from luffy.config.grading import CustomGrader, RewardModelGrader
 from luffy.config.group import CustomAdvantage
-from luffy.config.model import locate, model_files
+from luffy.config.model import check_classifier, locate, model_files
 from luffy.config.settings import (
     BaseSettings,
     PrepareDataSettings,
@@ -67,9 +67,13 @@ def _named(settings: StageSettings) -> Iterator[Named]:
 
 
 def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
-    """The files of the modules that hold the user's own functions and classes."""
+    """The files of the modules that hold the user's own functions and classes, and the folders of reward models."""
     imports: Iterable[tuple[str, str]] = ()
     match value:
+        case RewardModelGrader(path=path):
+            where, folder = ".".join((*field, "path")), Path(path).expanduser()
+            check_classifier(folder, where)
+            yield where, path, folder
         case CustomSource(factory=path) | CustomEnvironment(factory=path):
             imports = [("factory", path)]
         case CustomGrader(function=path) | CustomLoss(function=path) | CustomAdvantage(function=path):

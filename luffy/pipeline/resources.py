@@ -15,7 +15,15 @@ from luffy.errors import ConfigError
 from luffy.model_shape import architecture_of, linear_layers, missing_package, positions_of
 from luffy.pipeline.gpus import Gpu, detected_gpus, hidden_gpus
 from luffy.pipeline.inherited_environment import complaints_about_variables
-from luffy.pipeline.memory import RL_ENGINE, GpuMemory, answering, estimate_memory, generation_memory, rl_engine_memory
+from luffy.pipeline.memory import (
+    REWARD_MODEL,
+    RL_ENGINE,
+    GpuMemory,
+    answering,
+    estimate_memory,
+    generation_memory,
+    rl_engine_memory,
+)
 
 _LARGE_FOR_EMBEDDED = 50_000_000
 """Number of parameters from which vLLM is recommended over the embedded engine. For SmolLM2 (135 million), on two CPU
@@ -187,6 +195,12 @@ def _too_full(placement: _Placement) -> Iterator[str]:
 def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
     """Settings that would free memory, cheapest first."""
     execution = config.execution
+    if gpu.gib(REWARD_MODEL):
+        return [
+            "set execution.reward_device: cpu",
+            "give the reward model dtype: bfloat16",
+            "lower execution.vllm.gpu_memory_utilization (vLLM) or execution.rollout_batch_size (the embedded engine)",
+        ]
     if gpu.name in ("GPU in evaluation", "GPU in difficulty", "GPU in sample"):
         return ["lower execution.rollout_batch_size", "generate with engine: vllm"]
     if gpu.name == "shared GPU in a rollout":

@@ -117,7 +117,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     replayer = None  # traces are used as recorded
     if environment is not None and data.replay_traces != "off":
         replayer = EnvironmentReplayer(environment)
-    with GraderPool.configured(context.execution.grader_workers, settings.grading, judge_cache) as grader:
+    with GraderPool.configured(context.execution, settings.grading, judge_cache) as grader:
         for name, source in sources.items():
             rules = _rules(name, settings, may_repeat=name == _CORPUS or name in many_tasks)
             job = FilterJob(

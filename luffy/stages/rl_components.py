@@ -92,9 +92,9 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
         teacher = TeacherSpec(_teacher_folder(rl.teacher.path, tokenizer), longest)
     spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id, teacher)
     cluster = stack.enter_context(open_cluster(spec))
-    cache, workers = context.out / JUDGE_CACHE, context.execution.grader_workers
+    cache = context.out / JUDGE_CACHE
     own_graders = () if validation is None else validation.protocol.own_graders
-    graders = stack.enter_context(GraderPool.configured(workers, settings.grading, cache, own_graders))
+    graders = stack.enter_context(GraderPool.configured(context.execution, settings.grading, cache, own_graders))
     judges = stack.enter_context(closing(Judges(cache)))
     player = None
     if settings.environment is not None:

@@ -8,6 +8,7 @@ import pytest
 from sandboxed import PATIENT, limits, processes_below, require_bubblewrap
 from synthetic.hostile_programs import PROGRAMS, TIME
 
+from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import CodeGrader, GradingConfig
 from luffy.config.sandbox import SandboxConfig, SandboxLimits
 from luffy.errors import UserError
@@ -75,6 +76,9 @@ def pool() -> Iterator[GraderPool]:
         yield shared
 
 
+EXECUTION = ExecutionConfig(grader_workers=1)
+
+
 def graded(pool: GraderPool, answers: list[tuple[str, str]], partial: bool = False, **changed: object) -> list[Grade]:
     kind = CodeGrader(partial=partial, sandbox=SandboxConfig(limits=limits(**changed)))
     return pool.grade([GradeRequest(f"Like this:\n```python\n{text}\n```", gold, kind=kind) for gold, text in answers])
@@ -135,9 +139,11 @@ def test_hostile_programs_are_outcomes_and_nothing_of_them_stays(pool: GraderPoo
 def test_a_pool_without_a_working_sandbox_is_refused_at_its_start(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="needs the program bwrap"):
-        GraderPool.configured(1, GradingConfig(kind=CodeGrader()), tmp_path / "judge")
+        GraderPool.configured(EXECUTION, GradingConfig(kind=CodeGrader()), tmp_path / "judge")
     unsafe = SandboxConfig(kind="unsafe_local", unsafe_local=True, limits=PATIENT)
-    with GraderPool.configured(1, GradingConfig(kind=CodeGrader(sandbox=unsafe)), tmp_path / "judge") as pool:
+    with GraderPool.configured(
+        ExecutionConfig(grader_workers=1), GradingConfig(kind=CodeGrader(sandbox=unsafe)), tmp_path / "judge"
+    ) as pool:
         assert pool.grade_one(f"```\n{PASSING[0][1]}\n```", SUM).outcome is Outcome.CORRECT
 
 

@@ -157,7 +157,7 @@ def open_graders(
     """The stage's graders, with those that suites set for themselves in `own`, and the judges of its episodes."""
     cache, of_suites = context.out / JUDGE_CACHE, () if own is None else own.own_graders
     with (
-        GraderPool.configured(context.execution.grader_workers, grading, cache, of_suites) as grader,
+        GraderPool.configured(context.execution, grading, cache, of_suites) as grader,
         closing(Judges(cache)) as judges,
     ):
         yield grader, judges

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
 
+from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import CustomGrader, GradingConfig
 from luffy.errors import ConfigError, LuffyError
 from luffy.grading.pool import GraderPool
@@ -101,6 +102,7 @@ MODULE = textwrap.dedent(
     """
 )
 NO_NUMBER = ", which is no finite number"
+EXECUTION = ExecutionConfig(grader_workers=1)
 PROBLEM = Problem("Well?", data_source="shop", extra_info={"level": 2})
 
 
@@ -231,8 +233,10 @@ def test_a_function_that_cannot_work_is_refused_when_the_pool_is_opened(folder, 
     monkeypatch.chdir(folder)
     config = GradingConfig(named={"shop": CustomGrader(function="shop_graders:parses")})
     with pytest.raises(ConfigError, match=r"^grading: shop_graders:parses needs `parser`.*`completion`, or give"):
-        GraderPool.configured(1, config, tmp_path / "judge")
-    with GraderPool.configured(1, config, tmp_path / "judge", check_functions=False) as pool:
+        GraderPool.configured(EXECUTION, config, tmp_path / "judge")
+    with GraderPool.configured(
+        ExecutionConfig(grader_workers=1), config, tmp_path / "judge", check_functions=False
+    ) as pool:
         assert pool.grade_one(r"\boxed{1}", "1").outcome is Outcome.CORRECT
 
 

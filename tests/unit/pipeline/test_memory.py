@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
+from safetensors.torch import load_file
+from synthetic.reward_models import reward_folder
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import (
     AutoModelForCausalLM,
@@ -34,6 +36,7 @@ from luffy.model_shape import (
     from_model_config,
     linear_layers,
 )
+from luffy.pipeline.gpus import gpus_of_stage
 from luffy.pipeline.memory import (
     activation_bytes,
     estimate_memory,
@@ -503,6 +506,27 @@ def test_an_engine_kept_for_evaluations_counts_beside_training():
     local = asleep("cluster=local", "rl.engine=vllm", "chain=sft_then_rl", "rl.max_staleness=0", sft)
     # RL has it in its own process.
     assert local == {"GPU in SFT": 2, "shared GPU in a rollout": 0, "shared GPU in an update": 0}
+
+
+def test_a_reward_model_counts_on_the_gpus_of_the_stages_that_it_scores_in(tmp_path):
+    folder = reward_folder(tmp_path)
+    parameters = sum(each.numel() for each in load_file(folder / "model.safetensors").values())
+    reward = f"grading.kind={{kind: reward_model, path: '{folder}', correct_from: 0.0, dtype: bfloat16}}"
+    colocated = load_experiment(SEVEN_B, [reward])
+    for gpu in estimate_memory(QWEN_7B, colocated, 79.0):
+        assert gpu.gib("reward model") * GIB == pytest.approx(2 * parameters, rel=0.1)
+        assert gpu.gib("its layer") * GIB > colocated.execution.micro_batch_tokens * 64 * 4 * 2  # the MLP of width 64
+    alone, both = generation_memory(QWEN_7B, colocated, 79.0, ("evaluate",))
+    assert alone.gib("reward model") == 0 and alone.limit_gib == pytest.approx(0.55 * 79)
+    assert (both.name, both.limit_gib) == ("GPU in evaluation with a reward model", 79.0)
+    assert both.total_gib > alone.total_gib
+    on_cpu = load_experiment(SEVEN_B, [reward, "execution.reward_device=cpu"])
+    assert not any(gpu.gib("reward model") for gpu in estimate_memory(QWEN_7B, on_cpu, 79.0))
+    stages = ("prepare_data", "base", "rl", "evaluate")
+    served = ["evaluation.engine=openai", "execution.server.urls=[http://a]"]
+    for config, expected in ((colocated, [1, 0, 8, 8]), (on_cpu, [0, 0, 8, 8])):
+        assert [gpus_of_stage(config, stage) for stage in stages] == expected
+    assert gpus_of_stage(load_experiment(SEVEN_B, [reward, *served]), "evaluate") == 1
 
 
 def test_offloading_and_checkpointing_make_room():

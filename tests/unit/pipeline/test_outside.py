@@ -2,6 +2,7 @@ import json
 import os
 
 import pytest
+from synthetic.reward_models import reward_folder
 
 from luffy.errors import ConfigError, DataError
 
@@ -50,6 +51,40 @@ def test_the_users_own_code_is_identity_and_is_not_run(opened, tmp_path, monkeyp
     before = opened(chosen)
     (tmp_path / "my_code" / "inner.py").write_text("one = 2")
     assert before.identities[stage].files != opened(chosen).identities[stage].files
+
+
+REWARD = "grading.by_source={{sums: {{kind: reward_model, path: '{}', correct_from: 0.5}}}}"
+
+
+def test_a_reward_model_is_identity_wherever_graders_grade(opened, tmp_path):
+    folder = reward_folder(tmp_path / "reward")
+    before = opened(REWARD.format(folder)).identities
+    tokenizer = folder / "chat_template.jinja"
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    after = opened(REWARD.format(folder)).identities
+    assert {stage for stage in before if before[stage].files != after[stage].files} == {
+        "prepare_data", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("made", "removed", "message"),
+    [
+        ({"head": False}, "", "has no head that scores: architectures in its config.json names Qwen2ForCausalLM; "),
+        ({"outputs": 2}, "", r"has 2 outputs \(id2label in config.json\), and a reward is one number"),
+        ({"outputs": 3}, "", "has 3 outputs"),
+        ({"template": None}, "", "has no chat template; put that of its training there as chat_template.jinja"),
+        ({}, "tokenizer_config.json", r"has no tokenizer \(tokenizer_config.json\)"),
+        ({}, "model.safetensors", "is no model folder, with config.json and weights"),
+        ({}, "config.json", "is no model folder, with config.json and weights"),
+    ],
+)
+def test_a_folder_that_cannot_reward_is_told_before_anything_runs(opened, tmp_path, made, removed, message):
+    folder = reward_folder(tmp_path, **made)
+    if removed:
+        (folder / removed).unlink()
+    with pytest.raises(DataError, match=rf"^grading\.by_source\.sums\.path: .*{message}"):
+        opened(REWARD.format(folder))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from synthetic.reward_models import reward_folder
 
 from luffy.config import load_experiment
 from luffy.config.execution import VLLMConfig
@@ -128,6 +129,18 @@ def test_training_that_takes_turns_with_vllm_on_its_gpu_is_checked(driver):
         [("shared GPU in a rollout", 1), ("shared GPU in an update", 1)],
     )
     assert 0 < found.gpus[1].gib("engine, asleep") < 1  # of the process only what the trainer's has not anyway
+
+
+def test_a_reward_model_beside_an_engine_has_to_fit_too(driver, tmp_path):
+    folder = reward_folder(tmp_path / "reward")
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(40 << 30)  # as many bytes as 10 B parameters in float32, of which the disk holds none
+    driver(cards(*[81559] * 8))
+    reward = f"grading.kind={{kind: reward_model, path: '{folder}', correct_from: 0.0}}"
+    lines = find_resources(load_experiment(SEVEN_B, [reward])).complaints
+    assert lines and all("reward model 40.0" in line and "execution.reward_device: cpu or " in line for line in lines)
+    assert any(line.startswith("execution: a GPU in evaluation with a reward model would hold") for line in lines)
+    assert find_resources(load_experiment(SEVEN_B, [reward, "execution.reward_device=cpu"])).complaints == ()
 
 
 def test_a_sweep_needs_nothing_for_training(driver):
