@@ -17,8 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import NoReturn
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, NoReturn
 
 import psutil
 
@@ -44,6 +45,32 @@ def die_with(parent_pid: int, sent: signal.Signals = signal.SIGTERM) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(sent))
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def start_marked(
+    command: Sequence[str],
+    out: IO[bytes],
+    environment: Mapping[str, str],
+    *,
+    pass_fds: Sequence[int] = (),
+    sent: signal.Signals = signal.SIGTERM,
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a program in a session of its own that writes to `out`; returns it and the mark of all that it starts.
+
+    The kernel sends it `sent` when the calling *thread* ends: start it in one that outlives it.
+    """
+    parent, mark = os.getpid(), f"{os.getpid()}-{uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        env={**environment, MARK_VARIABLE: mark, SUPERVISOR_VARIABLE: str(parent)},
+        pass_fds=pass_fds,
+        start_new_session=True,
+        preexec_fn=lambda: die_with(parent, sent),
+    )
+    return process, mark
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:

@@ -8,12 +8,10 @@ that the next one begins in a fresh process. To its supervisor such a stage is l
 its own log, exit code and events, is ended by the same signals, and its loss by `kill -9` is resumed.
 """
 
-import os
 import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -25,7 +23,7 @@ from pathlib import Path
 
 from luffy.errors import EXIT_INTERRUPTED, StageFailed
 from luffy.pipeline.warm_start import Order, surroundings
-from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
+from luffy.processes import end_processes, start_marked
 
 _POLL_S = 0.1
 _PROGRAM = "luffy.stages.engine_host"
@@ -135,18 +133,9 @@ class EngineProcess:
 
     def _open(self, log: Path, environment: Mapping[str, str]) -> HostedStage:
         connection, far_end = Pipe()
-        parent, mark = os.getpid(), f"{os.getpid()}-{uuid.uuid4().hex}"
+        program = [sys.executable, "-m", "luffy.library_loading", _PROGRAM, str(far_end.fileno())]
         with log.open("ab") as out, far_end:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "luffy.library_loading", _PROGRAM, str(far_end.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={**environment, MARK_VARIABLE: mark, SUPERVISOR_VARIABLE: str(parent)},
-                pass_fds=[far_end.fileno()],
-                start_new_session=True,
-                preexec_fn=lambda: die_with(parent),
-            )
+            process, mark = start_marked(program, out, environment, pass_fds=[far_end.fileno()])
         return HostedStage(process, connection, mark)
 
     def _end(self) -> None:

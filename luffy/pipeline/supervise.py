@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -29,7 +28,7 @@ from luffy.pipeline.inherited_environment import own_environment
 from luffy.pipeline.job import JOB_FILE
 from luffy.pipeline.reuse import LOG_FILE
 from luffy.pipeline.warm_start import WarmStage, current_warm_server
-from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
+from luffy.processes import TITLE_VARIABLE, end_processes, start_marked
 
 _POLL_S = 0.1
 _TAIL_LINES = 25
@@ -120,21 +119,10 @@ def supervise(
 def _start_cold(
     command: Sequence[str], out: IO[bytes], environment: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], str]:
-    """The process, and the mark that all of its children carry."""
-    parent, mark = os.getpid(), f"{os.getpid()}-{uuid.uuid4().hex}"
+    """The process, and the mark that all of its children carry. This thread stays until it has ended."""
     if command[1] == "-m" and command[2] in {kind.program for kind in STAGE_KINDS.values()}:
         command = [*command[:2], "luffy.library_loading", *command[2:]]  # which runs it, without garbage collection
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        env={**environment, MARK_VARIABLE: mark, SUPERVISOR_VARIABLE: str(parent)},
-        start_new_session=True,
-        # The signal follows the forking thread. This thread stays until the child has ended.
-        preexec_fn=lambda: die_with(parent),
-    )
-    return process, mark
+    return start_marked(command, out, environment)
 
 
 def _end(process: subprocess.Popen[bytes] | WarmStage | HostedStage, mark: str, grace_s: float) -> None:

@@ -16,10 +16,8 @@ import importlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -31,7 +29,7 @@ from pathlib import Path
 
 from luffy.errors import StageFailed
 from luffy.pipeline.inherited_environment import own_environment
-from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
+from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes, start_marked
 
 logger = logging.getLogger(__name__)
 LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")
@@ -71,26 +69,18 @@ class WarmServer:
         # A thread that outlives the stages: the kernel kills a server when the thread that started it ends.
         self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="warm-server")
         self._growing = threading.Lock()
-        self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
         environment = own_environment()
         self._surroundings = surroundings(environment)
         self._connection, far_end = Pipe()
         self._ready = False
         self._ordering = threading.Lock()
         self._stage: WarmStage | None = None
-        parent = os.getpid()
-        own = {MARK_VARIABLE: self.mark, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1", **_WITHOUT_THREADS}
+        variables = {**environment, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1", **_WITHOUT_THREADS}
+        program = [sys.executable, "-m", "luffy.pipeline.warm_start", str(far_end.fileno()), *libraries]
         with log.open("ab") as out, far_end:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "luffy.pipeline.warm_start", str(far_end.fileno()), *libraries],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={**environment, **own},
-                pass_fds=[far_end.fileno()],
-                start_new_session=True,
-                # The stage then gets SIGTERM. The signal follows the forking thread, which must outlive the server.
-                preexec_fn=lambda: die_with(parent, signal.SIGKILL),
+            # Killed with the run; its stage then gets SIGTERM.
+            self._process, self.mark = start_marked(
+                program, out, variables, pass_fds=[far_end.fileno()], sent=signal.SIGKILL
             )
         self.pid = self._process.pid
 

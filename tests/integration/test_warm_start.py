@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -187,7 +186,7 @@ def test_where_no_further_server_starts_the_stage_starts_cold(program, tmp_path,
         def refuse(*arguments, **options):
             raise OSError("no more processes")
 
-        monkeypatch.setattr("luffy.pipeline.warm_start.subprocess", SimpleNamespace(Popen=refuse, DEVNULL=None))
+        monkeypatch.setattr("luffy.pipeline.warm_start.start_marked", refuse)
         assert int(run(tmp_path)) == os.getpid()
 
 
