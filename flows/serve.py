@@ -142,14 +142,19 @@ def _refuse_if_taken(address: ServerAddress) -> None:
     port = address.port
     if answers(address.url, timeout_s=2.0):
         raise UserError(f"--port {port}: a Prefect server answers there already; end it, or give another --port")
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    refuse_taken(address.host, port)
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Raise UserError where a server cannot listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the server does: a port whose connections are just being closed is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((address.host, port))
+            probe.bind((host, port))
         except OSError as error:
-            option = "--port" if is_loopback(address.host) else "--port or --host"
+            option = "--port" if is_loopback(host) else "--port or --host"
             raise UserError(f"--port {port}: {error.strerror}; give another {option}") from None
 
 

@@ -16,7 +16,7 @@ from luffy.cli.commands.export import export
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.rescore import diff, rescore
 from luffy.cli.commands.run import bench, evaluate, plan, run
-from luffy.cli.commands.serve import serve
+from luffy.cli.commands.serve import serve, serve_engine
 from luffy.cli.commands.show import show
 from luffy.cli.commands.study import study
 from luffy.cli.console import show_error
@@ -25,7 +25,7 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, bench, config, evaluate, compare, study, serve, doctor),
+    "Experiments": (run, plan, bench, config, evaluate, compare, study, serve, serve_engine, doctor),
     "Results": (show, diff, rescore, export, gc),
 }
 _TAKE_FIELDS = (run, plan, bench, config, evaluate)

@@ -287,7 +287,7 @@ def card_of(directory: Path) -> tuple[Table, list[str]]:
     card = parse_json((directory / _CARD_FILE).read_text(encoding="utf-8"))
     sources: Mapping[str, Mapping[str, Any]] = card["sources"]
 
-    def counts(found: Mapping[str, int]) -> str:
+    def counts(found: Mapping[str, int | str]) -> str:
         return ", ".join(f"{what} {count}" for what, count in found.items())
 
     rows, malformed, rejections, replays, references = [], [], [], [], list[str]()
@@ -299,7 +299,9 @@ def card_of(directory: Path) -> tuple[Table, list[str]]:
         if source["quarantined"]:
             malformed.append(f"Malformed in {name}, by field: {counts(source['malformed'])}")
         if source["rejected"]:
-            rejections.append(f"Rejected of {name}: {counts(source['rejected'])}")
+            longest = {reason: f"{tokens} tokens" for reason, tokens in source.get("longest_rejected", {}).items()}
+            up_to = f"; the longest: {counts(longest)}" if longest else ""
+            rejections.append(f"Rejected of {name}: {counts(source['rejected'])}{up_to}")
         if source.get("replays"):
             replays.append(f"Traces of {name} played again in the environment: {counts(source['replays'])}")
         if source["gold_findings"]:

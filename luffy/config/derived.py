@@ -211,23 +211,31 @@ def _of_folder(config: ExperimentConfig, model: str, chat_template: str | None) 
             f"--chat-template: {chat_template}: no such file; give {', '.join(template_names())} or the path of a "
             f"Jinja file, which starts at {Path.cwd()}"
         )
-    evaluation, execution = _protocol(config), config.execution
-    path, folder, own = Path(model).expanduser(), _real_folder(model), config.model
-    if folder is None and path.is_dir():
-        raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder or a hub id")
-    if folder is None and path.exists() and path.suffix != GGUF:
-        raise ConfigError(f"--model: {model} is a file; give a Hugging Face model folder, a {GGUF} file or a hub id")
-    if folder is None and not path.exists() and _HUB_ID.fullmatch(model) is None:
-        raise ConfigError(
-            f"--model: {model}: no such folder; relative paths start at {Path.cwd()}, and a hub id is OWNER/NAME"
-        )
-    policy = ModelConfig(path=folder or model, dtype=own.dtype, chat_template=chat_template)
+    evaluation, execution, own = _protocol(config), config.execution, config.model
+    policy = ModelConfig(path=given_model(model), dtype=own.dtype, chat_template=chat_template)
     if own.path is not None and (_real_folder(own.path) or own.path) == policy.path:  # in the experiment's own context
         context = {"rope_theta": own.rope_theta, "max_position_embeddings": own.max_position_embeddings}
         policy = policy.model_copy(update=context)
     if evaluation.engine != "openai":
         execution = execution.model_copy(update={"server": ServerConfig()})  # those of RL have no use here
     return policy, evaluation, execution
+
+
+def given_model(model: str, option: str = "--model") -> str:
+    """What `option` names: the real path of a model folder, also of a stage's, else the GGUF file or hub id as it is.
+
+    Raises ConfigError for a path without a model.
+    """
+    path, folder = Path(model).expanduser(), _real_folder(model)
+    if folder is None and path.is_dir():
+        raise ConfigError(f"{option}: {model} has no config.json; give a Hugging Face model folder or a hub id")
+    if folder is None and path.exists() and path.suffix != GGUF:
+        raise ConfigError(f"{option}: {model} is a file; give a Hugging Face model folder, a {GGUF} file or a hub id")
+    if folder is None and not path.exists() and _HUB_ID.fullmatch(model) is None:
+        raise ConfigError(
+            f"{option}: {model}: no such folder; relative paths start at {Path.cwd()}, and a hub id is OWNER/NAME"
+        )
+    return folder or model
 
 
 def _of_endpoint(

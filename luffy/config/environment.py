@@ -9,6 +9,7 @@ from luffy.config.data import VerifiersPackage
 from luffy.config.grading import JudgeGrader
 from luffy.config.sandbox import SandboxConfig
 from luffy.config.strict import ImportPath, Name, StrictModel
+from luffy.config.yaml_source import nearest
 
 CallFormat = Literal["hermes", "llama3", "xml"]
 """How a model family writes a tool call: Hermes and Qwen, Llama 3.1, or plain XML elements."""
@@ -34,6 +35,7 @@ class EpisodeLimits(StrictModel):
     of those so far of an evaluation's suite or of a teacher, the first of which count as 32."""
 
 
+BUILT_IN_TOOLS = ("calculator", "python")
 LANES = 16
 """Calls of an engine that episodes make at the same time, where it can answer several."""
 _CALL_S = 600.0
@@ -127,6 +129,17 @@ class ToolsEnvironment(StrictModel):
     """Where the tool `python` runs the policy's code. Its limits hold for that tool, in place of `timeout_s`."""
     limits: EpisodeLimits = EpisodeLimits()
     scoring: EpisodeScoring = EpisodeScoring()
+
+    def _complaints(self) -> Iterator[str]:
+        for tool in self.tools:
+            if ":" not in tool and tool not in BUILT_IN_TOOLS:
+                yield (
+                    f"tools: there is no built-in tool {tool!r}{nearest(tool, BUILT_IN_TOOLS)}; there are "
+                    f"{', '.join(BUILT_IN_TOOLS)}; a function of your own is package.module:function"
+                )
+        names = [tool.rpartition(":")[2] for tool in self.tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            yield f"tools: two tools are called {twice[0]}; rename one of the functions"
 
 
 class GuessNumberEnvironment(StrictModel):

@@ -110,14 +110,15 @@ def is_model(member: Any) -> TypeGuard[type[BaseModel]]:
 
 def tags(member: Any) -> tuple[object, ...]:
     """The values of `kind` that choose a configuration class among others."""
-    return get_args(member.model_fields[_KIND].annotation) if is_model(member) and _KIND in member.model_fields else ()
+    found = member.model_fields[_KIND].annotation if is_model(member) and _KIND in member.model_fields else None
+    return get_args(found) if get_origin(found) is Literal else ()  # `grading.kind` is a section
 
 
 def _walk(model: type[BaseModel], prefix: str, above: tuple[type[BaseModel], ...]) -> Iterator[ConfigField]:
     if model in above:
         return
     for name, info in model.model_fields.items():
-        if name != _KIND:  # the section's type lists the kinds
+        if name != _KIND or not tags(model):  # the section's type lists the kinds
             yield _field(f"{prefix}{name}", info, model)
             for below, step in _sections(info.annotation):
                 yield from _walk(below, f"{prefix}{name}.{step}", (*above, model))

@@ -179,13 +179,17 @@ def resolve_experiment(
         raise ConfigError(
             explain(error, ExperimentConfig, merged.origins, default_where=str(file), values=merged.values)
         ) from None
-    # An override that chooses RL's method in a chain without RL; a file may inherit a method and change its chain.
-    is_rl_alone = method.values.keys() <= {"chain", "objective", "rl"}
-    if named.preset_name("method") is not None and "rl" not in config.stages and is_rl_alone:
-        raise ConfigError(
-            f"{named.origins['method',]}: method: {config.method} has no effect without the stage rl, and the stages "
-            f"are {', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
-        )
+    is_rl_alone = config.method is not None and method.values.keys() <= {"chain", "objective", "rl"}
+    if is_rl_alone and "rl" not in config.stages:
+        origins = command_line.over(own).origins
+        method_at, *chain_at = (origins.get((key,), "") for key in ("method", "chain", "stages"))
+        # What a file inherits, or what an override changes, may have another chain.
+        if method_at == given_at or (method_at.startswith(f"{file}:") and given_at not in chain_at):
+            raise ConfigError(
+                f"{method_at}: method: {config.method} has no effect without the stage rl, and the stages are "
+                f"{', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
+            )
+        config = config.model_copy(update={"method": None})
     return ResolvedExperiment(config, merged.values, merged.origins)
 
 

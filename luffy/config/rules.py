@@ -446,7 +446,8 @@ def _of_model(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str]:
                 "model.lora.dropout has no effect without sft: RL trains without dropout, as its rollouts are "
                 "sampled; remove it"
             )
-    if model.dtype == "bfloat16" and execution.zero_stage == 0:
+    trains = model.architecture is not None or {"sft", "rl"} & {*config.stages}
+    if trains and model.dtype == "bfloat16" and execution.zero_stage == 0:
         yield "execution.zero_stage: 0 keeps no float32 master weights for model.dtype: bfloat16; set it to 1, 2 or 3"
     if execution.attention.startswith("flash") and model.dtype == "float32":
         yield (

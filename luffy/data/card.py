@@ -38,6 +38,8 @@ class SourceCard:
     rejected: Mapping[str, int]
     rejected_traces: Mapping[str, int]
     """Traces by reason, also those of rows that passed with another trace."""
+    longest_rejected: Mapping[str, int]
+    """Tokens of the longest prompt, and of the longest trace, that were rejected for their length, by the reason."""
     traces_out: int
     trace_outcomes: Mapping[str, int]
     """Traces by outcome of grading, rejected ones included."""
@@ -98,6 +100,7 @@ def source_card(
         malformed=_sorted(Counter(str(row["field"]) for row in statistics.quarantined)),
         rejected=_sorted({**statistics.rejected, **selection.rejected}),
         rejected_traces=_sorted(statistics.rejected_traces),
+        longest_rejected=_sorted(statistics.longest),
         traces_out=len(traces),
         trace_outcomes=_sorted(statistics.outcomes),
         trace_authors=_sorted(statistics.authors),
@@ -163,6 +166,7 @@ def card_markdown(card: DataCard) -> str:
             "malformed rows": source.malformed,
             "rejected rows": source.rejected,
             "rejected traces": source.rejected_traces,
+            "tokens of the longest": source.longest_rejected,
             "traces graded": source.trace_outcomes,
             "traces played again": source.replays,
             "trace authors": source.trace_authors,

@@ -6,7 +6,7 @@ rows whose reference answer cannot be met are rejected; suites keep them, and th
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol
 
@@ -85,17 +85,18 @@ class Rejection(StrEnum):
     """A teacher's answer has undecodable bytes (U+FFFD): SFT would teach the policy to write that character."""
 
 
+_RAISE = "the longest has {{}} tokens: raise {} to keep it"
 _REMEDIES = {
     "use problems that are not in data.suites or data.decontamination.benchmarks": (
         Rejection.IN_SUITE,
         Rejection.HOLDS_BENCHMARK_PROBLEM,
         Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM,
     ),
-    "raise data.max_prompt_tokens": (Rejection.PROMPT_TOO_LONG,),
+    _RAISE.format("data.max_prompt_tokens"): (Rejection.PROMPT_TOO_LONG,),
     "give problems with an answer, name the column that holds it (fields.answer), or a grading.kind that reads it": (
         Rejection.REFERENCE_FAILS,
     ),
-    "raise data.max_trace_tokens": (Rejection.TRACE_TOO_LONG,),
+    _RAISE.format("data.max_trace_tokens"): (Rejection.TRACE_TOO_LONG,),
     "change data.filters.difficulty or its boundary": (Rejection.OTHER_DIFFICULTY,),
     "give traces that close their reasoning, or a model.chat_template that does not open it": (
         Rejection.TRACE_INCOMPLETE,
@@ -110,9 +111,13 @@ _REMEDIES = {
 }
 
 
-def remedies(reasons: Collection[str]) -> list[str]:
-    """What a user can do about rows that are rejected for these reasons."""
-    found = [remedy for remedy, remedied in _REMEDIES.items() if not set(remedied).isdisjoint(reasons)]
+def remedies(reasons: Collection[str], longest: Mapping[str, int]) -> list[str]:
+    """What a user can do about rows that are rejected for these reasons; `longest` as in `ShardStatistics`."""
+    found = [
+        remedy.format(longest.get(remedied[0]))
+        for remedy, remedied in _REMEDIES.items()
+        if not set(remedied).isdisjoint(reasons)
+    ]
     return found or ["change the source"]
 
 
@@ -158,6 +163,8 @@ class FilteredRow:
     hits: tuple[tuple[str, Hit], ...] = ()
     """`prompt` or `trace`, and the benchmark problem that it contains."""
     lost_its_traces: bool = False
+    too_long: Mapping[Rejection, int] = field(default_factory=dict)
+    """Tokens of the prompt and of the longest trace that are rejected for their length."""
     gold: "Gold | None" = None
     """None: its reference was not looked at."""
 
@@ -328,6 +335,9 @@ class RowFilter:
             if against is Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM and each.held is not None:
                 hits.append(("trace", each.held))
         lost = reason is None and bool(prompt.traces) and not usable
+        too_long = {Rejection.PROMPT_TOO_LONG: length} if reason is Rejection.PROMPT_TOO_LONG else {}
+        if any(against is Rejection.TRACE_TOO_LONG for _, against in rejected):
+            too_long[Rejection.TRACE_TOO_LONG] = max(each.num_tokens for each in traces)
         return FilteredRow(
             prompt=_with_traces(prompt, tuple([trace for trace, _ in usable])) if traces else prompt,
             reason=rejected[0][1] if lost else reason,
@@ -338,6 +348,7 @@ class RowFilter:
             rejected_traces=tuple(rejected),
             hits=tuple(hits),
             lost_its_traces=lost,
+            too_long=too_long,
         )
 
     def _against_trace(self, each: _JudgedTrace, opener: str) -> Rejection | None:

@@ -90,6 +90,8 @@ class ShardStatistics:
     rows_in: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     rejected_traces: Counter[str] = field(default_factory=Counter)
+    longest: Counter[str] = field(default_factory=Counter)
+    """Tokens of the longest prompt, and of the longest trace, that were rejected for their length, by the reason."""
     outcomes: Counter[str] = field(default_factory=Counter)
     replays: Counter[str] = field(default_factory=Counter)
     authors: Counter[str] = field(default_factory=Counter)
@@ -105,9 +107,11 @@ class ShardStatistics:
 
     def __iadd__(self, other: "ShardStatistics") -> "ShardStatistics":
         self.rows_in += other.rows_in
+        longest = self.longest | other.longest  # the larger of each
         for part in fields(self)[1:]:
             mine, theirs = getattr(self, part.name), getattr(other, part.name)
             mine.update(theirs) if isinstance(mine, Counter) else mine.extend(theirs)
+        self.longest = longest
         return self
 
     def add_gold(self, uid: str, gold: Gold) -> None:
@@ -277,6 +281,7 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
     for row in judged:
         statistics.outcomes.update(row.outcomes)
         statistics.replays.update(row.replays)
+        statistics.longest |= Counter({reason.value: tokens for reason, tokens in row.too_long.items()})
         statistics.rejected_traces.update(reason for _, reason in row.rejected_traces)
         statistics.hits += [{"uid": row.prompt.uid, "where": where, **asdict(hit)} for where, hit in row.hits]
         if row.gold is not None:

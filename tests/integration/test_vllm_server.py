@@ -1,9 +1,13 @@
 """One real vLLM server on CPU, of a model with a tied output head, behind `ServerEngine`."""
 
 import json
+import os
 import re
+import shlex
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import test_vllm_engine
 import torch
@@ -82,6 +87,37 @@ def served(tmp_path_factory) -> Iterator[Served]:
         engine = ServerEngine.connect(config, "float32", max_model_len=CONTEXT)
         yield Served(config, engine, folder, process)
         engine.close()
+
+
+def test_the_command_starts_such_a_server_says_how_to_use_it_and_ends_it(tmp_path, monkeypatch):
+    """What it prints is what an experiment takes; a port that is taken is one line."""
+    folder, log = save(model_of(0), tmp_path / "Mine"), tmp_path / "log.txt"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    small = "--max-num-seqs 4 --kv-cache-memory-bytes 50000000 --enforce-eager --skip-tokenizer-init"
+    command = [sys.executable, "-m", "luffy", "serve-engine", str(folder), "--port", port]
+    environment = {**os.environ, "OPENAI_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen([*command, "--", *small.split()], env=environment, stdout=output, stderr=output)
+    try:
+        line = r"^rl.engine=openai .*$"
+        wait_until(lambda: process.poll() is not None or re.search(line, log.read_text(), re.M), "the server")
+        overrides = shlex.split(re.search(line, log.read_text(), re.M)[0])
+        config = load_experiment("smoke", overrides)
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        engine = ServerEngine.connect(config.execution.server, config.model.dtype, max_model_len=CONTEXT)
+        assert len(engine.generate(REQUESTS[:2], PARAMS[1.0])) == 2
+        engine.close()
+        started = psutil.Process(process.pid).children(recursive=True)
+        taken = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
+        assert f"--port {port}: Address already in use; give another --port" in taken.stderr
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        wait_until(lambda: not any(child.is_running() and child.status() != "zombie" for child in started), "the end")
+    finally:
+        process.kill()
 
 
 def generates(served: Served) -> bool:

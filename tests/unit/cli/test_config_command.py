@@ -72,6 +72,9 @@ def test_every_field_of_every_shipped_experiment_is_listed():
     for section in ("rl", "execution", "evaluation"):
         assert {f"{section}.{key}" for key in values[section]} <= listed
     assert "objective.terms.NAME.loss.shaping.gamma" in listed
+    kinds = {field.path: field.type for field in all_fields()}
+    assert kinds["grading.kind"].startswith("kind math | kind math_strict | ") and kinds["grading"] == "section"
+    assert not any("<" in words for words in kinds.values())
 
 
 def test_defaults_are_those_of_the_configuration_classes():

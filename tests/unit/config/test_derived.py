@@ -151,6 +151,13 @@ def test_a_suite_is_a_benchmark_an_environment_or_a_source(
     assert (config.environment and config.environment.kind) == environment
 
 
+def test_a_chain_that_trains_nothing_needs_no_master_weights() -> None:
+    config = alone("some/model", "aime24", overrides=("model.dtype=bfloat16",))
+    assert (config.model.dtype, config.execution.zero_stage) == ("bfloat16", 0)
+    with pytest.raises(ConfigError, match="zero_stage: 0 keeps no float32 master weights"):
+        load_experiment(SMOKE, ["model.dtype=bfloat16"])
+
+
 def test_suites_replace_those_of_an_experiment_whose_protocol_stays() -> None:
     config, shipped = alone("some/model", "a.jsonl", config=str(SMOKE)), load_experiment(SMOKE)
     assert config.evaluation is not None and shipped.evaluation is not None

@@ -41,6 +41,8 @@ def child(tmp_path):
         "grading={kind: mathh}": "grading.kind: unknown kind 'mathh'; did you mean 'math'?",
         "grading={kind: {kind: mathh}}": "grading.kind.kind: unknown kind 'mathh'",
         "grading.kind={kind: custom, function: a.b}": "grading.kind.function: must be package.module:name, found 'a.b'",
+        "environment={kind: tools, tools: [calculatr]}": "no built-in tool 'calculatr'; did you mean 'calculator'?",
+        "environment={kind: tools, tools: ['a:go', 'b:go']}": "environment: tools: two tools are called go",
         "environment={kind: tools, tools: []}": "environment.tools: needs at least 1, found 0",
         "environment={kind: guess_number, limits: {max_turns: x}}": "limits.max_turns: must be a whole number",
         "stages=[prepare_data,basee]": "or 'sweep', found 'basee'; did you mean 'base'?",
@@ -79,6 +81,12 @@ def test_a_method_of_rl_is_refused_on_the_command_line_where_the_chain_has_no_rl
     inherited = child("method: luffy\n")
     assert load_experiment(inherited, overrides).stages[2] == "sft"
     assert complaint(child("chain: sft\n"), ["method=luffy"]).startswith(message)
+
+
+def test_a_method_of_rl_is_refused_in_a_file_whose_chain_has_no_rl(child):
+    file = child("chain: sft\nmethod: on_policy\n")
+    assert complaint(file).startswith(f"{file}:3: method: on_policy has no effect without the stage rl")
+    assert "rl" in load_experiment(file, ["chain=sft_then_rl"]).stages
 
 
 def test_a_method_without_an_objective_is_refused_where_it_is_given():

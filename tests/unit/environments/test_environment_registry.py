@@ -157,8 +157,6 @@ def test_instructions_of_tools_are_those_of_the_format_unless_they_are_not_to_be
 
 
 def test_tools_are_checked_when_the_environment_is_opened():
-    with pytest.raises(ConfigError, match=r"environment\.tools: there is no built-in tool"):
-        open_environment(tools("unknown"))
     with pytest.raises(ConfigError, match="calls: xml cannot tell apart"):
         open_environment(tools("synthetic.sample_tools:text_or_number", calls="xml"))
     with pytest.raises(ConfigError, match="describes `numbre`"):

@@ -355,7 +355,8 @@ UNREADABLE = (
 )
 def test_a_server_that_was_started_otherwise_is_told_what_to_add(start, server, missing):
     url = start(**server).url
-    assert complaint(url) == f"{url}: start this server with {missing}"
+    expected = f"{url}: start this server with {missing} (luffy serve-engine starts such servers)"
+    assert complaint(url) == expected
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "http://", "http://a:b", "http://a:1/?x", "ftp://a", "http://k@a"])

@@ -1,6 +1,7 @@
 """The stage `prepare_data`, run for real."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from synthetic.preparation import prepare as prepared
 from synthetic.preparation import row, sources_of
 from synthetic.preparation import written as file_source
 
+from luffy.cli.run_view import card_of
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.data.tokenizer import build_tokenizer
@@ -78,6 +80,9 @@ def test_rejected_and_malformed_rows_are_accounted_for(tmp_path):
     card = sources_of(tmp_path / "out")["train"]
     assert (card["rows_in"], card["rows_out"], card["quarantined"]) == (5, 1, 1)
     assert card["rejected"] == {"duplicate_uid": 1, "trace_too_long": 1, "trace_wrong": 1}
+    (longest,) = card["longest_rejected"].values()
+    _, notes = card_of(tmp_path / "out")
+    assert longest > 100 and notes[2].endswith(f"; the longest: trace_too_long {longest} tokens")
     quarantined, *samples = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
     assert [sample["reason"] for sample in samples if sample["source"] == "train"] == ["trace_wrong", "trace_too_long"]
     assert samples[0]["trace_end"] == "\\boxed{4}"
@@ -91,6 +96,7 @@ def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path):
     with pytest.raises(DataError, match=r"no row is left of 2: rejected 1 prompt_too_long, 1 trace_wrong") as caught:
         prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
     assert "\n" not in str(caught.value)
+    assert re.search(r"; the longest has 5\d tokens: raise data\.max_prompt_tokens to keep it;", str(caught.value))
 
 
 def test_nothing_left_says_what_would_help(tmp_path):

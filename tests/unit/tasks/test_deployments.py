@@ -35,6 +35,11 @@ def test_a_deployment_can_be_run_as_it_is(deployment):
     assert deployment["work_pool"]["name"] == "luffy"
 
 
+def test_deployments_have_distinct_names():
+    names = [one["name"] for one in DEPLOYMENTS]
+    assert len({*names}) == len(names)
+
+
 def test_every_flow_has_a_deployment():
     flows = {
         f"luffy.flows.{path.stem}.{name}"

@@ -140,7 +140,7 @@ def test_every_point_runs_with_every_seed(load):
         ("chain=expert_iteration", "expert_iteration.rounds: [1, 2]", "sft_1 sft_2", "None None", [1.0, 1.0]),
         ("chain=sft, method=sft", f"{HEAT}: [0.6, 1.0]", "sft sft", "sft sft", [0.6, 1.0]),
         ("chain=rl", "method: [luffy, dapo]", "rl rl", "luffy dapo", [1.0, 1.0]),
-        ('"stages=[prepare_data, base, evaluate]"', "base.steps: [4, 8]", "base base", "luffy luffy", [1.0, 1.0]),
+        ('"stages=[prepare_data, base, evaluate]"', "base.steps: [4, 8]", "base base", "None None", [1.0, 1.0]),
     ],
 )
 def test_a_grid_may_change_stages_evaluation_or_method(load, overrides, grid, last, methods, heats):
