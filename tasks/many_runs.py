@@ -19,6 +19,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 
+from luffy.api.runs import track_run
 from luffy.cli.console import ChainProgress, stage_title, terminal
 from luffy.config.many_runs.sweep_design import CENTRE
 from luffy.config.many_runs.sweep_runs import SHARED_NODES, Chosen, Sweep, SweepRun, distinct
@@ -210,6 +211,7 @@ def learn(running: ManyRuns, run: SweepRun, shared: Mapping[str, FinishedStage])
                 inputs = {name: made[source] for name, source in node.inputs.items()}
                 key = experiment.identities[node.name].key
                 made[node.name] = running.stages.make(key, partial(make_stage, own, node, inputs))
+        track_run(started.directory, experiment.labels(started.directory.name))
         return read_run(run, {name: made[name].directory for name in run.nodes})
 
 

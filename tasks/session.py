@@ -26,6 +26,7 @@ from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
+from luffy.api.runs import track_run
 from luffy.cli.console import StageLine, duration, progress_words, stage_display
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import LuffyError, StageFailed
@@ -138,6 +139,7 @@ def open_session(
         shown = stack.enter_context(stage_display(names)) if display is None else display
         forced = select_nodes(experiment.nodes, force, "--force")
         yield Session(run, shown, publisher, stopped.set, forced, adopts=adopts)
+        track_run(run.directory, experiment.labels(run.directory.name))
 
 
 @contextmanager

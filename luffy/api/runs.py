@@ -7,6 +7,7 @@ A run is a process of its own, `python -m luffy run`, so that it is the same as 
 notebook without an event loop nor a script with `if __name__ == "__main__"`.
 """
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -231,6 +232,38 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
         folder=folder,
     )
     return f"the checkpoint of step {chosen}"
+
+
+def track_run(directory: Path, labels: Mapping[str, str]) -> None:
+    """Show a whole run in the services of its configuration: accuracies, stages with their keys, settings, report.
+
+    `labels` as in `TrackedRun`. Its stages, also those that were reused, are linked by their keys.
+    """
+    found = Run(directory)
+    record, config = found.record, found.record.configuration
+    if config is None or not config.tracking.services:
+        return
+    from luffy.tracking.services import ACCURACY, TrackedRun, open_services  # only where there is one
+
+    cells = read_accuracies(stage.directory for stage in record.stages.values())
+    metrics = {
+        f"{ACCURACY}/{cell.checkpoint}/{cell.suite}/{cell.decoding}{part}": value
+        for cell in cells
+        for part, value in zip(("", "/low", "/high"), (cell.accuracy, *cell.interval), strict=True)
+    }
+    tracked = TrackedRun(
+        key=f"{record.name}-{hashlib.sha256(f'{directory} {record.started}'.encode()).hexdigest()[:8]}",
+        labels={**labels, "stage": "run"},
+        out=directory,
+        config=config.model_dump(mode="json"),
+        report="" if found.report is None else found.report.resolve().as_uri(),
+        stages={node: (stage.action, stage.key) for node, stage in record.stages.items()},
+    )
+    services = open_services(tracked, config.tracking)
+    for service in services:
+        service.call(lambda shown: shown.log(0, metrics))
+    for service in services:
+        service.close(failed=False)
 
 
 def _run_to_end(command: Sequence[str], *, quiet: bool) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from luffy.api.runs import Accuracy, read_accuracies
-from luffy.cli.console import duration, say, show_table, size_words
+from luffy.cli.console import duration, say, show_rows, show_table, size_words
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.strict import StrictModel
 from luffy.errors import ConfigError
@@ -27,9 +27,10 @@ from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
 from luffy.report.cells import Table, accuracy, table
 from luffy.report.curves import HEADLINE_METRICS, panel_charts, rl_panels, supervised_panels
-from luffy.report.figures import picture
+from luffy.report.figures import Chart, picture
 from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics
+from luffy.tracking.wandb_history import RemoteRun
 
 _CARD_HEADER = (
     "source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces", "tokens of prompts",
@@ -264,19 +265,42 @@ def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
 
     Raises ConfigError where the folder cannot be made.
     """
+    config = record.configuration
+    terms = config.objective.terms if config is not None and config.objective is not None else ()
+    found = {node: read_metrics(record.stages[node].directory / METRICS_FILE) for node in record.stages}
+    pictures = {
+        f"{record.name}-{node}": panel_charts(rl_panels(terms) if node == "rl" else supervised_panels(), found[node])
+        for node in nodes_showing("training_curves", record.stages)
+        if found[node]
+    }
+    return _write_charts(pictures, folder)
+
+
+def _write_charts(pictures: Mapping[str, Sequence[Chart]], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--svg {folder}: cannot be made ({error.strerror}); give another folder") from None
-    config, files = record.configuration, []
-    terms = config.objective.terms if config is not None and config.objective is not None else ()
-    for node in nodes_showing("training_curves", record.stages):
-        rows = read_metrics(record.stages[node].directory / METRICS_FILE)
-        panels = rl_panels(terms) if node == "rl" else supervised_panels()
-        if rows and (charts := panel_charts(panels, rows)):
-            files.append(folder / f"{record.name}-{node}.svg")
-            write_atomic(files[-1], picture(charts, columns=3))
-    return files
+    files = {folder / f"{name}.svg": charts for name, charts in pictures.items() if charts}
+    for file, charts in files.items():
+        write_atomic(file, picture(charts, columns=3))
+    return [*files]
+
+
+def show_remote(run: RemoteRun, folder: Path | None, *, everything: bool) -> None:
+    """Print settings and newest metrics of a run in a service, and write its curves as an SVG to `folder`."""
+    say(f"{run.name}: {run.state}, {len(run.rows)} steps\npage {run.url}")
+    if everything:
+        rows = [(name, _text(value)) for name, value in run.config.items()]
+        show_rows(("field", "value"), rows, "\nConfiguration")
+    newest = {name: value for row in run.rows for name, value in row.items()}
+    shown = [name for name in newest if name != "step"] if everything else [n for n in HEADLINE_METRICS if n in newest]
+    show_rows(("metric", "newest"), [(name, _number(newest[name])) for name in shown], "\nNewest metrics")
+    is_rl = any(name.startswith("rollout/") for name in newest)
+    charts = panel_charts(rl_panels(()) if is_rl else supervised_panels(), run.rows) if folder and run.rows else []
+    name = "".join(char if char.isalnum() else "-" for char in run.name)
+    for file in _write_charts({name: charts}, folder) if folder else ():
+        say(f"written to {file}")
 
 
 def card_of(directory: Path) -> tuple[Table, list[str]]:

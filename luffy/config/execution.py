@@ -276,7 +276,24 @@ class TrackingConfig(StrictModel):
     """Words for the run, by which `luffy show --tag` lists it."""
     note: str = ""
     """What the run is for; shown in the list of runs."""
+    wandb_entity: str | None = None
+    """User or team of the project; None: wandb's default."""
+    tensorboard: str | None = None
+    """Folder for TensorBoard's event files; needs the package tensorboard (the extra `trackers`)."""
+    mlflow: str | None = None
+    """MLflow's tracking URI (`http://HOST:5000`, `sqlite:///mlflow.db`); needs the package mlflow-skinny (the extra
+    `trackers`). A password comes from `MLFLOW_TRACKING_PASSWORD`."""
     samples_every: PositiveInt = 10
     """RL steps between written sample rollouts (`samples.jsonl`)."""
     num_samples: PositiveInt = 4
     """Rollouts written each time."""
+
+    @property
+    def services(self) -> list[str]:
+        """The services that are configured."""
+        on = {"wandb": self.wandb != "disabled", "tensorboard": self.tensorboard, "mlflow": self.mlflow}
+        return [name for name, is_on in on.items() if is_on]
+
+    def _complaints(self) -> Iterator[str]:
+        if self.mlflow is not None and urlsplit(self.mlflow).password:
+            yield "mlflow: holds a password, which every run would show; export MLFLOW_TRACKING_PASSWORD instead"

@@ -159,11 +159,23 @@ class Experiment:
             what = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise LuffyError(f"{name}: {what}; the same command makes it again") from None
 
-    def job(self, plan: StagePlan, *, afresh: bool = False) -> StageJob:
+    def labels(self, run: str) -> dict[str, str]:
+        """How trackers tell the stages of the run of that name from others."""
+        config = self.config
+        found = {
+            "experiment": config.name,
+            "method": config.method or config.chain,
+            "seed": str(config.seed),
+            "run": run,
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def job(self, plan: StagePlan, *, afresh: bool = False, run: str = "") -> StageJob:
         return StageJob(
             node=plan.node.name,
             stage=plan.node.stage,
             experiment=self.config.name,
+            labels=self.labels(run),
             key=plan.identity.key,
             settings=plan.node.settings,
             inputs={name: str(directory) for name, directory in plan.inputs.items()},
@@ -321,7 +333,8 @@ class ExperimentRun:
         check_space(plan, execution.checkpoint)
         # One job for garbage collection, which keeps what an unfinished stage needs, and the run's own for the program:
         # another run of the stage, with other execution settings, may replace the former before the program reads it.
-        job, job_file = self.experiment.job(plan, afresh=afresh), self.directory / JOBS_FOLDER / f"{node}.yaml"
+        job = self.experiment.job(plan, afresh=afresh, run=self.directory.name)
+        job_file = self.directory / JOBS_FOLDER / f"{node}.yaml"
         for file in (job_file, plan.directory / JOB_FILE):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_job(file, job)

@@ -27,6 +27,8 @@ class StageJob(StrictModel):
     """The program."""
     experiment: str = ""
     """Name of the experiment that it is made for."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """How trackers show it: experiment, method, seed and run."""
     key: str
     settings: SerializeAsAny[StageSettings]
     inputs: dict[str, str]

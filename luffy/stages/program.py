@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -95,6 +95,8 @@ class StageContext:
     events: EventWriter
     extends: Path | None = None
     """A finished, shorter run of the same series, whose checkpoint may be continued."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """How services show it (`TrackedRun.labels`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,8 @@ def _run_locked(
     # Recorded before any work: an attempt that is killed leaves no manifest.
     write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, extended))
     events.started(f"from step {condition.step}" if condition.step else "", earlier_s=earlier_s)
-    context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, shorter_run)
+    labels = {**job.labels, "stage": job.node}
+    context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, shorter_run, labels)
     # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
     manifest = Manifest(

@@ -34,7 +34,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
         if start:
             parts.steps.restore(start)
         tracker = stack.enter_context(
-            Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start)
+            Tracker(context.out, context.key, context.labels, context.tracking, settings, resumed_from=start)
         )
         tracker.started()
         if not start and (measured := parts.held_out.measure(0)):

@@ -52,7 +52,7 @@ def run_supervised(
     held_out = HeldOut(trainer.export, context.out, plan.steps, schedule, measure_weights)
     start = max(complete_checkpoints(context.out), default=0)
     budget = TokenBudget(max_tokens, metrics_until(context.out / METRICS_FILE, start))
-    with Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start) as tracker:
+    with Tracker(context.out, context.key, context.labels, context.tracking, settings, resumed_from=start) as tracker:
 
         def on_step(step: int, metrics: dict[str, float]) -> bool:
             budget.count(metrics)

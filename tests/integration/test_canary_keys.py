@@ -25,6 +25,7 @@ KEYS = {
     "JUDGE_KEY": "sk-canary-judge-0f6c13",
     "SERVED_KEY": "sk-canary-served-e47a90",
     "WANDB_API_KEY": "ca9a27" * 6 + "cafe",
+    "MLFLOW_TRACKING_PASSWORD": "canary-mlflow-3d90be",
 }
 TOKEN = base64.b64encode(KEYS["PREFECT_SERVER_API_AUTH_STRING"].encode()).decode()
 CANARIES = [PASSWORD, TOKEN, WRONG, *list(KEYS.values())[1:]]
@@ -126,8 +127,10 @@ def overrides_with(teacher, judge):
 
 def test_no_key_is_in_a_file_a_database_an_answer_or_a_process_list(served, endpoints):
     teacher, judge, model = endpoints
-    watcher = Watcher()
-    done, _ = served.deploy("full-pipeline/smoke", {"overrides": overrides_with(teacher, judge)}, "--watch")
+    watcher, place = Watcher(), served.workspace
+    trackers = [f"tracking.tensorboard={place}/events", f"tracking.mlflow=sqlite:///{place}/runs.db"]
+    asked = {"overrides": [*overrides_with(teacher, judge), *trackers]}
+    done, _ = served.deploy("full-pipeline/smoke", asked, "--watch")
     refused = served.run(
         "-m", "luffy", "evaluate", "exp_configs/smoke.yaml", "--model", "api:org/x", "--url", f"{model.url}/v1", *SMALL,
         "execution.server={api_key_variable: SERVED_KEY, max_retries: 0}",
@@ -135,6 +138,7 @@ def test_no_key_is_in_a_file_a_database_an_answer_or_a_process_list(served, endp
     commands = watcher.stop()
     assert done.returncode == 0, done.stdout + done.stderr
     assert teacher.asked and judge.asked and list(served.workspace.rglob("*.wandb"))
+    assert list(place.glob("events/*/events.out.tfevents.*")) and (place / "runs.db").is_file()
     assert refused.returncode != 0 and len(model.asked) > BEFORE_IT_REFUSES
     assert "status 401: Incorrect API key: ***" in refused.stderr, refused.stdout + refused.stderr
     printed = "".join((done.stdout, done.stderr, refused.stdout, refused.stderr, *served.said))

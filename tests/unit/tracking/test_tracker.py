@@ -16,7 +16,7 @@ from luffy.tracking.tracker import SampleRollout, Tracker, read_samples
 
 
 def opened(out: Path, resumed_from: int = 0) -> Tracker:
-    return Tracker(out, "abc123", "rl", TrackingConfig(), GradingConfig(), resumed_from)
+    return Tracker(out, "abc123", {"stage": "rl"}, TrackingConfig(), GradingConfig(), resumed_from)
 
 
 def rollout(step: int) -> SampleRollout:

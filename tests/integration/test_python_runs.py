@@ -1,0 +1,88 @@
+"""Runs from Python: inside an event loop, from a script without a guard, interrupted; and the notebooks of docs/."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flow_process import UNDISTURBED
+from patience import PATIENCE_S, wait_until
+from safetensors.torch import load_file
+from sandboxed import processes_below
+
+import luffy
+from luffy.config import load_experiment
+from luffy.pipeline.records import read_run
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture
+def workspace(undisturbed, tmp_path, monkeypatch):
+    """A copy of a workspace in which smoke.yaml is finished."""
+    monkeypatch.chdir(ROOT)
+    return Path(shutil.copytree(undisturbed[0], tmp_path / "workspace", symlinks=True))
+
+
+def test_a_run_in_an_event_loop_reuses_what_the_command_has_made(workspace, capsys):
+    async def as_in_a_notebook():
+        return luffy.run(load_experiment(UNDISTURBED[0], UNDISTURBED[1:]), workspace=workspace)
+
+    run = asyncio.run(as_in_a_notebook())
+    assert "rl: reused" in capsys.readouterr().out
+    assert run.state == "finished" and {stage.action for stage in run.record.stages.values()} == {"reused"}
+    assert [other.name for other in luffy.load_runs(workspace)] == [run.name, "smoke-1"]
+    assert run.metrics.loc["rl"].index.tolist() == [1, 2, 3, 4, 5, 6]
+    assert {"base", "sft", "rl"} == {*run.accuracies.checkpoint} and run.report.is_file() and run.samples(3)
+    model, tokenizer = run.model()
+    stored = load_file(run.record.stages["rl"].directory / "model" / "model.safetensors")
+    assert all(stored[name].equal(weight) for name, weight in model.state_dict().items() if name in stored)
+    earlier, _ = run.model(step=2)
+    assert not earlier.get_input_embeddings().weight.equal(model.get_input_embeddings().weight)
+    assert tokenizer.decode(tokenizer("1 +1")["input_ids"]).endswith("1 +1")
+
+
+def test_an_interrupted_run_ends_with_its_processes_and_continues(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"import luffy\nluffy.run('smoke', workspace={str(tmp_path / 'workspace')!r})\n")
+    process = subprocess.Popen(
+        [sys.executable, script],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    wait_until(lambda: [*(tmp_path / "workspace").glob("stages/base/*/checkpoints/step_*/COMPLETE")], "a checkpoint")
+    below = processes_below(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert said.endswith("KeyboardInterrupt: interrupted; the same command resumes\n")
+    wait_until(lambda: not any(each.is_running() for each in below), "the end of the run's processes")
+    (record,) = [read_run(directory) for directory in (tmp_path / "workspace" / "runs").iterdir()]
+    assert record.condition == "interrupted"
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_a_notebook_of_the_docs_runs_to_its_end(workspace, file, monkeypatch):
+    """In a real kernel, with the experiment of its first cell replaced by one that takes seconds."""
+    nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+    monkeypatch.setenv("LUFFY_WORKSPACE", str(workspace))
+    notebook = nbformat.read(file, as_version=4)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert 'experiment, fields = "' in first.source
+    first.source += f"\nexperiment, fields = {UNDISTURBED[0]!r}, {{'execution.checkpoint.keep': 3}}"
+    nbclient.NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(ROOT)}}).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", {}) for output in shown)
+    assert [output for output in shown if output.output_type == "error"] == []
+    kept = [output for cell in nbformat.read(file, as_version=4).cells for output in cell.get("outputs", ())]
+    assert [output.output_type for output in kept] == [output.output_type for output in shown]
+    assert file.stat().st_size < 100_000 and os.fspath(Path.home()) not in file.read_text()
