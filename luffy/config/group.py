@@ -178,7 +178,7 @@ class Rung(StrictModel):
 
 
 class SuccessLadder(StrictModel):
-    """TRAPO's micro-groups (arXiv 2512.17636): after the rollouts, rung after rung is sampled, which begins with some of
+    """TRAPO's micro-groups (arXiv 2512.17636): after the rollouts, rung after rung is sampled, which begin with some of
     the trace where the rows so far have failed too often. Each rung is a call of the engine."""
 
     kind: Literal["by_success"]
