@@ -399,7 +399,7 @@ class DivergenceLoss(StrictModel):
     """Weight of the teacher in m: near 0, the gradient is like that of forward_kl, near 1 like that of reverse_kl."""
     top_k: PositiveInt = 64
     """Tokens of the vocabulary that are compared one by one; all where there are fewer. The trainer holds 8 bytes for
-    each of them at every token of an RL step, in CPU memory and, while the teacher scores, on the GPU."""
+    each of them at every token of an RL step, in CPU memory."""
     rest: Literal["bucket", "ignored"] = "bucket"
     """All other tokens. `bucket`: they count as one more, which bounds the divergence over the vocabulary from below.
     `ignored`: the sums leave them out, so that they are no divergences and may be negative (verl)."""
