@@ -167,7 +167,36 @@ class EvenlySpacedLength(StrictModel):
             yield f"low {self.low} must be below high {self.high}"
 
 
-PrefixLength = Annotated[UniformLength | BinomialLength | EvenlySpacedLength, Field(discriminator="kind")]
+class Rung(StrictModel):
+    """Rows of a group that are sampled together, after those of earlier rungs."""
+
+    rows: PositiveInt = 1
+    share: PositiveShare
+    """Share of the trace that the rows begin with."""
+    below: PositiveShare
+    """Only where the share of correct rows so far is below this; else they are rollouts."""
+
+
+class SuccessLadder(StrictModel):
+    """TRAPO's micro-groups (arXiv 2512.17636): after the rollouts, rung after rung is sampled, which begin with some of
+    the trace where the rows so far have failed too often. Each rung is a call of the engine."""
+
+    kind: Literal["by_success"]
+    rungs: Annotated[tuple[Rung, ...], Field(min_length=1)]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(rung.rows for rung in self.rungs)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of each row."""
+        return tuple(rung.share for rung in self.rungs for _ in range(rung.rows))
+
+
+PrefixLength = Annotated[
+    UniformLength | BinomialLength | EvenlySpacedLength | SuccessLadder, Field(discriminator="kind")
+]
 
 
 class PrefixConfig(StrictModel):
@@ -179,8 +208,13 @@ class PrefixConfig(StrictModel):
     """All prefix-conditioned rows of a group use the same share (LUFFY's `prefix_share_across_samples`)."""
 
     def _complaints(self) -> Iterator[str]:
-        if self.shared and isinstance(self.length, EvenlySpacedLength):
-            yield "shared contradicts length.kind: evenly_spaced; remove one of them"
+        if self.shared and isinstance(self.length, EvenlySpacedLength | SuccessLadder):
+            yield f"shared contradicts length.kind: {self.length.kind}; remove one of them"
+
+    @property
+    def by_success(self) -> bool:
+        """Whether rows are sampled in turn, each as those before it call for."""
+        return isinstance(self.length, SuccessLadder)
 
     @property
     def depends_on_length(self) -> bool:
@@ -298,6 +332,12 @@ class GroupConfig(StrictModel):
             yield f"off_policy {self.off_policy} must be below size {size}: RL needs rollouts"
         if self.off_policy > size:
             yield f"off_policy {self.off_policy} must not be above size {size}"
+        ladder = None if self.prefix is None else self.prefix.length
+        if isinstance(ladder, SuccessLadder) and not ladder.num_rows == self.off_policy < size:
+            yield (
+                f"prefix.length.rungs have {ladder.num_rows} rows, which off_policy {self.off_policy} has to equal, "
+                f"below size {size}"
+            )
         for name in ("prefix", "guidance"):
             if self.off_policy == 0 and getattr(self, name) is not None:
                 yield f"{name} has no effect with off_policy: 0; set the number of off-policy rows"

@@ -344,7 +344,8 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             "objective.group.filter.kind: dynamic_sampling decides during a step how many prompts it takes, so the "
             "next step cannot start early; set rl.max_staleness to 0 or use kind: drop_zero_variance"
         )
-    fallbacks = {"hint": objective.group.hint, "anchor": objective.group.anchor}
+    ladder = objective.group.prefix if objective.group.prefix and objective.group.prefix.by_success else None
+    fallbacks = {"hint": objective.group.hint, "anchor": objective.group.anchor, "prefix.length": ladder}
     if rl.partial_rollout_tokens is not None:
         if config.environment is not None:
             yield (

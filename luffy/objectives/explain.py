@@ -10,6 +10,7 @@ from luffy.config.group import (
     GroupAdvantage,
     NoAdvantage,
     PrefixConfig,
+    SuccessLadder,
     UniformLength,
 )
 from luffy.config.objective import ObjectiveConfig
@@ -133,6 +134,9 @@ def _prefix(config: PrefixConfig) -> str:
         return f"a share ~ U({length.low.formula()}, {length.high.formula()}){shared}"
     if isinstance(length, BinomialLength):
         return f"Binomial({length.chunks}, {length.probability.formula()}) of {length.chunks} pieces{shared}"
+    if isinstance(length, SuccessLadder):
+        rungs = (f"{rung.rows} with {rung.share:.0%} where below {rung.below:g}" for rung in length.rungs)
+        return f"by the share of correct rows so far: {', then '.join(rungs)}, else none of it"
     assert isinstance(length, EvenlySpacedLength)
     return f"shares evenly spaced from {length.low:g} to {length.high:g}"
 

@@ -13,7 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from luffy.config.group import AdvantageConfig, DynamicSampling, GroupAdvantage, GroupConfig, GroupFilter
+from luffy.config.group import (
+    AdvantageConfig,
+    DynamicSampling,
+    GroupAdvantage,
+    GroupConfig,
+    GroupFilter,
+    SuccessLadder,
+)
 from luffy.config.training import OverlongConfig
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.limits import refuse_failures
@@ -89,7 +96,7 @@ class GroupCollector:
                 episodes.extend(row.finish_reason for planned, row in pairs if self.sampler.is_played(planned))
             return [[row for row in found if not row.has_failed] for found in rows]
 
-        rows = sample([self._plan(visit) for visit in visits])
+        rows = self._sampled(visits, sample)
         groups = [
             Group(task.uid, (*found, *_replayed(task))) if task.begun is None else _continued(task.begun, found)
             for task, found in zip(tasks, rows, strict=True)
@@ -107,6 +114,24 @@ class GroupCollector:
     def grading_s(self) -> float:
         """Seconds spent on grading since the last call."""
         return self.sampler.grading_s()
+
+    def _sampled(self, visits: Sequence[Visit], sample: _Sample) -> list[list[Trajectory]]:
+        """The rows of each group, all at once or, with `prefix.length.kind: by_success`, rung after rung."""
+        plans = [self._plan(visit) for visit in visits]
+        ladder = None if self.group.prefix is None else self.group.prefix.length
+        if not isinstance(ladder, SuccessLadder):
+            return sample(plans)
+        start = self.group.size - ladder.num_rows
+        found = sample([plan[:start] for plan in plans])
+        for rung in ladder.rungs:
+            guides = [bool(rows) and sum(row.is_correct for row in rows) / len(rows) < rung.below for rows in found]
+            parts = [
+                [row if is_guided else replace(row, num_given=0) for row in plan[start : start + rung.rows]]
+                for plan, is_guided in zip(plans, guides, strict=True)
+            ]
+            found = [[*rows, *more] for rows, more in zip(found, sample(parts), strict=True)]
+            start += rung.rows
+        return found
 
     def _plan(self, visit: Visit) -> list[Row]:
         """The rows of a group before generation: rollouts, then off-policy rows; of an open group the interrupted

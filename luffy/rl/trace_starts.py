@@ -16,6 +16,7 @@ from luffy.config.group import (
     EvenlySpacedLength,
     HintConfig,
     PrefixConfig,
+    SuccessLadder,
     UniformLength,
     fill_slots,
 )
@@ -53,6 +54,8 @@ def prefix_length(
             # A single row takes the middle of the range; LUFFY's code divides by zero here.
             place = index / (count - 1) if count > 1 else 0.5
             length = _whole_tokens(least + (largest - least) * place, trace_tokens)
+        case SuccessLadder(shares=shares):
+            length = _whole_tokens(shares[index], trace_tokens)
     return min(length, trace_tokens - 1)
 
 

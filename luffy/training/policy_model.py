@@ -173,12 +173,13 @@ def score(module: nn.Module, forward: Forward, batch: TrainBatch, execution: Exe
     place_1BT = torch.arange(batch.input_ids_BT.numel()).view(1, *shape)
     for micro, micro_place_1BT in micro_batches(batch, place_1BT, execution):
         own_N = micro.response_mask_BT.flatten().nonzero().squeeze(-1)
-        place_N, found = to_device(micro_place_1BT.flatten()[own_N]), forward(micro).float()
-        if total is None:
-            total = torch.zeros(*found.shape[:-2], *shape, device=device())
-        total.flatten(-2).index_copy_(-1, place_N, found.flatten(-2).index_select(-1, to_device(own_N)))
+        found = forward(micro).float()
+        if total is None:  # several numbers a token may be more than a GPU has room for
+            total = torch.zeros(*found.shape[:-2], *shape, device=device() if found.dim() == 2 else "cpu")
+        own, place_N = found.flatten(-2).index_select(-1, to_device(own_N)), micro_place_1BT.flatten()[own_N]
+        total.flatten(-2).index_copy_(-1, place_N.to(total.device), own.to(total.device))
     module.train(was_training)
-    return torch.zeros(shape) if total is None else total.cpu()  # the only time that a GPU is waited for
+    return torch.zeros(shape) if total is None else total.cpu()  # with one number, the only wait for a GPU
 
 
 _COMPILED_MULTIPLE = 8

@@ -343,6 +343,14 @@ def srft(rows: Rows) -> Tensor:
     return torch.stack(per_row).mean()
 
 
+def trapo(rows: Rows) -> Tensor:
+    """arXiv 2512.17636 as its code computes it: unclipped GRPO on the policy's tokens, SFT of prefixes in a trust
+    region, one denominator; entropy bonus."""
+    trusted = _given(rows, lambda r: -(r.logp.exp().detach() / 0.1).clamp(max=1.0) * r.logp)
+    parts = _own(rows, _surrogate) + trusted
+    return total(parts) / _num_tokens(parts) + _entropy_bonus(rows)
+
+
 def prefix_rft(on_prefix: Callable[[Evaluated], Tensor], fifths: int = 1) -> Loss:
     """arXiv 2507.01679: dual-clip PPO on what the policy wrote; `on_prefix` on the fifth of each prefix that has the
     highest entropy (or on so many fifths); sums over a constant."""
@@ -421,6 +429,7 @@ REFERENCES: dict[str, Reference] = {
     "superrl": Reference("demonstrations", estimators.standardised_rollouts, superrl),
     "srft": Reference("demonstrations", estimators.standardised, srft),
     "prefix_rft": Reference("guided", estimators.centred, prefix_rft(_surrogate)),
+    "trapo": Reference("guided", estimators.centred, trapo),
     "guide": Reference("hinted", estimators.standardised, guide),
     "scaf_grpo": Reference("rollouts", estimators.standardised, scaf_grpo),
     "uft": Reference("all_guided", estimators.standardised, uft),

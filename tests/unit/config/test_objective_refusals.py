@@ -155,6 +155,10 @@ TERMS = {
     only(gate="{group_accuracy_above: 0.5, group_accuracy_at_most: 0.5}"): "no accuracy is above 0.5 and at most 0.5",
     only(correction="{kind: mask, low: 2.0, high: 1.0}"): "low 2.0 must be below high 1.0",
     only(correction="{kind: truncate, low: 0.5}"): "low has no effect with kind: truncate",
+    objective(
+        "{size: 4, off_policy: 1, prefix: {length: {kind: by_success, rungs: [{rows: 2, share: 0.5, below: 0.5}]}}}",
+        terms=(ON, OFF),
+    ): "prefix.length.rungs have 2 rows, which off_policy 1 has to equal, below size 4",
     mixed(
         ON, term("{kind: nll, floor: 0.2}", "off_policy", OWN)
     ): "floor has no effect with token_weight: one; remove it",

@@ -166,6 +166,7 @@ SECTIONS = {
          "chain=rl", "method=dapo", "rl.partial_rollout_tokens=8"),
         ("objective.group.hint samples again", "chain=rl", "method=scaf_grpo", "rl.partial_rollout_tokens=8"),
         ("objective.group.anchor samples again", "chain=rl", "method=bread", "rl.partial_rollout_tokens=8"),
+        ("objective.group.prefix.length samples again", "chain=rl", "method=trapo", "rl.partial_rollout_tokens=8"),
     ]),
     "sample": (SMOKE, [
         ("sample: missing; stage sample needs it", *ITERATED, "sample=null"),

@@ -455,6 +455,23 @@ def test_scaf_grpo_keeps_the_correct_row_of_the_lowest_level_and_its_hint(run: C
 HAS_PIECES = {task.uid: any(len(trace.token_ids) > 2 for trace in task.demonstrations) for task in _tasks()}
 
 
+def test_trapo_gives_as_much_of_a_trace_as_the_rows_before_have_failed(run: Callable[[str], Run]) -> None:
+    """Four rollouts, then two rows, one and one; the trace of some prompts is too short for a quarter of it."""
+    longest = Counter[int]()
+    for group in (group for step in run("trapo").steps for group in step.groups):
+        number = int(group.uid[1:])
+        rows, traces = group.trajectories, [trace.token_ids for trace in _tasks()[number].demonstrations]
+        for first, last, share, below in ((4, 6, 0.25, 0.5), (6, 7, 0.5, 0.7), (7, 8, 1.0, 0.9)):
+            is_guided = sum(row.is_correct for row in rows[:first]) / first < below
+            for row in rows[first:last]:
+                given = row.source.count(Source.OFF_POLICY)
+                wanted = {min(math.floor(len(ids) * share), len(ids) - 1) for ids in traces} if is_guided else set()
+                assert given in (wanted or {0})
+                longest[first] += given > 0
+        assert len(rows) == 8 and not any(Source.OFF_POLICY in row.source for row in rows[:4])
+    assert all(longest[first] for first in (4, 6, 7))
+
+
 def test_bread_learns_from_what_follows_the_start_of_a_trace_where_rollouts_fail(run):
     found = run("bread")
     branched = 0

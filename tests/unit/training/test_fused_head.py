@@ -123,6 +123,18 @@ def test_choices_and_all_other_tokens_equal_float64(count: int, entropy: Entropy
         assert (one.grad.double() - other.grad).norm() < 1e-5 * other.grad.norm()
 
 
+def test_a_teacher_with_more_tokens_chooses_among_those_of_the_policy() -> None:
+    """The probability of its own further tokens is among that of all others."""
+    head, hidden_NH = LogProbHead(layer(), 1.0, 16), torch.randn(TOKENS, HIDDEN)
+    head.vocabulary = 5
+    _, *found = head.most_probable(hidden_NH, TARGET_N, 64)
+    logp_NC, choice_NC = torch.stack(found[:6], dim=-1), torch.stack(found[6:], dim=-1).long()
+    expected_NV = head.linear(hidden_NH).log_softmax(-1)
+    assert choice_NC.sort().values.tolist() == [[0, 1, 2, 3, 4]] * TOKENS
+    assert torch.allclose(logp_NC[:, :5], expected_NV.gather(-1, choice_NC), atol=1e-5)
+    assert torch.allclose(logp_NC[:, 5], expected_NV[:, 5:].logsumexp(-1), atol=1e-5)
+
+
 def test_the_probability_of_all_other_tokens_keeps_its_digits() -> None:
     """1e-12 of it, which 1 - sum of the choices could not tell from 0; its gradient is that of two tokens alike."""
     linear = nn.Linear(1, 3, bias=False)
