@@ -304,9 +304,18 @@ def _set_up_cpu(execution: ExecutionConfig) -> None:
         os.environ["OMP_NUM_THREADS"] = str(execution.num_threads)
         if torch is not None:
             torch.set_num_threads(execution.num_threads)
-    if torch is not None and not torch.cuda.is_available() and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        # glibc returns freed blocks above 32 MB to the kernel, which zeroes each page of the next ones: a tenth of a
-        # step of RL at 14 M parameters. This keeps them.
+    if torch is not None and not torch.cuda.is_available():
+        keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep freed blocks for the next large tensors.
+
+    It returns those above 32 MB to the kernel, which zeroes each page of the next ones: on a CPU a tenth of a step of
+    RL at 14 M parameters.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # musl has none
         for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             libc.mallopt(parameter, _MAX_INT)
 
