@@ -1,7 +1,7 @@
 """What the schedule of generation costs where a few responses are far longer than the others: a simulation.
 
-Run: python tests/benchmarks/long_tails.py [--rows 256] [--engines 1] [--slots 256] [--step-ms 10] [--row-us 16]
-[--update-s 6.3] [--mean 1200] [--longest 8192] [--cut-share 0.01] [--steps 200]
+Run: python tests/benchmarks/long_tails.py [--rows 256] [--group 8] [--engines 1] [--slots 256] [--step-ms 10]
+[--row-us 16] [--update-s 6.3] [--mean 1200] [--longest 8192] [--cut-share 0.01] [--steps 200]
 
 Lengths are lognormal, cut at `longest`, with the given mean and share of cut responses. A decoding step of an engine
 with n running rows takes `step-ms` + n x `row-us`; prefill and the transfer of weights are left out. The defaults are
@@ -12,7 +12,8 @@ Staleness is that of a token: updates between its weights and those that learn f
 - `step by step`: `rl.max_staleness: 0`
 - `steps ahead, k`: `rl.max_staleness: k`. The rows of the next k steps are in the engines' queues as soon as the bound
   allows it, and fill the slots that a step's last rows leave
-- `partial, T tokens`: each update ends a round of at most T tokens a row; unfinished rows go on in the next one
+- `partial, T tokens`: `rl.partial_rollout_tokens: T`. Each step begins `rows` rows, gives every unfinished one up to T
+  tokens, and learns from the groups of `group` rows that are complete, while the engines wait
 - `first finished, k`: an update takes the `rows` responses that are finished first, with (k + 1) x `rows` on their way
 """
 
@@ -149,22 +150,24 @@ def ahead(world: Simulation, k: int) -> int:
 
 
 def partial(world: Simulation, tokens: int) -> int:
-    """Rounds of at most `tokens` tokens a row; unfinished rows go on in the next one."""
-    rows, learned, unfinished = world.options.rows, 0, list[Row]()
+    """Rounds of at most `tokens` tokens a row; a group is learned from in the round in which its last row ends."""
+    size, learned, groups = world.options.group, 0, list[list[Row]]()
     for step in range(1, world.options.steps + 1):
-        begun = [*unfinished, *(Row(step, next(world.lengths)) for _ in range(rows - len(unfinished)))]
-        rest = {id(row): max(row.left - tokens, 0) for row in begun}
-        for i, row in enumerate(begun):
+        for _ in range(world.options.rows // size):
+            groups.append([Row(step, next(world.lengths)) for _ in range(size)])
+        running = [row for group in groups for row in group if row.left]
+        rest = {id(row): max(row.left - tokens, 0) for row in running}
+        for i, row in enumerate(running):
             row.left = min(row.left, tokens)
             world.engines[i % len(world.engines)].waiting.append(row)
-        world.wait(lambda: world.finished() == rows)
-        done = world.take(rows)
-        for row in done:
+        number = len(running)
+        world.wait(lambda number=number: world.finished() == number)
+        for row in world.take(number):
             row.left = rest[id(row)]
-        unfinished = [row for row in done if row.left]
-        ended = [row for row in done if not row.left]
-        world.update(step, ended)
-        learned += len(ended)
+        complete = [row for group in groups if not any(row.left for row in group) for row in group]
+        groups = [group for group in groups if any(row.left for row in group)]
+        world.update(step, complete)
+        learned += len(complete)
     return learned
 
 
@@ -196,7 +199,7 @@ def lengths(mean: float, longest: int, cut_share: float) -> Iterator[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    whole = {"rows": 256, "engines": 1, "slots": 256, "longest": 8192, "steps": 200}
+    whole = {"rows": 256, "group": 8, "engines": 1, "slots": 256, "longest": 8192, "steps": 200}
     real = {"step-ms": 10.0, "row-us": 16.0, "update-s": 6.3, "mean": 1200.0, "cut-share": 0.01}
     for name, default in (whole | real).items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
@@ -204,7 +207,7 @@ def main() -> None:
     ways: list[tuple[str, Callable[[Simulation, int], int], int]] = [
         ("step by step", ahead, 0),
         *((f"steps ahead, {k}", ahead, k) for k in (1, 2, 3)),
-        *((f"partial, {tokens:,} tokens", partial, tokens) for tokens in (2048, 4096)),
+        *((f"partial, {tokens:,} tokens", partial, tokens) for tokens in (1024, 2048, 4096)),
         *((f"first finished, {k}", first_finished, k) for k in (1, 2)),
     ]
     rows = []

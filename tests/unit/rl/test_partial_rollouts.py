@@ -121,6 +121,7 @@ def test_every_group_that_is_begun_is_completed_once_or_still_open_at_the_end(me
         fresh = [group.uid for group in (*found.closed(step), *found.left_open(step)) if not group.is_carried]
         begun.update(fresh)
         assert len(fresh) == found.settings.rl.prompts_per_step
+        assert step > 4 or method != "luffy" or max(begun.values()) == 1, "an epoch of 48 prompts has each of them once"
     ended = Counter(group.uid for step in steps for group in found.closed(step))
     assert begun == ended + Counter(group.uid for group in found.left_open(STEPS))
     assert len(set(found.seeds)) == len(found.seeds)

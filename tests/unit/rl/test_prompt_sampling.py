@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import nan
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from luffy.grading.request import Problem
 from luffy.rl.prompts import PromptSampler, available_quotas, open_sampler, quotas, step_offset
 from luffy.rl.rows import Demonstration, RolloutTask
 from luffy.training.batching import stream_indices
-from luffy.types import Group, Source
+from luffy.types import FinishReason, Group, Source
 
 COUNT = 8
 ROW, RIGHT = row_of(0.0), row_of(1.0)
@@ -107,6 +108,20 @@ def test_pools_keep_their_shares_once_they_are_filled() -> None:
         assert shares == [0, 1 / 8, 5 / 8, 2 / 8]
         sampler.plan(step, [group.uid for group in drawn])
         sampler.observe(step, drawn)
+
+
+def test_a_prompt_whose_group_is_open_is_drawn_and_has_a_pass_rate_once_it_is_complete() -> None:
+    """Until then it is a normal one; with the reward of its interrupted row, or without that row, it would be hard."""
+    sampler, interrupted = open_sampler(_settings(POOLS), TASKS), row_of(nan, finish_reason=FinishReason.INTERRUPTED)
+    sizes = []
+    for step, group in enumerate([Group("p0", (ROW, interrupted)), Group("p0", (ROW, ROW), is_carried=True)], start=1):
+        shares = [value for name, value in sampler.metrics(step, [group]).items() if name.endswith("_share")]
+        assert sum(shares) == (1.0 if step == 1 else 0.0), "a carried group is not drawn again"
+        sampler.plan(step, [])
+        sampler.observe(step, [group])
+        metrics = sampler.metrics(step + 1, [])
+        sizes.append([metrics[f"batch/pool_{name}_size"] for name in ("new", "hard", "normal", "easy")])
+    assert sizes == [[59, 0, 1, 0], [59, 1, 0, 0]]
 
 
 def test_a_pool_is_gone_through_before_a_prompt_comes_again() -> None:
