@@ -99,7 +99,7 @@ class RayCluster:
             return  # engines and trainer start with the same weights
         self._published = version
         if self._servers is not None:
-            update_servers(self._servers, self.trainer, self._spec.out, version)
+            update_servers(self._servers, self.trainer.export, self._spec.out, version)
             return
         by_broadcast = self._config.weight_transfer == "broadcast"  # to the workers of each engine
         num_receivers = self._spec.execution.vllm.tensor_parallel_size if by_broadcast else 0
