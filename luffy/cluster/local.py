@@ -7,7 +7,7 @@ learns.
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, Protocol, TypeVarTuple
 
@@ -23,7 +23,7 @@ from luffy.rollout.vllm_limits import check_installed, settled
 from luffy.training.learner import Trainer, TrainerRank, TrainerSpec
 from luffy.training.policy import Policy
 from luffy.training.ranks import LocalRanks, Rank, Ranks, RankSpec, Result, call_everywhere, device
-from luffy.training.supervised import SupervisedRank
+from luffy.training.supervised import SupervisedRank, SupervisedSpec
 
 _PUBLISHED = "published"
 _NEED_GPU = (TrainerRank.learn, TrainerRank.sft_step, TrainerRank.entropies)
@@ -70,6 +70,56 @@ class RanksEngine:
         """Nothing to free: the policy belongs to the ranks."""
 
 
+@contextmanager
+def open_answers(
+    engine: Literal["cluster", "vllm", "openai"],
+    spec: SupervisedSpec,
+    ranks: Ranks[SupervisedRank],
+    longest: int,
+    num_responses: int,
+) -> Iterator[Callable[[int], AbstractContextManager[RolloutEngine]]]:
+    """How the policy in supervised training answers: a function from a step to the engine with the weights after it.
+
+    `engine` is `sft.engine`. Prompts with their responses have at most `longest` tokens; `num_responses`: about how
+    many there will be. vLLM sleeps on a GPU while nothing is answered. Raises ConfigError for an unusable engine.
+    """
+    servers: ServerEngine | None = None
+    vllm: VLLMEngine | None = None
+    execution, sleeps = spec.execution, torch.cuda.is_available()
+    with ExitStack() as stack:
+        if engine == "openai":
+            servers = ServerEngine.from_folder(spec.model, execution.server, spec.dtype, max_model_len=longest)
+            stack.enter_context(closing(servers))
+        elif engine == "vllm":
+            layout = settled(execution.vllm, num_responses, longest)
+            torch.cuda.empty_cache()
+            vllm = open_vllm(spec.model, layout, spec.dtype, longest=longest, reads_text=False, shares_gpu=sleeps)
+            stack.enter_context(closing(vllm))
+            if sleeps:
+                vllm.sleep()
+
+        @contextmanager
+        def after(step: int) -> Iterator[RolloutEngine]:
+            if servers is not None:
+                update_servers(servers, lambda out: call_everywhere(ranks, SupervisedRank.export, out), spec.out, step)
+            if vllm is not None and sleeps:
+                torch.cuda.empty_cache()
+                vllm.wake_up("weights")
+            if vllm is not None:
+                ranks.call(_give_weights, [(vllm, step)])
+            if vllm is not None and sleeps:
+                vllm.wake_up("kv_cache")
+            yield servers or vllm or RanksEngine(ranks, execution.rollout_batch_size, step)
+            if vllm is not None and sleeps:
+                vllm.sleep()
+
+        yield after
+
+
+def _give_weights(rank: SupervisedRank, engine: VLLMEngine, step: int) -> None:
+    engine.load_weights(rank.policy.weights(device()), step)
+
+
 def _generate_on_rank(
     rank: SupervisedRank, requests: list[RolloutRequest], params: SamplingParams, batch_size: int, step: int
 ) -> list[Completion]:
@@ -91,10 +141,10 @@ def rollout_engine(spec: TrainerSpec, num_engines: int) -> VLLMConfig:
     return settled(config, rl.steps * at_once, spec.longest)
 
 
-def update_servers(servers: ServerEngine, trainer: Trainer, out: Path, version: int) -> None:
-    """Send the trainer's weights as `version`, by a shared folder; running responses continue after the update."""
+def update_servers(servers: ServerEngine, export: Callable[[Path], object], out: Path, version: int) -> None:
+    """Send the weights that `export` writes, as `version`; running responses continue after the update."""
     folder = out / _PUBLISHED
-    trainer.export(folder)
+    export(folder)
     servers.load_weights_from(folder, version)
     shutil.rmtree(folder)
 
@@ -184,7 +234,7 @@ class LocalCluster:
     def publish(self, version: int) -> None:
         """Send the weights to vLLM or to the servers; the embedded engine shares them and only gets the version."""
         if self._servers is not None and version != self._servers.weight_version:
-            update_servers(self._servers, self.trainer, self._out, version)
+            update_servers(self._servers, self.trainer.export, self._out, version)
         if self._vllm is not None and (self._in_turn.engine_sleeps or version != self._vllm.weight_version):
             with self._in_turn.waking():
                 self._vllm.load_weights(self._rank.policy.weights(device()), version)

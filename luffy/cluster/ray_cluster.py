@@ -107,7 +107,7 @@ class RayCluster:
             return  # engines and trainer start with the same weights
         self._published = version
         if self._servers is not None:
-            update_servers(self._servers, self.trainer, self._spec.out, version)
+            update_servers(self._servers, self.trainer.export, self._spec.out, version)
             return
         with self.in_turn.waking():
             began = time.perf_counter()

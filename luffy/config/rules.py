@@ -334,11 +334,6 @@ def _of_rl(config: "ExperimentConfig", objective: ObjectiveConfig, rl: RLConfig)
             "rl.engine: vllm puts an engine into the trainer's process, and cluster: ray has vLLM engines in "
             "processes of their own; remove one of the two settings"
         )
-    if rl.engine == "vllm" and config.execution.vllm.tensor_parallel_size > 1:
-        yield (
-            f"execution.vllm.tensor_parallel_size: {config.execution.vllm.tensor_parallel_size} with rl.engine: vllm, "
-            "which has the trainer's one GPU; set it to 1, or use cluster: ray"
-        )
     if rl.max_staleness and isinstance(objective.group.filter, DynamicSampling):
         yield (
             "objective.group.filter.kind: dynamic_sampling decides during a step how many prompts it takes, so the "
@@ -380,7 +375,22 @@ def _of_engines(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str
     """Servers are given if and only if a section uses them, and vLLM does not sample below a lowest temperature."""
     evaluation = config.evaluation if "evaluate" in config.stages else None
     answering = {"difficulty": config.measured_difficulty, "sample": config.sampled_traces}
-    sections = {"evaluation": evaluation, **answering, "rl": rl}
+    sft = config.sft if "sft" in config.stages else None
+    if sft is not None and sft.engine != "cluster" and sft.validation is None:
+        yield f"sft.engine: {sft.engine} has no effect without sft.validation; add it, or remove sft.engine"
+    if sft is not None and sft.engine == "vllm" and config.cluster == "ray":
+        yield (
+            "sft.engine: vllm puts an engine into the trainer's process, and cluster: ray has its ranks in processes "
+            "of their own; use openai, or cluster, where each rank answers its share"
+        )
+    ways = config.execution.vllm.tensor_parallel_size
+    for name, trained in (("rl", rl), ("sft", sft)):
+        if trained is not None and trained.engine == "vllm" and ways > 1:
+            yield (
+                f"execution.vllm.tensor_parallel_size: {ways} with {name}.engine: vllm, which has the trainer's one "
+                "GPU; set it to 1, or use cluster: ray"
+            )
+    sections = {"evaluation": evaluation, **answering, "rl": rl, "sft": sft}
     users = [name for name, section in sections.items() if section is not None and section.engine == "openai"]
     if users and not config.execution.server.urls:
         yield f"execution.server.urls: missing; {users[0]}.engine: openai needs at least one server"
@@ -388,14 +398,16 @@ def _of_engines(config: "ExperimentConfig", rl: RLConfig | None) -> Iterator[str
     by_itself = config.evaluation is not None and config.evaluation.engine == "openai"
     if config.execution.server.urls and not users and not by_itself:
         yield (
-            "execution.server.urls has no effect without evaluation.engine, difficulty.engine, sample.engine or "
-            "rl.engine: openai"
+            "execution.server.urls has no effect without evaluation.engine, difficulty.engine, sample.engine, "
+            "sft.engine or rl.engine: openai"
         )
     by_vllm: dict[str, float] = {}
     if rl is not None and (config.cluster == "ray" or rl.engine != "cluster"):
         by_vllm["rl.temperature"] = rl.temperature
         if rl.validation is not None:
             by_vllm["rl.validation.decoding.temperature"] = rl.validation.decoding.temperature
+    if sft is not None and sft.validation is not None and sft.engine != "cluster":
+        by_vllm["sft.validation.decoding.temperature"] = sft.validation.decoding.temperature
     if evaluation is not None and config.model.endpoint is None and evaluation.engine != "transformers":
         decodings = evaluation.decodings.items()
         by_vllm |= {f"evaluation.decodings.{name}.temperature": decoding.temperature for name, decoding in decodings}

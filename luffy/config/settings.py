@@ -163,6 +163,8 @@ def has_own_vllm(config: ExperimentConfig, stage: str) -> bool:
     """Whether the stage's program generates with a vLLM engine in its own process."""
     if stage == "rl":
         return config.cluster == "local" and config.num_engines > 0
+    if stage == "sft":
+        return config.sft is not None and config.sft.engine == "vllm"
     sections = {"difficulty": config.measured_difficulty, "sample": config.sampled_traces}
     section = sections.get(stage, config.evaluation if stage in ("evaluate", "sweep") else None)
     return section is not None and section.engine == "vllm" and engine_gpus(config) == 1

@@ -88,6 +88,10 @@ class SFTConfig(StrictModel):
     optimizer: OptimizerConfig
     validation: ValidationConfig | None = None
     """Held-out accuracy while this stage trains; None: it is not measured."""
+    engine: Literal["cluster", "vllm", "openai"] = "cluster"
+    """Engine of the validation, as `rl.engine`. `cluster`: the embedded one, on the ranks themselves. `vllm`: with
+    `cluster: local`, vLLM in the trainer's process; on a GPU it sleeps but for a validation. `openai`: the vLLM servers
+    of `execution.server`, on other devices, which take the weights from a folder in the stage's directory."""
     objective: SupervisedObjectiveConfig = SupervisedObjectiveConfig(
         terms=(
             TermConfig(

@@ -102,18 +102,25 @@ def estimate_memory(
 ) -> tuple[GpuMemory, ...]:
     """Memory of each kind of GPU in the training stages; `gpu_gib`: size of one, None: unknown.
 
-    SFT: a rank during an update. RL, disaggregated: a trainer's GPU during an update, and an engine's. Colocated, as
-    vLLM in the trainer's process is: a shared GPU during a rollout (the trainer's weights and optimizer states stay on
-    it) and during an update (the engine sleeps, without weights and cache). An engine that is kept for the stages in
-    which finished models answer sleeps in a process of its own.
+    SFT: a rank during an update, and with vLLM a shared GPU during a validation. RL, disaggregated: a trainer's GPU
+    during an update, and an engine's. Colocated, as vLLM in the trainer's process is: a shared GPU during a rollout
+    (the trainer's weights and optimizer states stay on it) and during an update (the engine sleeps, without weights and
+    cache). An engine that is kept for the stages in which finished models answer sleeps in a process of its own.
     """
     found = []
-    is_kept = any(has_own_vllm(config, stage) for stage in config.stages if stage != "rl")
+    is_kept = any(has_own_vllm(config, stage) for stage in config.stages if stage not in ("sft", "rl"))
     kept = (replace(_SLEEPING, name="kept engine, asleep"),) if is_kept else ()
     if "sft" in config.stages:
         rank = _Rank(architecture, config, "sft")
-        scoring = _scoring(config, "sft")
-        found.append(GpuMemory("GPU in SFT", rank.count, (*rank.in_update(), *kept, *scoring), gpu_gib))
+        beside: tuple[Component, ...] = (*kept, *_scoring(config, "sft"))
+        if config.sft is not None and config.sft.engine == "vllm":
+            # The engine that is kept for others is this one.
+            beside = (_SLEEPING_HERE, *_scoring(config, "sft"))
+            engine = _vllm_memory(architecture, config, gpu_gib, "engine", _validation_tokens(config))
+            of_engine = (replace(part, name=f"engine {part.name}") for part in engine.components)
+            parts = (*rank.in_rollout(), _PROCESS, *of_engine, *_scoring(config, "sft"))
+            found.append(GpuMemory("shared GPU in a validation of SFT", rank.count, parts, gpu_gib))
+        found.append(GpuMemory("GPU in SFT", rank.count, (*rank.in_update(), *beside), gpu_gib))
     if "rl" in config.stages:
         rank = _Rank(architecture, config, "rl")
         kept = (*(kept if config.cluster == "ray" else ()), *_scoring(config, "rl"))
@@ -404,7 +411,15 @@ def shared_context(config: ExperimentConfig) -> int | None:
     if "rl" in stages and config.rl is not None:
         held_out = config.rl.validation.max_response_tokens if config.rl.validation else None
         responses += [config.rl.max_response_tokens + _hint_tokens(config), held_out or 0]
+    if "sft" in stages:
+        responses.append(_validation_tokens(config))
     return config.data.max_prompt_tokens + max(responses)
+
+
+def _validation_tokens(config: ExperimentConfig) -> int:
+    """Largest number of tokens of a response in the validation of SFT."""
+    own = config.sft.validation.max_response_tokens if config.sft and config.sft.validation else None
+    return own or (config.evaluation.max_response_tokens if config.evaluation else 0)
 
 
 def generation_memory(

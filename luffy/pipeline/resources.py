@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from luffy.config import ExperimentConfig
 from luffy.config.model import ModelConfig
-from luffy.config.settings import cluster_gpus, engine_gpus
+from luffy.config.settings import cluster_gpus, engine_gpus, has_own_vllm
 from luffy.config.training import ModelTeacher
 from luffy.errors import ConfigError
 from luffy.model_shape import architecture_of, linear_layers, missing_package, positions_of
@@ -88,7 +88,8 @@ class _Placement:
         self.trains = bool({"sft", "rl"} & {*stages})
         self.trains_on_ray = config.cluster == "ray" and self.trains
         has_engines = "rl" in stages and config.num_engines > 0
-        beside_engine = config.cluster == "local" and has_engines and self.training_gpu_gib is not None
+        has_any = has_engines or ("sft" in stages and has_own_vllm(config, "sft"))
+        beside_engine = config.cluster == "local" and has_any and self.training_gpu_gib is not None
         self.trains_on_gpus = self.trains_on_ray or beside_engine
         """Whether training is estimated. `cluster: local` without vLLM is for small models."""
         self.has_rl_engines = self.trains_on_gpus and has_engines
@@ -203,7 +204,7 @@ def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
         ]
     if gpu.name in ("GPU in evaluation", "GPU in difficulty", "GPU in sample"):
         return ["lower execution.rollout_batch_size", "generate with engine: vllm"]
-    if gpu.name == "shared GPU in a rollout":
+    if gpu.name in ("shared GPU in a rollout", "shared GPU in a validation of SFT"):
         remedies = ["lower execution.vllm.gpu_memory_utilization"]
     else:
         remedies = [

@@ -130,13 +130,15 @@ def measurer(
     environment = without_groups(settings.environment)  # an evaluation has no groups
     limits = None if environment is None else environment.limits
     batch_size, lanes = execution.rollout_batch_size, 0
+    engine_name = settings.rl.engine if isinstance(settings, RLSettings) else settings.sft.engine
     if isinstance(settings, RLSettings):
         lanes = settings.lanes
-        # Several batches per call where the engine batches continuously.
-        if settings.rl.engine == "openai":
-            batch_size = FULL_BATCHES * execution.server.concurrency * len(execution.server.urls)
-        elif settings.rl.engine == "vllm" or settings.cluster == "ray":
-            batch_size = FULL_BATCHES * execution.vllm.max_num_seqs * execution.ray.engines
+        engine_name = "vllm" if (engine_name, settings.cluster) == ("cluster", "ray") else engine_name
+    # Several batches per call where the engine batches continuously.
+    if engine_name == "openai":
+        batch_size = FULL_BATCHES * execution.server.concurrency * len(execution.server.urls)
+    elif engine_name == "vllm":
+        batch_size = FULL_BATCHES * execution.vllm.max_num_seqs * execution.ray.engines
     client_of = open_client(environment, tokenizer, lanes, judges)
 
     def metrics(step: int, engine: RolloutEngine) -> dict[str, float]:

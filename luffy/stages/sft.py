@@ -3,9 +3,10 @@
 Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
-from luffy.cluster.local import RanksEngine, open_ranks
+from luffy.cluster.local import open_answers, open_ranks
 from luffy.config.environment import history_of
 from luffy.config.settings import SFTSettings
 from luffy.data.splits import read_demonstrations
@@ -47,16 +48,20 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     if validation is not None and (complaint := validation.schedule.complaint_about_length(plan.steps)):
         raise ConfigError(f"sft.validation.{complaint}")
     with ExitStack() as stack:
-        metrics = None
+        measure_weights: Callable[[int], dict[str, float]] | None = None
         if validation is not None:  # its problems are checked here, before any rank is opened
-            requests, _ = read_problems(settings, context, tokenizer)
+            requests, longest = read_problems(settings, context, tokenizer)
+        ranks = stack.enter_context(open_ranks(settings.cluster, spec))
+        if validation is not None:
+            measured = plan.steps // validation.schedule.every + 2
+            num_responses = measured * sum(len(each.samples) for each in requests)
+            answers_after = stack.enter_context(open_answers(sft.engine, spec, ranks, longest, num_responses))
             graders, judges = stack.enter_context(open_graders(validation.grading, context, validation.protocol))
             metrics = measurer(settings, context, requests, tokenizer, graders, judges)
-        ranks = stack.enter_context(open_ranks(settings.cluster, spec))
 
-        def measure_weights(step: int) -> dict[str, float]:
-            assert metrics is not None
-            return metrics(step, RanksEngine(ranks, context.execution.rollout_batch_size, step))
+            def measure_weights(step: int) -> dict[str, float]:
+                with answers_after(step) as engine:
+                    return metrics(step, engine)
 
         shards = ShardRanks(ranks, context.execution.sequence_parallel)
         return run_supervised(settings, context, shards, examples, plan, hours, measure_weights)

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from filecmp import cmp
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from installed import needs_no_gpu, needs_vllm
 from patience import PATIENCE_S
-from test_methods import TWO_UPDATES, assert_same_result, experiment, run_rl, upstream_of
+from test_methods import TWO_UPDATES, assert_same_result, experiment, run_rl, run_stage, upstream_of
 
 from luffy.cluster import local
 from luffy.config.execution import VLLMConfig
 from luffy.data.templates import decode, load_tokenizer
+from luffy.pipeline.graph import build_graph
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.tracking.journal import RolloutJournal
@@ -167,3 +169,43 @@ def test_a_killed_run_resumes_to_the_same_bits(upstream, undisturbed, tmp_path):
     assert subprocess.run(command, timeout=PATIENCE_S).returncode == -signal.SIGKILL
     assert run_rl(CONFIG, tmp_path, upstream).resumed_from == 2
     assert_same_result(undisturbed, tmp_path)
+
+
+VALIDATED = "sft.validation={every: 2, suites: [longer, retention]}"
+
+
+def run_sft(out: Path, upstream: dict[str, Path], *overrides: str) -> Path:
+    config = experiment("sft", *OVERRIDES[:1], "sft.epochs=null", "sft.steps=5", "sft.batch_size=4", *overrides)
+    (node,) = (node for node in build_graph(config) if node.stage == "sft")
+    run_stage(node, config, out, upstream)
+    return out
+
+
+def validations_of(out: Path) -> list[dict[str, float]]:
+    rows = read_metrics(out / "metrics.jsonl")
+    return [{n: v for n, v in row.items() if n.startswith(("step", "val/"))} for row in rows if "val/accuracy" in row]
+
+
+def test_vllm_validates_sft_as_the_embedded_engine_does_and_leaves_training_alone(
+    upstream, sleeping, tmp_path, monkeypatch
+):
+    """As on a GPU: between validations the engine has no weights."""
+    start = VLLMEngine.from_folder
+
+    def started(*given, sleep_mode, **options) -> VLLMEngine:
+        return start(*given, sleep_mode=True, **options)
+
+    none, embedded = run_sft(tmp_path / "none", upstream), run_sft(tmp_path / "embedded", upstream, VALIDATED)
+    cuda = SimpleNamespace(is_available=lambda: True, empty_cache=lambda: sleeping.append("free"))
+    monkeypatch.setattr(local, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(VLLMEngine, "from_folder", started)
+    by_vllm = run_sft(tmp_path / "vllm", upstream, VALIDATED, "sft.engine=vllm")
+    assert sleeping == ["free", "sleep 2"] + 4 * ["free", "weights", "kv_cache", "sleep 2"]
+    measured = validations_of(by_vllm)
+    assert [(row["step"], row["val/weight_version"]) for row in measured] == [(0, 0), (2, 2), (4, 4), (5, 5)]
+    assert measured == validations_of(embedded)
+    assert (
+        len({row["val/longer/mean_tokens"] + row["val/retention/mean_tokens"] for row in measured}) > 1
+    )  # other weights
+    for other in (embedded, by_vllm):
+        assert cmp(none / "model/model.safetensors", other / "model/model.safetensors", shallow=False)

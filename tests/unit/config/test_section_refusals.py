@@ -14,6 +14,7 @@ from luffy.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "exp_configs"
 SMOKE, GAME, TOOLS = (CONFIGS / f"{name}.yaml" for name in ("smoke", "guess_number", "tools"))
+SFT_BY_VLLM = ("sft.validation={every: 2, suites: [longer]}", "sft.engine=vllm")
 RL = ("chain=rl", "method=luffy")
 OF_TERMS = ("chain=rl", "rl.steps=4")
 HALF = ("model.dtype=bfloat16", "execution.zero_stage=1")
@@ -124,7 +125,7 @@ SECTIONS = {
     ]),
     "engines and servers": (SMOKE, [
         ("execution.server.urls: missing; rl.engine: openai needs at least one server", *RL, "rl.engine=openai"),
-        ("has no effect without evaluation.engine, difficulty.engine, sample.engine or rl", *RL, SERVER),
+        ("has no effect without evaluation.engine, difficulty.engine, sample.engine, sft.engine or rl", *RL, SERVER),
         ("execution.server.urls", *RL, "rl.engine=openai", "execution.server.urls=[a:8000]"),
         ("give each server once", *RL, "rl.engine=openai", "execution.server.urls=[http://a:1, http://a:1/v1]"),
         ("rl.temperature 0.005 is below vLLM's lowest sampling temperature",
@@ -134,6 +135,13 @@ SECTIONS = {
         ("rl.temperature 0.005 is below vLLM's lowest sampling temperature",
          *RL, "rl.engine=vllm", "rl.temperature=0.005"),
         ("cluster: ray has vLLM engines in processes of their own; remove one", *RL, "cluster=ray", "rl.engine=vllm"),
+        ("sft.engine: vllm has no effect without sft.validation", "chain=sft", "sft.engine=vllm"),
+        ("cluster: ray has its ranks in processes of their own; use openai", "chain=sft", *SFT_BY_VLLM, "cluster=ray"),
+        ("sft.engine: vllm, which has the trainer's one GPU", "chain=sft", *SFT_BY_VLLM,
+         "execution.vllm.tensor_parallel_size=2"),
+        ("missing; sft.engine: openai needs at least one", "chain=sft", *SFT_BY_VLLM, "sft.engine=openai"),
+        ("sft.validation.decoding.temperature 0.005 is below", "chain=sft", *SFT_BY_VLLM,
+         "sft.validation.decoding.temperature=0.005"),
         ("rl.engine: vllm, which has the trainer's one GPU", *RL, "rl.engine=vllm",
          "execution.vllm.tensor_parallel_size=2"),
         ("rl.engine: ", *RL, "rl.engine=embedded"),

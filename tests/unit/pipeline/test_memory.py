@@ -508,6 +508,18 @@ def test_an_engine_kept_for_evaluations_counts_beside_training():
     assert local == {"GPU in SFT": 2, "shared GPU in a rollout": 0, "shared GPU in an update": 0}
 
 
+def test_an_engine_that_validates_sft_counts_beside_its_trainer():
+    validated = ["cluster=local", "chain=sft", "sft={epochs: 1, batch_size: 64, optimizer: {lr: 5e-5}, engine: vllm}"]
+    validated += ["sft.validation={every: 9, source: validation, max_response_tokens: 4096}", "method=sft"]
+    config = load_experiment(SEVEN_B, [*validated, "data.validation_prompts=64"])
+    validation, update = estimate_memory(QWEN_7B, config, None)
+    assert (validation.name, update.name) == ("shared GPU in a validation of SFT", "GPU in SFT")
+    assert validation.gib("weights") == pytest.approx(validation.gib("engine weights"))
+    assert validation.gib("engine KV cache") == pytest.approx((1024 + 4096) * PER_TOKEN)
+    assert validation.gib("logits") == 0 < validation.gib("optimizer") == update.gib("optimizer")
+    assert 0 < update.gib("engine, asleep") < 1
+
+
 def test_a_reward_model_counts_on_the_gpus_of_the_stages_that_it_scores_in(tmp_path):
     folder = reward_folder(tmp_path)
     parameters = sum(each.numel() for each in load_file(folder / "model.safetensors").values())
