@@ -207,6 +207,9 @@ class ModelTeacher(StrictModel):
     dtype: DType | None = None
     """Compute type; None: that of the policy."""
 
+    def formula(self) -> str:
+        return f"the model {self.path}"
+
 
 class SelfTeacher(StrictModel):
     """The policy with a solution in its prompt (self-distillation)."""
@@ -227,6 +230,14 @@ class SelfTeacher(StrictModel):
     )
     """Replaces the last message of the prompt: `{problem}` is that message, `{trace}` the trace or the peer's text."""
 
+    def formula(self) -> str:
+        weights = {"start": "as the stage starts from it", "current": "before each RL step's updates"}[self.weights]
+        if (moving := self.follows) is not None:
+            after = "each RL step" if moving.refresh_every == 1 else f"every {moving.refresh_every} RL steps"
+            weights = f"set to {moving.mixup:g} x policy + {1 - moving.mixup:g} x itself after {after}"
+        shown = {"trace": "a trace", "peer": "another right row of the group"}[self.shows]
+        return f"the policy, {weights}, shown {shown}"
+
     def _complaints(self) -> Iterator[str]:
         if self.follows is not None and self.weights == "current":
             yield "follows has no effect with weights: current; remove one of them"
@@ -243,6 +254,9 @@ class ServedTeacher(StrictModel):
     kind: Literal["served"]
     name: str = Field(min_length=1)
     """Its name in requests to the servers."""
+
+    def formula(self) -> str:
+        return f"the model {self.name} on servers"
 
 
 RLTeacher = Annotated[ModelTeacher | SelfTeacher | ServedTeacher, Field(discriminator="kind")]
