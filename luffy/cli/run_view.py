@@ -35,7 +35,6 @@ _CARD_HEADER = (
 )  # fmt: skip
 _CARD_FILE = "card.json"
 _RESULTS_FILE = "results.json"
-_OF_ACCURACY = ("suite", "decoding", "accuracy")
 _SECTION = "(section)"
 _MAX_TEXT = 100
 _LAST_LINE_BYTES = 1 << 16
@@ -251,10 +250,10 @@ def read_accuracies(stages: Iterable[Path], names: Mapping[str, str] | None = No
     folders = [folder for stage in stages for folder in (stage, *sorted(stage.glob("step_*")))]
     files = (file for folder in folders if (file := folder / _RESULTS_FILE).is_file())
     found = [parse_json(file.read_text(encoding="utf-8")) for file in files]
-    called = {results["checkpoint"]: results["checkpoint"] for results in found} | {**(names or {})}
     return [
-        Accuracy(called[results["checkpoint"]], *(row[name] for name in _OF_ACCURACY), tuple(row["interval"]))
+        Accuracy(checkpoint, row["suite"], row["decoding"], row["accuracy"], tuple(row["interval"]))
         for results in found
+        for checkpoint in [(names or {}).get(results["checkpoint"], results["checkpoint"])]
         for row in results["rows"]
     ]
 
