@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _MODEL = "model"
 _RESULTS_FILE = "results.json"
-_OF_ACCURACY = ("suite", "decoding", "accuracy")
 _SHOWN = 2_000
 """Characters at the end of a traceback that an exception's message repeats."""
 
@@ -197,10 +196,10 @@ def read_accuracies(stages: Iterable[Path], names: Mapping[str, str] | None = No
     folders = [folder for stage in stages for folder in (stage, *sorted(stage.glob("step_*")))]
     files = (file for folder in folders if (file := folder / _RESULTS_FILE).is_file())
     found = [parse_json(file.read_text(encoding="utf-8")) for file in files]
-    called = {results["checkpoint"]: results["checkpoint"] for results in found} | {**(names or {})}
     return [
-        Accuracy(called[results["checkpoint"]], *(row[name] for name in _OF_ACCURACY), tuple(row["interval"]))
+        Accuracy(checkpoint, row["suite"], row["decoding"], row["accuracy"], tuple(row["interval"]))
         for results in found
+        for checkpoint in [(names or {}).get(results["checkpoint"], results["checkpoint"])]
         for row in results["rows"]
     ]
 

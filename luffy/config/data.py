@@ -215,8 +215,8 @@ class FileSource(_StoredRows):
     reader: ClassVar[str] = "luffy.data.sources.stored_rows:FilePrompts"
     kind: Literal["file"]
     path: str
-    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*`, read by name. Relative to the working directory.
-    In a `.csv` file nested columns are JSON text."""
+    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*`, read by name. Relative to the folder of the file
+    that says so if it is there, else to the working directory. In a `.csv` file nested columns are JSON text."""
 
 
 class HubSource(_StoredRows):

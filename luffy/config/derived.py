@@ -20,7 +20,7 @@ from luffy.config.model import GGUF, EndpointModel, ModelConfig, model_name
 from luffy.config.shipped import recipe_files, template_file, template_names
 from luffy.config.stage_kinds import StageName
 from luffy.config.strict import run_name
-from luffy.config.yaml_source import nearest, parse_scalar
+from luffy.config.yaml_source import Value, nearest, parse_scalar
 from luffy.errors import ConfigError
 from luffy.model_shape import positions_of
 
@@ -78,7 +78,7 @@ def evaluation(config_file: str | None, overrides: Sequence[str], wanted: Evalua
     context = positions_of(ModelConfig(path=path)) if (Path(path) / "config.json").is_file() else None
     most = min(_MOST_TOKENS, (context or 2 * _MOST_TOKENS) // 2)
     called = {"endpoint": {"name": path.removeprefix(_ENDPOINT)}} if served else {"path": path}
-    bare = {
+    bare: dict[str, Value] = {
         "name": run_name(model_name(called) or path),
         "stages": list(_STAGES),
         "data": {"suites": {}, "max_prompt_tokens": most, "max_trace_tokens": most},

@@ -1,19 +1,21 @@
 """Loads an experiment's YAML with `key.path=value` overrides as a validated `ExperimentConfig`.
 
-Later wins: chain preset < method preset < `extends` < the file < the command line. So the values that an extended file
-sets itself also hold under another preset. Mappings merge key by key, lists replace, and a mapping whose `kind` changes
-replaces the old one. `null` removes a suite, or another entry whose name the user chose. A mapping over a list of named
-elements changes those that it names, adds others, and removes those that it sets to `null`
-(`objective: {terms: {entropy: null, off_policy: {coefficient: 0.5}}}`); an override may name one, too
-(`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
+Later wins: chain preset < method preset < `extends` < the file < variables of the environment (`LUFFY_RL__STEPS=3`) <
+the command line. So the values that an extended file sets itself also hold under another preset. Mappings merge key by
+key, lists replace, and a mapping whose `kind` changes replaces the old one. `null` removes a suite, or another entry
+whose name the user chose. A mapping over a list of named elements changes those that it names, adds others, and removes
+those that it sets to `null` (`objective: {terms: {entropy: null, off_policy: {coefficient: 0.5}}}`); an override may
+name one, too (`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
 
 Before validation, `{kind: recipe, name: gsm8k}` becomes the source that the recipe describes, with the lines of its
-file, and `evaluation.template: PATH` the text of that file, which so is in the settings and in their identity.
+file, a path of data that lies beside the file which names it becomes absolute, and `evaluation.template: PATH` the text
+of that file, which so is in the settings and in their identity.
 """
 
 import difflib
 import functools
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,7 @@ from luffy.config.shipped import (
     EXPERIMENTS,
     PresetKind,
     available_presets,
+    expand_pattern,
     experiment_file,
     folder_of_origin,
     named_file,
@@ -68,6 +71,8 @@ _BY_NAME: tuple[KeyPath, ...] = (
 )
 """Mappings whose keys the user chooses. `null` for a key that a lower layer has removes its entry."""
 _MAX_SHOWN = 60
+_VARIABLE = "LUFFY_"
+_RESEMBLES = 0.75
 _KEPT = ("author", "max_rows", "only")
 """Values of the experiment that override a recipe."""
 _RECIPE_KEYS = ("kind", "name", "path", "file", *_KEPT)
@@ -165,13 +170,15 @@ def resolve_experiment(
         file = experiment_file(path)
         own = _read_with_extends(file, ())
         refuse_other_kind(own.values, path, "experiment")
-    given = parse_overrides(overrides, given_at)
+    given = [*environment_overrides(), *parse_overrides(overrides, given_at)]
+    nearest_to_user = {override.origin for override in given} | {given_at}
     named, _ = _split_overrides(given, own)
     chain, method = _presets(own, named, file)
     presets = method.over(chain)
     command_line, of_elements = _split_overrides(given, own.over(presets))
     merged = _with_elements(command_line.over(own).over(presets), of_elements)
     resolve_recipes(merged.values, merged.origins, default_where=str(file))
+    _resolve_data_files(merged.values, merged.origins)
     _resolve_template_files(merged.values, merged.origins, default_where=str(file))
     try:
         config = ExperimentConfig.model_validate_json(json.dumps(merged.values))
@@ -184,7 +191,8 @@ def resolve_experiment(
         origins = command_line.over(own).origins
         method_at, *chain_at = (origins.get((key,), "") for key in ("method", "chain", "stages"))
         # What a file inherits, or what an override changes, may have another chain.
-        if method_at == given_at or (method_at.startswith(f"{file}:") and given_at not in chain_at):
+        is_changed = not nearest_to_user.isdisjoint(chain_at)
+        if method_at in nearest_to_user or (method_at.startswith(f"{file}:") and not is_changed):
             raise ConfigError(
                 f"{method_at}: method: {config.method} has no effect without the stage rl, and the stages are "
                 f"{', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
@@ -262,6 +270,21 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | N
         f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/; "
         f"{nearest(name, names, 'did you mean {!r}? ')}there are {', '.join(names)} (or give the path of a .yaml file)"
     )
+
+
+def environment_overrides() -> list[Override]:
+    """What variables override: `LUFFY_SEED=3`, `LUFFY_RL__STEPS=3`, the values in YAML.
+
+    A name without `__` that is no field at the top of an experiment is another program's, unless it resembles one.
+    """
+    found, fields = list[Override](), ExperimentConfig.model_fields
+    for variable in sorted(each for each in os.environ if each.startswith(_VARIABLE)):
+        name = variable.removeprefix(_VARIABLE).lower()
+        if "__" in name or name in fields:
+            found += parse_overrides([f"{name.replace('__', '.')}={os.environ[variable]}"], variable)
+        elif hint := nearest(name, fields, "did you mean {}?", cutoff=_RESEMBLES):
+            raise ConfigError(f"{variable}: an experiment has no field {name}; {hint}")
+    return found
 
 
 def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
@@ -430,12 +453,7 @@ def _section(values: Value, path: KeyPath) -> dict[str, Value]:
 def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:
     """Replace every recipe among the data sources in place, with its file's lines. ConfigError names the line of an
     unknown key or recipe, or of a `file` that does not fit."""
-    parts = ("data", "train", "parts")
-    paths: list[KeyPath] = [("data", "train"), ("data", "corpus")]
-    paths += [(*parts, name, "source") for name in _section(values, parts)]
-    for parent in (("data", "suites"), ("data", "decontamination", "benchmarks")):
-        paths += [(*parent, name) for name in _section(values, parent)]
-    for path in paths:
+    for path in _sources(values):
         asked = _at(values, path)
         if not isinstance(asked, dict) or asked.get("kind") != "recipe":
             continue
@@ -449,7 +467,30 @@ def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], defau
                 raise ConfigError(f"{where}.file has no effect with a recipe of kind {recipe.get('kind')}; remove it")
             recipe = {key: value for key, value in recipe.items() if key not in _HUB_ONLY}
             recipe |= {"kind": "file", "path": asked["file"]}
+            origins[*path, "path"] = origins.get((*path, "file"), default_where)
         _section(values, path[:-1])[path[-1]] = {**recipe, **{key: asked[key] for key in _KEPT if key in asked}}
+
+
+def _sources(values: dict[str, Value]) -> list[KeyPath]:
+    """Where the sources of data are."""
+    parts = ("data", "train", "parts")
+    paths: list[KeyPath] = [("data", "train"), ("data", "corpus")]
+    paths += [(*parts, name, "source") for name in _section(values, parts)]
+    for parent in (("data", "suites"), ("data", "decontamination", "benchmarks")):
+        paths += [(*parent, name) for name in _section(values, parent)]
+    return paths
+
+
+def _resolve_data_files(values: dict[str, Value], origins: Mapping[KeyPath, str]) -> None:
+    """Complete, in place, every relative path of data that lies in the folder of the file which names it."""
+    for path in _sources(values):
+        source = _at(values, path)
+        text = source.get("path") if isinstance(source, dict) and source.get("kind") == "file" else None
+        if not isinstance(text, str) or text.startswith("~"):
+            continue
+        beside = folder_of_origin(origins.get((*path, "path"))) / text
+        if beside.resolve() != Path(text).resolve() and any(file.is_file() for file in expand_pattern(str(beside))):
+            _section(values, path[:-1])[path[-1]] = {**_section(values, path), "path": str(beside.resolve())}
 
 
 def _recipe_file(name: Value, path: Value, where: str) -> Path:

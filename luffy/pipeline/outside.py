@@ -122,7 +122,9 @@ def _content(field: str, path: Path) -> str:
         else:
             return hash_file(path)
     except FileNotFoundError:
-        raise DataError(f"{field}: {path}: no such file; relative paths start at {Path.cwd()}") from None
+        raise DataError(
+            f"{field}: {path}: no such file; relative paths start at {Path.cwd()}, or for data beside what names it"
+        ) from None
     except OSError as error:
         raise DataError(f"{field}: {path}: cannot be read ({error.strerror})") from None
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -149,6 +149,8 @@ class VLLMEngine:
         self._broken: str | None = None
         self._asleep = False
         self._num_updates = 0
+        self.watch: Callable[[int, int], None] | None = None
+        """Called after each step that finishes responses, with their number and that of their tokens."""
         self._set_version(weight_version)
 
     @classmethod
@@ -324,6 +326,7 @@ class VLLMEngine:
     def take_over(self, folder: Path) -> None:
         """Begin again with a model folder of the same architecture, as version 0; raises what `load_weights` raises."""
         os.environ.update(_ENVIRONMENT)
+        self.watch = None
         if self._asleep:
             self.wake_up("weights")
         self.load_weights_from(folder, 0)
@@ -362,10 +365,14 @@ class VLLMEngine:
                 salt = f"{row.request.shares_cache_with or row.call.number}/{self._num_updates}"
                 prompt = tokens_input([*row.request.prompt_ids, *row.request.prefix_ids], cache_salt=salt)
                 self._llm.add_request(name, prompt, _sampling(row.request, row.params, self._reads_text))
+            completions = list[Completion]()
             for output in cast("list[RequestOutput]", self._llm.step()):
                 if output.finished:
                     row = self._running.pop(output.request_id)
-                    row.call.completions[row.index] = _completion(output)
+                    row.call.completions[row.index] = completion = _completion(output)
+                    completions.append(completion)
+        if completions and self.watch is not None:
+            self.watch(len(completions), sum(len(completion.token_ids) for completion in completions))
 
     def _set_version(self, version: int) -> None:
         # vLLM labels the tokens of each step with this version.

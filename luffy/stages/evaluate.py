@@ -89,7 +89,7 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
         with ExitStack() as stack:
             if endpoint is None:
                 engine, left = settings.evaluation.engine, evaluation.num_left
-                asker, _ = stack.enter_context(open_asker(settings, engine, context, longest, left))
+                asker, _ = stack.enter_context(open_asker(settings, engine, context, longest, left, progress=progress))
             else:
                 server, environment = context.execution.server, settings.environment
                 paths = tuple({CHAT if is_chat(each.protocol.template) else TEXT: None for each in requests.values()})

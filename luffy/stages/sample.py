@@ -155,10 +155,8 @@ def answer_prompts(settings: DifficultySettings | SampleSettings, context: Stage
             protocol = EvaluationConfig(decodings={how: decoding}, max_response_tokens=most, stop=config.stop or ())
             progress, render = ResponseProgress(context, total, done), render_as_ids(tokenizer)
             policy, keep = (tokenizer, _kept) if section == "sample" else (None, _without_text)
-            with open_asker(settings, config.engine, context, longest, total - done, policy, keep) as (
-                asker,
-                generator,
-            ):
+            opened = open_asker(settings, config.engine, context, longest, total - done, policy, keep, progress)
+            with opened as (asker, generator):
                 progress.begin()
                 at_once = max(generator.batch_size // config.num_samples, 1)
                 suites = (Suite(suite, order[start : start + at_once]) for start in range(0, len(order), at_once))

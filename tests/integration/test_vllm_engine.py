@@ -157,6 +157,17 @@ def test_the_rest_of_the_process_may_compile(started):
     assert counters["stats"]["unique_graphs"] > before
 
 
+@one_engine
+def test_whoever_watches_hears_of_each_response_and_token_while_a_call_runs(started):
+    heard: list[tuple[int, int]] = []
+    started.engine.watch = lambda finished, tokens: heard.append((finished, tokens))
+    completions = started.engine.generate(REQUESTS, PARAMS[1.0])
+    started.engine.watch = None
+    finished, tokens = map(sum, zip(*heard, strict=True))
+    assert (finished, tokens) == (len(REQUESTS), sum(len(each.token_ids) for each in completions))
+    assert len(heard) > 3, "row by row, not call by call"
+
+
 def test_greedy_tokens_equal_those_of_the_embedded_engine(started):
     expected = TransformersEngine(started.model(0), batch_size=64).generate(REQUESTS, PARAMS[0.0])
     assert [(c.token_ids, c.finish_reason) for c in started.first[0.0]] == [

@@ -200,7 +200,7 @@ def evaluate(
         evaluate_responses(find_workspace(workspace), responses, experiment, model)
         return EXIT_OK
     if config is not None and "=" in config and model is not None and suite:  # the first override
-        config, overrides = None, [config, *(overrides or ())]
+        overrides, config = [config, *(overrides or ())], None
     try:
         at = tuple(sorted({int(part) for part in steps.split(",")})) if steps is not None else ()
     except ValueError:

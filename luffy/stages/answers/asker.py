@@ -29,6 +29,7 @@ from luffy.evaluation.second_grades import grade_responses
 from luffy.grading.judge import Judges
 from luffy.grading.pool import JUDGE_CACHE, GraderPool
 from luffy.grading.request import TOKENS, GradeRequest, problem_of, require_verdicts
+from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.answers.clients import Generator, ModelClient, Questions, SampleRequest, open_client, open_generator
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
 from luffy.stages.program import StageContext
@@ -172,16 +173,20 @@ def open_asker(
     num_responses: int,
     policy: PreTrainedTokenizerBase | None = None,
     keep: Keep = lambda sample, answer: answer,
+    progress: "ResponseProgress | None" = None,
 ) -> Iterator[tuple[Asker, Generator]]:
     """An asker of the stage's model, by the engine of that name, and the opened engine.
 
     `longest` is the largest number of tokens of a prompt with its response, `num_responses` what is left to sample;
-    `policy` as in `open_client`. Evaluations get second grades.
+    `policy` as in `open_client`. Evaluations get second grades. `progress` hears of vLLM's single turns while a
+    call runs.
     """
     model, environment = context.inputs["model"] / "model", settings.environment
     evaluation = settings.evaluation if isinstance(settings, EvaluateSettings) else None
     generator = open_generator(engine, model, settings.dtype, longest, num_responses, context)
     with closing(generator.engine), open_graders(settings.grading, context, evaluation) as (grader, judges):
+        if progress is not None and environment is None and isinstance(generator.engine, VLLMEngine):
+            generator.engine.watch = progress.heard
         client_of = open_client(environment, load_tokenizer(model), generator.lanes, judges, policy)
         asker = Asker(
             client_of(generator.engine),
@@ -286,6 +291,9 @@ class ResponseProgress:
     correct: int = 0
     graded: int = 0
     tokens: int = 0
+    under_way: int = 0
+    """Responses that the engine has finished in calls that still run, or that are being graded."""
+    is_heard: bool = False
     began: float = field(default_factory=time.perf_counter)
 
     def begin(self) -> None:
@@ -293,9 +301,19 @@ class ResponseProgress:
         self.began, self.tokens = time.perf_counter(), 0
         self.context.events.progress(self.done, self.total)
 
+    def heard(self, finished: int, tokens: int) -> None:
+        """The engine has finished so many more responses, of so many tokens together."""
+        self.is_heard = True
+        self.under_way += finished
+        self.tokens += tokens
+        self._tell()
+
     def add(self, batch: Sequence[ModelAnswer]) -> None:
         """Count a batch that was generated and graded."""
-        self.tokens += sum(answer.num_tokens for answer in batch)
+        if self.is_heard:
+            self.under_way -= len(batch)
+        else:
+            self.tokens += sum(answer.num_tokens for answer in batch)
         self.add_adopted(batch)
 
     def add_adopted(self, batch: Sequence[ModelAnswer]) -> None:
@@ -303,5 +321,9 @@ class ResponseProgress:
         self.done += len(batch)
         self.graded += len(batch)
         self.correct += sum(answer.outcome is Outcome.CORRECT for answer in batch)
-        speed = self.tokens / max(time.perf_counter() - self.began, 1e-9)
-        self.context.events.progress(self.done, self.total, reward=self.correct / self.graded, tokens_per_s=speed)
+        self._tell()
+
+    def _tell(self) -> None:
+        metrics = {"reward": self.correct / self.graded} if self.graded else {}
+        metrics["tokens_per_s"] = self.tokens / max(time.perf_counter() - self.began, 1e-9)
+        self.context.events.progress(self.done + self.under_way, self.total, **metrics)

@@ -308,3 +308,62 @@ def test_every_value_knows_where_it_was_given():
         assert resolved.origin_of(tuple(path.split("."))).startswith(f"{SMOKE.parent}/{file}")
     assert resolved.origin_of(("stages",)) == f"{SMOKE.parent}/chains/sft_then_luffy.yaml:2"
     assert resolved.origin_of(("rl", "temperature")) is resolved.origin_of(("rl", "optimizer", "eps")) is None
+
+
+def test_variables_override_the_file_and_the_command_line_overrides_them(child, monkeypatch):
+    """Those of the program itself, and of others, are none."""
+    for name in ("WORKSPACE", "SECRETS", "SERVER_NAMES", "STAGE_RUN", "SUPERVISOR_PID", "DATASETS", "TEST_TASK_SETS"):
+        monkeypatch.setenv(f"LUFFY_{name}", "x")
+    monkeypatch.setenv("LUFFY_RL__STEPS", "3")
+    monkeypatch.setenv("LUFFY_OBJECTIVE__TERMS__ENTROPY__COEFFICIENT", "0.5")
+    monkeypatch.setenv("LUFFY_DATA__SUITES", "{mine: {kind: word_problems, num_prompts: 3, num_events: [2]}}")
+    monkeypatch.setenv("LUFFY_SEED", "4")
+    resolved = resolve_experiment(child("seed: 2\nrl: {steps: 2}\n"), ["seed=5"])
+    config = resolved.config
+    assert (config.rl.steps, config.seed, config.objective.terms[2].coefficient.value) == (3, 5, 0.5)
+    assert "mine" in config.data.suites
+    assert resolved.origin_of(("rl", "steps")) == "LUFFY_RL__STEPS"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("LUFFY_RL__STEPZ", "3", "LUFFY_RL__STEPZ: rl.stepz: unknown key; did you mean 'steps'?"),
+        ("LUFFY_RL__STEPS", "many", "LUFFY_RL__STEPS: rl.steps: must be a whole number, found 'many'"),
+        ("LUFFY_MODLE__PATH", "3", "LUFFY_MODLE__PATH: modle: unknown key; did you mean 'model'?"),
+        ("LUFFY_SEEED", "3", "LUFFY_SEEED: an experiment has no field seeed; did you mean seed?"),
+        ("LUFFY_RL__STEPS", "[1", "LUFFY_RL__STEPS: rl.steps: '[1' is not valid YAML"),
+    ],
+)
+def test_a_misspelt_variable_is_one_line(monkeypatch, variable, value, message):
+    monkeypatch.setenv(variable, value)
+    found = complaint(SMOKE)
+    assert found.startswith(message) and "\n" not in found
+
+
+def test_a_file_in_toml_is_refused_with_its_yaml(tmp_path):
+    file = write(tmp_path / "it.toml", 'name = "it"\n[rl]\nsteps = 3\n')
+    found = complaint(file)
+    assert found == f"{file}: is TOML, and configurations are YAML; this is its YAML: {{name: it, rl: {{steps: 3}}}}"
+    assert complaint(write(file, "[[")) == f"{file}: is TOML, and configurations are YAML"
+
+
+def test_data_lies_beside_the_file_that_names_it_or_in_the_working_directory(tmp_path, monkeypatch):
+    """The file that names it may be an extended one, or a recipe's user."""
+    (tmp_path / "here").mkdir()
+    for name in ("a.jsonl", "c.jsonl", "here/a.jsonl", "here/b.jsonl"):
+        write(tmp_path / name, "")
+    sources = (
+        "{kind: file, path: a.jsonl}\n  suites: {b: {kind: file, path: '*b.jsonl'}, c: {kind: file, path: c.jsonl}}\n"
+    )
+    write(tmp_path / "here" / "parent.yaml", f"extends: {SMOKE}\ndata:\n  train: {sources}")
+    recipe = "{kind: recipe, name: gsm8k, file: a.jsonl}"
+    file = write(tmp_path / "child.yaml", f"extends: here/parent.yaml\ndata: {{suites: {{d: {recipe}}}}}\n")
+    monkeypatch.chdir(tmp_path)
+    data = load_experiment(file, ["data.corpus={kind: file, path: a.jsonl}"]).data
+    assert data.train.path == str(tmp_path / "here" / "a.jsonl")
+    suites = {name: source.path for name, source in data.suites.items() if source.kind == "file"}
+    assert suites == {"b": str(tmp_path / "here" / "*b.jsonl"), "c": "c.jsonl", "d": "a.jsonl"}
+    assert data.corpus.path == "a.jsonl"
+    monkeypatch.chdir("/")
+    assert load_experiment(file).data.suites["d"].path == str(tmp_path / "a.jsonl")

@@ -5,10 +5,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from patience import PATIENCE_S
+from synthetic.answered_stage import stage_context
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
@@ -21,7 +23,7 @@ from luffy.evaluation.sample_files import SampleRecord
 from luffy.grading.pool import GraderPool
 from luffy.grading.request import Grade, GradeRequest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.stages.answers.asker import Asker, graded_records
+from luffy.stages.answers.asker import Asker, ResponseProgress, graded_records
 from luffy.stages.answers.clients import (
     ModelClient,
     Questions,
@@ -31,7 +33,7 @@ from luffy.stages.answers.clients import (
     render_as_ids,
 )
 from luffy.stages.answers.store import AnswerStore, ModelAnswer
-from luffy.types import FinishReason
+from luffy.types import FinishReason, Outcome
 
 TOKENIZER = tiny_tokenizer()
 CONFIG = EvaluationConfig(
@@ -359,3 +361,20 @@ def test_a_judge_that_cannot_be_reached_ends_the_evaluation(evaluate):
 
 def solve_openly(prompt: str, seed: int) -> str:
     return "it is 3"
+
+
+def test_progress_counts_responses_while_their_call_runs_and_each_once(tmp_path: Path) -> None:
+    context = stage_context("evaluate_sft", tmp_path, {})
+    progress = ResponseProgress(context, total=20, done=4)
+    progress.begin()
+    told: list[tuple[int, dict[str, float]]] = []
+    context.events.progress = lambda step, total, **metrics: told.append((step, metrics))
+    for finished, tokens in ((0, 8), (3, 8), (5, 8)):
+        progress.heard(finished, tokens)
+    answer: Any = SimpleNamespace(num_tokens=3, outcome=Outcome.CORRECT)
+    progress.add([answer] * 8)
+    progress.heard(8, 8)
+    progress.add([answer] * 8)
+    assert [step for step, _ in told] == [4, 7, 12, 12, 20, 20]
+    assert progress.tokens == 32 and all(metrics["tokens_per_s"] > 0 for _, metrics in told)
+    assert "reward" not in told[2][1] and "reward" in told[3][1]
