@@ -190,7 +190,7 @@ class SuccessLadder(StrictModel):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of each row."""
+        """One for each row."""
         return tuple(rung.share for rung in self.rungs for _ in range(rung.rows))
 
 

@@ -136,6 +136,8 @@ class RecordedRanks:
     def call(self, method: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if method is TrainerRank.entropies:
             return [[float(len(row.response_ids)) for row in rows] for (rows,) in arguments]
+        if method is TrainerRank.follow:
+            return [None for _ in arguments]
         if method is TrainerRank.save:
             self.saved.append(arguments[0][1])
             return [None for _ in arguments]
