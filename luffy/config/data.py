@@ -5,7 +5,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt
 
-from luffy.config.strict import NOT_IDENTITY, ImportPath, Name, PositiveShare, RunName, Share, StrictModel
+from luffy.config.strict import (
+    FILE_IDENTITY,
+    NOT_IDENTITY,
+    ImportPath,
+    Name,
+    PositiveShare,
+    RunName,
+    Share,
+    StrictModel,
+)
 
 Operation = Literal["add", "subtract", "reverse", "multiply"]
 StepStyle = Literal["labelled", "equations", "checked"]
@@ -214,7 +223,7 @@ class FileSource(_StoredRows):
 
     reader: ClassVar[str] = "luffy.data.sources.stored_rows:FilePrompts"
     kind: Literal["file"]
-    path: str
+    path: Annotated[str, FILE_IDENTITY]
     """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*`, read by name. Relative to the folder of the file
     that says so if it is there, else to the working directory. In a `.csv` file nested columns are JSON text."""
 

@@ -7,6 +7,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import (
@@ -45,6 +46,9 @@ def is_none(value: object) -> bool:
 
 NOT_IDENTITY = object()
 """Marks a field that changes no result: `Annotated[str, NOT_IDENTITY]`."""
+FILE_IDENTITY = object()
+"""Marks the path of a file that is the same wherever it lies: its name and its content count
+(`luffy.pipeline.outside`)."""
 
 
 class StrictModel(BaseModel):
@@ -66,8 +70,12 @@ class StrictModel(BaseModel):
     def _dump(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
         values: dict[str, object] = dump(self)
         if info.context == FOR_IDENTITY:
-            marked = {name for name, field in type(self).model_fields.items() if NOT_IDENTITY in field.metadata}
-            return {name: value for name, value in values.items() if name not in marked}
+            marks = {name: field.metadata for name, field in type(self).model_fields.items()}
+            return {
+                name: Path(str(value)).name if FILE_IDENTITY in marks.get(name, ()) else value
+                for name, value in values.items()
+                if NOT_IDENTITY not in marks.get(name, ())
+            }
         return values
 
 

@@ -32,7 +32,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 def outside_files(settings: StageSettings) -> dict[str, str]:
-    """Each file or folder, as written in the settings, with the hash of its content.
+    """Each file or folder, as written in the settings, with the hash of its content; a data file by its name and field.
 
     Raises DataError, naming the field, if one is missing. A model path that is not a local folder counts as a hub id,
     which has no content to hash.
@@ -51,7 +51,9 @@ def _named(settings: StageSettings) -> Iterator[Named]:
         sources |= {f"data.suites.{name}": source for name, source in data.suites.items()}
         sources |= {f"data.decontamination.benchmarks.{name}": source for name, source in benchmarks.items()}
         for field, source in sources.items():
-            if isinstance(source, FileSource) or (isinstance(source, HubSource) and Path(source.path).is_dir()):
+            if isinstance(source, FileSource):
+                yield f"{field}.path", f"{Path(source.path).name} ({field})", local_path(source.path)
+            elif isinstance(source, HubSource) and Path(source.path).is_dir():
                 yield f"{field}.path", source.path, local_path(source.path)
         yield from _model(settings.model_path, settings.chat_template)
     elif isinstance(settings, SynthesizeSettings):

@@ -169,3 +169,24 @@ def test_weights_and_shape_of_a_teacher_are_identity_of_rl_alone(opened, tmp_pat
     after = opened(*chosen).identities
     assert (after["rl"].key != before["rl"].key) is counts
     assert after["base"].key == before["base"].key
+
+
+def test_a_data_file_is_the_same_wherever_it_lies_and_not_under_another_name(opened, tmp_path):
+    keys = []
+    for place in ("here/rows.jsonl", "there/rows.jsonl", "there/others.jsonl"):
+        file = tmp_path / place
+        file.parent.mkdir(exist_ok=True)
+        file.write_text('{"prompt": "1"}\n')
+        keys.append(opened(f"data.train={{kind: file, path: {file}}}").identities["prepare_data"].key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_two_files_of_one_name_are_both_identity(opened, tmp_path):
+    def key(second: str) -> str:
+        for folder, text in (("a", "1"), ("b", second)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / "rows.jsonl").write_text(f'{{"prompt": "{text}"}}\n')
+        paths = [f"{{kind: file, path: {tmp_path / folder / 'rows.jsonl'}}}" for folder in "ab"]
+        return opened(f"data.train={paths[0]}", f"data.suites.more={paths[1]}").identities["prepare_data"].key
+
+    assert key("2") != key("3")

@@ -51,4 +51,4 @@ def test_freed_memory_of_large_tensors_is_used_again():
         "print(first, faults() - before - first)"
     )
     first, further = map(int, said(f"import torch; {TOLD.format(instructions='native')}{faults}").split())
-    assert further < first, "four more tensors of 64 MB touch fewer new pages than the first"
+    assert further < 3.5 * first, "four more tensors of 64 MB touch the pages of earlier ones"
