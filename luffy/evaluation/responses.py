@@ -97,11 +97,13 @@ def read_responses(files: Sequence[Path], grading: GradingConfig) -> list[Answer
                 known.responses += problem.responses
     for suite, problems in suites.items():
         (count, _), *_ = Counter(len(problem.responses) for problem in problems.values()).most_common()
+        fewest = min(len(problem.responses) for problem in problems.values())
         for problem in problems.values():
             if (other := len(problem.responses)) != count:
+                # Intervals, maj@k and comparisons rest on one number, and so does their published coverage.
                 raise DataError(
-                    f"{problem.place}: {other} responses, where most problems of {suite} have {count}; an accuracy "
-                    "needs as many to each: leave some out, or the problem"
+                    f"{problem.place}: {other} responses, where most problems of {suite} have {count}; an interval "
+                    f"needs as many to each: keep the first {fewest} of each problem, or leave this one out"
                 )
     if not suites:
         raise DataError(f"{', '.join(map(str, files)) or 'no file'}: no row")

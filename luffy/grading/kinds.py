@@ -32,7 +32,7 @@ from luffy.config.grading import (
     parts_of,
 )
 from luffy.grading.choice import grade_choice
-from luffy.grading.equivalence.certain import refusal, settle
+from luffy.grading.equivalence.certain import WRAPPERS, refusal, settle
 from luffy.grading.equivalence.labels import by_label
 from luffy.grading.extract import (
     BOX,
@@ -56,7 +56,6 @@ _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
 _FAILED = Grade(Outcome.CRASHED, None, "the environment failed")
 _NO_REFERENCE = Grade(Outcome.UNPARSABLE, None, "the reference states no answer")
 _SCORED_BY_GYM = "luffy.grading.reasoning_gym_score:score"
-_WRAPPERS = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{")
 _ANNOUNCED = re.compile("answer|solution", re.IGNORECASE)
 _EDGES = " \t\n\"'`*$“”‘’"
 _SETTLED = {
@@ -173,7 +172,7 @@ def _line_or_plain(reply: str) -> Extracted | None:
 
 def _normalised(text: str, ignore_case: bool) -> str:
     text = " ".join(unicodedata.normalize("NFKC", text).split())
-    for wrapper in _WRAPPERS:
+    for wrapper in WRAPPERS:
         if text.startswith(wrapper) and text.endswith("}"):
             text = text[len(wrapper) : -1]
     text = text.strip(_EDGES).removesuffix(".").strip(_EDGES)

@@ -27,17 +27,20 @@ class Problem:
     data_source: str = ""
     extra_info: Mapping[str, object] = field(default_factory=dict)
     """`options` (or `choices`): the texts of a multiple-choice question's options, in order."""
-    shown: tuple[str, ...] = ()
-    """The prompt's messages; an answer copied from one of them does not count."""
+    messages: tuple[Message, ...] = ()
+    """The prompt; empty: unknown."""
     in_tag: bool | None = None
     """Whether the prompt wants the answer in `<answer>`; None: unknown, and the form of a reply decides."""
-    messages: tuple[Message, ...] = ()
-    """The prompt."""
 
     @property
     def options(self) -> Sequence[str]:
         found = self.extra_info.get("options", self.extra_info.get("choices"))
         return [text for text in found if isinstance(text, str)] if isinstance(found, list | tuple) else []
+
+    @property
+    def shown(self) -> list[str]:
+        """The prompt's messages; an answer copied from one of them does not count."""
+        return [each.content for each in self.messages if each.role != "assistant" or len(each.content) >= _MIN_SHOWN]
 
 
 _MIN_SHOWN = 80
@@ -47,17 +50,11 @@ _MIN_SHOWN = 80
 def problem_of(prompt: Prompt, text: str = "") -> Problem:
     """What a grader may know about `prompt`; `text` is any prompt under the experiment's template, "" if unknown."""
     asked = [message.content for message in prompt.messages if message.role == "user"]
-    shown = tuple(
-        message.content
-        for message in prompt.messages
-        if message.role != "assistant" or len(message.content) >= _MIN_SHOWN
-    )
-    in_tag = asks_for_tag("\n".join((text, *shown)))
-    in_tag = in_tag if text else in_tag or None  # an unknown template may ask for `<answer>`
     question = asked[-1] if asked else ""
-    return Problem(
-        question, prompt.grader, prompt.data_source, prompt.extra_info, shown, in_tag, tuple(prompt.messages)
-    )
+    problem = Problem(question, prompt.grader, prompt.data_source, prompt.extra_info, tuple(prompt.messages))
+    in_tag = asks_for_tag("\n".join((text, *problem.shown)))
+    # An unknown template may ask for `<answer>`.
+    return replace(problem, in_tag=in_tag if text else in_tag or None)
 
 
 TOKENS = "tokens"

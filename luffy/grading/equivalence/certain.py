@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?")
 MAX_NESTING = 50
 """Deeper expressions are not verified: parsing them takes seconds, and no reference is that deep."""
 
-_WRAPPERS = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{")
+WRAPPERS = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{")
 _SPACING = {"\\,": " ", "\\;": " ", "\\:": " ", "\\!": "", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "~": " "}
 _BRACKET = re.compile(r"[()\[\]{}]")
 
@@ -53,7 +53,7 @@ def normalise(text: str) -> str:
             text = text.removesuffix(word).rstrip() + "\\%"
     if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
         text = text[1:-1].strip()
-    for wrapper in _WRAPPERS:
+    for wrapper in WRAPPERS:
         inner = text[len(wrapper) : -1]
         if text.startswith(wrapper) and text.endswith("}") and not set("{}\\") & set(inner):
             text = inner.strip()
