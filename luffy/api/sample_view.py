@@ -11,7 +11,7 @@ from statistics import fmean
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer  # without transformers, which loads for seconds
 
-from luffy.data.parquet import confidential_uids
+from luffy.data.parquet import shown_references
 from luffy.environments.transcript import transcript
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.sample_files import find_samples, read_samples_of
@@ -38,6 +38,8 @@ class ShownSample:
     prompt: str
     response: str
     reward: float
+    reference: str = ""
+    """The reference answer; empty where it is not known."""
 
 
 def read_range(text: str) -> tuple[float, float]:
@@ -87,20 +89,20 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
     """All rollouts of an RL stage, decoded; a demonstration is one whose tokens are."""
     job = read_job(directory / JOB_FILE)
     inputs = inputs_of(job, directory)
-    hidden = confidential_uids(inputs["data"] / "train.parquet")
+    references = shown_references(inputs["data"] / "train.parquet")
     tokenizer = Tokenizer.from_file(str(inputs["model"] / "model" / "tokenizer.json"))
     decode = partial(tokenizer.decode, skip_special_tokens=False)
     for file in sorted((directory / JOURNAL).glob("step_*.parquet"), reverse=True):
         step = int(file.stem.removeprefix("step_"))
         for row in pq.read_table(file, columns=columns_in(file, _COLUMNS)).to_pylist():
-            if row["uid"] in hidden:
+            if (reference := references.get(row["uid"], "")) is None:
                 continue
             origin, hint = origin_of(row["source"], row.get("hint_level")), row.get("hint")
             heading = f"step {step}, {origin}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}"
             prompt = decode(row["prompt_ids"]) + (f"\n--- hint while sampling ---\n{hint}\n" if hint else "")
             starts = row.get("context_starts") or ()
             response = transcript(row["response_ids"], row["source"], decode, row["prompt_ids"], starts)
-            yield ShownSample(heading, prompt, response, row["reward"])
+            yield ShownSample(heading, prompt, response, row["reward"], reference)
 
 
 def _logged(file: Path) -> Iterator[ShownSample]:
@@ -109,7 +111,7 @@ def _logged(file: Path) -> Iterator[ShownSample]:
     for step, row in reversed(list(read_samples(file))):
         hint = "" if row.hint_level is None else f", hint of level {row.hint_level}"
         heading = f"step {step}, {row.source}{hint}, reward {row.reward:g} ({row.outcome}), {row.uid}"
-        yield ShownSample(heading, row.prompt, row.response, row.reward)
+        yield ShownSample(heading, row.prompt, row.response, row.reward, row.reference)
 
 
 def _responses(directory: Path) -> Iterator[ShownSample]:
@@ -121,8 +123,8 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
             if not record.may_be_shown:
                 continue
             where = f"{record.suite}, {record.decoding}, {record.uid} #{record.sample}"
-            verdict = f"{record.outcome}: answer {record.answer!r}, reference {record.ground_truth!r}"
-            yield ShownSample(f"{where}, {verdict}", record.prompt, record.response, float(record.correct))
+            heading, reward = f"{where}, {record.outcome}: answer {record.answer!r}", float(record.correct)
+            yield ShownSample(heading, record.prompt, record.response, reward, record.ground_truth)
 
 
 def columns_in(file: Path, wanted: Sequence[str]) -> list[str]:

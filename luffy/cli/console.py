@@ -48,6 +48,8 @@ _CONTROLS = {
 }
 """C0 and C1 controls, and the characters that change the direction of writing."""
 _BAR_CELLS = 16
+_GAP = 2
+"""Spaces between columns."""
 _FILE_WIDTH = 240
 _PLAIN_INTERVAL_S = 10.0
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -91,8 +93,15 @@ def terminal(*, errors: bool = False) -> Console:
 
 
 def show_table(table: PageTable, title: str, *, apart: bool = True) -> None:
-    """Print a table of a page under `title`, `apart` from what was printed before."""
-    show_rows(table.header, table.texts, f"\n{title}" if apart else title)
+    """Print a table of a page under `title`, `apart` from what was printed before.
+
+    Where the terminal is too narrow, the details of a cell, such as an interval, are below its text.
+    """
+    texts, heading = table.texts, f"\n{title}" if apart else title
+    widest = (max(map(len, column)) + _GAP for column in zip(table.header, *texts, strict=True))
+    if sum(widest) > terminal().width:
+        texts = [[cell.lines for cell in row] for row in table.rows]
+    show_rows(table.header, texts, heading)
 
 
 def show_rows(header: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
@@ -300,7 +309,7 @@ def memory_table(gpu: GpuMemory) -> Table:
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
     """A plain table of texts."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, _GAP, 0, 0), header_style="bold")
     for column in header:
         table.add_column(column, overflow="fold")
     for row in rows:

@@ -223,11 +223,11 @@ def suite_files(data: Path, only: Sequence[str] | None) -> dict[str, Path]:
     return {name: files[name] for name in only}
 
 
-def confidential_uids(file: Path) -> frozenset[str]:
-    """The uids of the confidential prompts in `train.parquet` or a suite's file, without reading their texts."""
-    rows = pq.read_table(file, columns=["uid", "data_source", "extra_info"]).to_pylist()
-    return frozenset(
-        row["uid"]
-        for row in rows
-        if is_confidential(row["data_source"], marked=bool(parse_json(row["extra_info"] or "{}").get(CONFIDENTIAL)))
-    )
+def shown_references(file: Path) -> dict[str, str | None]:
+    """The reference answer of each prompt in `train.parquet` or a suite's file, by uid; None for a confidential one."""
+    rows = pq.read_table(file, columns=["uid", "data_source", "extra_info", "reward_model"]).to_pylist()
+    marked = (bool(parse_json(row["extra_info"] or "{}").get(CONFIDENTIAL)) for row in rows)
+    return {
+        row["uid"]: None if is_confidential(row["data_source"], marked=mark) else row["reward_model"]["ground_truth"]
+        for row, mark in zip(rows, marked, strict=True)
+    }

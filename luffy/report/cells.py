@@ -31,7 +31,12 @@ class TableCell:
     @property
     def plain(self) -> str:
         """Text and details on one line, without markup."""
-        return " ".join((self.text, *self.details)).replace(NBSP, " ")
+        return self.lines.replace("\n", " ")
+
+    @property
+    def lines(self) -> str:
+        """The same, each on a line of its own."""
+        return "\n".join((self.text, *self.details)).replace(NBSP, " ")
 
 
 @dataclass(frozen=True, slots=True)

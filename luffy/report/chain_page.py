@@ -6,7 +6,7 @@ Times come from the stages, so that the same inputs give the same bytes.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, groupby
+from itertools import cycle, groupby, islice
 from pathlib import Path
 from statistics import fmean
 
@@ -20,6 +20,7 @@ from luffy.data.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.environments.transcript import turns_of
 from luffy.errors import LuffyError
 from luffy.evaluation.results import Cell, CheckpointScores, advice_on, checkpoint_name, read_scores
+from luffy.evaluation.sample_files import SampleRecord, find_samples, read_samples_of
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pipeline.graph import build_graph, nodes_providing, nodes_showing
 from luffy.pipeline.manifest import Manifest, finished_manifest
@@ -55,6 +56,8 @@ _CHECKPOINT_COLORS = {"base": "c6", "sft": "c2", "rl": "c1"}
 _OTHER_COLORS = ("c3", "c4", "c5", "c7")
 """For checkpoints of other stages, in the order of the chain."""
 _SAMPLES_SHOWN = 4
+_MAX_READ = 100_000
+"""Responses of an evaluation among which those that are shown are looked for."""
 _STAGE_TITLES = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning", "base": "Base policy"}
 
 
@@ -69,6 +72,8 @@ class FinishedChain:
     """Training curves by node, those that exist."""
     samples: tuple[tuple[int, SampleRollout], ...]
     """Rollouts of RL with their steps."""
+    responses: tuple[SampleRecord, ...]
+    """Without RL a right and a wrong response of the last evaluation to each suite, as far as they may be shown."""
     evaluations: tuple[CheckpointScores, ...]
     """In the order of the chain."""
     data_card: Mapping[str, object]
@@ -129,12 +134,21 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         manifests={manifest.node: manifest for manifest in manifests},
         metrics={name: rows for name, rows in curves.items() if rows},
         samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
+        responses=() if sampled else tuple(_responses(stages[evaluations[-1]])),
         evaluations=tuple(read_scores(stages[name], config.checkpoint_names) for name in evaluations),
         data_card=next((json.loads(path.read_bytes()) for path in cards("data_card")), {}),
         sampled=tuple(map(read_sample_card, cards("sample_card"))),
         difficulty=next(map(read_card, cards("difficulty_card")), None),
         synthesis=next(map(read_synthesis_card, cards("synthesis_card")), None),
     )
+
+
+def _responses(directory: Path) -> list[SampleRecord]:
+    found: dict[tuple[str, bool], SampleRecord] = {}
+    for record in islice(read_samples_of(directory), _MAX_READ) if find_samples(directory) else ():
+        if record.may_be_shown:
+            found.setdefault((record.suite, record.correct), record)
+    return list(found.values())
 
 
 def chain_page(chain: FinishedChain) -> Page:
@@ -174,17 +188,18 @@ def chain_page(chain: FinishedChain) -> Page:
             "seeds; green and red ones are significant after Holm's correction over the suites, whose p-value stands "
             "below them.",
         ),
-        sections=(
-            *(_decoding(chain, name) for name in chain.decodings),
-            Section(title="Every number", is_folded=True, tables=(every_number,)),
-        ),
+        sections=tuple(_decoding(chain, name) for name in chain.decodings),
     )
-    sections = [_opening(chain, confidence), results, *_training(chain), *_times(chain)]
-    if chain.samples:
-        sections.append(_samples(chain.samples))
-    return Page(
-        config.name, " · ".join(filter(None, facts)), (*sections, _data(chain), _provenance(chain, last)), "report"
+    folded = (
+        *(_more(chain, name) for name in chain.decodings),
+        Section(title="Every number", is_folded=True, tables=(every_number,)),
     )
+    sections = (
+        *(_opening(chain, confidence), results, *_training(chain), *_samples(chain)),
+        *(Section(title="Tables", anchor="tables", sections=folded), *_times(chain), _data(chain)),
+        _provenance(chain, last),
+    )
+    return Page(config.name, " · ".join(filter(None, facts)), sections, "report")
 
 
 def model_card(chain: FinishedChain, node: str, explained: Iterable[tuple[str, str]], file: str) -> str:
@@ -325,14 +340,23 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
         for each in chain.evaluations
     }
     tables = [shown, *([difference_table(chain, name)] if chain.transitions else [])]
-    tables += [table for table in _side_by_side(chain, name) if table.rows]
     return Section(
         title=name,
         aside=f"{sampling}, {count(decoding.num_samples, 'response')} a problem",
         notes=tuple(f"{checkpoint}, {text}" for checkpoint, text in advice.items() if text),
         figures=(drawn, Figure("Outcomes of grading", note, by_outcome, legends)),
         tables=tuple(tables),
-        sections=tuple(section for found in scored.values() for section in breakdowns(f"breakdown-{name}", found)),
+    )
+
+
+def _more(chain: FinishedChain, name: str) -> Section:
+    """What else a decoding's results say: other measures than accuracy, and accuracy by subject and level."""
+    parts = (breakdowns(f"breakdown-{name}", chain.scored((suite, name))) for suite in chain.suites)
+    return Section(
+        title=f"By suite, {name} decoding: forms, lengths, votes, subjects",
+        is_folded=True,
+        tables=tuple(table for table in _side_by_side(chain, name) if table.rows),
+        sections=tuple(section for part in parts for section in part),
     )
 
 
@@ -393,15 +417,29 @@ def _times(chain: FinishedChain) -> list[Section]:
     return [Section(title="Time of a step", anchor="times", notes=(note,), tables=(step_times_table(times),))]
 
 
-def _samples(samples: Sequence[tuple[int, SampleRollout]]) -> Section:
-    """The rollouts of the first logged step and of the last."""
-    by_step = [[*rows] for _, rows in groupby(samples, key=lambda sample: sample[0])]
+def _samples(chain: FinishedChain) -> list[Section]:
+    """The rollouts of the first logged step and of the last; without RL a right and a wrong response to each suite."""
+    if not chain.samples:
+        shown = tuple(map(_response, chain.responses))
+        aside = checkpoint_name(chain.evaluations[-1].checkpoint)
+        return [Section(title="Sample responses", aside=aside, anchor="samples", samples=shown)] if shown else []
+    by_step = [[*rows] for _, rows in groupby(chain.samples, key=lambda sample: sample[0])]
     chosen = {"Early": by_step[0], "Late": by_step[-1]} if len(by_step) > 1 else {"Samples": by_step[0]}
     sections = []
     for title, rows in chosen.items():
         shown = tuple(_sample(rollout) for _, rollout in rows[:_SAMPLES_SHOWN])
         sections.append(Section(title=title, aside=f"step {rows[0][0]}", samples=shown))
-    return Section(title="Sample rollouts", anchor="samples", in_columns=True, sections=tuple(sections))
+    return [Section(title="Sample rollouts", anchor="samples", in_columns=True, sections=tuple(sections))]
+
+
+def _response(record: SampleRecord) -> Sample:
+    badges = (
+        f"{record.suite}, {record.decoding}",
+        record.outcome.replace("_", " "),
+        "no answer" if record.answer is None else f"answer {record.answer}",
+        f"reference {record.ground_truth}",
+    )
+    return _shown(badges, record.prompt.strip(), record.response, is_good=record.correct)
 
 
 def _sample(rollout: SampleRollout) -> Sample:
@@ -411,19 +449,23 @@ def _sample(rollout: SampleRollout) -> Sample:
         rollout.outcome.replace("_", " "),
         f"reward {rollout.reward:g}",
         f"advantage {rollout.advantage:+.3f}" if rollout.advantage is not None else "",
+        f"reference {rollout.reference}" if rollout.reference else "",
         *(f"{name.replace('_', ' ')} {value:g}" for name, value in rollout.measures.items() if value),
     ]
-    prompt = rollout.prompt.strip()
+    shown = tuple(filter(None, badges))
+    return _shown(shown, rollout.prompt.strip(), rollout.response, rollout.hint, is_good=rollout.reward > 0)
+
+
+def _shown(badges: tuple[str, ...], prompt: str, response: str, hint: str = "", *, is_good: bool) -> Sample:
     turns, text = [Turn("prompt", "", prompt)], prompt
-    if rollout.hint:
-        turns.append(Turn("prompt", "", f"hint while sampling:\n{rollout.hint}"))
-        text += f"\n[hint] {rollout.hint}"
-    for written_by, said in turns_of(rollout.response):
+    if hint:
+        turns.append(Turn("prompt", "", f"hint while sampling:\n{hint}"))
+        text += f"\n[hint] {hint}"
+    for written_by, said in turns_of(response):
         before, close, after = said.rpartition(THINK_CLOSE)
         is_open = not close and THINK_OPEN in said
         turns.append(Turn(written_by, said, "") if is_open else Turn(written_by, before + close, after))
-    whole = f"{text}\n{rollout.response}"
-    return Sample(tuple(filter(None, badges)), rollout.reward > 0, tuple(turns), whole)
+    return Sample(badges, is_good, tuple(turns), f"{text}\n{response}")
 
 
 def _data(chain: FinishedChain) -> Section:

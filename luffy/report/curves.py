@@ -106,9 +106,10 @@ _POLICY_PANELS = (
         "Signal in the groups",
         "Groups without a solved rollout, with all solved, and groups that teach nothing (no variance of reward).",
         (
+            # First, hence below the others: where no group is unsolved, it is the same as "all solved".
+            ("batch/zero_advantage_share", "no signal", "c4"),
             ("batch/solve_none", "none solved", "c6"),
             ("batch/solve_all", "all solved", "c3"),
-            ("batch/zero_advantage_share", "no signal", "c4"),
         ),
         percent=True,
     ),

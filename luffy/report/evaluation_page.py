@@ -60,7 +60,7 @@ def evaluation_page(results: EvaluationResults) -> Page:
     for name, rows in by_decoding(results.rows).items():
         mean = sum(row.accuracy for row in rows) / len(rows)
         of_all = f"Mean of these {len(rows)} accuracies, each suite counted once: {percent(mean)}."
-        drawn = accuracy_figure(f"accuracy-{name}", [(row.suite, [(_COLOR, row.estimate)]) for row in rows])
+        drawn = accuracy_figure(f"accuracy-{name}", [(row.suite, [(_COLOR, row.estimate, ())]) for row in rows])
         parts = (breakdowns(name, [Scored("accuracy", _COLOR, row)]) for row in rows)
         protocols = table_of(
             [(row.suite, row.protocol) for row in rows if row.protocol is not None],
@@ -132,9 +132,13 @@ def checkpoints_page(steps: Mapping[int, CheckpointScores]) -> Page:
     return Page("Accuracy over RL steps", f"checkpoints of steps {', '.join(map(str, steps))}", tuple(sections))
 
 
-def accuracy_figure(name: str, bands: Bands[tuple[str, Estimate]], legend: tuple[tuple[str, str], ...] = ()) -> Figure:
-    """Accuracies with their intervals, each (colour, estimate), in titled bands."""
-    return Figure("Accuracy", "Dot: accuracy; line: its interval.", dots(name, bands), legend, is_wide=True)
+def accuracy_figure(
+    name: str, bands: Bands[tuple[str, Estimate, Sequence[float]]], legend: tuple[tuple[str, str], ...] = ()
+) -> Figure:
+    """Accuracies with their intervals, each (colour, estimate, value of each seed), in titled bands."""
+    has_seeds = any(len(by_seed) > 1 for _, found in bands for *_, by_seed in found)
+    note = "Dot: accuracy; line: its interval" + ("; small dots: each seed." if has_seeds else ".")
+    return Figure("Accuracy", note, dots(name, bands), legend, is_wide=True)
 
 
 def accuracies(
@@ -148,7 +152,7 @@ def accuracies(
     for label, of_models in found.items():
         problems = count(max(each.num_problems for each in of_models.values()), "problem")
         rows.append((TableCell(label, (problems,)), *(accuracy(of_models.get(model)) for _, model in models)))
-        bands.append((label, [(color, of_models[model]) for color, model in models if model in of_models]))
+        bands.append((label, [(color, of_models[model], ()) for color, model in models if model in of_models]))
     shown = table((kind, *(model for _, model in models)), rows, style="numbers")
     return accuracy_figure(name, bands, tuple(models)), shown
 
@@ -209,7 +213,7 @@ def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
         "Responses by form and answer",
     )
     agreements = table_of(
-        [(row.suite, row.agreement) for row in rows if row.agreement is not None],
+        [(row.suite, row.agreement) for row in rows if row.agreement is not None and row.agreement.share < 1],
         {
             "suite": lambda found: found[0],
             "graders": lambda found: f"{found[1].first}, {found[1].second}",

@@ -158,12 +158,15 @@ def heat(
         return _svg(canvas, name)
 
 
-def dots(name: str, bands: "Bands[tuple[str, Estimate]]") -> str:
-    """Estimates with their intervals, each (colour, estimate), on a scale from 0 to 100 %, in titled bands."""
+def dots(name: str, bands: "Bands[tuple[str, Estimate, Sequence[float]]]") -> str:
+    """Estimates with their intervals, each (colour, estimate, value of each seed), from 0 to 100 %, in titled bands."""
     with _banded(name, bands, left=14.0) as (canvas, axes, entries):
-        for y, (color, found) in entries:
+        for y, (color, found, by_seed) in entries:
             axes.plot([found.low, found.high], [y, y], color=_PALETTE[color], lw=2.4, alpha=0.55, clip_on=False)
             axes.plot([found.value], [y], "o", color=_PALETTE[color], ms=6, mew=0, clip_on=False)
+            if len(by_seed) > 1:
+                at = [y - 0.22] * len(by_seed)
+                axes.plot(by_seed, at, "o", color=_PALETTE[color], ms=2.5, mew=0, alpha=0.8, clip_on=False)
         return _svg(canvas, name)
 
 

@@ -94,7 +94,7 @@ def _section(number: int, table: BoardTable) -> Section:
     figures, colors = list[Figure](), list(zip(table.rows, cycle(_COLORS), strict=False))
     if len(table.rows) <= len(_COLORS):
         bands = [
-            (column.suite, [(c, entry.cells[column].row.estimate) for entry, c in colors if column in entry.cells])
+            (column.suite, [(c, entry.cells[column].row.estimate, ()) for entry, c in colors if column in entry.cells])
             for column in table.columns
         ]
         legend = tuple((color, entry.name.text) for entry, color in colors)

@@ -29,6 +29,8 @@ from luffy.tracking.metrics import HeldOutPoint
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
 _STUDY_COLORS = (*_COLORS, "c6", "c8")
 _BASE_COLOR = "c6"
+_MIN_SEEDS = 3
+"""With fewer, a comparison warns."""
 _OVER = {
     "optimizer steps": (
         "steps",
@@ -241,13 +243,16 @@ def _comparison_page(findings: Findings) -> Page:
         bands = []
         for suite in findings.suites(decoding):
             scores = {name: findings.score(name, (suite, decoding)) for name in ("", *colors)}
-            known = {name: each.estimate for name, each in scores.items() if each is not None}
-            bands.append((suite, [(colors.get(name, _BASE_COLOR), each) for name, each in known.items()]))
+            known = {name: each for name, each in scores.items() if each is not None}
+            shown = [
+                (colors.get(name, _BASE_COLOR), each.estimate, [*each.by_seed.values()]) for name, each in known.items()
+            ]
+            bands.append((suite, shown))
         legend = ((_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms if arm.seeds))
         drawn = accuracy_figure(f"arms-{decoding}", bands, legend)
         tables = accuracy_table(findings, decoding), difference_table(findings, decoding)
         results.append(Section(title=decoding, figures=(drawn,), tables=tuple(filter(None, tables))))
-    sections = [Section(title="Results", anchor="results", notes=notes, sections=tuple(results))]
+    sections = [_verdict(findings), Section(title="Results", anchor="results", notes=notes, sections=tuple(results))]
 
     figures = list[Figure]()
     for suite in dict.fromkeys(suite for arm in findings.arms for suite in arm.held_out):
@@ -285,6 +290,29 @@ def _comparison_page(findings: Findings) -> Page:
     seeds = ", ".join(map(str, design.seeds))
     subtitle = f"{len(findings.arms)} arms · seeds {seeds} · {design.budget.text} each{tuned}"
     return Page(design.name, f"{subtitle} · reference {design.reference}", tuple(sections), "comparison")
+
+
+def _verdict(findings: Findings) -> Section:
+    """What came out on the first suite, what it rests on, and a warning where that are fewer than three seeds."""
+    design, num_seeds = findings.design, len(findings.design.seeds)
+    suite, decoding = findings.measured[0] if findings.measured else ("", "")
+    words = []
+    for arm in design.others:
+        if (effect := findings.effect(CENTRE, arm)) is not None:
+            cell = difference(effect.result.difference, effect.adjusted_p)
+            is_even = effect.verdict == "not distinguishable"
+            where = f"{effect.verdict} {'from' if is_even else 'of' if effect.verdict == 'ahead' else ''}".strip()
+            words.append(f"{arm} is {where} {design.reference} ({cell.text} {', '.join(cell.details)})")
+    found = [score for arm in design.arms if (score := findings.score(arm, (suite, decoding))) is not None]
+    verdict = f"On {suite} ({decoding}), in percentage points: {'; '.join(words)}." if words else ""
+    budget = "" if design.budget is None else f", {design.budget.text} each"
+    problems = f", {count(found[0].estimate.num_problems, 'problem')}" if found else ""
+    basis = f"{count(len(design.arms), 'arm')} with {count(num_seeds, 'seed')}{budget}{problems}."
+    few = (
+        f"{count(num_seeds, 'seed')}: fewer than three do not show how far seeds differ; add seeds before you rely on "
+        "a difference.",
+    )
+    return Section(warnings=few if num_seeds < _MIN_SEEDS else (), text=(f"{verdict} {basis}".strip(),))
 
 
 def _over_costs(

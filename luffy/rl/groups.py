@@ -10,7 +10,7 @@ group of wrong rollouts with a correct trace, which contributes through the supe
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from luffy.config.group import (
@@ -293,12 +293,12 @@ def sample_rollouts(
     count: int,
     decode_prompt: Decode,
     decode_response: Decode,
-    confidential: Collection[str] = (),
+    references: Mapping[str, str | None],
 ) -> list[SampleRollout]:
     """One row of each of the first `count` groups: the first row, but the last row, often a trace, of the last group.
 
-    Failed rows, which have no advantage, are shown where a group has no others. Groups whose uids are in `confidential`
-    are left out.
+    Failed rows, which have no advantage, are shown where a group has no others. `references`: the reference answer by
+    uid, None for a confidential prompt, whose group is left out.
     """
     if isinstance(config, GroupAdvantage):
         advantages: Iterator[float | None] = iter(row_advantages(groups, config).tolist())
@@ -307,7 +307,7 @@ def sample_rollouts(
     pairs: list[tuple[Group, list[tuple[Trajectory, float | None]]]] = [
         (group, [(row, next(advantages)) for row in group.trajectories]) for group in groups
     ]
-    chosen = [(group, rows) for group, rows in pairs if group.uid not in confidential][:count]
+    chosen = [(group, rows) for group, rows in pairs if references.get(group.uid, "") is not None][:count]
     samples = []
     for index, (group, rows) in enumerate(chosen):
         shown = rows or [(row, None) for row in group.failed]
@@ -321,6 +321,7 @@ def sample_rollouts(
                 reward=row.reward,
                 outcome=row.outcome.value,
                 advantage=advantage,
+                reference=references.get(group.uid) or "",
                 measures=dict(row.measures),
                 hint_level=None if row.hint is None else row.hint.level,
                 hint="" if row.hint is None else row.hint.text,

@@ -14,7 +14,7 @@ from luffy.config.environment import History, history_of
 from luffy.config.settings import RLSettings
 from luffy.config.training import SelfTeacher, ServedTeacher
 from luffy.data.conversations import encode_demonstrations
-from luffy.data.parquet import confidential_uids, read_prompts
+from luffy.data.parquet import read_prompts, shown_references
 from luffy.data.pass_rates import RATES_FILE, read_pass_rates
 from luffy.data.splits import EMPTY_COMPLEMENT
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, prompt_texts, render_prompts, stop_token_ids
@@ -115,10 +115,10 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
     )
     journal = RolloutJournal(context.out / "journal")
     steps = stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, teaching))
-    confidential = confidential_uids(prompts_file(settings, data))
+    references = shown_references(prompts_file(settings, data))
 
     def read(groups: Sequence[Group], count: int) -> list[SampleRollout]:
-        return sample_rollouts(groups, settings.objective.advantage, count, text, reply, confidential)
+        return sample_rollouts(groups, settings.objective.advantage, count, text, reply, references)
 
     metrics = None if validation is None else measurer(settings, context, requests, tokenizer, graders, judges)
 

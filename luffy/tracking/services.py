@@ -12,12 +12,12 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import Full, Queue
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from luffy.config.execution import TrackingConfig
@@ -189,7 +189,8 @@ class WandbService:
     def samples(self, step: int, rows: "Sequence[SampleRollout]") -> None:
         import wandb
 
-        columns, data = ["step", *asdict(rows[0])], [[step, *astuple(row)] for row in rows]
+        columns: list[str | int] = ["step", *asdict(rows[0])]
+        data: list[Iterable[Any]] = [[step, *astuple(row)] for row in rows]
         self._run.log({"step": step, "samples": wandb.Table(columns=columns, data=data)})
 
     def close(self, *, failed: bool) -> None:
@@ -256,7 +257,7 @@ class MlflowService:
         self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in metrics.items()])
 
     def samples(self, step: int, rows: "Sequence[SampleRollout]") -> None:
-        self._client.log_dict(self._id, [asdict(row) for row in rows], f"samples/step_{step:06d}.json")
+        self._client.log_dict(self._id, {"samples": [asdict(row) for row in rows]}, f"samples/step_{step:06d}.json")
 
     def close(self, *, failed: bool) -> None:
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")

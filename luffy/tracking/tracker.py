@@ -44,6 +44,8 @@ class SampleRollout:
     hint_level: int | None = None
     """Level of the hint that was in the prompt while the response was sampled; None: no hint."""
     hint: str = ""
+    reference: str = ""
+    """The reference answer; empty in files of earlier versions."""
 
 
 def read_samples(path: Path) -> Iterator[tuple[int, SampleRollout]]:

@@ -45,7 +45,7 @@ def read_wandb(text: str) -> RemoteRun:
                     for name, value in line.items()
                     if name.partition("/")[0] in NAMESPACES and isinstance(value, int | float | None)
                 )
-        return RemoteRun(run.name, run.state, run.url, run.config, [rows[step] for step in sorted(rows)])
+        return RemoteRun(run.name or parts[-1], run.state, run.url, run.config, [rows[step] for step in sorted(rows)])
     except (wandb.Error, requests.RequestException, ValueError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(f"{text}: cannot be read ({reason}); check name and key (WANDB_API_KEY, wandb login)") from None

@@ -136,7 +136,7 @@ def _write_rollouts(directory: Path, steps: int) -> None:
         rows = [
             SampleRollout("a1", "47 +25 rev -9", *(wrong if step == 1 else right)),
             SampleRollout("a2", "11 rev +80", f"<think>{HOSTILE}", "on_policy", 0.0, "no_answer", -0.25),
-            SampleRollout("a1", "47 +25 rev -9", good, "off_policy", 1.0, "correct", 0.75),
+            SampleRollout("a1", "47 +25 rev -9", good, "off_policy", 1.0, "correct", 0.75, reference="18"),
         ]
         for row in rows:
             writer.append({"step": step, **asdict(row)})

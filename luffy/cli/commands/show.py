@@ -86,7 +86,9 @@ def show(
         low, high = reward_range(reward, reward_min, reward_max)
         found = samples_of(find_run(where, run), stage, (low, high), samples)
         for each in found:
-            say(f"{each.heading}\n  prompt:\n{_indented(each.prompt)}\n  response:\n{_indented(each.response)}\n")
+            parts = {"prompt": each.prompt, "response": each.response, "reference": each.reference}
+            texts = (f"  {name}:\n{_indented(text)}\n" for name, text in parts.items() if text or name != "reference")
+            say("\n".join((each.heading, "".join(texts))))
         if len(found) < samples:
             say(f"{len(found)} samples, there are no more with a reward in [{low:g}, {high:g}]")
         return EXIT_OK

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from math import isclose
+from types import SimpleNamespace
 
 import pytest
 from synthetic.finished_stages import finish, run_of
 from synthetic.result_rows import result_row, sample_record
 
 import luffy
+from luffy.api.runs import track_run
 from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.evaluation.results import EvaluationResults, write_results
@@ -58,6 +60,28 @@ def test_a_run_that_has_made_nothing_is_empty(tmp_path):
     (tmp_path / "runs" / "smoke-1" / "run.json").write_text('{"state": "running"}')
     (run,) = luffy.load_runs(tmp_path)
     assert (run.state, run.metrics.empty, run.accuracies.empty, run.report) == ("killed", True, True, None)
+
+
+def test_a_whole_run_is_shown_to_trackers_with_its_accuracies_and_reused_stages(made, monkeypatch):
+    directory, _ = made
+    record = json.loads((directory / "run.json").read_text())
+    record["config"]["tracking"]["wandb"] = "offline"
+    (directory / "run.json").write_text(json.dumps(record))
+    shown = []
+
+    class Recorder:
+        def call(self, act):
+            act(SimpleNamespace(log=lambda step, metrics: shown.append(metrics)))
+
+        def close(self, *, failed):
+            shown.append(failed)
+
+    monkeypatch.setattr("luffy.tracking.services.open_services", lambda run, _: shown.append(run) or [Recorder()])
+    track_run(directory, {"experiment": "smoke", "method": "luffy", "seed": "7", "run": "smoke-1"})
+    run, metrics, failed = shown
+    assert run.name == "smoke · luffy · run · seed 7" and run.report.endswith("/report.html") and not failed
+    assert {action for action, _ in run.stages.values()} == {"reused"} and "- rl: reused, " in run.notes()
+    assert metrics["accuracy/rl/arc/greedy"] == 0.75 and run.config["seed"] == 7
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """Plans, live lines of stages and accuracies on a terminal."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
 from luffy.api.runs import Accuracy
-from luffy.cli.console import ChainProgress, StageLine, duration, live_table, plan_table, stage_display
+from luffy.cli.console import ChainProgress, StageLine, duration, live_table, plan_table, show_table, stage_display
 from luffy.cli.run_view import accuracy_table
 from luffy.config import load_experiment
 from luffy.pipeline.events import Event
@@ -95,6 +96,16 @@ def test_accuracies_stand_by_suite_and_checkpoint():
     assert [row[:2] for row in rows] == [[s, d] for d in ("greedy", "sampled") for s in ("short", "long")]
     assert rows[0][2] == "50.0 [25.0, 75.1]"
     assert rows[-1][3] == "-"
+
+
+def test_no_interval_is_broken_on_a_terminal_of_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    cells = [Accuracy(name, "in_distribution", "greedy", 0.5, (0.25, 0.751)) for name in ("base", "sft", "rl")]
+    show_table(accuracy_table(cells), "Accuracy")
+    out = capsys.readouterr().out
+    plain = re.sub(r"\x1b\[[\d;]*m", "", out)
+    assert plain.count("[25.0, 75.1]") == 3 and max(map(len, plain.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(7.6, "8s"), (200, "3m20s"), (7500, "2h05m")])

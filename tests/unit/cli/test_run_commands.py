@@ -206,7 +206,7 @@ def test_samples_and_history_tell_the_level_of_a_hint(workspace, capsys):
 def test_responses_of_an_evaluation_by_verdict_and_never_confidential_ones(workspace, capsys):
     experiment, _ = whole_run(workspace)
     out = shown(capsys, "show", "smoke", "--samples", "1", "--stage", "evaluate_rl", "--reward", "0")
-    assert "arc, greedy, p30 #0, wrong: answer 'C', reference 'B'" in out and "so B" in out
+    assert "arc, greedy, p30 #0, wrong: answer 'C'\n" in out and "so B\n  reference:\n    B\n" in out
     for suite, confidential in (("gpqa_diamond", False), ("mine", True)):
         evaluate(experiment.plan_node("evaluate_rl").directory, 30, suite, confidential)
         out = shown(capsys, "show", "smoke", "--samples", "9", "--stage", "evaluate_rl")

@@ -89,6 +89,14 @@ def test_failed_seeds_and_arms_are_shown_and_the_rest_is_compared():
     assert pages.cost_table(findings).texts[-1][1:] == ["–"] * 5
 
 
+def test_a_comparison_opens_with_its_verdict_and_warns_of_few_seeds():
+    page = page_of(compared(LUFFY, OTHER))
+    opening = page.partition("<main>")[2].partition('id="results"')[0]
+    assert "other is ahead of luffy (+40.0 [" in opening and "2 arms with 2 seeds" in opening
+    assert "2 seeds: fewer than three do not show how far seeds differ" in opening
+    assert "small dots: each seed" in page
+
+
 def test_a_failed_reference_leaves_accuracies_without_tests():
     findings = compared(arm("luffy", failures={1: "no", 2: "no"}), OTHER)
     assert (findings.effects, pages.difference_table(findings, "greedy")) == ({}, None)

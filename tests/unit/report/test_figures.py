@@ -96,7 +96,7 @@ def test_names_are_text_wherever_they_stand(name):
     drawn = (
         picture([Chart(name, colored({name: [(0, 1.0)], "b": [(0, 1.0)]}))]),
         picture([Chart("x", [line], places=["a"], percent=True)], legend=[("c1", name)]),
-        dots("a", [(name, [("c1", LOW)])]),
+        dots("a", [(name, [("c1", LOW, ())])]),
         bars("b", [("suite", [(name, [("c1", 1.0)])])]),
         heat("c", (name, ["1"]), (name, ["2"]), [[0.5]]),
     )
@@ -124,7 +124,7 @@ def test_a_curve_goes_from_the_lower_left_to_the_upper_right():
 
 def test_every_mark_lies_inside_the_picture():
     drawn = (
-        dots("a", [("suite", [("c1", LOW), ("c2", HIGH)])]),
+        dots("a", [("suite", [("c1", LOW, (0.0, 0.2)), ("c2", HIGH, ())])]),
         bars("b", [("suite", [("base", [("c1", 0.25), ("c2", 0.75)])])]),
         chart("c", Chart("c", [estimates("a", "c1", [10, 20], [LOW, HIGH])], percent=True)),
         chart(

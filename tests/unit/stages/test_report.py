@@ -189,6 +189,16 @@ def test_keys_versions_times_and_configuration_are_there(written, chain):
             assert fact in text
 
 
+def test_a_page_reads_from_what_came_out_to_its_tables(written):
+    html, markdown = written
+    parts = ("Results", "Reinforcement learning", "Sample rollouts", "Tables", "Provenance")
+    places = [markdown.index(part) for part in ("Accuracy on ", *(f"\n## {title}" for title in parts))]
+    assert places == sorted(places)
+    folded = html.partition('id="tables"')[2].partition("</section>")[0]
+    assert "<details><summary>By suite, greedy decoding" in folded
+    assert "<span>reference 18</span>" in html
+
+
 def test_the_same_inputs_give_the_same_bytes(written, chain, tmp_path):
     assert report(chain, tmp_path / "again") == written
 
@@ -196,7 +206,9 @@ def test_the_same_inputs_give_the_same_bytes(written, chain, tmp_path):
 def test_a_chain_without_rl_or_sft_has_a_report_too(chain, tmp_path):
     html, markdown = report(chain, tmp_path / "out", "rl", "evaluate_rl", "sft", "evaluate_sft")
     parsed(html)
-    assert "Sample rollouts" not in html
+    assert "Sample rollouts" not in html and "Sample responses" in html
+    shown = html.partition('id="samples"')[2].partition("</section>")[0]
+    assert shown.count("<article") > 1 and shown.count("<span>reference ") == shown.count("<article")
     assert "The 3 stages took" in markdown
 
 
