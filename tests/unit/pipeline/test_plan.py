@@ -84,7 +84,9 @@ def test_a_file_with_other_content_is_named_with_both_hashes(opened, finish_all,
     rows.write_text('{"prompt": "2"}\n')
     after = opened(source)
     hashes = [one.identities["prepare_data"].files[f"{rows.name} (data.train)"][:8] for one in (before, after)]
-    assert reasons(after)["prepare_data"].startswith(f"content of {rows.name} (data.train) {hashes[0]} -> {hashes[1]} (against ")
+    assert reasons(after)["prepare_data"].startswith(
+        f"content of {rows.name} (data.train) {hashes[0]} -> {hashes[1]} (against "
+    )
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])
