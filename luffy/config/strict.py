@@ -37,6 +37,8 @@ ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`package.module:name`."""
 FOR_IDENTITY = {"for_identity": True}
 """Context of a dump that makes a stage's key: without the fields that are marked as `NOT_IDENTITY`."""
+OF_ONE_MACHINE = {"for_identity": True, "files": "paths"}
+"""The same with whole paths of files, whose contents nobody looks at."""
 
 
 def is_none(value: object) -> bool:
@@ -69,10 +71,14 @@ class StrictModel(BaseModel):
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
         values: dict[str, object] = dump(self)
-        if info.context == FOR_IDENTITY:
+        if info.context in (FOR_IDENTITY, OF_ONE_MACHINE):
             marks = {name: field.metadata for name, field in type(self).model_fields.items()}
+
+            def is_moved(name: str) -> bool:
+                return FILE_IDENTITY in marks.get(name, ()) and info.context == FOR_IDENTITY
+
             return {
-                name: Path(str(value)).name if FILE_IDENTITY in marks.get(name, ()) else value
+                name: Path(str(value)).name if is_moved(name) else value
                 for name, value in values.items()
                 if NOT_IDENTITY not in marks.get(name, ())
             }

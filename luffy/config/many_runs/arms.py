@@ -22,7 +22,7 @@ from luffy.config.many_runs.sweep_design import (
 from luffy.config.settings import CONFIGURE
 from luffy.config.shipped import named_file
 from luffy.config.stage_kinds import STAGE_KINDS
-from luffy.config.strict import FOR_IDENTITY, StrictModel
+from luffy.config.strict import OF_ONE_MACHINE, StrictModel
 from luffy.config.yaml_source import KeyPath, place_of
 from luffy.errors import ConfigError
 
@@ -319,4 +319,4 @@ def _settings(config: ExperimentConfig, stages: Sequence[str]) -> str:
     settings: list[StrictModel] = [CONFIGURE[stage](config) for stage in stages]
     if "sample" in stages:
         settings.append(config.expert_iteration)  # the weights that each round starts from
-    return "\n".join(each.model_dump_json(context=FOR_IDENTITY) for each in settings)
+    return "\n".join(each.model_dump_json(context=OF_ONE_MACHINE) for each in settings)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config.load import parse_overrides
+from luffy.config.many_runs.arms import made_as
 from luffy.config.many_runs.sweep_design import draw_points, grid_points, value_text
 from luffy.config.many_runs.sweep_runs import distinct, kind_of_file, load_sweep
 from luffy.config.settings import CONFIGURE
@@ -476,3 +477,8 @@ def test_options_of_the_command_line_are_those_of_an_experiment(load, tmp_path):
     assert "is an experiment; say what to try: --over" in complaint(load_sweep, SMOKE, wanted="grid")
     for over, says in ((["rl.steps=4"], "rl.steps must be a list"), (["rl.steps=[4]"] * 2, "rl.steps is given twice")):
         assert f"--over: {says}" in complaint(load_sweep, SMOKE, over=over, wanted="grid")
+
+
+def test_files_of_one_name_in_two_folders_make_two_runs():
+    a, b = (load_experiment("smoke", [f"data.train={{kind: file, path: {folder}/rows.jsonl}}"]) for folder in "ab")
+    assert made_as(a) != made_as(b)
