@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from luffy.config import load_experiment
 from luffy.config.load import parse_overrides
 from luffy.config.many_runs.arms import made_as
 from luffy.config.many_runs.sweep_design import draw_points, grid_points, value_text
