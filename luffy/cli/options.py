@@ -54,7 +54,7 @@ Overrides = Annotated[
     list[str] | None,
     Argument(
         metavar="KEY.PATH=VALUE",
-        help="fields to override, the values in YAML: rl.steps=400 seed=1",
+        help="fields to override, the values in YAML: rl.steps=400 seed=1; further files (gpu.yaml) go over the first",
         autocompletion=complete_override,
         show_default=False,
     ),

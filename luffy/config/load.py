@@ -1,11 +1,12 @@
 """Loads an experiment's YAML with `key.path=value` overrides as a validated `ExperimentConfig`.
 
-Later wins: chain preset < method preset < `extends` < the file < variables of the environment (`LUFFY_RL__STEPS=3`) <
-the command line. So the values that an extended file sets itself also hold under another preset. Mappings merge key by
-key, lists replace, and a mapping whose `kind` changes replaces the old one. `null` removes a suite, or another entry
-whose name the user chose. A mapping over a list of named elements changes those that it names, adds others, and removes
-those that it sets to `null` (`objective: {terms: {entropy: null, off_policy: {coefficient: 0.5}}}`); an override may
-name one, too (`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
+Later wins: chain preset < method preset < `extends` < the file < further files < variables of the environment
+(`LUFFY_RL__STEPS=3`) < the command line. So the values that an extended file sets itself also hold under another
+preset. Mappings merge key by key, lists replace, and a mapping whose `kind` changes replaces the old one. `null`
+removes a suite, or another entry whose name the user chose. A mapping over a list of named elements changes those that
+it names, adds others, and removes those that it sets to `null`
+(`objective: {terms: {entropy: null, off_policy: {coefficient: 0.5}}}`); an override may name one, too
+(`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
 
 Before validation, `{kind: recipe, name: gsm8k}` becomes the source that the recipe describes, with the lines of its
 file, a path of data that lies beside the file which names it becomes absolute, and `evaluation.template: PATH` the text
@@ -71,6 +72,7 @@ _BY_NAME: tuple[KeyPath, ...] = (
 )
 """Mappings whose keys the user chooses. `null` for a key that a lower layer has removes its entry."""
 _MAX_SHOWN = 60
+_FILES = (".yaml", ".yml")
 _VARIABLE = "LUFFY_"
 _RESEMBLES = 0.75
 _KEPT = ("author", "max_rows", "only")
@@ -155,8 +157,8 @@ def load_experiment(
     path: Path | str | Mapping[str, Value], overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
 ) -> ExperimentConfig:
     """The experiment in the file `path`, or the shipped one of that name, or of these values, with `overrides`
-    (`key.path=value`) applied. Raises ConfigError, a line for each mistake: its place (`given_at` for overrides), what
-    was found and is allowed."""
+    (`key.path=value`, or a further file, `gpu.yaml`) applied. Raises ConfigError, a line for each mistake: its place
+    (`given_at` for overrides), what was found and is allowed."""
     return resolve_experiment(path, overrides, given_at=given_at).config
 
 
@@ -170,6 +172,10 @@ def resolve_experiment(
         file = experiment_file(path)
         own = _read_with_extends(file, ())
         refuse_other_kind(own.values, path, "experiment")
+    files = [text for text in overrides if text.endswith(_FILES) and "=" not in text]
+    for further in map(experiment_file, files):
+        own = _read_with_extends(further, ()).over(own)
+    overrides = [text for text in overrides if text not in files]
     given = [*environment_overrides(), *parse_overrides(overrides, given_at)]
     nearest_to_user = {override.origin for override in given} | {given_at}
     named, _ = _split_overrides(given, own)

@@ -367,3 +367,22 @@ def test_data_lies_beside_the_file_that_names_it_or_in_the_working_directory(tmp
     assert data.corpus.path == "a.jsonl"
     monkeypatch.chdir("/")
     assert load_experiment(file).data.suites["d"].path == str(tmp_path / "a.jsonl")
+
+
+def test_further_files_go_over_the_first_in_their_order_and_below_the_command_line(tmp_path):
+    for name, text in (
+        ("mine", "extends: smoke\nname: mine\nseed: 1\n"),
+        ("gpu", "seed: 2\nrl: {steps: 5}\nexecution: {packing: true}\n"),
+        ("long", "extends: gpu.yaml\nrl: {steps: 7}\n"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    mine, *further = (str(tmp_path / f"{name}.yaml") for name in ("mine", "gpu", "long"))
+    resolved = resolve_experiment(mine, [*further, "seed=3"])
+    config = resolved.config
+    assert (config.name, config.seed, config.rl.steps, config.execution.packing) == ("mine", 3, 7, True)
+    assert resolved.origin_of(("rl", "steps")) == f"{further[1]}:2"
+    (tmp_path / "gpu.yaml").write_text("rl: {stops: 5}\n")
+    with pytest.raises(ConfigError, match=r"gpu\.yaml:1: rl\.stops: unknown key"):
+        load_experiment(mine, further[:1])
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file"):
+        load_experiment(mine, ["nowhere.yaml"])
