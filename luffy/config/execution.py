@@ -273,7 +273,7 @@ class TrackingConfig(StrictModel):
     wandb: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str = "luffy"
     tags: tuple[Annotated[str, StringConstraints(pattern=r"^[^\s,]+$")], ...] = ()
-    """Words for the run, by which `luffy show --tag` lists it."""
+    """Words for the run, by which `luffy show --tag` lists it; services get them, too."""
     note: str = ""
     """What the run is for; shown in the list of runs."""
     wandb_entity: str | None = None

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import Full, Queue
@@ -58,6 +58,10 @@ class TrackedRun:
     report: str = ""
     stages: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """For a whole run, by stage: what the run did with it (`reused`) and the key under which services show it."""
+    words: Sequence[str] = ()
+    """`tracking.tags`."""
+    note: str = ""
+    """`tracking.note`."""
 
     @property
     def id(self) -> str:
@@ -71,11 +75,12 @@ class TrackedRun:
 
     @property
     def tags(self) -> list[str]:
-        return [f"{label}:{value}"[:_MAX_ID_LENGTH] for label, value in self.labels.items()]
+        return [*(f"{label}:{value}"[:_MAX_ID_LENGTH] for label, value in self.labels.items()), *self.words]
 
     def notes(self, runs_url: str = "") -> str:
         """Where the report is, and each stage with its key, as Markdown; `runs_url`: where a key's page is."""
-        lines = [f"report: {self.report}"] if self.report else []
+        lines = [self.note, ""] if self.note else []
+        lines += [f"report: {self.report}"] if self.report else []
         for stage, (action, key) in self.stages.items():
             lines.append(f"- {stage}: {action}, {f'[{key}]({runs_url}{key})' if runs_url else key}")
         return "\n".join(lines)
@@ -129,6 +134,7 @@ class ServiceThread:
 
 def open_services(run: TrackedRun, tracking: TrackingConfig) -> list[ServiceThread]:
     """The services that are configured, each with `run` begun or continued."""
+    run = replace(run, words=tracking.tags, note=tracking.note)
     found: list[tuple[str, Callable[[], Service]]] = []
     if tracking.wandb != "disabled":
         found.append(("wandb", partial(WandbService, run, tracking)))
@@ -241,6 +247,7 @@ class MlflowService:
         earlier = self._client.search_runs([place], f"tags.`{_TAGS}.key` = '{run.id}'", max_results=1)
         tags = {f"{_TAGS}.{label}": value for label, value in run.labels.items()}
         tags |= {f"{_TAGS}.key": run.id, "mlflow.note.content": run.notes()}
+        tags |= {f"{_TAGS}.tags": " ".join(run.words)} if run.words else {}
         made = earlier[0] if earlier else self._client.create_run(place, run_name=run.name, tags=tags)
         self._id = made.info.run_id
         if earlier:

@@ -127,7 +127,7 @@ def test_tensorboard_and_mlflow_show_a_killed_run_as_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path}/runs.db"
     for start, loss in ((0, 0.5), (1, 0.25)):  # the second goes on from the checkpoint of step 1
-        tracker = track(tmp_path, start, tensorboard=str(tmp_path / "events"), mlflow=uri)
+        tracker = track(tmp_path, start, tensorboard=str(tmp_path / "events"), mlflow=uri, tags=("paper",), note="try")
         for step in range(start + 1, 4):
             tracker.log(step, {"actor/loss": loss})
             tracker.samples(step, [ROLLOUT])
@@ -143,6 +143,7 @@ def test_tensorboard_and_mlflow_show_a_killed_run_as_one(tmp_path, monkeypatch):
     client = tracking.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("smoke").experiment_id])
     assert (run.info.run_name, run.info.status) == ("smoke · luffy · rl · seed 7", "FINISHED")
+    assert (run.data.tags["luffy.tags"], run.data.tags["mlflow.note.content"]) == ("paper", "try\n")
     assert run.data.tags["luffy.run"] == "smoke-1" and run.data.params["timeout_s"] == "5.0"
     last = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "actor/loss")}
     assert last == {1: 0.5, 2: 0.25, 3: 0.25}
