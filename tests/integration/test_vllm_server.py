@@ -215,7 +215,7 @@ def test_folders_that_the_server_cannot_load_are_refused_and_change_nothing(serv
 
 def test_a_server_that_does_not_fit_is_refused(served, monkeypatch):
     with pytest.raises(
-        ConfigError, match=r"start this server with --max-model-len 513 \(it has 512\), --dtype bfloat16$"
+        ConfigError, match=r"start this server with --max-model-len 513 \(it has 512\), --dtype bfloat16 \(luffy serve-"
     ):
         check_servers(served.config, "bfloat16", CONTEXT + 1)
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")

@@ -119,8 +119,8 @@ def test_defaults_are_told_from_what_was_chosen(workspace, capsys):
 def test_files_are_named_in_the_lineage_with_their_hashes(workspace, capsys, tmp_path):
     (tmp_path / "rows.jsonl").write_text("{}\n")
     experiment, _ = whole_run(workspace, f"data.train={{kind: file, path: {tmp_path}/rows.jsonl}}")
-    digest = experiment.identities["prepare_data"].files[f"{tmp_path}/rows.jsonl"]
-    assert f"file {tmp_path}/rows.jsonl {digest[:16]}" in " ".join(shown(capsys, "show", "smoke").split())
+    digest = experiment.identities["prepare_data"].files["rows.jsonl (data.train)"]
+    assert f"file rows.jsonl (data.train) {digest[:16]}" in " ".join(shown(capsys, "show", "smoke").split())
 
 
 def rl_with_journal(workspace):
