@@ -139,4 +139,5 @@ def test_nothing_in_luffy_loads_a_model_with_code_or_unpickles_a_file() -> None:
     unpickling = {
         name for name, call in calls if ast.unparse(call.func) in ("torch.load", "pickle.load", "pickle.loads")
     }
-    assert unpickling == {"shards.py"}  # bytes from its own parent
+    # Bytes from its own parent; from a process of the same stage, through Ray, which pickles all that it carries.
+    assert unpickling == {"shards.py", "tensor_sharing.py"}
