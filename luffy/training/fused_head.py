@@ -78,6 +78,7 @@ class LogProbHead(nn.Module):
             scores = choice_scores(logits, choice, (self.temperature,))
             own = token_scores(logits, target, (self.temperature,), entropy=False)[0, 0]
             parts.append(torch.cat([own.unsqueeze(-1), scores, choice.float()], dim=-1))
+            del logits, may_be_chosen  # before the next chunk has some
         return torch.cat(parts).unbind(-1)
 
 
@@ -102,6 +103,7 @@ class _Scores(torch.autograd.Function):
             if choice_NC is not None:
                 choices.append(_run(choice_scores, is_compiled, target)(logits, choice_NC[part], temperatures))
             scores.append(_run(token_scores, is_compiled, target)(logits, target, temperatures, entropy != "none"))
+            del logits  # before the next chunk has some
         score_K3N = torch.cat(scores, dim=-1)
         choice_logp = None if choice_NC is None else torch.cat(choices)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, target_N, score_K3N, choice_NC, choice_logp)
@@ -138,6 +140,7 @@ class _Scores(torch.autograd.Function):
                 grad_KSN[..., part].contiguous(),
                 entropy == "gradient",
             )
+            del logits_NV
             if by_choices_NV is not None:
                 d_logits_NV += by_choices_NV
             if d_hidden_NH is not None:
@@ -146,7 +149,7 @@ class _Scores(torch.autograd.Function):
                 torch.addmm(d_weight_VH, d_logits_NV.T, hidden_NH[part], out=d_weight_VH)
             if d_bias_V is not None:
                 d_bias_V += d_logits_NV.sum(dim=0)
-            del logits_NV, d_logits_NV, by_choices_NV  # before the next chunk has logits
+            del d_logits_NV, by_choices_NV  # before the next chunk has logits
         return d_hidden_NH, d_weight_VH, d_bias_V, None, None, None, None, None, None
 
 
