@@ -1,4 +1,5 @@
-"""Loading large libraries: without garbage collection, which would walk over their objects again and again.
+"""Loading large libraries: without garbage collection, which would walk over their objects again and again, and without
+MLflow, which DeepSpeed's autotuner loads wherever it is installed: two seconds, and a thread that forbids a fork.
 
     with without_collections():
         ...                                         # imports
@@ -24,10 +25,13 @@ def without_collections(*, freeze: bool = True) -> Iterator[None]:
     """
     was_enabled = gc.isenabled()
     gc.disable()
+    if freeze:
+        _hide_mlflow()
     try:
         yield
     finally:
         if freeze:
+            _show_mlflow()
             gc.freeze()
         if was_enabled:
             gc.enable()
@@ -35,6 +39,7 @@ def without_collections(*, freeze: bool = True) -> Iterator[None]:
 
 def loaded() -> None:
     """Begin to collect garbage, where loading has stopped it; what is loaded is never collected."""
+    _show_mlflow()
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -43,9 +48,19 @@ def loaded() -> None:
 def run_module(module: str, arguments: Sequence[str]) -> None:
     """Run `module` as `python -m` would, without collections until it calls `loaded`."""
     gc.disable()
+    _hide_mlflow()
     sys.argv[1:] = arguments
     sys.orig_argv = [sys.executable, "-m", module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _hide_mlflow() -> None:
+    sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]  # what makes an import of it fail
+
+
+def _show_mlflow() -> None:
+    if sys.modules.get("mlflow", gc) is None:
+        del sys.modules["mlflow"]
 
 
 if __name__ == "__main__":

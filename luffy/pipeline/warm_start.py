@@ -11,7 +11,6 @@ The server is this module as a program: `python -m luffy.pipeline.warm_start DES
 forks imports the modules of this package anew, since they may have been edited meanwhile.
 """
 
-import gc
 import importlib
 import logging
 import os
@@ -28,6 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from luffy.errors import StageFailed
+from luffy.library_loading import without_collections
 from luffy.pipeline.inherited_environment import own_environment
 from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes, start_marked
 
@@ -241,11 +241,9 @@ if __name__ == "__main__":
     # The run ends the server with SIGKILL. A scheduler's SIGTERM to all processes of a job must not end its stage, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = Connection(int(sys.argv[1]))
-    gc.disable()
-    for library in sys.argv[2:]:
-        importlib.import_module(library)
-    gc.enable()
-    gc.freeze()  # the libraries' objects are never looked through again
+    with without_collections():
+        for library in sys.argv[2:]:
+            importlib.import_module(library)
     _check_single_thread()
     control.send(os.getpid())
     ordered = _serve(control)

@@ -8,7 +8,6 @@ standard input.
 """
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -19,6 +18,7 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from luffy.library_loading import without_collections
 from luffy.pipeline.warm_start import LIBRARIES
 from luffy.processes import die_with
 
@@ -30,9 +30,9 @@ OWN = ("work", "deepspeed.runtime.zero.muon.muon_optimizer")
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed says on standard output that there is no GPU
-    for name in (*LIBRARIES, *OWN):
-        importlib.import_module(name)
-    gc.freeze()  # DeepSpeed collects garbage for every engine
+    with without_collections():  # DeepSpeed collects garbage for every engine
+        for name in (*LIBRARIES, *OWN):
+            importlib.import_module(name)
     for line in sys.stdin:
         order = json.loads(line)
         assert len(list(Path("/proc/self/task").iterdir())) == 1

@@ -1,6 +1,7 @@
-"""Imports without garbage collection."""
+"""Imports without garbage collection and without MLflow."""
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -53,3 +54,23 @@ def test_a_module_runs_as_by_python_m_and_collects_from_when_it_says_that_it_is_
     command = [sys.executable, "-m", "luffy.library_loading", "probe", "--out", "x"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert said.splitlines() == ["False __main__ ['--out', 'x'] ['-m', 'probe', '--out', 'x']", "True True"]
+
+
+WITH_DEEPSPEED = """
+import sys
+from luffy.library_loading import without_collections
+with without_collections():
+    import deepspeed
+from pathlib import Path
+print("mlflow" in sys.modules, "pyarrow" in sys.modules, len(list(Path("/proc/self/task").iterdir())))
+import mlflow
+print(mlflow.__name__)
+"""
+
+
+def test_deepspeed_loads_no_mlflow_and_its_thread_and_tracking_can_load_it_afterwards():
+    pytest.importorskip("mlflow")
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WITH_DEEPSPEED]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread).stdout
+    assert said.splitlines()[-2:] == ["False False 1", "mlflow"]
