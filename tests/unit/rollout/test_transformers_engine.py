@@ -161,12 +161,6 @@ def test_the_limit_is_that_of_the_whole_response_and_draws_do_not_depend_on_the_
         assert all(completion.finish_reason is FinishReason.LENGTH for completion in alone)
 
 
-def test_a_prefix_that_leaves_no_room_is_a_programmer_s_mistake() -> None:
-    request = RolloutRequest((1,), seed=0, prefix_ids=(2,) * 20)
-    with pytest.raises(AssertionError, match="a prefix of 20 tokens leaves none of 20"):
-        TransformersEngine(tiny_model().eval(), 1).generate([request], _params())
-
-
 def test_top_p_draws_from_the_likeliest_tokens_alone_and_reports_that_distribution() -> None:
     model = tiny_model().eval()
     requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(4000)]

@@ -1,7 +1,6 @@
 """Accuracies and differences with their intervals, pass@k, maj@k, the score adjusted for guessing."""
 
 import math
-from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -71,31 +70,6 @@ def test_all_wrong_with_many_samples_is_no_surer_than_with_one() -> None:
 def test_impossible_counts_are_refused(correct: list[int]) -> None:
     with pytest.raises(ValueError, match=r"problem"):
         accuracy(correct, 1, 0.95)
-
-
-def cases() -> Iterator[tuple[int, int, float, float]]:
-    """n, k, accuracy and the share of its variance that lies between problems (0: all alike, 1: solved or not)."""
-    for n, k in ((10, 4), (10, 8), (30, 4), (30, 8), (100, 4)):
-        for p in (0.1, 0.3, 0.7, 0.95):
-            for agreement in (0.0, 0.3, 0.9):
-                if n * min(p, 1 - p) >= 1:
-                    yield n, k, p, agreement
-
-
-def draw_chances(rng: np.random.Generator, p: float, agreement: float, shape: tuple[int, int]) -> np.ndarray:
-    if agreement == 0:
-        return np.full(shape, p)
-    concentration = 1 / agreement - 1
-    return rng.beta(p * concentration, (1 - p) * concentration, shape)
-
-
-@pytest.mark.parametrize(("n", "k", "p", "agreement"), list(cases()))
-def test_intervals_over_problems_hold_the_truth_as_often_as_they_say(n, k, p, agreement):
-    rng = np.random.default_rng([n, k, int(100 * p), int(10 * agreement)])
-    correct_RP = rng.binomial(k, draw_chances(rng, p, agreement, (800, n)))
-    estimates = [accuracy(correct_P.tolist(), k, 0.95) for correct_P in correct_RP]
-    coverage = np.mean([estimate.low <= p <= estimate.high for estimate in estimates])
-    assert coverage >= 0.93 - 0.015  # two standard errors of 800 draws
 
 
 def test_a_paired_difference_is_bonett_and_prices_interval():

@@ -9,7 +9,7 @@ import peft
 import pytest
 import torch
 from reference.elastic_case import assert_same_contents
-from reference.gradient_case import OPTIMIZER, execution, make_batch, reference_loss, relative_l2, step_of
+from reference.gradient_case import OPTIMIZER, execution, make_batch, relative_l2, step_of
 from reference.lora_case import (
     CASES,
     LAYERS,
@@ -56,11 +56,6 @@ def test_the_gradient_of_the_factors_equals_the_float64_reference_for_any_split(
     assert relative_l2(values(policy), expected_factors) < TOLERANCE
     expected_movement = movement(expected_factors, factors())
     assert relative_l2(movement(values(policy), factors()), expected_movement) < 1e-3
-
-
-def test_the_loss_is_that_of_the_adapted_policy() -> None:
-    metrics = adapted_policy(factors()).accumulate(make_batch("luffy", start()), step_of("luffy"))
-    assert metrics["actor/loss"] != pytest.approx(reference_loss("luffy", base_model()), rel=1e-3)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])

@@ -73,19 +73,6 @@ def test_log_probabilities_and_entropies_are_those_of_the_whole_model(settings: 
     assert torch.allclose(policy.entropies(rows)[:, 1:], torch.where(mask_BT, every_BTV.entropy(), 0.0), atol=1e-5)
 
 
-def test_the_frozen_policy_stays_where_the_policy_started() -> None:
-    model, rows = tiny_model(), batch()
-    rows.is_off_policy_BT = rows.response_mask_BT
-    policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32")
-    frozen = FrozenPolicy(model, execution(), temperature=1.0)
-    start_BT = policy.logprobs(rows)
-    assert torch.equal(frozen.logprobs(rows), start_BT)
-    terms = SFTConfig(epochs=1, batch_size=1, optimizer=OPTIMIZER).objective.terms
-    policy.update(rows, objective_at(terms, 1, 1, rows.input_ids_BT.shape[1]), lr=1.0)
-    assert torch.equal(frozen.logprobs(rows), start_BT)
-    assert not torch.allclose(policy.logprobs(rows), start_BT, atol=1e-3)
-
-
 @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
 @pytest.mark.parametrize("packing", [False, True])
 def test_rows_are_scored_in_the_prompts_that_the_teacher_is_shown(micro_batch_tokens: int, packing: bool) -> None:
