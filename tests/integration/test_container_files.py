@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,28 +25,6 @@ SERVICES = [COMPOSE["services"][name] for name in ("luffy", "luffy-gpu")]
 SECRETS = {"PREFECT_SERVER_API_AUTH_STRING", "PREFECT_SERVER_DATABASE_CONNECTION_URL"}
 COMMANDS = [json.loads(re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[-1])]
 COMMANDS += [SPEC["containers"][0]["args"], *(each["command"] for each in SERVICES)]
-
-
-def tool(name):
-    """The path of a checker; the test is skipped where it is not installed."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    return found or pytest.skip(f"needs {name}")
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        ["hadolint", "Dockerfile"],
-        ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml", "compose.sandbox.yaml"],
-        ["kubernetes-validate", "--strict", "kubernetes.yaml"],
-        ["shellcheck", "container.sh"],
-    ],
-    ids=lambda check: check[0],
-)
-def test_a_file_passes_the_checker_of_its_format(check):
-    done = subprocess.run([tool(check[0]), *check[1:]], cwd=DEPLOY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_health_check_imports_what_there_is():

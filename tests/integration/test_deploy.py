@@ -1,7 +1,6 @@
 """The scripts of deploy/, with stand-ins for what is not here."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -70,9 +69,3 @@ def test_a_job_that_is_asked_twice_waits_for_its_run_all_the_same(job, tmp_path)
 def test_a_finished_or_failed_run_is_not_started_again(job, tmp_path, code):
     assert job(code).wait(PATIENCE_S) == int(code)
     assert not (tmp_path / "requeued").exists()
-
-
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs Debian's package shellcheck")
-def test_shellcheck_finds_nothing():
-    found = subprocess.run(["shellcheck", str(SLURM)], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout

@@ -253,16 +253,3 @@ def test_a_replaced_engine_repeats_the_whole_call_with_the_weights_that_were_loa
     with ThreadPoolExecutor(2) as threads:
         both = list(threads.map(lambda _: pool.generate(REQUESTS, PARAMS), range(2)))
     assert both == [swapped, swapped]
-
-
-def test_an_engine_that_died_idle_is_replaced_when_weights_are_loaded(pool, tmp_path):
-    write_wide_model(tmp_path / "third", seed=2)
-    process = psutil.Process(ray.get(pool._engines.members[1].handle.pid.remote()))
-    restarts = pool.num_restarts
-    process.kill()
-    pool.load_weights_from(tmp_path / "third", 6)
-    assert pool.num_restarts == restarts + 1
-    with ThreadPoolExecutor(2) as threads:
-        one, two = threads.map(lambda _: pool.generate(REQUESTS, PARAMS), range(2))
-    assert one == two
-    assert {version for completion in one for version in completion.weight_versions} == {6}

@@ -199,18 +199,6 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, tmp_pa
     assert promised_of(directory) == undisturbed
 
 
-def test_a_longer_rl_run_continues_and_equals_one_of_that_length_from_the_start(workspace):
-    longer = ("rl.steps=8", "stages=[prepare_data, base, sft, rl]")
-    result = run(workspace, SMOKE, *longer)
-    assert re.search(r"rl: continue \w{16} from step 6: rl.steps 6 -> 8", result.stdout)
-    continued = stage(workspace, "rl")
-    found = promised_of(continued)
-    for directory in (workspace / "stages" / "rl").iterdir():
-        shutil.rmtree(directory)
-    run(workspace, SMOKE, *longer)
-    assert promised_of(continued) == found
-
-
 def test_a_run_that_has_nothing_to_make_loads_and_starts_nothing_heavy(workspace):
     result = run(workspace, *UNDISTURBED, PYTHONPROFILEIMPORTTIME="1")
     assert states(result) == only()
@@ -253,11 +241,3 @@ def test_ctrl_c_ends_the_stages_that_run_side_by_side(workspace):
     record = json.loads((workspace / "runs/smoke-2/run.json").read_text())
     assert record["state"] == "interrupted"
     assert list(record["stages"]) == ["prepare_data", "base", "sft", "evaluate_base"]
-
-
-def test_a_mistake_that_a_stage_finds_is_one_line_and_exit_code_2(tmp_path):
-    (tmp_path / "empty.jsonl").touch()
-    result = run(tmp_path, SMOKE, f"data.train={{kind: file, path: {tmp_path}/empty.jsonl}}")
-    assert result.returncode == 2
-    assert "empty.jsonl" in result.stderr
-    assert result.stderr.count("\n") == 1
