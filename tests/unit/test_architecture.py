@@ -1,10 +1,10 @@
 """Packages import only lower layers and no private names of others; names of classes and modules are unique."""
 
 import ast
+import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
@@ -57,25 +57,29 @@ MIRRORED_BY_CONFIG = {"environment", "experiment", "objective"}
 """Subjects whose settings, in `luffy/config`, have the name of the module that carries them out."""
 
 
+@cache
 def imported(path):
     """Each imported name in full, `luffy.data.parquet.read_prompts`."""
+    names = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+IMPORTS = [(path, name) for path in MODULES for name in imported(path)]
 
 
 def package_of(path):
     return path.relative_to(ROOT / "luffy").parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_only_from_lower_layers(path):
-    own = package_of(path)
-    for name in imported(path):
-        parts = name.split(".")
+def test_modules_import_only_from_lower_layers():
+    for path, name in IMPORTS:
+        own, parts = package_of(path), name.split(".")
         assert parts[0] != "prefect", f"{path} imports {name}"
         if len(parts) > 1 and parts[1] in PREFECT_SIDE and path.relative_to(ROOT).as_posix() in STARTERS:
             continue
@@ -85,16 +89,15 @@ def test_a_module_imports_only_from_lower_layers(path):
             assert below or ground, f"{path} imports {name}, which is not in a lower layer"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nobody_imports_private_names(path):
-    private = [name for name in imported(path) if name.startswith("luffy.") and name.split(".")[-1].startswith("_")]
-    assert [name for name in private if not name.endswith("__version__")] == []
+def test_nobody_imports_private_names():
+    private = re.compile(r"luffy\.(.*\.)?_(?!_version__$)[^.]*$")
+    assert [each for each in IMPORTS if private.match(each[1])] == []
 
 
-@pytest.mark.parametrize("path", FLOW_MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_flows_and_tasks_are_imported_as_parts_of_the_package(path):
+def test_flows_and_tasks_are_imported_as_parts_of_the_package():
     """A wheel contains them only there; `flows` and `tasks` would not be importable."""
-    assert [name for name in imported(path) if name.split(".")[0] in PREFECT_SIDE] == []
+    found = [(path, name) for path in FLOW_MODULES for name in imported(path)]
+    assert [each for each in found if each[1].split(".")[0] in PREFECT_SIDE] == []
 
 
 def test_every_package_has_a_layer():
@@ -103,9 +106,7 @@ def test_every_package_has_a_layer():
 
 
 def test_only_the_console_knows_rich():
-    users = {
-        path.relative_to(ROOT).as_posix() for path in MODULES for name in imported(path) if name.startswith("rich")
-    }
+    users = {path.relative_to(ROOT).as_posix() for path, name in IMPORTS if name.startswith("rich")}
     assert users == {"luffy/cli/console.py"}
 
 
