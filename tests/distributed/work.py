@@ -19,6 +19,7 @@ from reference.gradient_case import (
     OPTIMIZER,
     PRESETS,
     execution,
+    gradients_at_step,
     make_batch,
     reference_step,
     relative_l2,
@@ -100,15 +101,7 @@ def _step(preset: str, how: str, settings: Settings, folder: Path) -> dict[str, 
     start = {name: parameter.detach().double() for name, parameter in _model().named_parameters()}
     policy = Policy(copy.deepcopy(_model()), OPTIMIZER, execution(**settings), "float32")
     policy.accumulate(_share(preset, how, policy.mesh.slices), step_of(preset))
-    found: dict[str, Tensor] = {}
-    step = policy.engine.optimizer.step
-
-    def read_then_step(*args: object, **kwargs: object) -> object:  # gradients are reduced over ranks, not yet clipped
-        for name, parameter in policy.causal_lm.named_parameters():
-            found[name] = safe_get_full_grad(parameter).clone()
-        return step(*args, **kwargs)
-
-    policy.engine.optimizer.step = read_then_step
+    found = gradients_at_step(policy.engine, dict(policy.causal_lm.named_parameters()))
     policy.engine.step()
     moved = _exported(policy, folder) if preset == "luffy" else _gathered(policy, settings["zero_stage"] == 3)
     if dist.get_rank() != 0:

@@ -6,13 +6,16 @@ import functools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import yaml
+from deepspeed import DeepSpeedEngine
+from deepspeed.utils import safe_get_full_grad
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
@@ -40,6 +43,7 @@ from reference.rows import (
     evaluate_all,
     forward,
     learned_places,
+    total,
 )
 from reference.taught_presets import SUPERVISED, teacher_overrides
 from reference.variants import ADAPTIVE, VARIANTS
@@ -429,11 +433,29 @@ def reference_loss(case: str, model: PreTrainedModel, temperature: float = 1.0) 
     return _reference_loss(case, model, temperature)[0].item()
 
 
+def wanted_gradients(case: str, model: PreTrainedModel) -> dict[str, Tensor]:
+    """Of what the step has to raise: log-probabilities of own tokens, each times its advantage; without any, those of
+    the traces; without both, minus the divergences from the teacher in both directions."""
+    rows, parameters = _reference_rows(case, model, 1.0)
+    wanted = total([(r.row.advantage * r.logp)[r.own] for r in rows])
+    if not any(r.row.advantage.any() for r in rows):
+        given = [r.logp[r.given] for r in rows]
+        taught = [(r.row.teacher_all.exp() * r.logp_all).sum(-1) for r in rows]
+        taught += [(r.row.logp_teacher - r.logp).detach() * r.logp for r in rows]
+        wanted = total(given if any(map(len, given)) else taught)
+    return dict(zip(parameters, torch.autograd.grad(wanted, list(parameters.values()), retain_graph=True), strict=True))
+
+
 @functools.cache
 def _reference_loss(case: str, model: PreTrainedModel, temperature: float) -> tuple[Tensor, dict[str, Tensor]]:
+    rows, parameters = _reference_rows(case, model, temperature)
+    return reference_of(case)(rows), parameters
+
+
+def _reference_rows(case: str, model: PreTrainedModel, temperature: float) -> tuple[list[Evaluated], dict[str, Tensor]]:
     model64, known = _evaluated(first_with_rows_of(case), model, temperature)
     rows = [dataclasses.replace(same, row=row) for same, row in zip(known, _written(case, model), strict=True)]
-    return reference_of(case)(rows), dict(model64.named_parameters())
+    return rows, dict(model64.named_parameters())
 
 
 @functools.cache
@@ -474,6 +496,19 @@ def adamw_step(model64: torch.nn.Module, optimizer: torch.optim.Optimizer, lr: f
         group["lr"] = lr
     optimizer.step()
     optimizer.zero_grad()
+
+
+def gradients_at_step(engine: DeepSpeedEngine, parameters: Mapping[str, Parameter]) -> dict[str, Tensor]:
+    """Filled in by the next `engine.step()`, when gradients are reduced over ranks and not yet clipped."""
+    found: dict[str, Tensor] = {}
+    step = engine.optimizer.step
+
+    def read_then_step(*args: object, **kwargs: object) -> object:
+        found.update({name: safe_get_full_grad(parameter).clone() for name, parameter in parameters.items()})
+        return step(*args, **kwargs)
+
+    engine.optimizer.step = read_then_step
+    return found
 
 
 def relative_l2(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

@@ -25,6 +25,7 @@ from reference.gradient_case import (
     OPTIMIZER,
     adamw_step,
     execution,
+    gradients_at_step,
     make_batch,
     reference_gradients,
     reference_of,
@@ -165,7 +166,7 @@ def errors_of_step(case: str, folder: Path, **settings: object) -> dict[str, flo
     if policy.mesh.slices < dist.get_world_size():  # or the ranks share all rows
         share = shard_by_source(share, dist.get_rank())
     policy.accumulate(share, step_of(case))
-    found = _gradients_at_step(policy)
+    found = gradients_at_step(policy.engine, trained(policy))
     policy.engine.step()
     after = values(policy)
     unadapted_BT = UnadaptedPolicy(policy).logprobs(share)
@@ -180,19 +181,6 @@ def errors_of_step(case: str, folder: Path, **settings: object) -> dict[str, flo
         "exported": relative_l2(exported, expected_weights),
         "reference": float((unadapted_BT - base_BT).abs().max()),
     }
-
-
-def _gradients_at_step(policy: Policy) -> dict[str, Tensor]:
-    """Filled in by the next `engine.step()`, when gradients are reduced over ranks and not yet clipped."""
-    found: dict[str, Tensor] = {}
-    step = policy.engine.optimizer.step
-
-    def read_then_step(*args: object, **kwargs: object) -> object:
-        found.update(gradients(policy))
-        return step(*args, **kwargs)
-
-    policy.engine.optimizer.step = read_then_step
-    return found
 
 
 def write_and_go_on(stage: Path, zero_stage: int) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import deepspeed
 import torch
-from deepspeed.utils import safe_get_full_grad
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,7 +17,7 @@ from luffy.config.training import CriticConfig
 from luffy.training.batching import collate
 from luffy.training.critic import Critic
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
-from reference.gradient_case import OPTIMIZER, VOCABULARY, RowWriter, execution, with_environment
+from reference.gradient_case import OPTIMIZER, VOCABULARY, RowWriter, execution, gradients_at_step, with_environment
 from reference.rows import learned_places
 
 LENGTHS = ((3, 5), (2, 11), (6, 1), (4, 8), (5, 3), (2, 7))
@@ -124,25 +123,11 @@ def engine_steps(
     share = collate(rows()[part], torch.zeros(len(rows()[part])), pad_id=0)
     share = replace(share, return_BT=at_tokens(written.returns[part], share))
     critic.update(replace(share, value_old_BT=at_tokens(written.first_old[part], share)), FIRST_LR)
-    gradients = _capture_gradients(critic)
+    gradients = gradients_at_step(critic.engine, dict(critic.engine.module.named_parameters()))
     metrics = critic.update(replace(share, value_old_BT=at_tokens(written.second_old[part], share)), LAST_LR)
     parameters = dict(critic.engine.module.named_parameters())
     with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=settings.get("zero_stage") == 3):
         return gradients, {name: parameter.detach().clone() for name, parameter in parameters.items()}, metrics
-
-
-def _capture_gradients(critic: Critic) -> dict[str, Tensor]:
-    """Filled in by the next step, when gradients are reduced over ranks and not yet clipped."""
-    gradients: dict[str, Tensor] = {}
-    step = critic.engine.optimizer.step
-
-    def read_then_step(*args: object, **kwargs: object) -> object:
-        for name, parameter in critic.engine.module.named_parameters():
-            gradients[name] = safe_get_full_grad(parameter).clone()
-        return step(*args, **kwargs)
-
-    critic.engine.optimizer.step = read_then_step
-    return gradients
 
 
 def part_of(named: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
