@@ -103,42 +103,35 @@ def test_the_turns_of_an_episode_stay_at_one_engine_and_episodes_at_several() ->
     assert {*alone.values()} == {0, 1, 2}
 
 
-def test_without_gpus_every_process_takes_a_cpu():
-    wanted = layout(RayConfig(trainer_ranks=2), tensor_parallel_size=4, gpus=False, num_engines=1)
-    assert wanted.bundles == [{"CPU": 1}] * 3
-    assert (wanted.total("GPU"), wanted.total("CPU")) == (0, 3)
-    assert wanted.engines == [Place(2, cpus=1, gpus=0)]
+TWO = RayConfig(trainer_ranks=2)
+BESIDE = RayConfig(trainer_ranks=2, engines=2, placement="colocated")
 
 
-def test_a_rank_takes_one_gpu_and_an_engine_as_many_as_it_is_cut_over():
-    wanted = layout(RayConfig(trainer_ranks=2), tensor_parallel_size=4, gpus=True, num_engines=3)
-    assert wanted.bundles == [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 4}] * 3
-    assert (wanted.total("GPU"), wanted.total("CPU")) == (14, 5)
-    assert [place.bundle for place in (*wanted.ranks, *wanted.engines)] == [0, 1, 2, 3, 4]
-
-
-def test_colocated_engines_take_half_of_the_gpu_of_their_rank():
-    config = RayConfig(trainer_ranks=2, engines=2, placement="colocated")
-    wanted = layout(config, tensor_parallel_size=1, gpus=True, num_engines=2)
-    assert wanted.bundles == [{"CPU": 2, "GPU": 1}] * 2
-    assert wanted.ranks == wanted.engines == [Place(0, cpus=1, gpus=0.5), Place(1, cpus=1, gpus=0.5)]
-    on_cpus = layout(config, 1, gpus=False, num_engines=2)
-    assert on_cpus.bundles == [{"CPU": 2}] * 2
-    assert on_cpus.ranks == on_cpus.engines == [Place(0, cpus=1, gpus=0), Place(1, cpus=1, gpus=0)]
-
-
-def test_ranks_beside_servers_elsewhere_have_their_gpus_alone():
-    config = RayConfig(trainer_ranks=2, engines=2, placement="colocated")
-    wanted = layout(config, tensor_parallel_size=1, gpus=True, num_engines=0)
-    assert wanted.bundles == [{"CPU": 1, "GPU": 1}] * 2
-    assert wanted.engines == []
-
-
-def test_engines_without_ranks_have_bundles_of_their_own():
-    wanted = layout_apart(num_ranks=0, num_engines=2, tensor_parallel_size=4, gpus=True)
-    assert (wanted.ranks, wanted.bundles) == ([], [{"CPU": 1, "GPU": 4}] * 2)
-    assert wanted.engines == [Place(0, cpus=1, gpus=4), Place(1, cpus=1, gpus=4)]
-    assert layout_apart(0, 3, 4, gpus=False).bundles == [{"CPU": 1}] * 3
+@pytest.mark.parametrize(
+    ("wanted", "bundles", "ranks", "engines"),
+    [
+        (layout(TWO, 4, gpus=False, num_engines=1), [{"CPU": 1}] * 3, [0, 0], [0]),
+        # A rank takes one GPU, and an engine as many as it is cut over.
+        (layout(TWO, 4, gpus=True, num_engines=3), [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 4}] * 3,
+         [1, 1], [4, 4, 4]),
+        # Colocated engines take half of the GPU of their rank; beside servers elsewhere ranks have theirs alone.
+        (layout(BESIDE, 1, gpus=True, num_engines=2), [{"CPU": 2, "GPU": 1}] * 2, [0.5, 0.5], [0.5, 0.5]),
+        (layout(BESIDE, 1, gpus=False, num_engines=2), [{"CPU": 2}] * 2, [0, 0], [0, 0]),
+        (layout(BESIDE, 1, gpus=True, num_engines=0), [{"CPU": 1, "GPU": 1}] * 2, [1, 1], []),
+        (layout_apart(0, 2, 4, gpus=True), [{"CPU": 1, "GPU": 4}] * 2, [], [4, 4]),
+        (layout_apart(0, 3, 4, gpus=False), [{"CPU": 1}] * 3, [], [0, 0, 0]),
+    ],
+    ids=["CPUs", "GPUs", "colocated", "colocated on CPUs", "servers", "engines alone", "engines alone on CPUs"],
+)  # fmt: skip
+def test_every_process_has_a_place_in_a_bundle(wanted, bundles, ranks, engines):
+    """`ranks` and `engines`: the GPUs of each; in order, those that are colocated in the same bundles."""
+    assert wanted.bundles == bundles
+    assert (wanted.total("CPU"), wanted.total("GPU")) == tuple(
+        sum(bundle.get(kind, 0) for bundle in bundles) for kind in ("CPU", "GPU")
+    )
+    first = 0 if len(ranks) == len(bundles) else len(ranks)
+    assert wanted.ranks == [Place(place, cpus=1, gpus=gpus) for place, gpus in enumerate(ranks)]
+    assert wanted.engines == [Place(place, cpus=1, gpus=gpus) for place, gpus in enumerate(engines, start=first)]
 
 
 def test_ranks_that_share_sequences_are_on_one_machine():

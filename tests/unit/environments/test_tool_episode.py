@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import io
 import threading
 from dataclasses import dataclass, replace
@@ -84,13 +83,6 @@ def test_calls_of_a_turn_run_in_order_and_are_answered_in_one_message():
     answers, counts = play(made, turn)
     assert answers == ["\n".join(map(result, ("1", "b", "2")))]
     assert counts == {"tool_calls": 3, "tool_calls/remember": 2, "tool_calls/slow_echo": 1}
-
-
-def test_llama_gets_a_message_for_each_result():
-    environment = opened("echo", calls="llama3")()
-    turn = '{"name": "echo", "parameters": {"text": "a"}}; {"name": "echo", "parameters": {"text": "b"}}'
-    messages = asyncio.run(environment.respond([Message("assistant", turn)]))
-    assert messages == [Message("tool", "a"), Message("tool", "b")]
 
 
 @pytest.mark.parametrize(
@@ -210,11 +202,6 @@ def test_a_long_result_is_cut_in_the_middle_and_says_so():
     assert counts["tool_results_cut"] == 1 and "tool_errors" not in counts
 
 
-def test_what_no_tokenizer_takes_is_replaced():
-    answers, _ = play(opened("refuse"), call("refuse", reason="a\x00b"))
-    assert answers == [result("Error: LookupError: a\ufffdb")]
-
-
 def test_each_episode_has_its_own_state():
     made = opened("remember")
     first, second = play(made, *[call("remember", text="a")] * 3), play(made, call("remember", text="a"))
@@ -237,13 +224,6 @@ def test_a_late_tool_learns_that_its_episode_has_ended():
 def test_counts_have_every_name_from_the_start():
     names = set(opened("echo", "calculator")().counts())
     assert {"tool_calls", "tool_errors", "tool_calls/echo", "tool_calls/calculator", "tool_errors/timed_out"} <= names
-
-
-def test_a_runner_serves_one_event_loop_after_another():
-    runner = ToolRunner()
-    run = functools.partial(runner.run, "nothing", sample_tools.nothing, {}, is_async=False, timeout_s=None)
-    texts = [asyncio.run(run()) for _ in range(2)]
-    assert texts == ["null", "null"]
 
 
 def test_functions_run_in_a_thread_and_do_not_keep_the_process():

@@ -165,9 +165,3 @@ def test_halving_the_interval_finds_every_number_in_six_guesses(player: str, sha
     games = _games(player=player, max_turns=6)
     found = [prompt.traces[0].reply == prompt.ground_truth for prompt in games]
     assert all(found) if share == 1.0 else sum(found) < share * len(found)
-
-
-def test_traces_of_many_turns_come_back_from_parquet(tmp_path: Path) -> None:
-    prompts = [*_games(), *_chains()]
-    write_prompts(tmp_path / "prompts.parquet", prompts)
-    assert read_prompts(tmp_path / "prompts.parquet") == prompts

@@ -24,22 +24,15 @@ def test_the_new_text_takes_the_place_of_the_old(tmp_path):
         assert target.read_text(encoding="utf-8") == text
 
 
-def test_a_link_replaces_what_was_there(tmp_path):
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_text("new")
-    target.write_text("old")
-    link_or_copy(str(source), str(target))
-    assert target.read_text() == "new"
-    assert source.stat().st_ino == target.stat().st_ino
-
-
-def test_a_copy_replaces_what_was_there_and_is_a_file_of_its_own(tmp_path):
+@pytest.mark.parametrize("place", [link_or_copy, clone_or_copy])
+def test_a_link_or_copy_replaces_what_was_there_and_a_copy_is_a_file_of_its_own(tmp_path, place):
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_text("new")
     target.write_text("old, and longer")
-    clone_or_copy(str(source), str(target))
-    source.write_text("newest")
+    place(str(source), str(target))
     assert target.read_text() == "new"
+    source.write_text("newest")
+    assert target.read_text() == ("newest" if place is link_or_copy else "new")
 
 
 def test_a_line_that_does_not_fit_is_an_error_and_spoils_no_other(tmp_path):

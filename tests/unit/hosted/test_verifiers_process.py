@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, lives, wait_until
 
 from luffy.config.data import VerifiersPackage
 from luffy.errors import ConfigError, DataError, EnvironmentFault, LostError
@@ -160,22 +160,16 @@ def test_an_episode_that_waits_for_ever_fails_alone(opened):
     assert respond(process, other, "on")[0]["content"] == "8 left"
 
 
-def test_a_process_that_hangs_is_killed(opened, monkeypatch):
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_process_that_hangs_or_reads_no_more_requests_is_killed(opened, monkeypatch, reads):
+    """What it does not read is longer than a pipe holds."""
     monkeypatch.setattr("luffy.hosted.verifiers_process._ALIVE_S", 0.5)
     process = opened("sleeping", timeout_s=1.0)
     episode, _ = begin(process)
+    if not reads:
+        os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(EnvironmentFault, match="hangs as a whole"):
-        respond(process, episode, "hang")
-
-
-def test_a_process_that_reads_no_more_requests_is_killed(opened, monkeypatch):
-    """The request is longer than a pipe holds."""
-    monkeypatch.setattr("luffy.hosted.verifiers_process._ALIVE_S", 0.5)
-    process = opened("sleeping", timeout_s=1.0)
-    episode, _ = begin(process)
-    os.kill(process.pid, signal.SIGSTOP)
-    with pytest.raises(EnvironmentFault, match="hangs as a whole"):
-        respond(process, episode, "x" * 10**6)
+        respond(process, episode, "hang" if reads else "x" * 10**6)
 
 
 def test_the_process_ends_with_the_one_that_started_it(tmp_path):
@@ -191,10 +185,7 @@ def test_the_process_ends_with_the_one_that_started_it(tmp_path):
     import subprocess
 
     assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
-    pid = int((tmp_path / "pid").read_text())
-    if psutil.pid_exists(pid):
-        psutil.wait_procs([psutil.Process(pid)], timeout=PATIENCE_S)
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    wait_until(lambda: not lives(int((tmp_path / "pid").read_text())))
 
 
 def test_an_interpreter_that_is_not_there_or_has_no_verifiers_is_named(monkeypatch):

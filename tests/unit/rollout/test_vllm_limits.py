@@ -1,6 +1,5 @@
 """What is refused before vLLM is even imported, and the fair lock between its steps and weight updates."""
 
-import importlib.util
 import json
 import statistics
 import threading
@@ -61,11 +60,6 @@ def test_more_gpus_than_there_are(folder: Path, num_gpus: int, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     message = refusal(folder, tensor_parallel_size=4)
     assert f"4 is more than the GPUs visible to this process ({num_gpus}); use {max(num_gpus, 1)} at most" in message
-
-
-def test_vllm_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'luffy-rl[vllm]' (docs/gpus.md: vLLM without a GPU)" in refusal(folder)
 
 
 SMOLLM2 = {
