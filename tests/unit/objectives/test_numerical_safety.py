@@ -81,10 +81,10 @@ def _assert_finite(value: Tensor, *inputs: Tensor) -> None:
 
 
 @EVERY_LOSS
-@pytest.mark.parametrize("one_sequence", [False, True])
-def test_extreme_probabilities(loss: LossConfig, one_sequence: bool) -> None:
-    tokens = _extreme_tokens(one_sequence)
-    _assert_finite(token_loss(loss, tokens), tokens.logp_BT, tokens.entropy_BT)
+def test_extreme_probabilities(loss: LossConfig) -> None:
+    for one_sequence in (False, True):
+        tokens = _extreme_tokens(one_sequence)
+        _assert_finite(token_loss(loss, tokens), tokens.logp_BT, tokens.entropy_BT)
 
 
 def _selectors(loss: LossConfig) -> list[str]:
@@ -134,27 +134,24 @@ def test_trace_that_the_model_finds_impossible(loss: LossConfig) -> None:
     _assert_finite(token_loss(loss, tokens), logits_BTV)
 
 
-@EVERY_LOSS
-@pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [Row(3), demonstration(2), Row(1)],
-        [Row(0), Row(2), demonstration(0)],
-        [Row(0), demonstration(0)],
-        [Row(2), Row(1)],
-        [demonstration(2)],
-        [Row(4, guided=2), Row(4, guided=4), Row(1)],
-    ],
-    ids=["all", "some_without_response", "all_without_response", "no_trace", "no_rollout", "guided"],
+ROWS = (
+    [Row(3), demonstration(2), Row(1)],
+    [Row(0), Row(2), demonstration(0)],
+    [Row(0), demonstration(0)],
+    [Row(2), Row(1)],
+    [demonstration(2)],
+    [Row(4, guided=2), Row(4, guided=4), Row(1)],
 )
-def test_rows_without_tokens(loss: LossConfig, mode: str, rows: list[Row]) -> None:
-    for select in _selectors(loss):
+
+
+@EVERY_LOSS
+def test_rows_without_tokens(loss: LossConfig) -> None:
+    for select, mode, rows in itertools.product(_selectors(loss), ("token", "sequence", "constant"), ROWS):
         batch = row_batch(rows)
         config = term(loss, select, mode=mode)
         weight_KBT = token_weights(objective_of(config), batch, alone)
         logp_BT = torch.full(batch.input_ids_BT.shape, -0.5, requires_grad=True)
-        assert torch.isfinite(weight_KBT).all()
+        assert torch.isfinite(weight_KBT).all(), (select, mode, rows)
         _assert_finite(objective_loss((config,), tokens_of(batch, logp_BT), weight_KBT).loss, logp_BT)
 
 
@@ -205,17 +202,16 @@ CASES: dict[str, tuple[list[float], list[int], list[int], list[bool]]] = {
 
 
 @EVERY_ESTIMATOR
-@pytest.mark.parametrize("case", CASES)
-def test_estimators(config: AdvantageConfig, case: str) -> None:
-    reward, length, group, off = CASES[case]
-    rows = RowRewards(
-        reward_B=torch.tensor(reward),
-        length_B=torch.tensor(length, dtype=torch.long),
-        group_B=torch.tensor(group, dtype=torch.long),
-        is_off_policy_B=torch.tensor(off, dtype=torch.bool),
-    )
-    found = group_advantages(rows, config)
-    assert found.shape == (len(reward),) and torch.isfinite(found).all()
+def test_estimators(config: AdvantageConfig) -> None:
+    for case, (reward, length, group, off) in CASES.items():
+        rows = RowRewards(
+            reward_B=torch.tensor(reward),
+            length_B=torch.tensor(length, dtype=torch.long),
+            group_B=torch.tensor(group, dtype=torch.long),
+            is_off_policy_B=torch.tensor(off, dtype=torch.bool),
+        )
+        found = group_advantages(rows, config)
+        assert found.shape == (len(reward),) and torch.isfinite(found).all(), case
 
 
 @pytest.mark.parametrize("case", ["zero_length", "masked", "one_token", "extreme"])
