@@ -45,9 +45,10 @@ def wait_until_ended(processes: Iterable[psutil.Process]) -> None:
     wait_until(have_ended, "the end of processes")
 
 
-def lives(process: psutil.Process) -> bool:
-    """Whether a process still runs; one that nobody has collected does not."""
+def lives(process: psutil.Process | int) -> bool:
+    """Whether a process still runs, also by its identifier; one that nobody has collected does not."""
     try:
+        process = psutil.Process(process) if isinstance(process, int) else process
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

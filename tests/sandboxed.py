@@ -4,7 +4,6 @@ import asyncio
 import functools
 import shutil
 import subprocess
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -25,9 +24,6 @@ PATIENT = SandboxLimits(
     max_files=500,
 )
 """Limits that code reaches which has no end, and no other code on a slow machine."""
-
-StartedHere = Callable[[], list[psutil.Process]]
-"""The fixture `started_here`: what a test has started and that lives."""
 
 
 def require_bubblewrap() -> None:

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
 
-import psutil
 import pytest
 from installed import needs_no_gpu, needs_vllm
 from patience import PATIENCE_S, lives, ran, wait_until
@@ -103,14 +102,10 @@ def write(module: str, code: str) -> None:
     (Path(os.environ["PYTHONPATH"].partition(os.pathsep)[0]) / f"{module}_probe.py").write_text(code)
 
 
-def is_alive(pid: str) -> bool:
-    return psutil.pid_exists(int(pid)) and lives(psutil.Process(int(pid)))
-
-
 def test_each_stage_finds_what_the_first_has_found(shared, run):
     found = run("state")
     (child,) = run("disturbing")
-    assert not is_alive(child)
+    assert not lives(int(child))
     assert run("state") == found
     assert "SIG_DFL" in found[-2]
 
@@ -130,7 +125,7 @@ def test_after_a_stage_that_fails_or_is_lost_the_next_has_a_fresh_process(shared
     with pytest.raises(StageFailed, match=failure) as caught:
         run("own")
     assert caught.value.temporary is is_lost
-    assert not is_alive(before)
+    assert not lives(int(before))
     assert run("state")[0] != before
 
 
@@ -139,7 +134,7 @@ def test_a_stage_that_is_stopped_leaves_nothing(shared, run, tmp_path):
     write("own", "import time; print('ready', flush=True); time.sleep(7200)")
     with pytest.raises(StageFailed, match="interrupted"):
         run("own", stopped=lambda: "ready" in (tmp_path / "own/log.txt").read_text(), grace_s=0)
-    assert not is_alive(before) and marked_processes(shared._ready.mark) == []
+    assert not lives(int(before)) and marked_processes(shared._ready.mark) == []
 
 
 def test_stages_wait_for_one_another_but_not_for_one_on_other_gpus(shared, run, tmp_path):
@@ -173,9 +168,9 @@ def test_the_process_ends_with_its_supervisor(tmp_path):
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         pid = driver.stdout.readline()
-        assert is_alive(pid)
+        assert lives(int(pid))
         driver.kill()
-    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: not lives(int(pid)))
 
 
 STARTED = "vLLM engine started"

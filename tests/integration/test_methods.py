@@ -22,12 +22,12 @@ from luffy.config.group import DynamicSampling
 from luffy.errors import DataError
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import StageNode, build_graph
-from luffy.stages import base, prepare_data, rl, sft
+from luffy.stages import base, evaluate, prepare_data, rl, sft
 from luffy.stages.program import StageContext, StageResult
 from luffy.tracking.metrics import read_metrics, without_times
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl}
+STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl, "evaluate": evaluate}
 METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
 STEPS = 3
 KILLED = ("exgrpo", "uft", "guide", "bread", "opd_rl", "sdpo")
@@ -89,11 +89,17 @@ def experiment(method: str, *overrides: str) -> ExperimentConfig:
 
 
 def run_stage(
-    node: StageNode, config: ExperimentConfig, out: Path, inputs: Mapping[str, Path], copy_to: Path | None = None
+    node: StageNode,
+    config: ExperimentConfig,
+    out: Path,
+    inputs: Mapping[str, Path],
+    copy_to: Path | None = None,
+    extends: Path | None = None,
 ) -> StageResult:
+    """Run one stage of an experiment in this process."""
     out.mkdir(parents=True, exist_ok=True)
     events = CopyingEvents(out / "events.jsonl", copy_to)
-    context = StageContext(out, inputs, "key", node.name, config.execution, config.tracking, events)
+    context = StageContext(out, inputs, "key", node.name, config.execution, config.tracking, events, extends)
     return STAGES[node.stage].run(node.settings, context)
 
 

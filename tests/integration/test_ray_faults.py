@@ -209,20 +209,15 @@ def test_an_engine_killed_while_generating_is_replaced_and_every_request_is_answ
     assert [c.token_ids for c in engine.generate(requests[:5], params())] == [c.token_ids for c in completions[:5]]
 
 
-def test_an_engine_killed_during_a_publish_has_the_new_weights_afterwards(running):
+@pytest.mark.parametrize("idle", [False, True])
+def test_an_engine_killed_during_or_before_a_publish_has_the_new_weights_afterwards(running, idle):
     engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
     version = running.learn()
-    kill_at(running.engine_member, "received", lambda: running.publish(version))
-    assert engine.num_restarts == restarts + 1
-    assert running.largest_gap() < MAX_GAP
-    assert set(engine.generate(REQUESTS[:1], params())[0].weight_versions) == {version}
-
-
-def test_an_engine_that_died_idle_is_replaced_at_the_next_publish(running):
-    engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
-    version = running.learn()
-    kill(running.engine_member)
-    running.publish(version)
+    if idle:
+        kill(running.engine_member)
+        running.publish(version)
+    else:
+        kill_at(running.engine_member, "received", lambda: running.publish(version))
     assert engine.num_restarts == restarts + 1
     assert running.largest_gap() < MAX_GAP
     assert set(engine.generate(REQUESTS[:1], params())[0].weight_versions) == {version}

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
-from patience import wait_until
+from patience import lives, wait_until
 from toy_run import Recorder, toy_run
 
 from luffy.errors import StageFailed
@@ -20,10 +19,6 @@ from luffy.pipeline.lock import holder_of
 from luffy.pipeline.supervise import supervise
 
 DRIVER = Path(__file__).with_name("toy_run.py")
-
-
-def alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def driver(root, *nodes):
@@ -105,7 +100,7 @@ def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path
         toy_run(tmp_path, limit).execute("prepare_data", recorder)
     assert caught.value.exit_code == 1
     (child,) = re.findall(r"child (\d+)", "\n".join(recorder.texts("line")))
-    assert not alive(int(child))
+    assert not lives(int(child))
     assert toy_run(tmp_path).experiment.plan_node("prepare_data").action == "resume"
 
 
@@ -143,30 +138,21 @@ def test_stopping_the_supervisor_ends_all_stage_processes(tmp_path, monkeypatch,
     with pytest.raises(error):
         toy_run(tmp_path).execute("prepare_data", Stopper())
     assert pids
-    assert not any(alive(pid) for pid in pids)
+    assert not any(lives(pid) for pid in pids)
 
 
 @pytest.mark.slow
-def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOY_MODE", "family")
+@pytest.mark.parametrize(("mode", "said"), [("family", r"child (\d+)"), ("deaf", "progress")])
+def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path, monkeypatch, mode, said):
+    """Also of a stage that ignores SIGTERM: it notices that it is orphaned."""
+    monkeypatch.setenv("TOY_MODE", mode)
     monkeypatch.setenv("TOY_STEP_S", "60")
     process = driver(tmp_path, "prepare_data")
-    grandchild = int(read_until(process, r"child (\d+)")[1])
-    stage = stage_pid(tmp_path)
-    assert alive(stage)
+    started = map(int, read_until(process, said).groups())
+    left = [stage_pid(tmp_path), *started]
+    assert all(map(lives, left))
     process.kill()
-    wait_until(lambda: not alive(stage) and not alive(grandchild))
-
-
-@pytest.mark.slow
-def test_a_stage_that_ignores_sigterm_notices_that_it_is_orphaned(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOY_MODE", "deaf")
-    monkeypatch.setenv("TOY_STEP_S", "60")
-    process = driver(tmp_path, "prepare_data")
-    read_until(process, "progress")
-    stage = stage_pid(tmp_path)
-    process.kill()
-    wait_until(lambda: not alive(stage))
+    wait_until(lambda: not any(map(lives, left)))
 
 
 @pytest.mark.slow
@@ -188,7 +174,7 @@ def test_kill_9_of_the_stage_ends_its_children_and_the_next_run_resumes(tmp_path
     with pytest.raises(StageFailed, match="prepare_data was ended by SIGKILL"):
         toy_run(tmp_path).execute("prepare_data", recorder)
     child = int(re.search(r"child (\d+)", "\n".join(recorder.texts("line")))[1])
-    assert not alive(child)
+    assert not lives(child)
     monkeypatch.setenv("TOY_MODE", "")
     monkeypatch.delenv("TOY_HANGS_AT")
     again = Recorder()

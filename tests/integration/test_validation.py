@@ -9,20 +9,19 @@ from filecmp import cmp
 from pathlib import Path
 
 import pytest
+import test_methods
 from forked_program import ForkedProgram
 
 from luffy.config import load_experiment
 from luffy.data.parquet import read_prompts
 from luffy.errors import UserError
 from luffy.evaluation.results import read_results
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import build_graph
-from luffy.stages import base, held_out, prepare_data, rl, sft
+from luffy.stages import held_out
 from luffy.stages.held_out import OneVersionEngine
-from luffy.stages.program import StageContext, StageResult
+from luffy.stages.program import StageResult
 from luffy.tracking.metrics import read_metrics, tokens_spent, without_times
 
-STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl}
 COMMON = (
     "data.validation_prompts=6",
     "objective.group={size: 4, off_policy: 1}",
@@ -41,11 +40,8 @@ def run_stage_of(
     """Run one stage of the smoke experiment in this process."""
     config = load_experiment(Path("exp_configs/smoke.yaml"), [*COMMON, *overrides])
     node = next(node for node in build_graph(config) if node.stage == stage)
-    out.mkdir(parents=True, exist_ok=True)
-    events = EventWriter(out / "events.jsonl")
     named = {"held_out": inputs["data"], **inputs} if inputs else {}
-    context = StageContext(out, named, "key", stage, config.execution, config.tracking, events, extends)
-    return STAGES[stage].run(node.settings, context)
+    return test_methods.run_stage(node, config, out, named, extends=extends)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from campaigns.random_kills import promised_of
 from flow_process import UNDISTURBED
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S, lives, wait_until
 from toy_run import Recorder
 
 from luffy.config import load_experiment
@@ -61,10 +61,6 @@ os.read(reading, 6)
 print("pids", child.pid, fork)
 time.sleep(7200)
 """
-
-
-def alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def pids_in(text):
@@ -176,7 +172,7 @@ def test_stages_at_the_same_time_have_servers_of_their_own_which_outlive_the_thr
         found = at_once("first")
         assert warm.pid in found and len(found) == 2
         assert at_once("second") == found
-    assert not any(alive(pid) for pid in found)
+    assert not any(lives(pid) for pid in found)
 
 
 def test_where_no_further_server_starts_the_stage_starts_cold(program, tmp_path, monkeypatch):
@@ -228,7 +224,7 @@ def test_stopping_the_supervisor_ends_all_stage_processes_but_not_the_server(pro
         with pytest.raises(error):
             supervise([sys.executable, "-m", "warm_probe"], tmp_path, on_event=print, on_line=stop, grace_s=0.5)
         assert len(pids) == 3
-        assert not any(alive(pid) for pid in pids)
+        assert not any(lives(pid) for pid in pids)
         assert [process.pid for process in marked_processes(warm.mark)] == [warm.pid]
         program("print('next')")
         assert run(tmp_path).endswith("next\n")
@@ -248,7 +244,7 @@ def test_processes_that_give_themselves_a_title_end_with_the_stage(program, tmp_
     with warm_server(tmp_path) if is_warm else nullcontext(), pytest.raises(KeyboardInterrupt):
         supervise([sys.executable, "-m", "warm_probe"], tmp_path, on_event=print, on_line=stop, grace_s=0.5)
     assert len(pids) == 2
-    wait_until(lambda: not any(alive(pid) for pid in pids))  # one that is dying has no mark any more
+    wait_until(lambda: not any(lives(pid) for pid in pids))  # one that is dying has no mark any more
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "server"])
@@ -259,7 +255,7 @@ def test_kill_9_of_supervisor_or_server_leaves_nothing_behind(program, tmp_path,
     server, stage = (pids_in(driver.stdout.readline())[0] for _ in range(2))
     assert psutil.Process(stage).ppid() == server
     os.kill(server if victim == "server" else driver.pid, signal.SIGKILL)
-    wait_until(lambda: not alive(server) and not alive(stage))
+    wait_until(lambda: not lives(server) and not lives(stage))
     _, complaint = driver.communicate(timeout=PATIENCE_S)
     assert victim == "supervisor" or "the warm server that started it died" in complaint
 
