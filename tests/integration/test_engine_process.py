@@ -113,7 +113,6 @@ def test_each_stage_finds_what_the_first_has_found(shared, run):
 @pytest.mark.parametrize(
     ("code", "failure", "is_lost"),
     [
-        ("import sys; sys.exit(3)", "failed with exit code 3", False),
         ("import sys; sys.exit(75)", "failed with exit code 75", True),
         ("raise ValueError('wrong')", "failed with exit code 1", False),
         ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL", True),

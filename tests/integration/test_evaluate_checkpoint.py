@@ -122,10 +122,3 @@ def test_a_mistake_is_one_line_before_anything_starts(finished, arguments, messa
     assert message in said
     assert said.count("\n") == 1
     assert sorted(path.name for path in (finished / "runs").iterdir()) == before
-
-
-def test_a_dry_run_shows_the_plan_of_a_sweep(finished):
-    result = run(finished, "--steps", "2,4", KEEP, "--dry-run")
-    assert result.returncode == 0, result.stderr
-    assert re.search(r"^rl +\w{16} +reused", result.stdout, re.MULTILINE)
-    assert re.search(r"^sweep +\w{16} +run +first run", result.stdout, re.MULTILINE)

@@ -70,9 +70,3 @@ def test_a_chain_with_a_custom_stage_runs_and_is_reused(project):
     again = flow(project, *chain)
     assert "census: reused" in again.stdout
     assert "first run" in flow(project, *chain, "name=other", "seed=5", "--dry-run").stdout
-
-
-def test_an_unregistered_stage_is_refused_with_a_list_of_the_registered_ones(project):
-    refused = flow(project, "stages=[prepare_data, base, cencus]")
-    assert refused.returncode == 2
-    assert "'sweep' or 'census', found 'cencus'" in refused.stderr

@@ -11,13 +11,13 @@ import sys
 import threading
 import urllib.request
 from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import httpx
 import pytest
 from patience import PATIENCE_S
 from prefect_api import place_empty_database
+from synthetic.endpoint import Endpoint, Reply
 
 from luffy.errors import LuffyError
 from luffy.flows import prefect_api as api_module
@@ -73,23 +73,12 @@ def listener():
     servers = []
 
     def begin(status, body):
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *arguments):
-                pass
-
-        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}/api"
+        servers.append(Endpoint(lambda path, asked: Reply(status, body), ("/api/health",)))
+        return f"{servers[-1].url}/api"
 
     yield begin
     for server in servers:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 @pytest.mark.parametrize(
