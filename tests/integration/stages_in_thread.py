@@ -10,19 +10,22 @@ from typing import Self
 
 import psutil
 from patience import PATIENCE_S
-from ray_run import run_stages
 from toy_run import Recorder
 
+from luffy.config import load_experiment
 from luffy.errors import StageFailed
+from luffy.pipeline.experiment import ExperimentRun, open_experiment
+from luffy.pipeline.supervise import stage_command
+from luffy.pipeline.workspace import Workspace
 
-
-def named_below(process: psutil.Process, name: str) -> list[psutil.Process]:
-    """Everything that it has started, of that name."""
-    found = []
-    for child in process.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            found += [child] if name in child.name() else []
-    return found
+ROOT = Path(__file__).resolve().parents[2]
+# Of vLLM's CPU attention 32 is the smallest head.
+UNDER_RAY = [
+    "chain=rl", "method=luffy", "cluster=ray", "rl.max_staleness=1",
+    "model.architecture={hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 2, "
+    "max_position_embeddings: 128}",
+    "execution.vllm={cpu_kv_cache_gb: 0.1, max_num_seqs: 32}",
+]  # fmt: skip
 
 
 class StagesInThread:
@@ -47,7 +50,11 @@ class StagesInThread:
 
     def processes(self, name: str = "") -> list[psutil.Process]:
         """The stage that runs and all that it has started, of that name."""
-        return [process for process in named_below(psutil.Process(), name) if process not in self._earlier]
+        found = []
+        for child in set(psutil.Process().children(recursive=True)) - self._earlier:
+            with suppress(psutil.NoSuchProcess):
+                found += [child] if name in child.name() else []
+        return found
 
     def stage(self) -> psutil.Process:
         """The stage program, which has started the others."""
@@ -71,8 +78,17 @@ class StagesInThread:
 
 
 class RayStagesInThread(StagesInThread):
-    """The stages of a start of `ray_run.py`."""
+    """Stages of smoke.yaml under Ray; `nodes` are parted by commas."""
 
     def __init__(self, workspace: Path, nodes: str, *overrides: str) -> None:
         self.recorder = Recorder()
-        super().__init__(lambda: run_stages(workspace, nodes.split(","), overrides, self.recorder))
+
+        def work() -> None:
+            config = load_experiment(ROOT / "exp_configs" / "smoke.yaml", [*UNDER_RAY, *overrides])
+            # Without the code in the keys: an edit between two starts must not make them different stages.
+            experiment = open_experiment(config, Workspace(workspace), code=lambda rooms: {})
+            run = ExperimentRun(experiment, experiment.workspace.new_run("ray", {}), stage_command)
+            for node in nodes.split(","):
+                run.execute(node, self.recorder)
+
+        super().__init__(work)

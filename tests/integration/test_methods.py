@@ -336,16 +336,3 @@ def test_a_supervised_method_learns_from_traces(method, upstream, tmp_path):
     # DFT's own loss, p log p, is small at both ends; what both methods raise is p.
     probabilities = [row["actor/off_policy_prob"] for row in read_metrics(tmp_path / "metrics.jsonl")]
     assert sum(probabilities[-6:]) > sum(probabilities[:6])
-
-
-@pytest.mark.slow
-def test_steps_of_only_zero_variance_groups_keep_the_weights(upstream, tmp_path):
-    """At a temperature of 1000 the policy babbles and earns nothing: every group is dropped, the weights stay."""
-    drop = "objective.group={size: 2, off_policy: 0, filter: {kind: drop_zero_variance}}"
-    config = experiment("dapo", drop, "rl.max_response_tokens=64", "rl.temperature=1000.0")
-    run_rl(config, tmp_path, upstream)
-    rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert [row["batch/kept_share"] for row in rows] == [0.0] * STEPS
-    assert not any("actor/loss" in row for row in rows)
-    before, after = (load_file(folder / "model/model.safetensors") for folder in (upstream["model"], tmp_path))
-    assert all(torch.equal(before[name], after[name]) for name in before)

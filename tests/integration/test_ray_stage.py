@@ -2,14 +2,12 @@
 and the same command resumes it.
 
 The tests are one story of one stage, in order: each goes on where the one before was ended. Its supervisor is this
-process, except where the supervisor itself is struck.
+process; `test_supervision` strikes supervisors, with which their stages end.
 """
 
 import contextlib
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +17,12 @@ import pytest
 from holding import Hold
 from installed import needs_vllm
 from patience import PATIENCE_S, wait_until, wait_until_ended
-from stages_in_thread import RayStagesInThread, named_below
+from stages_in_thread import RayStagesInThread
 
 from luffy.errors import EXIT_TEMPORARY
 from luffy.pipeline.reuse import complete_checkpoints
 
 pytestmark = [pytest.mark.slow, needs_vllm]
-DRIVER = Path(__file__).with_name("ray_run.py")
 TWO_RANKS = "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}"
 ONE_RANK = "execution.ray={trainer_ranks: 1, start_timeout_s: 600, call_timeout_s: 600}"
 NUM_STEPS = 7
@@ -125,6 +122,7 @@ def test_sigterm_to_every_process_of_the_stage_ends_it_with_a_checkpoint_of_its_
 
 
 def test_no_process_outlives_the_stage(workspace):
+    """`test_supervision` has Ctrl-C, which ends all processes with the mark of the stage."""
     with RayStagesInThread(workspace, "rl", ONE_RANK, *OVERRIDES) as stages:
         until_an_engine_starts(stages.processes, stages.is_over)
         everybody = stages.processes()
@@ -132,30 +130,6 @@ def test_no_process_outlives_the_stage(workspace):
         stages.stage().kill()
         assert stages.failure().exit_code == 1
     wait_until_ended(everybody)
-
-
-def test_no_process_outlives_the_stages_supervisor(workspace):
-    """`test_supervision` has Ctrl-C, which ends all processes with the mark of the stage."""
-    with (workspace / "driver.txt").open("w") as out:
-        driver = subprocess.Popen(
-            [sys.executable, str(DRIVER), str(workspace), "rl", ONE_RANK, *OVERRIDES],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-
-    def processes(name: str = "") -> list[psutil.Process]:
-        return named_below(psutil.Process(driver.pid), name) if driver.poll() is None else []
-
-    try:
-        until_an_engine_starts(processes, lambda: driver.poll() is not None)
-        everybody = processes()
-        assert len(everybody) > 5, (workspace / "driver.txt").read_text()
-        driver.kill()
-        driver.wait(timeout=PATIENCE_S)
-        wait_until_ended(everybody)
-    finally:
-        driver.kill()  # its stage ends with it
-        driver.wait()
 
 
 def test_the_same_command_finishes_the_ended_stage(workspace):

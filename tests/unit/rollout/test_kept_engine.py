@@ -57,12 +57,8 @@ def told(monkeypatch) -> list[str]:
         (False, {}, {"shape": {"hidden_size": 32}}, False),
         (False, {}, {"shape": {"use_cache": False}}, True),
         (False, {}, {"tokenizer": "{1: 2}"}, False),
-        (
-            False,
-            {"layout": {"enforce_eager": True}},
-            {"layout": {"enforce_eager": False}},
-            True,
-        ),  # a CPU never compiles
+        # A CPU never compiles.
+        (False, {"layout": {"enforce_eager": True}}, {"layout": {"enforce_eager": False}}, True),
         (True, {"layout": {"enforce_eager": True}}, {"layout": {"enforce_eager": False}}, False),
         (True, {"layout": {"enforce_eager": False}}, {"layout": {"enforce_eager": True}}, True),
     ],
