@@ -3,17 +3,14 @@
 import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import PydanticUndefined
-
 from luffy.api.runs import Accuracy, read_accuracies
 from luffy.cli.console import duration, say, show_rows, show_table, size_words
 from luffy.config import STAGE_KINDS, ExperimentConfig
-from luffy.config.strict import StrictModel
+from luffy.config.fields import all_fields
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.json_text import parse_json
@@ -22,6 +19,7 @@ from luffy.pipeline.graph import nodes_showing
 from luffy.pipeline.identity import Json, read_identity
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.plan import flatten
 from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
@@ -36,7 +34,6 @@ _CARD_HEADER = (
     "source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces", "tokens of prompts",
 )  # fmt: skip
 _CARD_FILE = "card.json"
-_SECTION = "(section)"
 _MAX_TEXT = 100
 _LAST_LINE_BYTES = 1 << 16
 _DIGITS = 16
@@ -91,60 +88,21 @@ def _age(path: Path) -> str:
     return duration(max(0.0, time.time() - path.stat().st_mtime))
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One field of a configuration."""
-
-    path: str
-    """Dotted, as an override names it; an entry of a list by its name, else by its number."""
-    value: str
-    default: str | None
-    """None: it has none, and had to be given."""
-
-    @property
-    def is_default(self) -> bool:
-        return self.value == self.default
-
-
-def settings_of(model: StrictModel, base: StrictModel | None = None, prefix: str = "") -> list[Setting]:
-    """Every field of `model`, in its order; `prefix`: the path of the field that holds it.
-
-    `base`: what that field has by default, where this is of the same class.
-    """
-    found = list[Setting]()
-    for name, info in type(model).model_fields.items():
-        default = info.get_default(call_default_factory=True) if base is None else getattr(base, name)
-        found += _setting(f"{prefix}{name}", getattr(model, name), default)
-    return found
-
-
-def _setting(path: str, value: object, default: object) -> Iterator[Setting]:
-    if isinstance(value, StrictModel):
-        found = settings_of(value, default if type(default) is type(value) else None, f"{path}.")
-        if not isinstance(default, StrictModel) and all(setting.is_default for setting in found):
-            yield Setting(path, _SECTION, _default_text(default))
-        yield from found
-    elif isinstance(value, Mapping) and any(isinstance(below, StrictModel) for below in value.values()):
-        for key, below in value.items():
-            yield from _setting(f"{path}.{key}", below, PydanticUndefined)
-    elif isinstance(value, tuple) and any(isinstance(below, StrictModel) for below in value):
-        for index, below in enumerate(value):
-            yield from _setting(f"{path}.{getattr(below, 'name', index)}", below, PydanticUndefined)
+def show_settings(config: ExperimentConfig, *, everything: bool) -> None:
+    """Print the fields that are not at their defaults, entries of lists by name; with `everything` all of them."""
+    chosen, whole = (dict(flatten(config.model_dump(mode="json", exclude_defaults=only))) for only in (True, False))
+    defaults = {field.path: field.default or "" for field in all_fields()}
+    own = [(path, _text(value), defaults.get(path, "")) for path, value in chosen.items()]
+    same = [(path, _text(value)) for path, value in whole.items() if path not in chosen]
+    show_rows(("field", "value", "default"), own, "\nConfiguration")
+    if everything:
+        show_rows(("field", "value"), same, "\nAt their defaults")
     else:
-        yield Setting(path, _text(value), _default_text(default))
-
-
-def _default_text(default: object) -> str | None:
-    return None if default is PydanticUndefined else _text(default)
+        say(f"{len(same)} more fields are at their defaults (--all shows them)")
 
 
 def _text(value: object) -> str:
-    def plain(value: object) -> object:
-        if isinstance(value, StrictModel):
-            return value.model_dump(mode="json")
-        return list(value) if isinstance(value, Sequence | set | frozenset) else str(value)
-
-    text = value if isinstance(value, str) else json.dumps(value, default=plain, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 

@@ -112,31 +112,18 @@ def _show_run(record: RunRecord, *, everything: bool, svg: Path | None) -> None:
     if record.arms:
         rows = [[arm, folder.name, read_run(folder).condition] for arm, folder in record.arms.items()]
         show_rows(["arm", "run", "state"], rows, "\nArms")
-    if record.config:
-        _show_settings(record, everything=everything)
+    if (config := record.configuration) is not None:
+        run_view.show_settings(config, everything=everything)
+    elif record.config:
+        say("\nits configuration was written by another version, so its defaults are unknown")
     show_table(run_view.stages_of(record), "Stages")
     show_table(run_view.lineage(record), "Lineage")
     if (metrics := run_view.last_metrics(record, everything=everything)).rows:
         show_table(metrics, "Newest metrics")
     finished = (entry.directory for entry in record.stages.values() if read_manifest(entry.directory) is not None)
-    run_view.show_results(finished, config=record.configuration)
+    run_view.show_results(finished, config=config)
     for file in run_view.write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
-
-
-def _show_settings(record: RunRecord, *, everything: bool) -> None:
-    config = record.configuration
-    if config is None:
-        say("\nits configuration was written by another version, so its defaults are unknown")
-        return
-    settings = run_view.settings_of(config)
-    own = [[each.path, each.value, each.default or ""] for each in settings if not each.is_default]
-    same = [[each.path, each.value] for each in settings if each.is_default]
-    show_rows(["field", "value", "default"], own, "\nConfiguration")
-    if everything:
-        show_rows(["field", "value"], same, "\nAt their defaults")
-    else:
-        say(f"{len(same)} more fields are at their defaults (--all shows them)")
 
 
 def _indented(text: str) -> str:
