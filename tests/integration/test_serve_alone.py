@@ -1,8 +1,6 @@
 """`make serve` where it must not begin, or where its server is slow: one line each, and nothing left behind."""
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
@@ -12,29 +10,19 @@ import pytest
 from prefect.exceptions import ObjectNotFound
 
 from luffy.cli.main import main
-from luffy.errors import EXIT_FAILURE, LuffyError, UserError
+from luffy.errors import EXIT_FAILURE, UserError
 from luffy.flows import serve
 from luffy.flows.prefect_api import ServerAddress, free_port
 from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.workspace import Workspace
-
-IDLE = [sys.executable, "-c", "import time; time.sleep(7200)"]
-
-
-@pytest.fixture
-def idle():
-    process = subprocess.Popen(IDLE)
-    yield process
-    process.kill()
-    process.wait()
 
 
 def test_a_port_where_another_program_listens_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=f"--port {port}: Address already in use; give another --port"):
-            serve._refuse_if_taken(ServerAddress(port))
-    serve._refuse_if_taken(ServerAddress(port))
+            serve.refuse_taken("127.0.0.1", port)
+    serve.refuse_taken("127.0.0.1", port)
 
 
 def test_a_workspace_that_is_served_is_refused_with_the_name_of_the_holder(tmp_path):
@@ -60,37 +48,9 @@ def test_the_lock_is_taken_before_any_server_is_started(tmp_path, monkeypatch):
 
 def test_ports_for_servers_are_not_those_of_connections():
     lowest_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    first = free_port(3)
-    assert first + 2 < lowest_of_connections
-    for place in range(3):
-        socket.create_server(("127.0.0.1", first + place)).close()
-
-
-class Client:
-    """Gives no answer, then an error, then does not know the pool, then has it."""
-
-    def __init__(self):
-        request = httpx.Request("GET", "http://localhost")
-        refused = httpx.HTTPStatusError("503", request=request, response=httpx.Response(503, request=request))
-        self.answers = [httpx.ConnectError("refused"), refused, ObjectNotFound(refused)]
-
-    def read_work_pool(self, name):
-        if self.answers:
-            raise self.answers.pop(0)
-
-
-def test_the_pool_is_requested_again_from_a_slow_server(tmp_path, monkeypatch, idle):
-    monkeypatch.setattr(serve, "_POLL_S", 0.01)
-    client = Client()
-    serve._wait_for_pool(client, idle, tmp_path / "worker.log")
-    assert client.answers == []
-
-
-def test_a_worker_that_has_ended_is_not_waited_for(tmp_path, idle):
-    idle.kill()
-    idle.wait()
-    with pytest.raises(LuffyError, match=r"the Prefect worker has ended by itself; see .*worker\.log"):
-        serve._wait_for_pool(Client(), idle, tmp_path / "worker.log")
+    port = free_port()
+    assert port < lowest_of_connections
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 ODD, KNOWN, CANCELLED = (UUID(int=number) for number in range(3))
