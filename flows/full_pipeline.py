@@ -22,8 +22,7 @@ if __name__ == "__main__":
 from prefect import flow
 from prefect.runtime import flow_run
 
-from luffy.cli.console import say, show_table
-from luffy.cli.run_view import card_of, show_results
+from luffy.cli.run_view import show_card, show_results
 from luffy.config import load_experiment
 from luffy.pipeline.graph import build_graph, select_nodes
 from luffy.pipeline.resources import check_resources
@@ -64,8 +63,5 @@ def full_pipeline(
     with open_session(config, find_workspace(), verify=verify, force=force or (), adopts=adopt) as session:
         stages = make_chain(session, chosen)
     if stages.keys() == {"prepare_data"}:
-        sources, notes = card_of(stages["prepare_data"].directory)
-        show_table(sources, "Rows by source")
-        for note in notes:
-            say(note)
+        show_card(stages["prepare_data"].directory)
     show_results((stage.directory for stage in stages.values()), session.page)

@@ -7,8 +7,8 @@ environment, starts an API if none answers, and only then imports the flow, whic
 import importlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 
@@ -51,14 +51,15 @@ def launch(
             to_make = [plan for plan in plans() if plan.action not in ("reuse", "depends", "pull")]
         except LuffyError:
             to_make = []  # the flow meets the same error and reports it
-        starts: AbstractContextManager[None] = nullcontext()
-        if len(to_make) >= _MIN_WARM_STAGES:
-            warm = WarmServer(workspace.warm_log) if can_start_warm() else None
-            starts = _sharing_processes(warm, EngineProcess())
-        module, _, name = flow.partition(":")
-        with without_collections():
-            program = importlib.import_module(module)
-        call_flow(getattr(program, name), parameters, server, starts)
+        with ExitStack() as shared:
+            if len(to_make) >= _MIN_WARM_STAGES:
+                shared.enter_context(EngineProcess().use())
+                if can_start_warm():
+                    shared.enter_context(WarmServer(workspace.warm_log).use())
+            module, _, name = flow.partition(":")
+            with without_collections():
+                program = importlib.import_module(module)
+            call_flow(getattr(program, name), parameters, server)
     except KeyboardInterrupt:
         from luffy.tasks.session import was_cancelled  # late: it imports Prefect
 
@@ -68,19 +69,8 @@ def launch(
     return EXIT_OK
 
 
-@contextmanager
-def _sharing_processes(warm: WarmServer | None, engine: EngineProcess) -> Iterator[None]:
-    with warm.use() if warm else nullcontext(), engine.use():
-        yield
-
-
-def call_flow(
-    flow: Callable[..., object],
-    parameters: Mapping[str, object],
-    server: ApiServer | None,
-    starts: AbstractContextManager[None],
-) -> None:
-    """Run an imported flow once its embedded `server`, if it has one, answers; `starts`: how its stages start."""
+def call_flow(flow: Callable[..., object], parameters: Mapping[str, object], server: ApiServer | None) -> None:
+    """Run an imported flow once its embedded `server`, if it has one, answers."""
     from httpx import HTTPStatusError, TransportError, codes
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -89,7 +79,7 @@ def call_flow(
     embedded = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_CLIENT_MAX_RETRIES: _EMBEDDED_RETRIES}
     if server is not None:
         server.wait()
-    with temporary_settings(embedded if server else {}), starts:
+    with temporary_settings(embedded if server else {}):
         try:
             flow(**parameters)
         except HTTPStatusError as error:

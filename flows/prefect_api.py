@@ -16,7 +16,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
 import tomllib
@@ -32,7 +31,7 @@ from typing import Any
 import luffy
 from luffy.errors import LuffyError, UserError
 from luffy.pipeline.lock import holder_of, is_shared, stage_lock
-from luffy.processes import die_with, end
+from luffy.processes import end_group, start_marked
 
 logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
@@ -154,20 +153,14 @@ class ApiServer:
         port = port or free_port()
         self.url = f"http://{reachable_host(host)}:{port}/api"
         self.log_path = home / "server.log"
-        parent, root = os.getpid(), str(Path(luffy.__file__).parents[1])
+        root = str(Path(luffy.__file__).parents[1])
         # What Prefect itself starts as its ephemeral server (3.7), behind the check of `own_pages`.
         command = [sys.executable, "-m", "uvicorn", "--app-dir", root, "--factory", "luffy.flows.own_pages:create_app"]
         command += ["--host", host, "--port", str(port), "--log-level", "error", "--lifespan", "on"]
+        environment = {**os.environ, **mode, _API_VARIABLE: self.url, "PREFECT_HOME": str(home)}
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **mode, _API_VARIABLE: self.url, "PREFECT_HOME": str(home)},
-                start_new_session=True,  # a Ctrl-C is for the flow, which must still report how it ended
-                preexec_fn=lambda: die_with(parent, signal.SIGKILL),
-            )
+            # In a session of its own: a Ctrl-C is for the flow, which must still report how it ended.
+            self._process, _ = start_marked(command, log, environment, sent=signal.SIGKILL)
 
     def wait(self) -> None:
         """Return once the server answers; raises LuffyError if it does not within five minutes."""
@@ -184,22 +177,22 @@ class ApiServer:
     def stop(self) -> None:
         """End the server; its data is in its database already."""
         self._starting.close()
-        end(self._process, _STOP_TIMEOUT_S)
+        if not self.has_ended():
+            end_group(self._process, _STOP_TIMEOUT_S)
 
 
-def free_port(count: int = 1) -> int:
-    """The first of `count` free loopback ports in a row.
+def free_port() -> int:
+    """A free loopback port.
 
-    A server binds its port seconds later. So the ports are not among those that Linux gives to connections, which any
-    other process might have taken by then.
+    A server binds it seconds later. So it is not among those that Linux gives to connections, which any other process
+    might have taken by then.
     """
     chance = random.SystemRandom()  # the other generators are seeded by what is trained
     for _ in range(_PORT_TRIES):
-        first = chance.randrange(*_SERVER_PORTS)
-        with ExitStack() as bound, suppress(OSError):
-            for port in range(first, first + count):
-                bound.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)).bind((LOOPBACK, port))
-            return first
+        port = chance.randrange(*_SERVER_PORTS)
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as bound:
+            bound.bind((LOOPBACK, port))
+            return port
     raise LuffyError(f"none of {_PORT_TRIES} ports that were tried is free")
 
 

@@ -48,7 +48,7 @@ from luffy.flows.prefect_api import (
 from luffy.pipeline.gpus import QUEUE, detected_gpus
 from luffy.pipeline.lock import stage_lock
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
-from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
+from luffy.processes import end_processes, start_marked, watch_parent
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -63,7 +63,6 @@ _ENVIRONMENT = {
 }
 _PREFECT = [sys.executable, "-m", "prefect"]
 _CLOSED = "the server that ran it was ended; start the run again, and its stages resume"
-_POOL_TIMEOUT_S = 300.0
 _REQUEST_TIMEOUT_S = 300.0
 """Long, since the server is on this machine: on one that trains it may wait minutes for a core."""
 _GRACE_S = 35.0
@@ -92,7 +91,11 @@ def serve_until_interrupted(workspace: Workspace, address: ServerAddress, limit:
 
 def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
     guard(address.host)
-    _refuse_if_taken(address)
+    if answers(address.url, timeout_s=2.0):
+        raise UserError(
+            f"--port {address.port}: a Prefect server answers there already; end it, or give another --port"
+        )
+    refuse_taken(address.host, address.port)
     workspace.prepare()
     home = workspace.prefect_home
     os.environ.update({**_ENVIRONMENT, "PREFECT_HOME": str(home), WORKSPACE_VARIABLE: str(workspace.root)})
@@ -107,15 +110,20 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
         stack.callback(server.stop)
         server.wait()
         from prefect.client.orchestration import get_client  # late: the environment has to be set before
+        from prefect.client.schemas.actions import WorkPoolCreate
+        from prefect.exceptions import ObjectAlreadyExists
         from prefect.settings import PREFECT_SERVER_API_AUTH_STRING
+        from prefect.workers.process import ProcessWorker
 
         client = stack.enter_context(get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}))
         dead = _open_runs(client)
         num_gpus = len(detected_gpus() or ())
         if num_gpus:
             client.upsert_global_concurrency_limit_by_name(QUEUE, num_gpus)
+        template = ProcessWorker.get_default_base_job_template()
+        with suppress(ObjectAlreadyExists):  # here, since deployments need it before the worker would have made it
+            client.create_work_pool(WorkPoolCreate(name=POOL, type=ProcessWorker.type, base_job_template=template))
         worker = stack.enter_context(_worker(client, limit, home / "worker.log"))
-        _wait_for_pool(client, worker, home / "worker.log")
         command = [*_PREFECT, "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -131,18 +139,8 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
         _say(client, address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
-        raise _ended("server", server.log_path) if server.has_ended() else _ended("worker", home / "worker.log")
-
-
-def _ended(name: str, log: Path) -> LuffyError:
-    return LuffyError(f"the Prefect {name} has ended by itself; see {log}")
-
-
-def _refuse_if_taken(address: ServerAddress) -> None:
-    port = address.port
-    if answers(address.url, timeout_s=2.0):
-        raise UserError(f"--port {port}: a Prefect server answers there already; end it, or give another --port")
-    refuse_taken(address.host, port)
+        name, log = ("server", server.log_path) if server.has_ended() else ("worker", home / "worker.log")
+        raise LuffyError(f"the Prefect {name} has ended by itself; see {log}")
 
 
 def refuse_taken(host: str, port: int) -> None:
@@ -171,41 +169,17 @@ def _the_only_one(workspace: Workspace) -> AbstractContextManager[None]:
 
 @contextmanager
 def _worker(client: "SyncPrefectClient", limit: int, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The worker, whose start makes the work pool; at its end no run of it is left."""
-    parent, mark = os.getpid(), f"serve-{os.getpid()}"
+    """The worker; at its end no run of it is left."""
     command = [*_PREFECT, "worker", "start", "--pool", POOL, "--type", "process", "--limit", str(limit)]
     with log_path.open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, MARK_VARIABLE: mark},
-            start_new_session=True,  # a Ctrl-C is for this process, which ends things in order
-            preexec_fn=lambda: die_with(parent, signal.SIGKILL),
-        )
+        # In a session of its own: a Ctrl-C is for this process, which ends things in order.
+        process, mark = start_marked(command, log, os.environ, sent=signal.SIGKILL)
     try:
         yield process
     finally:
-        process.terminate()
         end_processes(mark, _GRACE_S)
         process.wait()
         _close(client, _open_runs(client))
-
-
-def _wait_for_pool(client: "SyncPrefectClient", worker: subprocess.Popen[bytes], log: Path) -> None:
-    from prefect.exceptions import ObjectNotFound
-
-    deadline = time.monotonic() + _POOL_TIMEOUT_S
-    while True:
-        with suppress(ObjectNotFound, httpx.HTTPError):  # a slow server is asked again
-            client.read_work_pool(POOL)
-            return
-        if worker.poll() is not None:
-            raise _ended("worker", log)
-        if time.monotonic() > deadline:
-            raise LuffyError(f"the worker has not made its work pool {POOL} in {_POOL_TIMEOUT_S:.0f} s; see {log}")
-        time.sleep(_POLL_S)
 
 
 def _open_runs(client: "SyncPrefectClient") -> set[UUID]:

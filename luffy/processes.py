@@ -1,7 +1,7 @@
 """Starting and ending child processes, so that none outlives the one that needs it (Linux).
 
-A child can get a signal from the kernel when its parent dies (`die_with`), end cleanly on request (`end`), or be killed
-with all that it has started (`end_group`).
+A child can get a signal from the kernel when its parent dies (`die_with`), or be ended with all that it has started
+(`end_group`).
 
 Every process of a stage also inherits a mark in its environment. The mark finds them again, in whatever session they
 put themselves, and after their parents have died. A warm server carries the mark of the stages that it forks; it is
@@ -71,16 +71,6 @@ def start_marked(
         preexec_fn=lambda: die_with(parent, sent),
     )
     return process, mark
-
-
-def end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
-    """End a child process and collect it: SIGTERM, and after `grace_s` SIGKILL. It may have ended before."""
-    process.terminate()
-    try:
-        process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def end_group(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:

@@ -41,7 +41,8 @@ class SharedTensor:
                 torch.cuda.current_stream(tensor.device).synchronize()
             multiprocessing.set_sharing_strategy("file_system")  # descriptors only reach a process's own children
             try:
-                return cls(_uuid(tensor.device.index) if tensor.is_cuda else None, _pickled(tensor))
+                handle = bytes(ForkingPickler.dumps(reduce_tensor(tensor)))
+                return cls(_uuid(tensor.device.index) if tensor.is_cuda else None, handle)
             finally:
                 multiprocessing.set_sharing_strategy(before)
 
@@ -54,7 +55,10 @@ class SharedTensor:
         with _failing():
             rebuild, arguments = pickle.loads(self.handle)  # noqa: S301 - from a process of this stage
             if self.gpu is not None:
-                arguments = (*arguments[:_DEVICE], _index(self.gpu), *arguments[_DEVICE + 1 :])
+                indices = [index for index in range(torch.cuda.device_count()) if _uuid(index) == self.gpu]
+                if not indices:
+                    raise RuntimeError(f"this process does not see GPU {self.gpu}")
+                arguments = (*arguments[:_DEVICE], indices[0], *arguments[_DEVICE + 1 :])
             tensor: Tensor = rebuild(*arguments)
         try:
             yield tensor
@@ -63,19 +67,8 @@ class SharedTensor:
                 torch.cuda.current_stream(tensor.device).synchronize()
 
 
-def _pickled(tensor: Tensor) -> bytes:
-    return bytes(ForkingPickler.dumps(reduce_tensor(tensor)))
-
-
 def _uuid(index: int) -> str:
     return str(torch.cuda.get_device_properties(index).uuid)
-
-
-def _index(gpu: str) -> int:
-    for index in range(torch.cuda.device_count()):
-        if _uuid(index) == gpu:
-            return index
-    raise RuntimeError(f"this process does not see GPU {gpu}")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
 
 from luffy.api.runs import track_run
-from luffy.cli.console import ChainProgress, stage_title, terminal
+from luffy.cli.console import ChainProgress, terminal
 from luffy.config.many_runs.sweep_design import CENTRE
 from luffy.config.many_runs.sweep_runs import SHARED_NODES, Chosen, Sweep, SweepRun, distinct
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
@@ -36,7 +36,7 @@ from luffy.evaluation.across_runs.sweep_findings import (
 )
 from luffy.evaluation.results import read_scores
 from luffy.files import write_atomic
-from luffy.pipeline.experiment import Unwatched, open_experiment, start_run
+from luffy.pipeline.experiment import StageObserver, open_experiment, start_run
 from luffy.pipeline.walk import stopping_on_failure
 from luffy.pipeline.workspace import Workspace, link
 from luffy.report.figures import Chart, colored, picture_url
@@ -112,7 +112,7 @@ def open_runs(sweep: Sweep, cells: Sequence[str], workspace: Workspace, *, verif
     # An arm has the same stages at every point of its grid, so titles can be listed before values are chosen.
     runs, common = [*sweep.tuning_runs(cells), *sweep.reported_runs(cells)], sweep.common()
     shared = SHARED_NODES if sweep.design.kind == "comparison" else ()
-    titles = dict.fromkeys([*shared, *(stage_title(run.title, node) for run in runs for node in run.nodes)])
+    titles = dict.fromkeys([*shared, *(f"{run.title}: {node}" for run in runs for node in run.nodes)])
     display = ChainProgress(titles, terminal())
     labels = [f"{sweep.design.kind}:{common.name}"]
     with open_session(common, workspace, verify=verify, display=display, labels=labels) as session:
@@ -202,7 +202,7 @@ def learn(running: ManyRuns, run: SweepRun, shared: Mapping[str, FinishedStage])
         link(started.directory, running.folder / "arms" / run.folder)
         made = {name: stage for name, stage in shared.items() if name in run.nodes}
         for name in made:
-            started.execute(name, Unwatched())  # reused: only enters the stage into the run's record
+            started.execute(name, StageObserver())  # reused: only enters the stage into the run's record
         own = Session(started, running.display.titled(run.title), session.publisher)
         for node in experiment.nodes:
             if node.name in run.nodes and node.name not in made:

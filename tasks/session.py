@@ -27,7 +27,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
 from luffy.api.runs import track_run
-from luffy.cli.console import StageLine, duration, progress_words, stage_display
+from luffy.cli.console import StageLine, progress_words, stage_display
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import LuffyError, StageFailed
 from luffy.pipeline.events import Event, EventKind
@@ -37,6 +37,7 @@ from luffy.pipeline.manifest import Manifest
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
+from luffy.report.cells import duration
 from luffy.tasks.artifacts import Artifact, Publisher, Slot, Writer, tolerating_prefect, views_of
 
 HOST_TAG = "host:"
@@ -127,26 +128,28 @@ def open_session(
     assert context is not None and context.flow_run is not None, "to be opened inside a flow"
     flow_run, by_worker = context.flow_run.id, context.flow_run.deployment_id is not None
     stopped, ended = threading.Event(), threading.Event()
+
+    def end_without_worker() -> None:
+        """After the death of the worker: end the stage gracefully, then this process in any case."""
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_FAREWELL_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     if by_worker:
-        watch_parent(os.getppid(), _end_without_worker)
+        watch_parent(os.getppid(), end_without_worker)
     context_run = contextvars.copy_context().run  # of this thread's context, which holds Prefect's settings
     watch = (_watch, flow_run, ended, _WORKER_S if by_worker else 0.0)
     threading.Thread(target=context_run, args=watch, name="cancellation", daemon=True).start()
     with ExitStack() as stack:
         stack.callback(ended.set)
         run = stack.enter_context(start_run(experiment, stopped.is_set))
-        publisher = stack.enter_context(publishing(flow_run, labels or tags_of(config)))
+        labels = labels or tags_of(config)
+        publisher = stack.enter_context(Publisher(_writer(flow_run, labels)))
+        stack.enter_context(tags(*labels))
         shown = stack.enter_context(stage_display(names)) if display is None else display
         forced = select_nodes(experiment.nodes, force, "--force")
         yield Session(run, shown, publisher, stopped.set, forced, adopts=adopts)
         track_run(run.directory, experiment.labels(run.directory.name))
-
-
-@contextmanager
-def publishing(flow_run: UUID, labels: list[str]) -> Iterator[Publisher]:
-    """Publish artifacts for the tasks of `flow_run`, all tagged with `labels`."""
-    with Publisher(_writer(flow_run, labels)) as publisher, tags(*labels):
-        yield publisher
 
 
 def tags_of(config: ExperimentConfig) -> list[str]:
@@ -170,7 +173,7 @@ def artifact_key(*parts: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
-class PrefectObserver:
+class PrefectObserver(StageObserver):
     """Forwards a stage's events to the display and to Prefect: events, and log and artifacts of its task."""
 
     def __init__(self, session: Session) -> None:
@@ -344,10 +347,3 @@ def _state(client: SyncPrefectClient, flow_run: UUID) -> str:
         state = client.read_flow_run(flow_run).state
         return state.type.value if state is not None else ""
     return ""
-
-
-def _end_without_worker() -> None:
-    """After the death of the worker: end the stage gracefully, then this process in any case."""
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_FAREWELL_S)
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -19,10 +19,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
-from prefect import Task, task
+from prefect import task
 from prefect.cache_policies import CacheKeyFnPolicy
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import State, TaskRun
 from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
@@ -91,7 +90,7 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
         refresh_cache=experiment.verify or _is_refreshed(session, node.name),
         retries=execution.retries,
         retry_delay_seconds=execution.retry_delay_s,
-        retry_condition_fn=_is_lost,
+        retry_condition_fn=lambda _, run, state: isinstance(state.data, StageFailed) and state.data.temporary,
     )
     try:
         # Eager, since the record and the lock of a stage would else wait for the end of the task of the whole run that
@@ -110,10 +109,6 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
 def _is_refreshed(session: Session, node: str) -> bool:
     """Whether a finished result is to be made again, by luffy's option or by Prefect's setting."""
     return node in session.force or PREFECT_TASKS_REFRESH_CACHE.value()
-
-
-def _is_lost(_: Task[..., FinishedStage], run: TaskRun, state: State[FinishedStage]) -> bool:
-    return isinstance(state.data, StageFailed) and state.data.temporary
 
 
 def make_chain(session: Session, only: Collection[str] = ()) -> dict[str, FinishedStage]:

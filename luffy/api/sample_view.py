@@ -55,15 +55,6 @@ def read_range(text: str) -> tuple[float, float]:
     return first, last
 
 
-def reward_range(text: str | None, low: float | None, high: float | None) -> tuple[float, float]:
-    """The bounds that --reward, or --reward-min and --reward-max, give; without them every reward lies within."""
-    if low is None and high is None:
-        return (float("-inf"), float("inf")) if text is None else read_range(text)
-    if text is not None:
-        raise ConfigError("--reward and --reward-min or --reward-max: give one of them")
-    return read_range(f"{'' if low is None else low}..{'' if high is None else high}")
-
-
 def samples_of(record: RunRecord, stage: str | None, wanted: tuple[float, float], count: int) -> list[ShownSample]:
     """`count` samples at most with a reward within `wanted`, of RL the newest first; confidential ones are left out.
 

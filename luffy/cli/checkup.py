@@ -3,35 +3,32 @@
 import asyncio
 import importlib.metadata
 import os
-import platform
 import resource
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from shutil import disk_usage
 from typing import Literal
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 import luffy
-from luffy.cli.console import duration, size_words
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.sandbox import SandboxConfig
 from luffy.config.shipped import EXPERIMENTS, SHIPPED
 from luffy.errors import ConfigError, UserError, WorkspaceError
-from luffy.flows.prefect_api import answers, configured_api, served_api
+from luffy.flows.prefect_api import LOOPBACK, answers, configured_api, served_api
+from luffy.flows.serve import refuse_taken
 from luffy.http_client import missing_key
 from luffy.pipeline.disk import free_bytes
 from luffy.pipeline.gpus import Gpu, detected_gpus
 from luffy.pipeline.inherited_environment import complaints_about_variables
 from luffy.pipeline.workspace import MIN_FREE_BYTES, Workspace
+from luffy.report.cells import duration, size_words
 from luffy.sandbox.start_check import open_sandbox
 
 Severity = Literal["ok", "note", "broken"]
@@ -56,9 +53,6 @@ _COMFORTABLE_BYTES = 10 << 30
 _MIN_SHARED_BYTES = 1 << 30
 """Size of /dev/shm, where Ray keeps objects and NCCL buffers; the default of containers is 64 MiB."""
 _MIN_OPEN_FILES = 4096
-_MAX_SKEW_S = 5.0
-_OLDEST_NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-"""A clock before this release was written is wrong."""
 _GC = "luffy gc lists what can be deleted; or give another --workspace"
 TINY = ("stages=[prepare_data, base, sft, rl]", "base.steps=2", "sft.epochs=1", "rl.steps=1")
 """Overrides of `smoke` for the trial."""
@@ -95,12 +89,9 @@ def check_everything(workspace: Workspace, config: str | None, *, no_run: bool) 
     """All findings, each as soon as it is made; raises ConfigError for a mistake in the experiment `config`."""
     experiment = None if config is None else load_experiment(config)
     try:
-        metadata = importlib.metadata.metadata(_DISTRIBUTION)
+        yield check_packages(importlib.metadata.requires(_DISTRIBUTION) or [])
     except importlib.metadata.PackageNotFoundError:
         yield broken("packages", f"{_DISTRIBUTION} is not installed in this environment", "pip install -e .")
-    else:
-        yield check_python(metadata["Requires-Python"])
-        yield check_packages(importlib.metadata.requires(_DISTRIBUTION) or [])
     if (constraints := check_constraints()) is not None:
         yield constraints
     yield from check_variables()
@@ -115,9 +106,8 @@ def check_everything(workspace: Workspace, config: str | None, *, no_run: bool) 
     yield check_workspace(workspace)
     yield check_shared_memory()
     yield check_open_files()
-    yield check_clock(workspace)
     os.environ.setdefault("PREFECT_HOME", str(workspace.prefect_home))
-    yield check_ports(_SERVE_PORT, lambda url: answers(url, _TIMEOUT_S))
+    yield check_port(_SERVE_PORT, lambda url: answers(url, _TIMEOUT_S))
     yield check_prefect(configured_api() or served_api(workspace.prefect_home), lambda url: answers(url, _TIMEOUT_S))
     if experiment is not None:
         yield from check_keys(experiment)
@@ -142,14 +132,6 @@ def run_probe(code: str) -> tuple[int, str]:
         return 1, f"no answer in {_IMPORT_TIMEOUT_S:.0f} s"
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return done.returncode, lines[-1] if lines else f"exit code {done.returncode}"
-
-
-def check_python(allowed: str, version: str | None = None) -> Finding:
-    """Whether this Python is one that luffy is made for; `allowed` is a version specifier."""
-    version = version or platform.python_version()
-    if SpecifierSet(allowed).contains(version, prereleases=True):
-        return ok("python", version)
-    return broken("python", f"{version}, luffy needs {allowed}", "make a virtual environment with one of these")
 
 
 def check_packages(requirements: Sequence[str], versions: Versions = installed_version) -> Finding:
@@ -271,39 +253,15 @@ def check_open_files(limit: int | None = None) -> Finding:
     return note("open files", f"limit is {soft}; many sandbox sessions or a Ray cluster need more", "ulimit -n 65536")
 
 
-def check_ports(port: int, is_prefect: Callable[[str], bool]) -> Finding:
-    """Whether `luffy serve` could take `port` and the next one on the loopback address."""
-    taken = []
-    for number in (port, port + 1):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", number))
-            except OSError:
-                taken.append(number)
-    if not taken:
-        return ok("ports", f"{port} and {port + 1} are free")
-    if port in taken and is_prefect(f"http://127.0.0.1:{port}/api"):
-        return ok("ports", f"a Prefect server answers at {port}")
-    words = " and ".join(map(str, taken))
-    return note("ports", f"{words}: taken by another program", "luffy serve --port NUMBER, with another number")
-
-
-def check_clock(workspace: Workspace, now: Callable[[], float] = time.time) -> Finding:
-    """Whether this machine's clock is plausible, and agrees with that of the workspace's file system."""
-    remedy = "let the machines synchronise their clocks: timedatectl set-ntp true"
-    moment = now()
-    if moment < _OLDEST_NOW:
-        return broken("clock", f"it is {datetime.fromtimestamp(moment, UTC):%Y-%m-%d} by this machine's clock", remedy)
-    folder = workspace.root if workspace.root.is_dir() else None
+def check_port(port: int, is_prefect: Callable[[str], bool]) -> Finding:
+    """Whether `luffy serve` could take `port` on the loopback address."""
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
-            skew = Path(probe.name).stat().st_mtime - now()
-    except OSError as error:
-        return note("clock", f"not compared with the disk's: {error.strerror}", "make the workspace writable")
-    if abs(skew) > _MAX_SKEW_S:
-        return note("clock", f"the file system's clock is {skew:+.0f} s from this machine's", remedy)
-    return ok("clock", f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M} UTC, as the file system's")
+        refuse_taken(LOOPBACK, port)
+    except UserError:
+        if is_prefect(f"http://{LOOPBACK}:{port}/api"):
+            return ok("port", f"a Prefect server answers at {port}")
+        return note("port", f"{port}: taken by another program", "luffy serve --port NUMBER, with another number")
+    return ok("port", f"{port} is free")
 
 
 def check_prefect(url: str | None, does_answer: Callable[[str], bool]) -> Finding:

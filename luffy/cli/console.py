@@ -1,7 +1,6 @@
 """Everything that luffy shows on a terminal, and the only module that imports `rich`; the state of a running chain."""
 
 import copy
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from luffy.pipeline.manifest import Manifest
 from luffy.pipeline.memory import GpuMemory
 from luffy.pipeline.plan import StagePlan
 from luffy.report.cells import Table as PageTable
+from luffy.report.cells import duration
 
 StageState = Literal[
     "pending", "starting", "waiting", "running", "finished", "reused", "pulled", "failed", "interrupted"
@@ -52,7 +52,6 @@ _GAP = 2
 """Spaces between columns."""
 _FILE_WIDTH = 240
 _PLAIN_INTERVAL_S = 10.0
-_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 class _VisibleControls:
@@ -106,7 +105,12 @@ def show_table(table: PageTable, title: str, *, apart: bool = True) -> None:
 
 def show_rows(header: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
     """Print a plain table of texts."""
-    terminal().print(text_table(header, rows, title))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in header:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    terminal().print(table)
 
 
 def say(text: str) -> None:
@@ -117,11 +121,6 @@ def say(text: str) -> None:
 def show_error(message: str) -> None:
     """One line (or what the message holds) on stderr."""
     terminal(errors=True).print(Text.assemble(("error: ", "bold red"), message))
-
-
-def stage_title(title: str, node: str) -> str:
-    """Name of a stage of the run `title` in a display of several runs."""
-    return f"{title}: {node}"
 
 
 @dataclass(slots=True)
@@ -178,8 +177,8 @@ class StageLine:
                 self.metrics |= {name: event.metrics[name] for name in _SHOWN_METRICS if name in event.metrics}
 
 
-class ChainProgress:
-    """The lines of all stages: a `StageObserver` that keeps them, and where there is a `log` prints what is new.
+class ChainProgress(StageObserver):
+    """The lines of all stages, and where there is a `log` what is new as it comes.
 
     The log gets a line when a stage starts, ends or has news, and every ten seconds in between.
     """
@@ -211,9 +210,6 @@ class ChainProgress:
         elif event.kind == "progress" and event.time - line.told >= _PLAIN_INTERVAL_S:
             self._tell(line, progress_words(line))
 
-    def line(self, plan: StagePlan, text: str) -> None:
-        """Log lines stay in the log."""
-
     def finished(self, plan: StagePlan, manifest: Manifest) -> None:
         line = self._line(plan)
         line.ended = time.time()
@@ -231,7 +227,7 @@ class ChainProgress:
         self._tell(line, line.state)
 
     def _line(self, plan: StagePlan) -> StageLine:
-        return self.lines[stage_title(self._title, plan.node.name) if self._title else plan.node.name]
+        return self.lines[f"{self._title}: {plan.node.name}" if self._title else plan.node.name]
 
     def _tell(self, line: StageLine, text: str) -> None:
         if self._log is not None:
@@ -307,37 +303,9 @@ def memory_table(gpu: GpuMemory) -> Table:
     return table
 
 
-def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """A plain table of texts."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, _GAP, 0, 0), header_style="bold")
-    for column in header:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
-
-
-def size_words(num_bytes: float) -> str:
-    """`17 B`, `3.4 MiB`."""
-    if num_bytes < 1024:
-        return f"{num_bytes:.0f} B"
-    power = min(int(math.log(num_bytes, 1024)), len(_UNITS))
-    return f"{num_bytes / 1024**power:.1f} {_UNITS[power - 1]}"
-
-
 def shown_of(count: int, limit: int) -> str:
     """How many there are, or how many of them are shown: `7`, `20 of 31`."""
     return str(count) if count <= limit else f"{limit} of {count}"
-
-
-def duration(seconds: float) -> str:
-    """`8s`, `3m20s`, `2h05m`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def progress_words(line: StageLine) -> str:

@@ -1,6 +1,6 @@
 """The plan of a run: what it would do with each stage, and whether it can start.
 
-One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `show_sweep_plan`, `plans_of_runs`; there a
+One experiment: `show_plan`. All runs of a comparison or a grid: `show_sweep_plan`, `plans_of_runs`; there a
 stage that several runs share is listed once, with the first of them.
 """
 
@@ -35,13 +35,18 @@ def show_plan(
     Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
     show_resources([config], estimate=True, stages=("sweep",) if sweep_steps else stages)
-    plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps)
+    plans = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
     console = terminal()
     if config.cluster == "ray":
         console.print()
     say(f"workspace {workspace.root}")
-    taken = {plan.node.name: _similar(plan, config.name, workspace) for plan in plans if plan.action != "reuse"}
-    found = {name: manifest for name, manifest in taken.items() if manifest is not None}
+    found: dict[str, Manifest] = {}
+    for plan in (plan for plan in plans if plan.action != "reuse"):
+        siblings, node = workspace.siblings(plan.node.stage), plan.node
+        # The finished results of this stage that differ least come first; among equals the newest.
+        alike = similar_results(siblings, config.name, node.name, plan.identity, node.inputs)
+        if manifest := next(filter(None, (read_manifest(directory) for directory, *_ in alike)), None):
+            found[node.name] = manifest
     times = {name: manifest.total_s for name, manifest in found.items()}
     gpus = None
     if config.cluster != "local" or detected_gpus():
@@ -95,13 +100,6 @@ def show_sweep_plan(sweep: Sweep, workspace: Workspace, *, verify: bool) -> None
         say(f"{num_tuning} runs for tuning, then {len(sweep.reported_runs())} with the chosen values")
 
 
-def plans_of(
-    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
-) -> Sequence[StagePlan]:
-    """The plan of every stage; raises LuffyError if it cannot be determined yet."""
-    return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
-
-
 def check(
     configs: Sequence[ExperimentConfig],
     workspace: Workspace,
@@ -136,7 +134,7 @@ def show_resources(configs: Sequence[ExperimentConfig], *, estimate: bool, stage
 def plans_of_runs(sweep: Sweep, workspace: Workspace, *, verify: bool) -> Iterator[tuple[str, StagePlan]]:
     """Each stage once, with the title of the first run that contains it; `all`: made before any run of a comparison."""
     known = set[str]()
-    for plan in plans_of(sweep.common(), workspace, verify=verify) if sweep.design.arms else ():
+    for plan in open_experiment(sweep.common(), workspace, verify=verify).plan() if sweep.design.arms else ():
         known.add(plan.identity.key)
         yield "all", plan
     for run in sweep.tuning_runs() or sweep.reported_runs():
@@ -144,11 +142,3 @@ def plans_of_runs(sweep: Sweep, workspace: Workspace, *, verify: bool) -> Iterat
             if plan.node.name in run.nodes and plan.identity.key not in known:
                 known.add(plan.identity.key)
                 yield run.title, plan
-
-
-def _similar(plan: StagePlan, experiment: str, workspace: Workspace) -> Manifest | None:
-    """The finished result of this stage in the experiment that differs least; among equals the newest."""
-    siblings, node = workspace.siblings(plan.node.stage), plan.node
-    found = similar_results(siblings, experiment, node.name, plan.identity, node.inputs)
-    manifests = (read_manifest(directory) for directory, _, _ in found)
-    return next((manifest for manifest in manifests if manifest is not None), None)

@@ -2,18 +2,15 @@
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import PydanticUndefined
-
 from luffy.api.runs import Accuracy, read_accuracies
-from luffy.cli.console import duration, say, show_rows, show_table, size_words
+from luffy.cli.console import say, show_rows, show_table
 from luffy.config import STAGE_KINDS, ExperimentConfig
-from luffy.config.strict import StrictModel
+from luffy.config.fields import all_fields
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.json_text import parse_json
@@ -22,21 +19,18 @@ from luffy.pipeline.graph import nodes_showing
 from luffy.pipeline.identity import Json, read_identity
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.plan import flatten
 from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.reuse import newest_checkpoint
 from luffy.pipeline.workspace import RUN_FILE, Workspace
-from luffy.report.cells import Table, accuracy, table
+from luffy.report.cells import Table, accuracy, duration, size_words, sources_table, table
 from luffy.report.curves import HEADLINE_METRICS, panel_charts, rl_panels, supervised_panels
 from luffy.report.figures import Chart, picture
 from luffy.statistics.accuracy import Estimate
 from luffy.tracking.metrics import METRICS_FILE, read_last_lines, read_metrics
 from luffy.tracking.wandb_history import RemoteRun
 
-_CARD_HEADER = (
-    "source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces", "tokens of prompts",
-)  # fmt: skip
 _CARD_FILE = "card.json"
-_SECTION = "(section)"
 _MAX_TEXT = 100
 _LAST_LINE_BYTES = 1 << 16
 _DIGITS = 16
@@ -91,60 +85,21 @@ def _age(path: Path) -> str:
     return duration(max(0.0, time.time() - path.stat().st_mtime))
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One field of a configuration."""
-
-    path: str
-    """Dotted, as an override names it; an entry of a list by its name, else by its number."""
-    value: str
-    default: str | None
-    """None: it has none, and had to be given."""
-
-    @property
-    def is_default(self) -> bool:
-        return self.value == self.default
-
-
-def settings_of(model: StrictModel, base: StrictModel | None = None, prefix: str = "") -> list[Setting]:
-    """Every field of `model`, in its order; `prefix`: the path of the field that holds it.
-
-    `base`: what that field has by default, where this is of the same class.
-    """
-    found = list[Setting]()
-    for name, info in type(model).model_fields.items():
-        default = info.get_default(call_default_factory=True) if base is None else getattr(base, name)
-        found += _setting(f"{prefix}{name}", getattr(model, name), default)
-    return found
-
-
-def _setting(path: str, value: object, default: object) -> Iterator[Setting]:
-    if isinstance(value, StrictModel):
-        found = settings_of(value, default if type(default) is type(value) else None, f"{path}.")
-        if not isinstance(default, StrictModel) and all(setting.is_default for setting in found):
-            yield Setting(path, _SECTION, _default_text(default))
-        yield from found
-    elif isinstance(value, Mapping) and any(isinstance(below, StrictModel) for below in value.values()):
-        for key, below in value.items():
-            yield from _setting(f"{path}.{key}", below, PydanticUndefined)
-    elif isinstance(value, tuple) and any(isinstance(below, StrictModel) for below in value):
-        for index, below in enumerate(value):
-            yield from _setting(f"{path}.{getattr(below, 'name', index)}", below, PydanticUndefined)
+def show_settings(config: ExperimentConfig, *, everything: bool) -> None:
+    """Print the fields that are not at their defaults, entries of lists by name; with `everything` all of them."""
+    chosen, whole = (dict(flatten(config.model_dump(mode="json", exclude_defaults=only))) for only in (True, False))
+    defaults = {field.path: field.default or "" for field in all_fields()}
+    own = [(path, _text(value), defaults.get(path, "")) for path, value in chosen.items()]
+    same = [(path, _text(value)) for path, value in whole.items() if path not in chosen]
+    show_rows(("field", "value", "default"), own, "\nConfiguration")
+    if everything:
+        show_rows(("field", "value"), same, "\nAt their defaults")
     else:
-        yield Setting(path, _text(value), _default_text(default))
-
-
-def _default_text(default: object) -> str | None:
-    return None if default is PydanticUndefined else _text(default)
+        say(f"{len(same)} more fields are at their defaults (--all shows them)")
 
 
 def _text(value: object) -> str:
-    def plain(value: object) -> object:
-        if isinstance(value, StrictModel):
-            return value.model_dump(mode="json")
-        return list(value) if isinstance(value, Sequence | set | frozenset) else str(value)
-
-    text = value if isinstance(value, str) else json.dumps(value, default=plain, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 
@@ -174,41 +129,17 @@ def lineage(record: RunRecord) -> Table:
                 for name, key in stage.upstream.items()
             ]
             inputs += [["file", name, content[:_DIGITS]] for name, content in stage.files.items()]
-            inputs += _raw_data(entry.directory, stage.settings) if stage.stage == "prepare_data" else []
+            for name, source in _sources(entry.directory).items() if stage.stage == "prepare_data" else ():
+                read = source["inputs"].items()
+                inputs += [[f"data.{name}", f"{source['kind']}: {what}", content[:_DIGITS]] for what, content in read]
         rows += [[node if index == 0 else "", *row] for index, row in enumerate(inputs)]
     return table(("stage", "reads", "what", "content"), rows)
 
 
-def _raw_data(directory: Path, settings: Mapping[str, Json]) -> Iterator[list[str]]:
-    """Each source with what was read of it, and the hash of that, once it has been read."""
-    data = settings.get("data")
-    sources = {name: data.get(name) for name in ("train", "corpus")} if isinstance(data, dict) else {}
-    suites = data.get("suites") if isinstance(data, dict) else None
-    sources |= {f"suites.{name}": source for name, source in suites.items()} if isinstance(suites, dict) else {}
-    try:
-        card = parse_json((directory / _CARD_FILE).read_text(encoding="utf-8"))["sources"]
-    except (OSError, ValueError, KeyError, TypeError):
-        card = {}  # not written yet, or by another version
-    for name, source in sources.items():
-        if isinstance(source, dict):
-            words, made = _source_words(source, settings.get("seed")), card.get(name)
-            read = made.get("inputs") if isinstance(made, dict) else None
-            if not isinstance(read, dict) or not read:
-                yield [f"data.{name}", words, ""]
-            for index, (what, content) in enumerate(read.items() if isinstance(read, dict) else ()):
-                yield [f"data.{name}", f"{words}: {what}" if index == 0 else what, str(content)[:_DIGITS]]
-
-
-def _source_words(source: Mapping[str, Json], seed: Json) -> str:
-    kind = source.get("kind")
-    if kind == "hub":
-        return f"hub {source.get('path')} {source.get('split')}@{source.get('revision')}"
-    if kind in ("file", "custom"):
-        return f"{kind} {source.get('path') or source.get('factory')}"
-    parts = source.get("parts")
-    if isinstance(parts, dict):
-        return f"{kind} of {', '.join(parts)}"
-    return f"{kind}, generated by seed {seed}"
+def _sources(directory: Path) -> Mapping[str, Mapping[str, Any]]:
+    """What the data card of `prepare_data` says of each source; empty before there is one."""
+    file = directory / _CARD_FILE
+    return parse_json(file.read_text(encoding="utf-8"))["sources"] if file.exists() else {}
 
 
 def last_metrics(record: RunRecord, *, everything: bool = False) -> Table:
@@ -303,36 +234,10 @@ def show_remote(run: RemoteRun, folder: Path | None, *, everything: bool) -> Non
         say(f"written to {file}")
 
 
-def card_of(directory: Path) -> tuple[Table, list[str]]:
-    """A row for each source, and notes on the data card of a finished `prepare_data`.
-
-    They name no row of the data, only counts; the whole card is `card.md`.
-    """
+def show_card(directory: Path) -> None:
+    """Print what a finished `prepare_data` has read and kept: only counts, no row of the data."""
     card = parse_json((directory / _CARD_FILE).read_text(encoding="utf-8"))
-    sources: Mapping[str, Mapping[str, Any]] = card["sources"]
-
-    def counts(found: Mapping[str, int | str]) -> str:
-        return ", ".join(f"{what} {count}" for what, count in found.items())
-
-    rows, malformed, rejections, replays, references = [], [], [], [], list[str]()
-    for name, source in sources.items():
-        lengths, rejected = source["prompt_tokens"], sum(source["rejected"].values())
-        tokens = f"{lengths['min']} to {lengths['max']}, median {lengths['p50']}" if lengths else "-"
-        numbers = (source["rows_in"], source["rows_out"], rejected, source["folded"], source["quarantined"])
-        rows.append([name, source["kind"], *map(str, numbers), str(source["traces_out"]), tokens])
-        if source["quarantined"]:
-            malformed.append(f"Malformed in {name}, by field: {counts(source['malformed'])}")
-        if source["rejected"]:
-            longest = {reason: f"{tokens} tokens" for reason, tokens in source.get("longest_rejected", {}).items()}
-            up_to = f"; the longest: {counts(longest)}" if longest else ""
-            rejections.append(f"Rejected of {name}: {counts(source['rejected'])}{up_to}")
-        if source.get("replays"):
-            replays.append(f"Traces of {name} played again in the environment: {counts(source['replays'])}")
-        if source["gold_findings"]:
-            golds = {finding.replace("_", " "): count for finding, count in source["golds"].items()}
-            references.append(f"Reference answers of {name}: {counts(golds)}")
-    malformed += [f"Each malformed row: {directory / 'quarantine.jsonl'}"] if malformed else []
+    show_table(sources_table(card["sources"]), "Rows by source")
     checked, missing = (", ".join(card["benchmarks"][key]) or "none" for key in ("checked", "not_checked"))
-    last = f"Training data was checked against: {checked}; not available: {missing}"
-    notes = [*malformed, *rejections, *replays, *references, last, f"The whole card: {directory / 'card.md'}"]
-    return table(_CARD_HEADER, rows), notes
+    say(f"Training data was checked against: {checked}; not available: {missing}")
+    say(f"The whole card: {directory / 'card.md'}; each malformed row: {directory / 'quarantine.jsonl'}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from luffy.cli.console import duration, say, show_error, show_rows
+from luffy.cli.console import say, show_error, show_rows
 from luffy.config.many_runs.sweep_runs import Sweep, distinct
 from luffy.errors import DataError, UserError
 from luffy.evaluation.across_runs.run_results import (
@@ -25,6 +25,7 @@ from luffy.evaluation.across_runs.run_results import (
 from luffy.evaluation.across_runs.sweep_findings import Effect, SweepProgress, find
 from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
+from luffy.report.cells import duration
 from luffy.report.page import html
 from luffy.report.sweep_pages import study_figure, study_markdown, study_page
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -41,24 +41,17 @@ from luffy.pipeline.workspace import JOBS_FOLDER, Workspace, claiming, link, wri
 RunState = Literal["running", "finished", "failed", "interrupted"]
 
 
-class StageObserver(Protocol):
-    """Receives the events of a stage, for display: `finished` for one that was finished in an earlier run, too."""
+class StageObserver:
+    """Receives the events of a stage, for display: `finished` for one that was finished in an earlier run, too.
+
+    This one shows nothing.
+    """
 
     def planned(self, plan: StagePlan) -> None: ...
     def event(self, plan: StagePlan, event: Event) -> None: ...
     def line(self, plan: StagePlan, text: str) -> None: ...  # of the stage's log
     def finished(self, plan: StagePlan, manifest: Manifest) -> None: ...
     def failed(self, plan: StagePlan, error: BaseException) -> None: ...  # or was interrupted
-
-
-class Unwatched:
-    """An observer that shows nothing."""
-
-    def planned(self, plan: StagePlan) -> None: ...
-    def event(self, plan: StagePlan, event: Event) -> None: ...
-    def line(self, plan: StagePlan, text: str) -> None: ...
-    def finished(self, plan: StagePlan, manifest: Manifest) -> None: ...
-    def failed(self, plan: StagePlan, error: BaseException) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ Each GPU has a lock file (`flock`, one directory per user and machine). The supe
 its death releases it. The stage sees only the GPUs locked for it.
 """
 
-import fcntl
 import os
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from luffy.config import ExperimentConfig
 from luffy.config.settings import GPUS, scored_by
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed
+from luffy.pipeline.lock import try_lock
 
 QUEUE = "gpu"
 """Name of the Prefect concurrency limit that guards GPUs."""
@@ -161,9 +161,7 @@ def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, s
             locked: list[Gpu] = []
             for gpu in gpus:
                 descriptor = os.open(folder / f"{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not try_lock(descriptor):
                     os.close(descriptor)
                     continue
                 attempt.callback(os.close, descriptor)

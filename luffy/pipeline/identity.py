@@ -136,8 +136,7 @@ class IdentityRecord:
 
 def write_identity(directory: Path, record: IdentityRecord) -> None:
     """Put `identity.json` into a stage's directory."""
-    fields = {**asdict(record), "series": record.identity.series}
-    write_atomic(directory / IDENTITY_FILE, json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(directory / IDENTITY_FILE, json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n")
 
 
 def read_identity(directory: Path) -> IdentityRecord | None:

@@ -7,7 +7,6 @@ they do not.
 import fcntl
 import math
 import os
-import re
 import socket
 import tempfile
 import time
@@ -17,11 +16,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed, WorkspaceError
 
 LOCK_FILE = ".lock"
 _POLL_S = 0.2
-_MOUNTS = Path("/proc/self/mounts")
 _NFS = ("nolock", "local_lock=all", "local_lock=flock")
 _SHARED: dict[str, tuple[str, ...]] = {
     "nfs": _NFS,
@@ -73,13 +73,13 @@ def _wait(
 ) -> bool:
     """Whether the lock was free before `deadline`, a time of the monotonic clock; StageFailed once `stopped`."""
     announced = ""
-    while not _try_lock(descriptor):
+    while not try_lock(descriptor):
         if stopped():
             raise StageFailed("interrupted while waiting; the same command resumes it", EXIT_INTERRUPTED)
         if time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_S)
-        if _try_lock(descriptor):  # somebody had only looked who holds it
+        if try_lock(descriptor):  # somebody had only looked who holds it
             break
         holder = _name_in(descriptor) or announced or "another process"  # on a full disk it has no name
         if holder != announced:
@@ -97,14 +97,14 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
         yield True  # no stage has ever begun here
         return
     with file:
-        yield _try_lock(file.fileno())
+        yield try_lock(file.fileno())
 
 
 def holder_of(directory: Path) -> str | None:
     """Who works in `directory` ("pid 17 on host"): the holder of its lock; None where it is free."""
     try:
         with (directory / LOCK_FILE).open("rb") as file:
-            is_free = _try_lock(file.fileno(), fcntl.LOCK_SH)
+            is_free = try_lock(file.fileno(), fcntl.LOCK_SH)
             return None if is_free else _name_in(file.fileno()) or "another process"
     except FileNotFoundError:
         return None
@@ -183,7 +183,7 @@ class FlockManager:
         return self._folder / f"{key.rpartition('/')[0].replace('/', '-')}.lock"
 
 
-def check_locks(folder: Path, mounts: Path = _MOUNTS) -> None:
+def check_locks(folder: Path) -> None:
     """Raise WorkspaceError where `flock` does not keep a second process out, here or on another machine."""
     fault: str | None = "a second holder is not kept out"
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe, Path(probe.name).open("r+b") as second:
@@ -194,7 +194,7 @@ def check_locks(folder: Path, mounts: Path = _MOUNTS) -> None:
             fault = None
         except OSError as error:
             fault = error.strerror
-    kind, options = _mount_of(folder.resolve(), mounts)
+    kind, options = _mount_of(folder.resolve())
     local = [option for option in _SHARED.get(kind, ()) if option in options]
     if fault is None and local:
         fault = f"other machines do not see those of {kind} with {local[0]}"
@@ -205,24 +205,20 @@ def check_locks(folder: Path, mounts: Path = _MOUNTS) -> None:
         )
 
 
-def is_shared(folder: Path, mounts: Path = _MOUNTS) -> bool:
+def is_shared(folder: Path) -> bool:
     """Whether other machines may write there, by the kind of its file system."""
-    return _mount_of(folder.resolve(), mounts)[0] in _SHARED
+    return _mount_of(folder.resolve())[0] in _SHARED
 
 
-def _mount_of(folder: Path, mounts: Path) -> tuple[str, list[str]]:
+def _mount_of(folder: Path) -> tuple[str, list[str]]:
     """Kind and options of the file system; the last of several mounts at one point covers the others."""
-    best, found = -1, ("", list[str]())
-    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
-        _, point, kind, options, *_ = line.split(" ")
-        # Spaces and the like are written in octal: proc_pid_mounts(5), getmntent(3).
-        where = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point))
-        if folder.is_relative_to(where) and len(where.parts) >= best:
-            best, found = len(where.parts), (kind, options.split(","))
-    return found
+    above = [each for each in psutil.disk_partitions(all=True) if folder.is_relative_to(each.mountpoint)]
+    found = max(enumerate(above), key=lambda each: (len(Path(each[1].mountpoint).parts), each[0]))[1]
+    return found.fstype, found.opts.split(",")
 
 
-def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
+def try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
+    """Whether the lock of the open file was free; it is held then."""
     try:
         fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -22,12 +22,12 @@ from typing import IO
 from luffy.config import STAGE_KINDS
 from luffy.errors import EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
 from luffy.pipeline.disk import free_bytes
-from luffy.pipeline.engine_process import HostedStage, current_engine_process
+from luffy.pipeline.engine_process import current_engine_process
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.inherited_environment import own_environment
 from luffy.pipeline.job import JOB_FILE
 from luffy.pipeline.reuse import LOG_FILE
-from luffy.pipeline.warm_start import WarmStage, current_warm_server
+from luffy.pipeline.warm_start import SharedStage, current_warm_server
 from luffy.processes import TITLE_VARIABLE, end_processes, start_marked
 
 _POLL_S = 0.1
@@ -89,14 +89,16 @@ def supervise(
         log = stack.enter_context(log_path.open(encoding="utf-8", errors="replace"))
         log.seek(0, os.SEEK_END)
         variables = {**own_environment(), **(environment or {}), "PYTHONUNBUFFERED": "1", TITLE_VARIABLE: "1"}
-        process: subprocess.Popen[bytes] | WarmStage | HostedStage
+        process: subprocess.Popen[bytes] | SharedStage
         warm, engine = current_warm_server(), current_engine_process()
         is_hosted = has_engine and command[1] == "-m"  # as a module, which the process runs in itself
+        stage: SharedStage | None = None
         if is_hosted and engine is not None and stack.enter_context(engine.turn(variables, stopped)):
-            process = engine.start(command, log_path, variables)
-            mark = process.mark
-        elif warm is not None and (stage := warm.start(command, log_path, variables)) is not None:
-            process, mark = stage, stage.server.mark
+            stage = engine.start(command, log_path, variables)
+        elif warm is not None:
+            stage = warm.start(command, log_path, variables)
+        if stage is not None:
+            process, mark = stage, stage.mark
         else:
             process, mark = _start_cold(command, out, variables)
         try:
@@ -125,7 +127,7 @@ def _start_cold(
     return start_marked(command, out, environment)
 
 
-def _end(process: subprocess.Popen[bytes] | WarmStage | HostedStage, mark: str, grace_s: float) -> None:
+def _end(process: subprocess.Popen[bytes] | SharedStage, mark: str, grace_s: float) -> None:
     def end_all(patience_s: float) -> None:
         # Who carries the mark but goes on: the warm server, and a process that is ready for its next stage.
         spared = None if isinstance(process, subprocess.Popen) else process.spared

@@ -15,11 +15,13 @@ import importlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -36,6 +38,7 @@ LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2"
 """The libraries that are slowest to import. Not pyarrow: it starts a thread, which a fork would lose."""
 _LOAD_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 20.0
+_POLL_S = 0.1
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 # The supervisor sets these. No library that is loaded before the fork reads them.
 _OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, "PYTHONUNBUFFERED"})
@@ -74,7 +77,7 @@ class WarmServer:
         self._connection, far_end = Pipe()
         self._ready = False
         self._ordering = threading.Lock()
-        self._stage: WarmStage | None = None
+        self._stage: SharedStage | None = None
         variables = {**environment, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1", **_WITHOUT_THREADS}
         program = [sys.executable, "-m", "luffy.pipeline.warm_start", str(far_end.fileno()), *libraries]
         with log.open("ab") as out, far_end:
@@ -94,7 +97,7 @@ class WarmServer:
             _current.reset(token)
             self.stop()
 
-    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
+    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "SharedStage | None":
         """Start `python -m MODULE ...` with its output appended to `log`; None if it must start cold."""
         is_module = list(command[:2]) == [sys.executable, "-m"]
         # Libraries read the environment when they are loaded.
@@ -114,7 +117,7 @@ class WarmServer:
                 self._further = self._starting.submit(WarmServer, self._log, self._libraries)
         return None if self._further.exception() else self._further.result().start(command, log, environment)
 
-    def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
+    def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "SharedStage | None":
         variables = {**environment, MARK_VARIABLE: self.mark}
         order: Order = (command[2], list(command[3:]), variables, str(log.resolve()))
         with ExitStack() as on_failure:
@@ -125,7 +128,8 @@ class WarmServer:
                     self._answer(_LOAD_TIMEOUT_S)
                     self._ready = True
                 self._connection.send(order)
-                self._stage = WarmStage(self, self._answer(_FORK_TIMEOUT_S), self._connection, log)
+                pid = self._answer(_FORK_TIMEOUT_S)
+                self._stage = SharedStage(self._process, self._connection, self.mark, pid, log)
             except (OSError, EOFError) as error:
                 logger.info("stages start without a warm server from now on: %s", error or type(error).__name__)
                 return None
@@ -154,39 +158,45 @@ class WarmServer:
 
 
 @dataclass(slots=True)
-class WarmStage:
-    """A stage forked by a warm server; the counterpart of `subprocess.Popen`."""
+class SharedStage:
+    """A stage in a process that runs several, or forked from one; the counterpart of `subprocess.Popen`."""
 
-    server: WarmServer
-    pid: int
+    process: subprocess.Popen[bytes]
+    """The one that runs several."""
     connection: Connection
-    """To the server."""
+    """To it; each exit code comes from there."""
+    mark: str
+    """That of the process and all that its stages start."""
+    pid: int
+    """The stage's own; that of the process where it runs in it."""
     log: Path
     returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, -n for signal n; None while it runs. Raises StageFailed when the server has died."""
-        if self.returncode is None and self.connection.poll() and self.wait() is None:
-            raise StageFailed(
-                f"was lost, because the warm server that started it died; the same command resumes it "
-                f"(log: {self.log})",
-                temporary=True,
-            )
+        """The exit code, -n for signal n; None while it runs. StageFailed when the server that forked it has died."""
+        if self.returncode is None:
+            with suppress(OSError, EOFError):  # the process has ended, which has a code
+                self.returncode = self.connection.recv() if self.connection.poll() else None
+            if self.returncode is None and (code := self.process.poll()) is not None:
+                if self.pid != self.process.pid:
+                    raise StageFailed(
+                        f"was lost, because the warm server that started it died; the same command resumes it "
+                        f"(log: {self.log})",
+                        temporary=True,
+                    )
+                self.returncode = code
         return self.returncode
+
+    def wait(self) -> None:
+        """Wait until the stage has ended, or the server that forked it."""
+        with suppress(StageFailed):
+            while self.poll() is None:
+                time.sleep(_POLL_S)
 
     @property
-    def spared(self) -> int:
-        """The process that carries the stage's mark but goes on: the server."""
-        return self.server.pid
-
-    def wait(self) -> int | None:
-        """Wait until the stage ends; returns the exit code, None if the server died first."""
-        if self.returncode is None:
-            try:
-                self.returncode = self.connection.recv()
-            except (OSError, EOFError):
-                return None
-        return self.returncode
+    def spared(self) -> int | None:
+        """The process that goes on although it carries the mark; None where it has to end with the stage."""
+        return self.process.pid if self.pid != self.process.pid or self.returncode == 0 else None
 
 
 def surroundings(environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:

@@ -22,7 +22,7 @@ from luffy.config import StageName
 from luffy.errors import WorkspaceError
 from luffy.files import write_atomic
 from luffy.pipeline.disk import free_bytes, usable
-from luffy.pipeline.lock import check_locks
+from luffy.pipeline.lock import check_locks, try_lock
 
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
@@ -154,9 +154,7 @@ def claiming(workspace: Workspace, *, exclusive: bool = False) -> Iterator[None]
     with usable(workspace.root):
         file = (workspace.root / _CLAIMS_FILE).open("a+b")  # NFS shares locks only of files open for reading
     with file:
-        try:
-            fcntl.flock(file, mode | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fileno(), mode):
             other = "runs that begin a stage" if exclusive else "`luffy gc`, which decides what to delete"
             logger.warning("waiting in %s for %s", workspace.root, other)
             fcntl.flock(file, mode)

@@ -3,10 +3,11 @@
 Pages show a table as HTML or Markdown, terminals as text.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:  # every command imports this module
     from luffy.evaluation.across_runs.run_results import Costs
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # every command imports this module
 Item = TypeVar("Item")
 NBSP = "\u00a0"
 NONE = "–"
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 Tone = Literal["", "better", "worse", "aside"]
 """How a cell is coloured; `aside`: less than the others."""
 
@@ -112,23 +114,21 @@ def signed(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`7 min 05 s`, `2 h 10 min`, or seconds."""
+    """`8s`, `3m20s`, `2h05m`."""
     whole = round(seconds)
     if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def size(num_bytes: int) -> str:
-    """In the largest unit that leaves a number above 1."""
-    value = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+def size_words(num_bytes: float) -> str:
+    """`17 B`, `3.4 MiB`."""
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    power = min(int(math.log(num_bytes, 1024)), len(_UNITS))
+    return f"{num_bytes / 1024**power:.1f} {_UNITS[power - 1]}"
 
 
 def moment(iso: str) -> datetime:
@@ -164,6 +164,35 @@ def step_times_table(times: "Mapping[str, StepTimes]") -> Table:
 
 _SHOWN_S = 0.005
 """Less is 0.00 s."""
+
+
+def sources_table(sources: "Mapping[str, Mapping[str, Any]]") -> Table:
+    """What the data card counts of each source by name; token counts are the median and the maximum of what passed."""
+
+    def tally(counts: Mapping[str, int], longest: Mapping[str, int] | None = None) -> str:
+        """The counts; of what is too long also the length of the longest."""
+        up_to = {name: f" (up to {tokens:,} tokens)" for name, tokens in (longest or {}).items()}
+        parts = (f"{name.replace('_', ' ')} {number:,}{up_to.get(name, '')}" for name, number in counts.items())
+        return ", ".join(parts) or NONE
+
+    def quantiles(tokens: Mapping[str, int]) -> str:
+        return f"{tokens['p50']} (max {tokens['max']})" if tokens else NONE
+
+    return table_of(
+        sources.items(),
+        {
+            "source": lambda item: item[0],
+            "kind": lambda item: item[1]["kind"],
+            "rows in": lambda item: f"{item[1]['rows_in']:,}",
+            "rows out": lambda item: f"{item[1]['rows_out']:,}",
+            "traces": lambda item: f"{item[1]['traces_out']:,}",
+            "rejected rows": lambda item: tally(item[1]["rejected"], item[1].get("longest_rejected")),
+            "rejected traces": lambda item: tally(item[1]["rejected_traces"]),
+            "malformed": lambda item: f"{item[1]['quarantined']:,}",
+            "prompt tokens": lambda item: quantiles(item[1]["prompt_tokens"]),
+            "trace tokens": lambda item: quantiles(item[1]["trace_tokens"]),
+        },
+    )
 
 
 def costs_by_name(first: str, costs: "Mapping[str, Costs | None]") -> Table:

@@ -36,7 +36,8 @@ from luffy.report.cells import (
     moment,
     p_value,
     percent,
-    size,
+    size_words,
+    sources_table,
     step_times_table,
     table,
     table_of,
@@ -44,7 +45,7 @@ from luffy.report.cells import (
     tone,
 )
 from luffy.report.curves import OUTCOME_COLORS, draw_held_out, draw_outcomes, draw_panels, rl_panels, supervised_panels
-from luffy.report.evaluation_page import Scored, accuracies, breakdowns, measures, shares_at_k, votes
+from luffy.report.evaluation_page import Scored, accuracies, breakdowns, measures, scores
 from luffy.report.figures import bars
 from luffy.report.page import Figure, Page, Sample, Section, Tile, Turn, markdown
 from luffy.tracking.advice import advice_on_rl
@@ -162,23 +163,6 @@ def chain_page(chain: FinishedChain) -> Page:
         f"finished {timestamp(last.ended)}",
     )
     confidence = f"{100 * chain.evaluations[0].results.confidence:g} %"
-    every_number = table_of(
-        [(checkpoint_name(each.checkpoint), row) for each in chain.evaluations for row in each.results.rows],
-        {
-            "checkpoint": lambda found: found[0],
-            "suite": lambda found: found[1].suite,
-            "decoding": lambda found: found[1].decoding,
-            "problems": lambda found: f"{found[1].num_problems:,}",
-            "samples each": lambda found: found[1].num_samples,
-            "accuracy %": lambda found: accuracy(found[1].estimate),
-            "pass@k %": lambda found: shares_at_k(found[1].pass_at_k),
-            "mean tokens": lambda found: f"{found[1].mean_tokens:.0f}",
-            "truncated %": lambda found: percent(found[1].truncated_share),
-            "other outcomes": lambda found: _tally(
-                {name: n for name, n in found[1].outcomes.items() if name not in ("correct", "wrong") and n}
-            ),
-        },
-    )
     results = Section(
         title="Results",
         anchor="results",
@@ -190,14 +174,10 @@ def chain_page(chain: FinishedChain) -> Page:
         ),
         sections=tuple(_decoding(chain, name) for name in chain.decodings),
     )
-    folded = (
-        *(_more(chain, name) for name in chain.decodings),
-        Section(title="Every number", is_folded=True, tables=(every_number,)),
-    )
+    tables = Section(title="Tables", anchor="tables", sections=tuple(_more(chain, name) for name in chain.decodings))
     sections = (
         *(_opening(chain, confidence), results, *_training(chain), *_samples(chain)),
-        *(Section(title="Tables", anchor="tables", sections=folded), *_times(chain), _data(chain)),
-        _provenance(chain, last),
+        *(tables, *_times(chain), _data(chain), _provenance(chain, last)),
     )
     return Page(config.name, " · ".join(filter(None, facts)), sections, "report")
 
@@ -349,23 +329,12 @@ def _decoding(chain: FinishedChain, name: str) -> Section:
     )
 
 
-def _more(chain: FinishedChain, name: str) -> Section:
-    """What else a decoding's results say: other measures than accuracy, and accuracy by subject and level."""
-    parts = (breakdowns(f"breakdown-{name}", chain.scored((suite, name))) for suite in chain.suites)
-    return Section(
-        title=f"By suite, {name} decoding: forms, lengths, votes, subjects",
-        is_folded=True,
-        tables=tuple(table for table in _side_by_side(chain, name) if table.rows),
-        sections=tuple(section for part in parts for section in part),
-    )
-
-
-def _side_by_side(chain: FinishedChain, decoding: str) -> list[Table]:
-    """Other measures than accuracy: a row per suite and checkpoint, suites together."""
+def _more(chain: FinishedChain, decoding: str) -> Section:
+    """Every number of a decoding's results, a row per suite and checkpoint; and accuracy by subject and level."""
     of_checkpoints = []
     for evaluation in chain.evaluations:
         rows = [row for row in evaluation.results.rows if row.decoding == decoding]
-        of_checkpoints.append((checkpoint_name(evaluation.checkpoint), (votes(rows), *measures(rows))))
+        of_checkpoints.append((checkpoint_name(evaluation.checkpoint), (scores(rows), *measures(rows))))
     tables = []
     for same in zip(*(found for _, found in of_checkpoints), strict=True):
         lines = [
@@ -375,8 +344,14 @@ def _side_by_side(chain: FinishedChain, decoding: str) -> list[Table]:
         ]
         lines.sort(key=lambda line: chain.suites.index(line[0].text))  # stable: checkpoints stay in order
         first, *others = same[0].header
-        tables.append(replace(same[0], header=(first, "checkpoint", *others), rows=tuple(lines)))
-    return tables
+        tables += [replace(same[0], header=(first, "checkpoint", *others), rows=tuple(lines))] if lines else []
+    parts = (breakdowns(f"breakdown-{decoding}", chain.scored((suite, decoding))) for suite in chain.suites)
+    return Section(
+        title=f"Every number of {decoding} decoding, by suite: accuracies, forms, lengths, subjects",
+        is_folded=True,
+        tables=tuple(tables),
+        sections=tuple(section for part in parts for section in part),
+    )
 
 
 def _training(chain: FinishedChain) -> list[Section]:
@@ -522,23 +497,10 @@ def _data(chain: FinishedChain) -> Section:
         sections.append(Section(title="Sampled traces", aside=aside, tables=(by_round,)))
     sources = chain.data_card.get("sources", {})
     assert isinstance(sources, Mapping)
-    by_source = table_of(
-        sources.items(),
-        {
-            "source": lambda item: item[0],
-            "kind": lambda item: item[1]["kind"],
-            "rows in": lambda item: f"{item[1]['rows_in']:,}",
-            "rows out": lambda item: f"{item[1]['rows_out']:,}",
-            "traces": lambda item: f"{item[1]['traces_out']:,}",
-            "rejected rows": lambda item: _tally(item[1]["rejected"]),
-            "rejected traces": lambda item: _tally(item[1]["rejected_traces"]),
-            "malformed": lambda item: f"{item[1]['quarantined']:,}",
-            "prompt tokens": lambda item: _quantiles(item[1]["prompt_tokens"]),
-            "trace tokens": lambda item: _quantiles(item[1]["trace_tokens"]),
-        },
-    )
     note = "Token counts: median and maximum of what passed."
-    return Section(title="Data", anchor="data", notes=(note,), tables=(by_source,), sections=tuple(sections))
+    return Section(
+        title="Data", anchor="data", notes=(note,), tables=(sources_table(sources),), sections=tuple(sections)
+    )
 
 
 def _provenance(chain: FinishedChain, last: Manifest) -> Section:
@@ -553,7 +515,7 @@ def _provenance(chain: FinishedChain, last: Manifest) -> Section:
             "key": lambda item: item[1].key,
             "started": lambda item: timestamp(item[1].started),
             "took": lambda item: duration(item[1].total_s),
-            "size": lambda item: size(sum(output.bytes for output in item[1].outputs)),
+            "size": lambda item: size_words(sum(output.bytes for output in item[1].outputs)),
             "resumed": lambda item: resumed(item[1]),
         },
     )
@@ -568,11 +530,3 @@ def _provenance(chain: FinishedChain, last: Manifest) -> Section:
     folded = Section(title="Configuration", is_folded=True, code=config)
     shown = (replace(stages, style="compact keys"),)
     return Section(title="Provenance", anchor="provenance", tables=shown, sections=(machine, folded))
-
-
-def _tally(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items()) or NONE
-
-
-def _quantiles(quantiles: Mapping[str, int]) -> str:
-    return f"{quantiles['p50']} (max {quantiles['max']})" if quantiles else NONE

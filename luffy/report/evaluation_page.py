@@ -239,20 +239,6 @@ def measures(rows: Sequence[ResultRow]) -> tuple[Table, ...]:
     return health, forms, agreements, choices
 
 
-def votes(rows: Sequence[ResultRow]) -> Table:
-    """pass@k and maj@k, where there are several responses per problem."""
-    return table_of(
-        [row for row in rows if row.num_samples > 1],
-        {
-            "suite": lambda row: row.suite,
-            "k": lambda row: row.num_samples,
-            "pass@k": lambda row: shares_at_k(row.pass_at_k),
-            "maj@k": lambda row: shares_at_k(row.maj_at_k),
-        },
-        "Several responses to a problem: at least one of k correct (pass@k), the most frequent answer (maj@k)",
-    )
-
-
 def shares_at_k(shares: Mapping[str, float]) -> str:
     """`1: 50.0, 2: 75.0`, in percent."""
     return ", ".join(f"{k}: {percent(value)}" for k, value in shares.items()) or NONE

@@ -15,7 +15,6 @@ import runpy
 import signal
 import sys
 from multiprocessing.connection import Connection
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -34,10 +33,6 @@ from luffy.training.ranks import init_process_group
 _OF_GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
-def _leave(code: int) -> NoReturn:
-    raise SystemExit(code)
-
-
 class StageHost:
     """Runs a stage as in a fresh process."""
 
@@ -45,7 +40,7 @@ class StageHost:
         self._own = {name: os.environ[name] for name in (MARK_VARIABLE, SUPERVISOR_VARIABLE)}
         self._num_threads = torch.get_num_threads()
         self._seed = torch.initial_seed()
-        program.leave = _leave
+        program.leave = sys.exit
         keep_engine()
         # Otherwise vLLM would begin one, and end it with its engine, also under a trainer.
         init_process_group()

@@ -42,10 +42,16 @@ def step_times(steps: Sequence[MetricRow], rows: Sequence[MetricRow] = ()) -> St
         return None
     parts = [_parts(row) for row in timed]
     seconds = [row[_STEP] for row in timed]
+    known = [
+        (row["perf/mfu"], sum(row.get(name, 0.0) for name in (*_SCORING, "perf/update_s")))
+        for row in timed
+        if math.isfinite(row.get("perf/mfu", math.nan))
+    ]
+    computed = sum(spent for _, spent in known)  # what the utilisation is a share of
     return StepTimes(
         {name: fmean(part[name] for part in parts) for name in parts[0]},
         tokens_per_s=sum(row["perf/tokens_per_s"] * row[_STEP] for row in timed) / sum(seconds),
-        mfu=_mean_mfu(timed),
+        mfu=sum(mfu * spent for mfu, spent in known) / computed if computed else None,
         start_s=sum(row.get(START, 0.0) for row in rows),
     )
 
@@ -65,14 +71,3 @@ def _parts(row: MetricRow) -> dict[str, float]:
         "waiting": waited - max(busy, grading),
     }
     return found | {"other": row[_STEP] - sum(found.values())}
-
-
-def _mean_mfu(steps: Sequence[MetricRow]) -> float | None:
-    """Weighted by the time that it is a share of."""
-    known = [
-        (row["perf/mfu"], sum(row.get(name, 0.0) for name in (*_SCORING, "perf/update_s")))
-        for row in steps
-        if math.isfinite(row.get("perf/mfu", math.nan))
-    ]
-    total = sum(seconds for _, seconds in known)
-    return sum(mfu * seconds for mfu, seconds in known) / total if total else None

@@ -57,7 +57,7 @@ class Load:
 @contextmanager
 def served(workspace: Path, limit: int, url: str | None) -> Iterator[str]:
     """The address of the API of a `luffy serve`, from a folder of its own."""
-    port = free_port(2)
+    port = free_port()
     environment = environment_without_server()
     if url is not None:
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url

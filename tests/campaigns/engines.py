@@ -16,7 +16,7 @@ from pathlib import Path
 
 from luffy.config import load_experiment
 from luffy.evaluation.results import read_results
-from luffy.pipeline.experiment import Unwatched, open_experiment, start_run
+from luffy.pipeline.experiment import StageObserver, open_experiment, start_run
 from luffy.pipeline.workspace import find_workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
@@ -63,7 +63,7 @@ def run_arm(arm: str, seed: int, workspace: Path) -> Outcome:
     with start_run(experiment) as run:
         for plan in experiment.plan():
             if plan.node.name not in ("evaluate_base", "report"):
-                run.execute(plan.node.name, Unwatched())
+                run.execute(plan.node.name, StageObserver())
                 folders[plan.node.name] = plan.directory
     rows = read_metrics(folders["rl"] / METRICS_FILE)[SKIPPED_STEPS:]
     found = Outcome(

@@ -50,7 +50,7 @@ from luffy.config.derived import evaluation_of
 from luffy.data.parquet import read_prompts
 from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR, LuffyError
 from luffy.pipeline.events import EVENTS_FILE, EventReader
-from luffy.pipeline.experiment import Experiment, Unwatched, open_experiment, start_run
+from luffy.pipeline.experiment import Experiment, StageObserver, open_experiment, start_run
 from luffy.pipeline.garbage import partial_files
 from luffy.pipeline.identity import read_identity
 from luffy.pipeline.job import JOB_FILE, write_job
@@ -514,7 +514,7 @@ def run_chain(experiment: Experiment) -> int:
     try:
         with start_run(experiment) as run:
             for node in experiment.nodes:
-                run.execute(node.name, Unwatched())
+                run.execute(node.name, StageObserver())
     except LuffyError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

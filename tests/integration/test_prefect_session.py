@@ -167,5 +167,5 @@ def test_a_server_that_dies_under_the_flow_is_one_line():
         raise httpx.ConnectError("refused")
 
     with pytest.raises(LuffyError, match=r"no longer answers \(ConnectError\)") as caught:
-        call_flow(flow, {}, None, nullcontext())
+        call_flow(flow, {}, None)
     assert "\n" not in str(caught.value)

@@ -26,7 +26,8 @@ from prefect.runtime import flow_run  # noqa: E402
 
 from luffy.errors import LuffyError  # noqa: E402
 from luffy.pipeline.experiment import start_run  # noqa: E402
-from luffy.tasks.session import Session, publishing  # noqa: E402
+from luffy.tasks.artifacts import Publisher  # noqa: E402
+from luffy.tasks.session import Session, _writer  # noqa: E402
 from luffy.tasks.stages import make_chain  # noqa: E402
 
 
@@ -35,7 +36,7 @@ def toy() -> str:
     """Make the chain; returns the identifier of the flow run."""
     with (
         start_run(toy_experiment(root, *overrides), command=toy_command) as run,
-        publishing(flow_run.get_id(), []) as publisher,
+        Publisher(_writer(flow_run.get_id(), [])) as publisher,
     ):
         session = Session(run, Recorder(echo=True), publisher, force=filter(None, forced.split(",")))
         if "TOY_NESTED" in os.environ:  # as the runs of a comparison make their stages

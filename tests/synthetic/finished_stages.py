@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from luffy.config.execution import ExecutionConfig
-from luffy.pipeline.experiment import Experiment, ExperimentRun, RunState, Unwatched
+from luffy.pipeline.experiment import Experiment, ExperimentRun, RunState, StageObserver
 from luffy.pipeline.identity import IdentityRecord, write_identity
 from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests, write_manifest
 from luffy.pipeline.plan import StagePlan
@@ -75,6 +75,6 @@ def run_of(experiment: Experiment, state: RunState = "finished") -> Path:
     """The directory of a run that has used every stage of `experiment`, all of which are finished."""
     run = ExperimentRun(experiment, experiment.workspace.new_run(experiment.config.name, {"state": "running"}))
     for node in experiment.nodes:
-        run.execute(node.name, Unwatched())
+        run.execute(node.name, StageObserver())
     run.record(state)
     return run.directory

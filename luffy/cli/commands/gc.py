@@ -5,12 +5,13 @@ from typing import Annotated, get_args
 
 from typer import BadParameter, Option
 
-from luffy.cli.console import duration, say, show_rows, size_words
+from luffy.cli.console import say, show_rows
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.errors import EXIT_FAILURE, EXIT_OK, DataError
 from luffy.pipeline.disk import freed_bytes, measure
 from luffy.pipeline.garbage import Kind, Retention, dispose, survey
 from luffy.pipeline.workspace import find_workspace
+from luffy.report.cells import duration, size_words
 
 _DAY_S = 86400.0
 _KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -1,6 +1,7 @@
 """`luffy show`: a workspace, or one run from its configuration and the raw data to metrics, curves and samples."""
 
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated
 
 from typer import Argument, Option
@@ -36,8 +37,6 @@ def show(
     reward: Annotated[
         str | None, Option(metavar="LOW..HIGH", help="samples with this reward: 1, 0..0.5, 0.5..")
     ] = None,
-    reward_min: Annotated[float | None, Option(metavar="X", help="samples with at least this reward")] = None,
-    reward_max: Annotated[float | None, Option(metavar="X", help="samples with at most this reward")] = None,
     prompt: Annotated[
         str | None, Option(metavar="UID", help="instead: the rollouts of one prompt, step by step")
     ] = None,
@@ -53,7 +52,7 @@ def show(
     """
     where = find_workspace(workspace)
     if run is None or leaderboard:
-        asked = (samples, stage, reward, reward_min, reward_max, prompt, svg)
+        asked = (samples, stage, reward, prompt, svg)
         if leaderboard and run is not None:
             raise ConfigError(f"--leaderboard ranks the whole workspace: leave out {run}")
         if everything or any(value is not None for value in asked):
@@ -72,22 +71,24 @@ def show(
     if tag:
         raise ConfigError(f"--tag lists runs: leave out {run}")
     if run.startswith(WANDB_PREFIX):
-        if any(value is not None for value in (samples, stage, reward, reward_min, reward_max, prompt)):
+        if any(value is not None for value in (samples, stage, reward, prompt)):
             raise ConfigError(f"{run}: a run in wandb has metrics and curves alone: give --all or --svg")
         run_view.show_remote(read_wandb(run), svg, everything=everything)
         return EXIT_OK
     if prompt is not None and samples is not None:
         raise ConfigError("--prompt and --samples show different things: give one of them")
-    if samples is None and any(value is not None for value in (reward, reward_min, reward_max, stage)):
+    if samples is None and any(value is not None for value in (reward, stage)):
         raise ConfigError("--stage and --reward choose among samples: give --samples N, too")
     if samples is not None:
-        from luffy.api.sample_view import reward_range, samples_of  # loads pyarrow
+        from luffy.api.sample_view import read_range, samples_of  # loads pyarrow
 
-        low, high = reward_range(reward, reward_min, reward_max)
+        low, high = read_range(reward or "-inf..")
         found = samples_of(find_run(where, run), stage, (low, high), samples)
         for each in found:
             parts = {"prompt": each.prompt, "response": each.response, "reference": each.reference}
-            texts = (f"  {name}:\n{_indented(text)}\n" for name, text in parts.items() if text or name != "reference")
+            texts = (
+                f"  {name}:\n{indent(text, 4 * ' ')}\n" for name, text in parts.items() if text or name != "reference"
+            )
             say("\n".join((each.heading, "".join(texts))))
         if len(found) < samples:
             say(f"{len(found)} samples, there are no more with a reward in [{low:g}, {high:g}]")
@@ -112,32 +113,15 @@ def _show_run(record: RunRecord, *, everything: bool, svg: Path | None) -> None:
     if record.arms:
         rows = [[arm, folder.name, read_run(folder).condition] for arm, folder in record.arms.items()]
         show_rows(["arm", "run", "state"], rows, "\nArms")
-    if record.config:
-        _show_settings(record, everything=everything)
+    if (config := record.configuration) is not None:
+        run_view.show_settings(config, everything=everything)
+    elif record.config:
+        say("\nits configuration was written by another version, so its defaults are unknown")
     show_table(run_view.stages_of(record), "Stages")
     show_table(run_view.lineage(record), "Lineage")
     if (metrics := run_view.last_metrics(record, everything=everything)).rows:
         show_table(metrics, "Newest metrics")
     finished = (entry.directory for entry in record.stages.values() if read_manifest(entry.directory) is not None)
-    run_view.show_results(finished, config=record.configuration)
+    run_view.show_results(finished, config=config)
     for file in run_view.write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
-
-
-def _show_settings(record: RunRecord, *, everything: bool) -> None:
-    config = record.configuration
-    if config is None:
-        say("\nits configuration was written by another version, so its defaults are unknown")
-        return
-    settings = run_view.settings_of(config)
-    own = [[each.path, each.value, each.default or ""] for each in settings if not each.is_default]
-    same = [[each.path, each.value] for each in settings if each.is_default]
-    show_rows(["field", "value", "default"], own, "\nConfiguration")
-    if everything:
-        show_rows(["field", "value"], same, "\nAt their defaults")
-    else:
-        say(f"{len(same)} more fields are at their defaults (--all shows them)")
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())

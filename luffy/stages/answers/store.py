@@ -30,14 +30,6 @@ from luffy.types import FinishReason, Message, Outcome
 ANSWERS_FILE = "answers.jsonl"
 """Graded answers of a stage."""
 _MISSING = (FinishReason.REFUSED, FinishReason.FAILED, FinishReason.ENVIRONMENT_ERROR)
-_OLD_STATUS = {
-    "complete": FinishReason.STOP,
-    "truncated": FinishReason.LENGTH,
-    "out_of_turns": FinishReason.TURNS,
-    "refused": FinishReason.REFUSED,
-    "failed": FinishReason.FAILED,
-    "crashed": FinishReason.ENVIRONMENT_ERROR,
-}
 
 
 def siblings(stage: Path) -> list[Path]:
@@ -141,7 +133,7 @@ class AnswerStore:
         return key in self._places
 
     def __getitem__(self, key: str) -> ModelAnswer:
-        return _read(self._file, self._places[key], key)[1]
+        return _read(self._file, self._places[key])[1]
 
     def get(self, key: str) -> ModelAnswer | None:
         """The answer under this key, adopted if only another store has it; None without one."""
@@ -169,7 +161,7 @@ class AnswerStore:
                     continue
                 file, place = self._adoptable[key]
                 with suppress(OSError):  # another machine has deleted it from a network disk
-                    author, answer = _read(file, place, key)
+                    author, answer = _read(file, place)
                     sources[Path(file.name)] = None
                     yield key, author, answer
 
@@ -230,23 +222,21 @@ def _commits(file: BinaryIO) -> Iterator[tuple[int, _Lines]]:
         start, end = end, end + len(line)
         if not line.endswith(b"\n"):
             return
-        if line != b"\n":
-            try:
-                found = _parsed(line)
-            except (ValueError, LookupError, TypeError, AttributeError):
-                return
-            place = start, len(line)
-            waiting += [(key, by, _is_missing(each), each.grades is not None, place) for key, by, each in found]
-            if not line.startswith(_OLD_LINE):
-                continue
-        yield end, waiting
-        waiting = _Lines()
+        if line == b"\n":
+            yield end, waiting
+            waiting = _Lines()
+            continue
+        try:
+            key, author, answer = _parsed(line)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return
+        waiting.append((key, author, _is_missing(answer), answer.grades is not None, (start, len(line))))
 
 
-def _read(file: Any, place: _Place, key: str) -> tuple[str, ModelAnswer]:
+def _read(file: Any, place: _Place) -> tuple[str, ModelAnswer]:
     """The author and the answer; several threads may read from one file."""
-    line = os.pread(file.fileno(), place[1], place[0])
-    return next((author, answer) for each, author, answer in _parsed(line) if each == key)
+    _, author, answer = _parsed(os.pread(file.fileno(), place[1], place[0]))
+    return author, answer
 
 
 def _line(key: str, author: str, answer: ModelAnswer) -> bytes:
@@ -276,11 +266,9 @@ def _line(key: str, author: str, answer: ModelAnswer) -> bytes:
     return json.dumps(written, ensure_ascii=False).encode("utf-8", errors="replace") + b"\n"
 
 
-def _parsed(line: bytes) -> list[tuple[str, str, ModelAnswer]]:
-    """Key, author and answer of each answer in the line."""
+def _parsed(line: bytes) -> tuple[str, str, ModelAnswer]:
+    """Key, author and answer."""
     fields = json.loads(line)
-    if "answers" in fields:
-        return [(entry["key"], fields["teacher"], _old_answer(entry)) for entry in fields["answers"]]
 
     def grade(name: str) -> Grade:
         outcome, extracted, reason = fields[name]
@@ -305,22 +293,4 @@ def _parsed(line: bytes) -> list[tuple[str, str, ModelAnswer]]:
         fields.get("fault", ""),
         grades,
     )
-    return [(fields["key"], fields.get("author", ""), answer)]
-
-
-_OLD_LINE = b'{"teacher"'
-"""How a line of paid answers of luffy 0.1 begins: it holds a list of answers, which it commits by itself."""
-
-
-def _old_answer(entry: dict[str, Any]) -> ModelAnswer:
-    known = entry["logprobs"]
-    return ModelAnswer(
-        entry["text"],
-        entry["num_tokens"],
-        _OLD_STATUS[entry["status"]],
-        turns=tuple(Message(**turn) for turn in entry.get("turns", ())),
-        measures=entry.get("measures", {}),
-        logprobs=None if known is None else tuple(map(float, known)),
-        prompt_tokens=entry["prompt_tokens"],
-        fault=entry.get("reason", ""),
-    )
+    return fields["key"], fields.get("author", ""), answer

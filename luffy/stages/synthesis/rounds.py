@@ -160,11 +160,6 @@ class Verdict:
     def is_correct(self) -> bool:
         return self.outcome == Outcome.CORRECT
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether the answer may become a trace."""
-        return self.is_correct and self.rejection is None
-
 
 @dataclass(slots=True)
 class TeacherTurn:
@@ -190,7 +185,7 @@ class TeacherTurn:
         """The prompt's answers that may become traces, equal texts once."""
         found: dict[str, Verdict] = {}
         for verdict in self.verdicts.get(uid, ()):
-            if verdict.is_usable:
+            if verdict.is_correct and verdict.rejection is None:
                 found.setdefault(verdict.text_hash, verdict)
         return list(found.values())
 

@@ -10,9 +10,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from luffy.config.environment import CustomEnvironment, EnvironmentConfig, MixtureEnvironment
+from luffy.config.environment import EnvironmentConfig
 from luffy.config.strict import FOR_IDENTITY
 from luffy.data.schema import joined_text
 from luffy.environments.environment import Environment, ScoringEnvironment, received_messages
@@ -39,8 +38,6 @@ endpoint. The second limit is higher: an endpoint rejects single prompts that ar
 account is empty."""
 _TOKENS_OF_TURN = 32
 """Bound for the tokens that a chat template puts around a message."""
-_CALL_S = 600.0
-"""What both limits of calls were before they could be set."""
 
 
 class PaidTeacher:
@@ -254,24 +251,11 @@ class _PaidEpisode:
         return live
 
 
-def _unused(environment: EnvironmentConfig) -> dict[str, Any]:
-    """Fields that the keys of earlier answers do not have, where they are not used: such an episode stays paid."""
-    plain = {"group_measures": {}, "timeout_s": _CALL_S}
-    unused: dict[str, Any] = {
-        "scoring": {name for name, value in plain.items() if getattr(environment.scoring, name) == value}
-    }
-    if isinstance(environment, CustomEnvironment) and environment.timeout_s == _CALL_S:
-        unused["timeout_s"] = True
-    if isinstance(environment, MixtureEnvironment):
-        unused["parts"] = {name: {"environment": _unused(part.environment)} for name, part in environment.parts.items()}
-    return unused
-
-
 def episode_key(first_turn: str, prompt: Prompt, environment: EnvironmentConfig | None) -> str:
     """Hash of everything that an episode depends on: `first_turn` is the key of its first request."""
     played = ""
     if environment is not None:
-        played = environment.model_dump_json(context=FOR_IDENTITY, exclude=_unused(environment))
+        played = environment.model_dump_json(context=FOR_IDENTITY)
     problem = [prompt.uid, prompt.ground_truth, prompt.grader, prompt.extra_info]
     asked = json.dumps([first_turn, problem, played], sort_keys=True, default=str)
     return hashlib.sha256(asked.encode()).hexdigest()

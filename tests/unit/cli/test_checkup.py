@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 
 from luffy.cli.checkup import (
-    check_clock,
     check_constraints,
     check_gpus,
     check_keys,
     check_open_files,
     check_packages,
-    check_ports,
+    check_port,
     check_prefect,
-    check_python,
     check_sandbox,
     check_shared_memory,
     check_variables,
@@ -57,8 +55,6 @@ def pinned(**versions):
 @pytest.mark.parametrize(
     ("check", "severity", "found", "remedy"),
     [
-        (lambda folder: check_python(">=3.11,<3.14", "3.13.1"), "ok", "3.13.1", ""),
-        (lambda folder: check_python(">=3.11,<3.14", "3.14.0"), "broken", "3.14.0, luffy needs >=3.11,<3.14", "make"),
         (lambda folder: check_packages(NEEDS, FIT.get), "ok", "", ""),
         (
             lambda folder: check_packages(NEEDS, {**FIT, "ray": None, "vllm": "0.31.0"}.get),
@@ -86,12 +82,6 @@ def pinned(**versions):
         (lambda folder: check_open_files(65536), "ok", "65536", ""),
         (lambda folder: check_open_files(-1), "ok", "no limit", ""),
         (lambda folder: check_open_files(256), "note", "256", "ulimit -n 65536"),
-        (lambda folder: check_clock(Workspace(folder)), "ok", "UTC", ""),
-        (lambda folder: check_clock(Workspace(folder), lambda: 0.0), "broken", "1970-01-01", "clocks"),
-        (
-            lambda folder: check_clock(Workspace(folder), lambda: folder.stat().st_mtime + 3600),
-            "note", "-3600 s", "clocks",
-        ),
         (lambda folder: check_prefect(None, lambda url: False), "ok", "embedded", ""),
         (lambda folder: check_prefect("http://host/api", lambda url: True), "ok", "http://host/api", ""),
         (lambda folder: check_prefect("http://host/api", lambda url: False), "note", "http://host/api", "luffy serve"),
@@ -129,7 +119,6 @@ def test_a_sandbox_that_does_not_open_is_a_note_with_the_remedy(monkeypatch):
 
 def test_checking_a_workspace_that_does_not_exist_makes_none(tmp_path):
     check_workspace(Workspace(tmp_path / "new"))
-    check_clock(Workspace(tmp_path / "new"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,8 +127,8 @@ def test_a_port_of_another_program_is_a_note_and_that_of_a_server_is_not():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert check_ports(port, lambda url: True).severity == "ok"
-        assert "luffy serve --port" in check_ports(port, lambda url: False).remedy
+        assert check_port(port, lambda url: True).severity == "ok"
+        assert "luffy serve --port" in check_port(port, lambda url: False).remedy
 
 
 def test_a_key_that_is_not_set_is_broken_and_no_key_is_shown(monkeypatch):

@@ -7,12 +7,13 @@ import pytest
 from rich.console import Console
 
 from luffy.api.runs import Accuracy
-from luffy.cli.console import ChainProgress, StageLine, duration, live_table, plan_table, show_table, stage_display
+from luffy.cli.console import ChainProgress, StageLine, live_table, plan_table, show_table, stage_display
 from luffy.cli.run_view import accuracy_table
 from luffy.config import load_experiment
 from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace
+from luffy.report.cells import duration
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from luffy.cli import console
-from luffy.cli.console import say, show_error, text_table, visible_controls
+from luffy.cli.console import say, show_error, show_rows, visible_controls
 from luffy.markdown_text import code_span, markdown_cell
 
 HOSTILE = {
@@ -23,7 +24,7 @@ HOSTILE = {
 def test_controls_in_a_text_are_not_carried_out(text, capsys):
     say(text)
     show_error(text)
-    console.terminal().print(text_table(["answer"], [[text]], title=text))
+    show_rows(["answer"], [[text]], title=text)
     console.terminal().print(text, markup=False)
     said = "".join(capsys.readouterr())
     assert not [c for c in said if c not in "\n\t" and (not c.isprintable())], ascii(said)
@@ -32,7 +33,7 @@ def test_controls_in_a_text_are_not_carried_out(text, capsys):
 def test_colours_of_luffy_itself_stay_on_a_terminal(monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
     screen.push_render_hook(console._ControlsHook())
-    screen.print(text_table(["a"], [["x\x1b[5mx"]]))
+    screen.print(Text("x\x1b[5mx", style="bold"))
     assert "\x1b[1m" in screen.file.getvalue() and "x\\x1b[5mx" in screen.file.getvalue()
 
 

@@ -1,7 +1,6 @@
 """An address that others reach is served with a password, or not at all; the password stays in the environment."""
 
 import os
-from contextlib import nullcontext
 
 import httpx
 import pytest
@@ -90,5 +89,5 @@ def test_a_server_that_asks_for_a_password_is_one_line():
         raise httpx.HTTPStatusError("401\nFor more", request=request, response=httpx.Response(401, request=request))
 
     with pytest.raises(UserError, match="gpu1 requires a name and password; export PREFECT_API_AUTH_STRING") as caught:
-        call_flow(flow, {}, None, nullcontext())
+        call_flow(flow, {}, None)
     assert "\n" not in str(caught.value)

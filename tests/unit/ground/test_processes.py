@@ -8,7 +8,7 @@ import psutil
 import pytest
 from patience import PATIENCE_S
 
-from luffy.processes import end, end_group
+from luffy.processes import end_group
 
 READY = "print('ready', flush=True); import time; time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}"
@@ -38,19 +38,17 @@ def start(started: list[subprocess.Popen[bytes]], program: str) -> tuple[subproc
     return process, process.stdout.readline()
 
 
-@pytest.mark.parametrize("ending", [end, end_group])
 @pytest.mark.parametrize(("program", "grace_s", "code"), [(READY, 60.0, -15), (DEAF, 0.1, -9)])
-def test_a_process_that_ignores_sigterm_is_killed_and_any_other_ends_by_it(started, ending, program, grace_s, code):
+def test_a_process_that_ignores_sigterm_is_killed_and_any_other_ends_by_it(started, program, grace_s, code):
     process, _ = start(started, program)
-    ending(process, grace_s=grace_s)
+    end_group(process, grace_s=grace_s)
     assert process.returncode == code
 
 
-@pytest.mark.parametrize("ending", [end, end_group])
-def test_a_process_that_has_ended_keeps_its_exit_code(started, ending):
+def test_a_process_that_has_ended_keeps_its_exit_code(started):
     process, _ = start(started, "print('ready', flush=True); raise SystemExit(7)")
     process.wait()
-    ending(process)
+    end_group(process)
     assert process.returncode == 7
 
 

@@ -15,7 +15,7 @@ from synthetic.finished_stages import run_of
 from luffy.cli.main import main
 from luffy.errors import DataError
 from luffy.pipeline.disk import freed_bytes, measure
-from luffy.pipeline.experiment import ExperimentRun, Unwatched, open_experiment, start_run
+from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
 from luffy.pipeline.garbage import Retention, dispose, survey
 from luffy.pipeline.job import write_job
 from luffy.pipeline.lock import stage_lock
@@ -169,7 +169,7 @@ def test_a_run_under_way_keeps_the_results_it_will_reuse_and_cannot_be_given_up(
     finish_all(experiment, steps=20)
     run = ExperimentRun(experiment, workspace.new_run("smoke", {"state": "running"}))
     with stage_lock(run.directory):
-        run.execute("prepare_data", Unwatched())
+        run.execute("prepare_data", StageObserver())
         assert found(workspace, Retention(keep_runs=0)) == {}
         with pytest.raises(DataError, match=f"smoke-1: is under way \\(pid {os.getpid()} on "):
             survey(workspace, Retention(names=("smoke-1",)))
@@ -424,7 +424,7 @@ def test_a_run_takes_up_no_stage_during_a_deletion_and_says_so(workspace, opened
     finish_all(opened())
     experiment = opened()
     run = ExperimentRun(experiment, workspace.new_run("smoke", {}))
-    taking = threading.Thread(target=lambda: run.execute("prepare_data", Unwatched()))
+    taking = threading.Thread(target=lambda: run.execute("prepare_data", StageObserver()))
     with claiming(workspace, exclusive=True):
         taking.start()
         wait_until(lambda: "waiting" in caplog.text and "luffy gc" in caplog.text)

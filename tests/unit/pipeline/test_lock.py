@@ -5,7 +5,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
 from prefect.locking.protocol import LockManager
@@ -35,15 +37,15 @@ REASONS = {
     errno.EOPNOTSUPP: "Operation not supported",
     0: "a second holder is not kept out",
 }
-MOUNTS = """\
-/dev/vda / ext4 rw,relatime 0 0
-filer:/lab /lab nfs4 rw,vers=4.2,local_lock=none 0 0
-filer:/old /lab/old nfs rw,vers=3,nolock,local_lock=all 0 0
-filer:/a\\040b /lab/a\\040b nfs rw,vers=3,local_lock=flock 0 0
-me@host:/ /mnt/ssh fuse.sshfs rw,user_id=0 0 0
-tmpfs /lab/old/tmp tmpfs rw 0 0
-bucket /mnt/bucket fuse.s3fs rw 0 0
-"""
+MOUNTS = (
+    ("/", "ext4", "rw,relatime"),
+    ("/lab", "nfs4", "rw,vers=4.2,local_lock=none"),
+    ("/lab/old", "nfs", "rw,vers=3,nolock,local_lock=all"),
+    ("/lab/a b", "nfs", "rw,vers=3,local_lock=flock"),
+    ("/mnt/ssh", "fuse.sshfs", "rw,user_id=0"),
+    ("/lab/old/tmp", "tmpfs", "rw"),
+    ("/mnt/bucket", "fuse.s3fs", "rw"),
+)
 
 
 def test_the_holder_is_known_by_its_pid(tmp_path):
@@ -119,16 +121,16 @@ def test_a_workspace_without_working_locks_is_refused_in_one_line(tmp_path):
     ],
 )
 def test_a_mount_whose_locks_end_at_the_machine_is_refused(tmp_path, monkeypatch, folder, shared, fault):
-    mounts = tmp_path / "mounts"
-    mounts.write_text(MOUNTS)
-    assert is_shared(Path(folder), mounts) is shared
+    mounts = [SimpleNamespace(mountpoint=point, fstype=kind, opts=options) for point, kind, options in MOUNTS]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **which: mounts)
+    assert is_shared(Path(folder)) is shared
     monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **place: (tmp_path / "probe").open("w"))
     (tmp_path / "probe").touch()
     if fault is None:
-        check_locks(Path(folder), mounts)
+        check_locks(Path(folder))
     else:
         with pytest.raises(WorkspaceError, match=f"other machines do not see those of {fault}"):
-            check_locks(Path(folder), mounts)
+            check_locks(Path(folder))
 
 
 TAKE = """

@@ -6,7 +6,7 @@ import pytest
 
 from luffy.config import load_experiment
 from luffy.errors import ConfigError
-from luffy.pipeline.experiment import ExperimentRun, Unwatched, open_experiment
+from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment
 from luffy.pipeline.garbage import Retention, survey
 from luffy.pipeline.manifest import finished_manifest
 from luffy.pipeline.workspace import Workspace
@@ -43,7 +43,7 @@ def run_all(experiment) -> list[str]:
     run = ExperimentRun(experiment, experiment.workspace.new_run("it", {}), must_not_start)
     shown: list[str] = []
 
-    class Observer(Unwatched):
+    class Observer(StageObserver):
         def planned(self, plan):
             shown.append(plan.headline)
 

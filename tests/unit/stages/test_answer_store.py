@@ -1,7 +1,6 @@
 """Answers on disk: what a kill leaves of them, and what other stages take over."""
 
 import errno
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,31 +152,3 @@ def test_an_answer_that_cannot_be_read_any_more_is_not_adopted(tmp_path, monkeyp
 def stale(descriptor: int, num_bytes: int, offset: int) -> bytes:
     """As NFS answers after another machine has deleted the file."""
     raise OSError(errno.ESTALE, "Stale file handle")
-
-
-def test_paid_answers_of_an_earlier_version_are_read_and_added_to(tmp_path):
-    """In its form a line holds all answers of a batch, and commits them."""
-    fields = {"prompt_tokens": 3, "num_tokens": 4, "logprobs": None}
-    one = {"key": "k1", "text": "one", "status": "complete", **fields}
-    episode = {
-        "key": "k2", "text": "3", "status": "out_of_turns", **fields, "logprobs": [-0.5],
-        "turns": [{"role": "assistant", "content": "3"}], "measures": {"turns": 1.0},
-    }  # fmt: skip
-    refused = {"key": "k3", "text": "", "status": "refused", **fields}
-    lines = [{"teacher": "a", "answers": [one, episode]}, {"teacher": "b", "answers": [refused]}]
-    path = tmp_path / "paid_answers.jsonl"
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    path.write_text(text + text[:50])
-    store = AnswerStore(path)
-    assert path.read_text() == text
-    assert store["k1"] == ModelAnswer("one", 4, FinishReason.STOP, prompt_tokens=3)
-    turns = (Message("assistant", "3"),)
-    assert store["k2"] == ModelAnswer(
-        "3", 4, FinishReason.TURNS, turns=turns, measures={"turns": 1.0}, logprobs=(-0.5,), prompt_tokens=3
-    )
-    assert [store.has_answered(author) for author in "ab"] == [True, False]
-    store.add([("k4", answer("four"))])
-    again = AnswerStore(tmp_path / "answers.jsonl", [path])
-    again.adopt(["k1", "k2", "k3", "k4"])
-    assert [key for key in ("k1", "k2", "k3", "k4") if key in again] == ["k1", "k2", "k4"]
-    assert (again["k2"], again["k4"]) == (store["k2"], answer("four"))

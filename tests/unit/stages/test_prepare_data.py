@@ -10,7 +10,7 @@ from synthetic.preparation import prepare as prepared
 from synthetic.preparation import row, sources_of
 from synthetic.preparation import written as file_source
 
-from luffy.cli.run_view import card_of
+from luffy.cli.run_view import show_card
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.data.tokenizer import build_tokenizer
@@ -68,7 +68,7 @@ def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(made):
     assert sources_of(made)["corpus"]["rejected"]["in_evaluation_suite"] == 200 - len(corpus)
 
 
-def test_rejected_and_malformed_rows_are_accounted_for(tmp_path):
+def test_rejected_and_malformed_rows_are_accounted_for(tmp_path, capsys):
     rows = [
         row("1 + 1", "\\boxed{2}", "2"),
         row("1 + 1", "\\boxed{2}", "2"),
@@ -81,8 +81,8 @@ def test_rejected_and_malformed_rows_are_accounted_for(tmp_path):
     assert (card["rows_in"], card["rows_out"], card["quarantined"]) == (5, 1, 1)
     assert card["rejected"] == {"duplicate_uid": 1, "trace_too_long": 1, "trace_wrong": 1}
     (longest,) = card["longest_rejected"].values()
-    _, notes = card_of(tmp_path / "out")
-    assert longest > 100 and notes[2].endswith(f"; the longest: trace_too_long {longest} tokens")
+    show_card(tmp_path / "out")
+    assert longest > 100 and f"trace too long 1 (up to {longest} tokens)" in capsys.readouterr().out
     quarantined, *samples = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
     assert [sample["reason"] for sample in samples if sample["source"] == "train"] == ["trace_wrong", "trace_too_long"]
     assert samples[0]["trace_end"] == "\\boxed{4}"

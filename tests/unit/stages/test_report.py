@@ -111,7 +111,7 @@ def test_the_page_has_what_summaries_have_for_the_checkpoints_side_by_side(writt
     assert row is not None and row.agreement is not None
     maj, k = f"{100 * row.maj_at_k[str(row.num_samples)]:.1f}", row.num_samples
     passed = ", ".join(f"{k}: {100 * share:.1f}" for k, share in row.pass_at_k.items())
-    assert f"| longer | RL | {k} | {passed} | {k}: {maj} |" in markdown
+    assert re.search(rf"\| longer \| RL \|.*\| {passed} \| {k}: {maj} \|", markdown)
     assert f"| longer | RL | math, math_strict | {100 * row.agreement.share:.1f} |" in markdown
     shares = f"{100 * row.truncated_share:.1f} | {100 * row.no_answer_share:.1f}"
     assert f"| longer | RL | {shares} |" in markdown
@@ -122,7 +122,7 @@ def test_the_page_has_what_summaries_have_for_the_checkpoints_side_by_side(writt
     assert greedy is not None and cells[3].startswith(f"{100 * greedy.by_level['2'].accuracy:.1f} [")
     assert level.num_problems == 15
     decodings = len(finished.decodings)
-    for text, count in (("by subject", 4 * decodings), ("by level", decodings), ("pass@k</th>", 1)):
+    for text, count in (("by subject", 4 * decodings), ("by level", decodings), ("pass@k</th>", decodings)):
         assert html.count(text) == count
     assert "a &lt; b &amp; *c*" in html
     assert "a < b" not in html
@@ -147,7 +147,7 @@ def test_the_summary_says_the_headline_numbers_in_words(written, chain):
         assert "Accuracy on in_distribution (30 problems, greedy decoding, 95 % intervals): base " in text
         assert re.search(r"RL minus SFT on the same problems: \+\d+\.\d \[", text)
         assert "Over 40 RL steps (luffy) the mean reward of rollouts went from" in text
-        assert "The 7 stages took 6 min 22 s in all." in text
+        assert "The 7 stages took 6m22s in all." in text
 
 
 def test_a_difference_is_called_clear_only_after_holms_correction(written, chain):
@@ -185,7 +185,7 @@ def test_keys_versions_times_and_configuration_are_there(written, chain):
         manifest = finished_manifest(directory)
         assert all(manifest.key in text for text in written)
     for text in written:
-        for fact in ("2026-03-04 10:03 UTC", "2 min 21 s", "from step 100", "torch", "2.13.0", "prompts_per_step: 4"):
+        for fact in ("2026-03-04 10:03 UTC", "2m21s", "from step 100", "torch", "2.13.0", "prompts_per_step: 4"):
             assert fact in text
 
 
@@ -195,7 +195,7 @@ def test_a_page_reads_from_what_came_out_to_its_tables(written):
     places = [markdown.index(part) for part in ("Accuracy on ", *(f"\n## {title}" for title in parts))]
     assert places == sorted(places)
     folded = html.partition('id="tables"')[2].partition("</section>")[0]
-    assert "<details><summary>By suite, greedy decoding" in folded
+    assert "<details><summary>Every number of greedy decoding" in folded
     assert "<span>reference 18</span>" in html
 
 

