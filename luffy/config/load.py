@@ -400,7 +400,16 @@ def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], defau
         where = f"{origins.get(path, default_where)}: {'.'.join(path)}"
         if unknown := sorted(set(asked) - set(_RECIPE_KEYS)):
             raise ConfigError(f"{where}: unknown key {unknown[0]!r} of a recipe; allowed: {', '.join(_RECIPE_KEYS)}")
-        recipe, lines = read_yaml(_recipe_file(asked.get("name"), asked.get("path"), where))
+        name, file, files = asked.get("name"), asked.get("path"), recipe_files()
+        if (name is None) == (file is None):
+            raise ConfigError(f"{where}: a recipe needs exactly one of name (a shipped one) and path (a YAML file)")
+        if file is not None and not Path(str(file)).is_file():
+            raise ConfigError(f"{where}.path: {file}: no such file; relative paths start at {Path.cwd()}")
+        if file is None and str(name) not in files:
+            close = difflib.get_close_matches(str(name), files, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}? " if close else ""
+            raise ConfigError(f"{where}.name: no recipe {name!r}; {hint}there are {', '.join(files)}")
+        recipe, lines = read_yaml(files[str(name)] if file is None else Path(str(file)))
         origins |= {(*path, *key): line for key, line in lines.items()}
         if "file" in asked:  # a local copy of what the recipe would take from the hub
             if recipe.get("kind") not in ("hub", "file"):
@@ -431,22 +440,6 @@ def _resolve_data_files(values: dict[str, Value], origins: Mapping[KeyPath, str]
         beside = folder_of_origin(origins.get((*path, "path"))) / text
         if beside.resolve() != Path(text).resolve() and any(file.is_file() for file in expand_pattern(str(beside))):
             _section(values, path[:-1])[path[-1]] = {**_section(values, path), "path": str(beside.resolve())}
-
-
-def _recipe_file(name: Value, path: Value, where: str) -> Path:
-    if (name is None) == (path is None):
-        raise ConfigError(f"{where}: a recipe needs exactly one of name (a shipped one) and path (a YAML file)")
-    if path is not None:
-        file = Path(str(path))
-        if not file.is_file():
-            raise ConfigError(f"{where}.path: {path}: no such file; relative paths start at {Path.cwd()}")
-        return file
-    files = recipe_files()
-    if str(name) not in files:
-        close = difflib.get_close_matches(str(name), files, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise ConfigError(f"{where}.name: no recipe {name!r}; {hint}there are {', '.join(files)}")
-    return files[str(name)]
 
 
 def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:

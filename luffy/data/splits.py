@@ -28,12 +28,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from luffy.config.data import DataConfig
-from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts
-from luffy.data.schema import SCHEMA, problem_key
+from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts, write_tables
+from luffy.data.schema import problem_key
 from luffy.data.selection import Mask, PassedRows, Selection
 from luffy.data.shards import digest, finished_shards
 from luffy.errors import DataError
-from luffy.files import link_or_copy, replacing
+from luffy.files import link_or_copy
 from luffy.seeds import derive_seed
 from luffy.types import Message, Origin, Prompt, Trace
 
@@ -105,7 +105,7 @@ LUFFY_SCHEMA = pa.schema(
 
 def write_rows(path: Path, folder: Path, kept: Mask) -> int:
     """Write the rows of the shards under `folder` that `kept` selects; returns how many."""
-    return _write(path, (pq.read_table(file).filter(pa.array(mask)) for file, mask in _shards(folder, kept)))
+    return write_tables(path, (pq.read_table(file).filter(pa.array(mask)) for file, mask in _shards(folder, kept)))
 
 
 def write_correct(path: Path, folder: Path, kept: Mask) -> int:
@@ -161,17 +161,7 @@ def write_luffy(path: Path, prepared: Path) -> int:
             yield pa.Table.from_pylist(rows, LUFFY_SCHEMA)
 
     with pq.ParquetFile(prepared) as file:
-        return _write(path, tables(file), LUFFY_SCHEMA)
-
-
-def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema = SCHEMA) -> int:
-    count = 0
-    with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for table in tables:
-            if len(table):
-                writer.write_table(table)
-                count += len(table)
-    return count
+        return write_tables(path, tables(file), LUFFY_SCHEMA)
 
 
 def _shards(folder: Path, kept: Mask) -> Iterator[tuple[Path, Mask]]:
