@@ -128,7 +128,7 @@ CHECKS: dict[str, Callable[[str, str, str], Verdict]] = {MATH: _math, STRICT: _s
 
 @functools.cache
 def loaded(path: str) -> tuple[Function, str]:
-    """Return the function and the parameter that tells its signature; called early, it spares a time limit the import."""
+    """The function, and the parameter that tells its signature; a call in advance keeps its import out of a limit."""
     try:
         function = imported(path)
     except NotImported as error:
