@@ -192,13 +192,6 @@ class FieldsConfig(StrictModel):
         if not has_correct and self.answer is None:
             yield "answer: missing; name the column of the reference answer (or choices.correct)"
 
-    @property
-    def row_grader(self) -> str | None:
-        """The grader named in the rows; None: the experiment's."""
-        if self.grader is None:
-            return None if self.choices is None else "choice"
-        return None if self.grader == "rule" else self.grader
-
 
 class _StoredRows(StrictModel):
     kind: str

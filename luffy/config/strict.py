@@ -39,13 +39,6 @@ FOR_IDENTITY = {"for_identity": True}
 """Context of a dump that makes a stage's key: without the fields that are marked as `NOT_IDENTITY`."""
 OF_ONE_MACHINE = {"for_identity": True, "files": "paths"}
 """The same with whole paths of files, whose contents nobody looks at."""
-
-
-def is_none(value: object) -> bool:
-    """For `exclude_if`: leaves what is not given out of every dump."""
-    return value is None
-
-
 NOT_IDENTITY = object()
 """Marks a field that changes no result: `Annotated[str, NOT_IDENTITY]`."""
 FILE_IDENTITY = object()

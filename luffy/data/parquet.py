@@ -121,11 +121,8 @@ def read_rows(
         raise DataError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: is no readable parquet file ({first_line(error)})") from None
-    missing = [name for name in required if name not in names]
-    if missing:
-        hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
-        found = ", ".join(names)
-        raise DataError(f"{path}: column {', '.join(missing)} missing; found {found} ({hint})")
+    hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
+    require_columns(required, names, str(path), f" ({hint})")
     present = names if columns is None else present_columns(columns, names)
     count = 0
     with file:
@@ -139,6 +136,12 @@ def read_rows(
                     count += batch.num_rows
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot be read after row {count} ({first_line(error)})") from None
+
+
+def require_columns(required: Sequence[str], found: Sequence[str], where: str, hint: str = "") -> None:
+    """Raise DataError, which begins with `where`, if a required column is not among those that were found."""
+    if missing := [name for name in required if name not in found]:
+        raise DataError(f"{where}: column {', '.join(missing)} missing; found {', '.join(found)}{hint}")
 
 
 def decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from luffy.config.data import DataConfig
 from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts, write_tables
@@ -35,7 +36,7 @@ from luffy.data.shards import digest, finished_shards
 from luffy.errors import DataError
 from luffy.files import link_or_copy
 from luffy.seeds import derive_seed
-from luffy.types import Message, Origin, Prompt, Trace
+from luffy.types import Origin, Prompt, Trace
 
 MERGED = ".merged.parquet"
 _SPILL = ".spill.jsonl"
@@ -75,12 +76,10 @@ def write_merged(folder: Path, rows: PassedRows, selection: Selection) -> None:
 
 def _with_spilled(path: Path, spill: Path) -> Iterator[Prompt]:
     arrived: dict[int, list[Trace]] = defaultdict(list)
+    spilled = TypeAdapter(tuple[int, Trace])
     with spill.open(encoding="utf-8") as lines:
-        for line in lines:
-            row, values = json.loads(line)
-            logprobs, turns = values.pop("logprobs"), [Message(**turn) for turn in values.pop("turns")]
-            logprobs = None if logprobs is None else tuple(logprobs)
-            arrived[row].append(Trace(**values, logprobs=logprobs, turns=tuple(turns)))
+        for row, trace in map(spilled.validate_json, lines):
+            arrived[row].append(trace)
     for row, prompt in enumerate(iterate_prompts(path.with_suffix(".parquet"))):
         yield dataclasses.replace(prompt, traces=(*prompt.traces, *arrived[row])) if row in arrived else prompt
 

@@ -52,7 +52,6 @@ from luffy.types import Message, Outcome
 
 Step = Grade | Verification | JudgeRequest | RewardRequest
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
-_FAILED = Grade(Outcome.CRASHED, None, "the environment failed")
 _SCORED_BY_GYM = "luffy.grading.reasoning_gym_score:score"
 _ANNOUNCED = re.compile("answer|solution", re.IGNORECASE)
 _EDGES = " \t\n\"'`*$“”‘’"
@@ -65,12 +64,11 @@ _TAGS: dict[ResponseForm, tuple[str, ...]] = {
     "r1_zero": (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>"),
     "luffy": (THINK_OPEN, THINK_CLOSE),
 }
-_NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
-_NO_TAG = Grade(Outcome.NO_ANSWER, None, "no closed <answer>, and no box")
 
 
 def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
-    return [_FAILED if request.has_failed else _LEAVES[leaf.kind](leaf, request) for leaf in leaves(kind)]
+    failed = Grade(Outcome.CRASHED, None, "the environment failed")
+    return [failed if request.has_failed else _LEAVES[leaf.kind](leaf, request) for leaf in leaves(kind)]
 
 
 def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
@@ -133,7 +131,8 @@ def _found(request: GradeRequest, unmarked: Callable[[str], Extracted | None] | 
     if found is None and unmarked is not None:
         found = unmarked(reply)
     if found is None:
-        return _NO_TAG if request.problem.in_tag else _NO_BOX
+        why = "no closed <answer>, and no box" if request.problem.in_tag else "no box, or an empty one"
+        return Grade(Outcome.NO_ANSWER, None, why)
     return found
 
 

@@ -108,6 +108,7 @@ def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: 
             ground_truth = LABELS[options.index(correct)]
         messages = with_options(messages, options)
         extra |= {OPTIONS: options, NUM_OPTIONS: len(options)}
+    grader = fields.grader or (None if choices is None else "choice")
     number = "" if fields.id is None else f"#{checked_text(as_text(value_at(row, fields.id)), fields.id)}"
     return Prompt(
         uid=prompt_uid(fields.data_source + number, messages),
@@ -117,7 +118,7 @@ def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: 
         traces=tuple(trace for field in fields.traces for trace in _traces(row, field, author)),
         ability=fields.ability,
         extra_info=extra,
-        grader=fields.row_grader,
+        grader=None if grader == "rule" else grader,
     )
 
 
