@@ -44,12 +44,7 @@ class SupervisedObjectiveConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         yield from complaints_about(self.terms)
         supervised = NegativeLogLikelihoodLoss | EntropyLoss | CustomLoss
-        of_rollouts = ("advantage", "sampler", "reference", "teacher")
-        wrong = [
-            term.name
-            for term in self.terms
-            if not isinstance(term.loss, supervised) or any(reads(term.loss, what) for what in of_rollouts)
-        ]
+        wrong = [term.name for term in self.terms if not isinstance(term.loss, supervised) or _needs_rollouts(term)]
         if wrong := wrong or [term.name for term in self.terms if term.select == "on_policy"]:
             yield f"terms {', '.join(wrong)}: SFT has neither rollouts nor rewards; use nll or entropy"
         if any(term.gate is not None for term in self.terms):
@@ -58,6 +53,10 @@ class SupervisedObjectiveConfig(StrictModel):
             yield "an adaptive coefficient reacts only to RL steps; give SFT a number or a schedule"
         if any(term.normaliser.mode == "constant" for term in self.terms):
             yield "normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence"
+
+
+def _needs_rollouts(term: TermConfig) -> bool:
+    return any(reads(term.loss, what) for what in ("advantage", "sampler", "reference", "teacher"))
 
 
 class InterleavedSFTConfig(SupervisedObjectiveConfig):
