@@ -15,6 +15,11 @@ it, or the run, cleanly. The same command continues."""
 EXIT_INTERRUPTED = 130
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
 class LuffyError(Exception):
     """Base of every error raised on purpose by luffy."""
 

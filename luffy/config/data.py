@@ -21,9 +21,8 @@ StepStyle = Literal["labelled", "equations", "checked"]
 """How a trace writes its steps: ` a:+8 =55`, as the base's text does; `47+8=55`; or each labelled step twice."""
 
 
-def _off_as_text(value: object) -> object:
-    """YAML 1.1 reads `off` without quotes as false."""
-    return "off" if value is False else value
+_OffAsText = BeforeValidator(lambda value: "off" if value is False else value)
+"""YAML 1.1 reads `off` without quotes as false."""
 
 
 class ArithmeticSource(StrictModel):
@@ -193,13 +192,6 @@ class FieldsConfig(StrictModel):
         if not has_correct and self.answer is None:
             yield "answer: missing; name the column of the reference answer (or choices.correct)"
 
-    @property
-    def row_grader(self) -> str | None:
-        """The grader named in the rows; None: the experiment's."""
-        if self.grader is None:
-            return None if self.choices is None else "choice"
-        return None if self.grader == "rule" else self.grader
-
 
 class _StoredRows(StrictModel):
     kind: str
@@ -276,11 +268,6 @@ class VerifiersPackage(StrictModel):
     """The interpreter that has both, e.g. `/opt/verifiers/bin/python`; as `call_timeout_s` no part of the identity."""
     call_timeout_s: Annotated[PositiveFloat, NOT_IDENTITY] = 120.0
     """Limit of one answer or one score of the environment; starting it may take ten times as long."""
-
-    def is_same_as(self, other: "VerifiersPackage") -> bool:
-        """Whether both load the same environment in the same way."""
-        named = ("environment", "arguments", "version", "python")
-        return all(getattr(self, name) == getattr(other, name) for name in named)
 
 
 class VerifiersSource(VerifiersPackage):
@@ -391,7 +378,7 @@ class DataConfig(StrictModel):
     """A trace longer than this, stop token included, is rejected and counted."""
     require_verified_traces: bool = True
     """Reject traces whose answer is not graded correct."""
-    replay_traces: Annotated[Literal["off", "keep", "reject"], BeforeValidator(_off_as_text)] = "off"
+    replay_traces: Annotated[Literal["off", "keep", "reject"], _OffAsText] = "off"
     """Play training traces of many turns again in the `environment`, to check that it still answers as recorded. `keep`
     counts the results on the data card, and `reject` also removes the traces with other answers."""
     remove_system: bool = False

@@ -17,10 +17,10 @@ import difflib
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import ValidationError
 from yaml import MarkedYAMLError, YAMLError
@@ -38,7 +38,7 @@ from luffy.config.shipped import (
     named_file,
     recipe_files,
 )
-from luffy.config.yaml_source import KeyPath, Value, child, key_paths, nearest, parse_scalar, place_of, read_yaml
+from luffy.config.yaml_source import KeyPath, Value, child, nearest, parse_scalar, place_of, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import refuse_special
 from luffy.json_text import MAX_DEPTH
@@ -100,46 +100,109 @@ class ResolvedExperiment:
         return place_of(path, self.origins, "") or None
 
 
-@dataclass(slots=True)
-class Layer:
-    """A mapping with the origin (`file:line`, or "command line") of each of its keys."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value of a layer, and where it was given (`file:line`, or "command line"). The elements of a list go by their
+    names where all have one, else by their numbers."""
 
-    values: dict[str, Value] = field(default_factory=dict)
-    origins: dict[KeyPath, str] = field(default_factory=dict)
+    value: "bool | int | float | str | dict[str, Given] | None"
+    origin: str = ""
+    is_list: bool = False
+    is_removed: bool = False
+    """A `null` that has removed an entry: it stays, so that a layer further below does not bring the entry back."""
 
-    def over(self, lower: "Layer") -> "Layer":
-        """Both merged; the values of this one win."""
-        if paths := list(_over_lists(self.values, lower.values)):
-            values, named = self.values, list[Override]()
-            for path in paths:
-                values = _without(values, path)
-                for name, value in _section(self.values, path).items():
-                    place = (*path, name)
-                    lines = {
-                        key[len(place) :]: line for key, line in self.origins.items() if key[: len(place)] == place
-                    }
-                    named.append(Override(place, value, lines.get((), _COMMAND_LINE), lines))
-            others = {key: line for key, line in self.origins.items() if not any(key[: len(p)] == p for p in paths)}
-            return _with_elements(Layer(values, others).over(lower), named)
-        replaced = {path for path in self.origins if not isinstance(_at(self.values, path), dict)}
-        kept = {
-            path: where
-            for path, where in lower.origins.items()
-            if not any(path[:depth] in replaced for depth in range(1, len(path)))
-        }
-        merged = _merge(lower.values, self.values)
-        for path in self.origins:
-            # The origin stays, so that a layer further below does not bring the entry back.
-            if path[:-1] in _BY_NAME and _at(self.values, path) is None and isinstance(_at(lower.values, path), dict):
-                merged = _without(merged, path)
-        return Layer(merged, {**kept, **self.origins})
+    def __getitem__(self, key: str) -> "Given":
+        """What is below a key; a null without an origin where there is nothing."""
+        return self.value.get(key, Given(None)) if isinstance(self.value, dict) else Given(None)
+
+    def over(self, lower: "Given", path: KeyPath = (), *, merges: bool = True) -> "Given":
+        """Both merged: mappings key by key, lists replace, and a mapping of another `kind` replaces the old one
+        (`merges`: none has been replaced above). A mapping changes, adds and removes elements of a list."""
+        own, below = self.value, lower.value
+        if self.is_list or not isinstance(own, dict) or not isinstance(below, dict):
+            return self
+        merges = merges and not ("kind" in own and "kind" in below and self["kind"].value != lower["kind"].value)
+        if lower.is_list and not merges:
+            return self
+        found = dict(below) if merges else {}
+        for key, part in own.items():
+            if lower.is_list:
+                key, part = _element(lower, key, part, path)
+            known = below.get(key)
+            if known is None:
+                found[key] = part
+            elif part.value is None and lower.is_list:
+                del found[key]
+            elif part.value is None and path in _BY_NAME and isinstance(known.value, dict):
+                found[key] = replace(part, is_removed=True)
+            else:
+                found[key] = part.over(known, (*path, key), merges=merges)
+        return Given(found, self.origin, lower.is_list)
+
+    def flat(self, origins: dict[KeyPath, str], path: KeyPath = ()) -> Value:
+        """The plain value; `origins` gets those of its parts."""
+        if not isinstance(self.value, dict):
+            return self.value
+        found: dict[str, Value] = {}
+        for key, part in self.value.items():
+            if not part.is_removed:
+                name = str(len(found)) if self.is_list else key
+                origins[*path, name] = part.origin
+                found[name] = part.flat(origins, (*path, name))
+        return list(found.values()) if self.is_list else found
+
+    def plain(self) -> tuple[dict[str, Value], dict[KeyPath, str]]:
+        """All values, and where each was given."""
+        origins: dict[KeyPath, str] = {}
+        values = self.flat(origins)
+        assert isinstance(values, dict)
+        return values, origins
 
     def preset_name(self, key: str) -> str | None:
         """The preset that `key` (`chain` or `method`) names."""
-        name = self.values.get(key)
+        name = self[key].flat({})
         if name is not None and not isinstance(name, str):
-            raise ConfigError(f"{self.origins.get((key,), key)}: {key}: must be a preset's name, found {name!r}")
+            raise ConfigError(f"{self[key].origin}: {key}: must be a preset's name, found {name!r}")
         return name
+
+
+def _given(value: Value, origins: Mapping[KeyPath, str], otherwise: str = "", path: KeyPath = ()) -> Given:
+    """`value` with its `origins`; what has none was given at `otherwise`."""
+    origin, names = origins.get(path, otherwise), list[str]()
+    if isinstance(value, list):
+        names = [str(each["name"]) for each in value if isinstance(each, dict) and "name" in each]
+        if not len({*names}) == len(names) == len(value):
+            names = [str(index) for index in range(len(value))]
+        parts = [_given(part, origins, otherwise, (*path, str(index))) for index, part in enumerate(value)]
+        return Given(dict(zip(names, parts, strict=True)), origin, is_list=True)
+    if isinstance(value, dict):
+        below = {str(key): _given(part, origins, otherwise, (*path, str(key))) for key, part in value.items()}
+        return Given(below, origin)
+    return Given(value, origin)
+
+
+def _element(elements: Given, key: str, part: Given, path: KeyPath) -> tuple[str, Given]:
+    """The name of the element of a list that `key` means, and what it gets; ConfigError where there is no such element,
+    or where a new one is not whole."""
+    known, where, needs = elements.value, f"{part.origin}: {'.'.join(path)}", ""
+    assert isinstance(known, dict)
+    names = list(known)
+    if key not in known and key.isdecimal() and int(key) < len(names):
+        key = names[int(key)]
+    if key in known:
+        if isinstance(part.value, dict) and not isinstance(known[key].value, dict):
+            raise ConfigError(f"{where}.{key} is {known[key].value!r}, which has no keys")
+        return key, part
+    if isinstance(part.value, dict) and not key.isdecimal() and all(each["name"].origin for each in known.values()):
+        fields = [each.value for each in known.values() if isinstance(each.value, dict)]
+        shared = [field for field in (fields[0] if fields else ()) if all(field in each for each in fields)]
+        missing = [field for field in shared if field not in (*part.value, "name")]
+        if not missing:
+            return key, replace(part, value={"name": Given(key, part.origin), **part.value})
+        needs = f", and a new one also needs {', '.join(missing)}"
+    hint = nearest(key, names, "did you mean {!r}? ", cutoff=0.5)
+    there = ", ".join(names) or "none"
+    raise ConfigError(f"{where}: no element {key!r} in this list; {hint}there are {there}{needs}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +212,6 @@ class Override:
     path: KeyPath
     value: Value
     origin: str
-    lines: Mapping[KeyPath, str] = field(default_factory=dict)
-    """Origins of the keys below `path`, where they are not `origin`."""
 
 
 def load_experiment(
@@ -167,35 +228,31 @@ def resolve_experiment(
 ) -> ResolvedExperiment:
     """The same, with the origin of every value."""
     if isinstance(path, Mapping):
-        file, own = Path(given_at), Layer(dict(path))
+        file, own = Path(given_at), _given(dict(path), {}, given_at)
     else:
         file = experiment_file(path)
         own = _read_with_extends(file, ())
-        refuse_other_kind(own.values, path, "experiment")
+        refuse_other_kind(own.plain()[0], path, "experiment")
     files = [text for text in overrides if text.endswith(_FILES) and "=" not in text]
     for further in map(experiment_file, files):
         own = _read_with_extends(further, ()).over(own)
     overrides = [text for text in overrides if text not in files]
     given = [*environment_overrides(), *parse_overrides(overrides, given_at)]
     nearest_to_user = {override.origin for override in given} | {given_at}
-    named, _ = _split_overrides(given, own)
-    chain, method = _presets(own, named, file)
-    presets = method.over(chain)
-    command_line, of_elements = _split_overrides(given, own.over(presets))
-    merged = _with_elements(command_line.over(own).over(presets), of_elements)
-    resolve_recipes(merged.values, merged.origins, default_where=str(file))
-    _resolve_data_files(merged.values, merged.origins)
-    _resolve_template_files(merged.values, merged.origins, default_where=str(file))
+    command_line = _layer(given)
+    chain, method = _presets(own, command_line, file)
+    values, origins = command_line.over(own.over(method.over(chain))).plain()
+    resolve_recipes(values, origins, default_where=str(file))
+    _resolve_data_files(values, origins)
+    _resolve_template_files(values, origins, default_where=str(file))
     try:
-        config = ExperimentConfig.model_validate_json(json.dumps(merged.values))
+        config = ExperimentConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        raise ConfigError(
-            explain(error, ExperimentConfig, merged.origins, default_where=str(file), values=merged.values)
-        ) from None
-    is_rl_alone = config.method is not None and method.values.keys() <= {"chain", "objective", "rl"}
+        raise ConfigError(explain(error, ExperimentConfig, origins, default_where=str(file), values=values)) from None
+    is_rl_alone = config.method is not None and method.plain()[0].keys() <= {"chain", "objective", "rl"}
     if is_rl_alone and "rl" not in config.stages:
-        origins = command_line.over(own).origins
-        method_at, *chain_at = (origins.get((key,), "") for key in ("method", "chain", "stages"))
+        top = command_line.over(own)
+        method_at, *chain_at = (top[key].origin for key in ("method", "chain", "stages"))
         # What a file inherits, or what an override changes, may have another chain.
         is_changed = not nearest_to_user.isdisjoint(chain_at)
         if method_at in nearest_to_user or (method_at.startswith(f"{file}:") and not is_changed):
@@ -204,20 +261,17 @@ def resolve_experiment(
                 f"{', '.join(config.stages)}; remove it, or choose a chain with rl (chain=rl)"
             )
         config = config.model_copy(update={"method": None})
-    return ResolvedExperiment(config, merged.values, merged.origins)
+    return ResolvedExperiment(config, values, origins)
 
 
 def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     """The mapping in `path` and in what it extends, with `overrides` applied; and the origin of each of its keys."""
-    own = _read_with_extends(path, ())
-    command_line, of_elements = _split_overrides(parse_overrides(overrides, _COMMAND_LINE), own)
-    layer = _with_elements(command_line.over(own), of_elements)
-    return layer.values, layer.origins
+    return _layer(parse_overrides(overrides, _COMMAND_LINE)).over(_read_with_extends(path, ())).plain()
 
 
 def chain_stages(chain: str, experiment: Path, where: str) -> tuple[str, ...]:
     """The stages in the preset of a chain, which `where` names; ConfigError if there is none."""
-    stages = _preset("chains", chain, experiment, where).values.get("stages")
+    stages = _preset("chains", chain, experiment, where)["stages"].flat({})
     return tuple(map(str, stages)) if isinstance(stages, list) else ()
 
 
@@ -234,23 +288,24 @@ def refuse_other_kind(values: Mapping[str, Value], given: Path | str, wanted: Fi
         raise ConfigError(f"{given}: is {noun}, not {_WORDS[wanted][0]}; run it with: luffy {command} {given}")
 
 
-def _presets(own: Layer, command_line: Layer, path: Path) -> tuple[Layer, Layer]:
+def _presets(own: Given, command_line: Given, path: Path) -> tuple[Given, Given]:
     """A method may name its chain (sft) and a chain its method (sft_then_luffy); what is nearer to the user wins."""
     top = command_line.over(own)
-    method = _preset("methods", top.preset_name("method"), path, top.origins.get(("method",)))
+    method = _preset("methods", top.preset_name("method"), path, top["method"].origin)
     layers = (command_line, method, own) if command_line.preset_name("method") else (top, method)
-    naming = next((layer for layer in layers if layer.preset_name("chain")), Layer())
-    chain = _preset("chains", naming.preset_name("chain"), path, naming.origins.get(("chain",)))
+    naming = next((layer for layer in layers if layer.preset_name("chain")), Given({}))
+    chain = _preset("chains", naming.preset_name("chain"), path, naming["chain"].origin)
     if top.preset_name("method") is None and chain.preset_name("method") is not None:
         method = _preset("methods", chain.preset_name("method"), path)
     return chain, method
 
 
-def _read_with_extends(path: Path, seen: tuple[Path, ...], kind: PresetKind | None = None) -> Layer:
+def _read_with_extends(path: Path, seen: tuple[Path, ...], kind: PresetKind | None = None) -> Given:
     if path.resolve() in seen:
         raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, seen))}; break the circle")
     values, origins = read_yaml(path)
-    layer, extends = Layer(values, origins), values.pop("extends", None)
+    extends = values.pop("extends", None)
+    layer = _given(values, origins)
     if extends is None:
         return layer
     where = f"{origins['extends',]}: extends"
@@ -259,9 +314,9 @@ def _read_with_extends(path: Path, seen: tuple[Path, ...], kind: PresetKind | No
     return layer.over(_read_with_extends(named_file(extends, path, where, kind), (*seen, path.resolve()), kind))
 
 
-def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | None = None) -> Layer:
+def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str = "") -> Given:
     if name is None:
-        return Layer()
+        return Given({})
     names, start = available_presets(kind), folder_of_origin(where)
     is_path = name.endswith((".yaml", ".yml"))
     files = [start / name, experiment.parent / name] if is_path else [EXPERIMENTS / kind / f"{name}.yaml"]
@@ -316,135 +371,14 @@ def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:
     return parsed
 
 
-def _split_overrides(overrides: Iterable[Override], below: Layer) -> tuple[Layer, list[Override]]:
-    """One layer of the overrides of mappings, and those of elements of lists, which are applied after the merge."""
-    layer, of_elements = Layer(), list[Override]()
-    for override in overrides:
-        path, value, origin = override.path, override.value, override.origin
-        above = [path[:depth] for depth in range(1, len(path) + 1)]
-        if any(isinstance(_at(each.values, key), list) for each in (below, layer) for key in above[:-1]):
-            of_elements.append(override)
-        else:
-            layer = Layer(_nested(path, value), dict.fromkeys([*above, *key_paths(value, path)], origin)).over(layer)
-    return layer, of_elements
-
-
-def _with_elements(layer: Layer, overrides: Sequence[Override]) -> Layer:
-    """`layer` with elements of its lists changed, added or removed; ConfigError where a list has no such element."""
+def _layer(overrides: Iterable[Override]) -> Given:
+    layer = Given({})
     for each in overrides:
-        values, path = _set(layer.values, each.path, (), each)
-        assert isinstance(values, dict)
-        origins = dict(layer.origins)
-        if each.value is None and isinstance(_at(values, path[:-1]), list):
-            origins = _closed_up(origins, path)
-        else:
-            origins[path] = each.origin
-            origins |= dict.fromkeys(key_paths(each.value, path), each.origin)
-            origins |= {(*path, *key): line for key, line in each.lines.items()}
-        layer = Layer(values, origins)
+        one = _given(each.value, {}, each.origin)
+        for part in reversed(each.path):
+            one = Given({part: one}, each.origin)
+        layer = one.over(layer)
     return layer
-
-
-def _over_lists(upper: Mapping[str, Value], lower: Mapping[str, Value], above: KeyPath = ()) -> Iterator[KeyPath]:
-    """The paths at which `upper` has a mapping and `lower` a list."""
-    if "kind" in upper and "kind" in lower and upper["kind"] != lower["kind"]:
-        return
-    for key, value in upper.items():
-        below = lower.get(key)
-        if isinstance(value, dict) and isinstance(below, list):
-            yield (*above, key)
-        elif isinstance(value, dict) and isinstance(below, dict):
-            yield from _over_lists(value, below, (*above, key))
-
-
-def _closed_up(origins: Mapping[KeyPath, str], removed: KeyPath) -> dict[KeyPath, str]:
-    """The origins after the element at `removed` has left its list."""
-    depth, index = len(removed), int(removed[-1])
-    moved = {}
-    for path, line in origins.items():
-        if len(path) < depth or path[: depth - 1] != removed[:-1] or int(path[depth - 1]) < index:
-            moved[path] = line
-        elif int(path[depth - 1]) > index:
-            moved[*path[: depth - 1], str(int(path[depth - 1]) - 1), *path[depth:]] = line
-    return moved
-
-
-def _merge(lower: dict[str, Value], upper: dict[str, Value]) -> dict[str, Value]:
-    """Mappings merge key by key, lists replace, and a mapping of another `kind` replaces the old one."""
-    if "kind" in upper and "kind" in lower and upper["kind"] != lower["kind"]:
-        return upper
-    merged = dict(lower)
-    for key, value in upper.items():
-        below = lower.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _without(values: dict[str, Value], path: KeyPath) -> dict[str, Value]:
-    """A copy of `values` without the entry at `path`, which need not be there."""
-    name, *below = path
-    if not below:
-        return {key: value for key, value in values.items() if key != name}
-    inner = values.get(name)
-    return {**values, name: _without(inner, tuple(below))} if isinstance(inner, dict) else values
-
-
-def _set(value: Value, path: KeyPath, above: KeyPath, override: Override) -> tuple[Value, KeyPath]:
-    """`value` with the override merged in at `path`, and the whole path with indices in place of names."""
-    at = ".".join(override.path[: len(above)])
-    if isinstance(value, list) and path:
-        if len(path) == 1 and _is_new(value, path[0], override):
-            return [*value, {"name": path[0], **cast("dict[str, Value]", override.value)}], (*above, str(len(value)))
-        index = _element_index(value, path[0], f"{override.origin}: {at}")
-        if len(path) == 1 and override.value is None:
-            return [*value[:index], *value[index + 1 :]], (*above, str(index))
-        below, done = _set(value[index], path[1:], (*above, str(index)), override)
-        return [*value[:index], below, *value[index + 1 :]], done
-    if isinstance(value, dict) and path and isinstance(below := value.get(path[0]), dict | list):
-        changed, done = _set(below, path[1:], (*above, path[0]), override)
-        return {**value, path[0]: changed}, done
-    if isinstance(value, dict):
-        new = _nested(path, override.value) if path else override.value
-        return (_merge(value, new) if isinstance(new, dict) else new), (*above, *path)
-    if path:
-        raise ConfigError(f"{override.origin}: {'.'.join(override.path)}: {at} is {value!r}, which has no keys")
-    return override.value, above
-
-
-def _is_new(elements: list[Value], name: str, override: Override) -> bool:
-    """Whether an override adds an element of that name to a list of named ones; ConfigError if it is no whole one."""
-    named = [element for element in elements if isinstance(element, dict) and "name" in element]
-    is_other = len(named) == len(elements) and name not in [element["name"] for element in named]
-    if not (is_other and isinstance(override.value, dict)) or name.isdecimal():
-        return False
-    needed = [key for key in named[0] if all(key in element for element in named)] if named else []
-    if missing := [key for key in needed if key not in (*override.value, "name")]:
-        names = [str(element["name"]) for element in named]
-        hint = nearest(name, names, "did you mean {!r}? ", cutoff=0.5)
-        raise ConfigError(
-            f"{override.origin}: {'.'.join(override.path)}: no element {name!r} in this list; {hint}there are "
-            f"{', '.join(names)}, and a new one also needs {', '.join(missing)}"
-        )
-    return True
-
-
-def _element_index(elements: list[Value], key: str, where: str) -> int:
-    """Index of the element that `key` names; ConfigError, which begins with `where`, where there is none."""
-    names = [element.get("name") if isinstance(element, dict) else None for element in elements]
-    if key in names:
-        return names.index(key)
-    if key.isdecimal() and int(key) < len(elements):
-        return int(key)
-    allowed = [str(index) if name is None else str(name) for index, name in enumerate(names)]
-    hint = nearest(key, allowed, "did you mean {!r}? ", cutoff=0.5)
-    raise ConfigError(f"{where}: no element {key!r} in this list; {hint}there are {', '.join(allowed) or 'none'}")
-
-
-def _nested(path: KeyPath, value: Value) -> dict[str, Value]:
-    for part in reversed(path):
-        value = {part: value}
-    assert isinstance(value, dict)
-    return value
 
 
 def _at(values: Value, path: KeyPath) -> Value:
@@ -466,7 +400,16 @@ def resolve_recipes(values: dict[str, Value], origins: dict[KeyPath, str], defau
         where = f"{origins.get(path, default_where)}: {'.'.join(path)}"
         if unknown := sorted(set(asked) - set(_RECIPE_KEYS)):
             raise ConfigError(f"{where}: unknown key {unknown[0]!r} of a recipe; allowed: {', '.join(_RECIPE_KEYS)}")
-        recipe, lines = read_yaml(_recipe_file(asked.get("name"), asked.get("path"), where))
+        name, file, files = asked.get("name"), asked.get("path"), recipe_files()
+        if (name is None) == (file is None):
+            raise ConfigError(f"{where}: a recipe needs exactly one of name (a shipped one) and path (a YAML file)")
+        if file is not None and not Path(str(file)).is_file():
+            raise ConfigError(f"{where}.path: {file}: no such file; relative paths start at {Path.cwd()}")
+        if file is None and str(name) not in files:
+            close = difflib.get_close_matches(str(name), files, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}? " if close else ""
+            raise ConfigError(f"{where}.name: no recipe {name!r}; {hint}there are {', '.join(files)}")
+        recipe, lines = read_yaml(files[str(name)] if file is None else Path(str(file)))
         origins |= {(*path, *key): line for key, line in lines.items()}
         if "file" in asked:  # a local copy of what the recipe would take from the hub
             if recipe.get("kind") not in ("hub", "file"):
@@ -497,22 +440,6 @@ def _resolve_data_files(values: dict[str, Value], origins: Mapping[KeyPath, str]
         beside = folder_of_origin(origins.get((*path, "path"))) / text
         if beside.resolve() != Path(text).resolve() and any(file.is_file() for file in expand_pattern(str(beside))):
             _section(values, path[:-1])[path[-1]] = {**_section(values, path), "path": str(beside.resolve())}
-
-
-def _recipe_file(name: Value, path: Value, where: str) -> Path:
-    if (name is None) == (path is None):
-        raise ConfigError(f"{where}: a recipe needs exactly one of name (a shipped one) and path (a YAML file)")
-    if path is not None:
-        file = Path(str(path))
-        if not file.is_file():
-            raise ConfigError(f"{where}.path: {path}: no such file; relative paths start at {Path.cwd()}")
-        return file
-    files = recipe_files()
-    if str(name) not in files:
-        close = difflib.get_close_matches(str(name), files, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise ConfigError(f"{where}.name: no recipe {name!r}; {hint}there are {', '.join(files)}")
-    return files[str(name)]
 
 
 def _resolve_template_files(values: dict[str, Value], origins: dict[KeyPath, str], default_where: str) -> None:

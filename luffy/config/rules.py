@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from luffy.config.data import MixtureSource, VerifiersSource
@@ -195,7 +196,8 @@ def _of_tasks(config: "ExperimentConfig") -> Iterator[str]:
             continue
         if not packages:
             yield f"data.{name}: the environment scores its tasks; add environment.kind: verifiers"
-        if not any(package.is_same_as(source) for package in packages):
+        loaded = attrgetter("environment", "arguments", "version", "python")
+        if loaded(source) not in map(loaded, packages):
             yield (
                 f"data.{name}: environment, arguments, version and python have to be equal to those of the section "
                 "environment"

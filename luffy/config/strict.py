@@ -39,13 +39,6 @@ FOR_IDENTITY = {"for_identity": True}
 """Context of a dump that makes a stage's key: without the fields that are marked as `NOT_IDENTITY`."""
 OF_ONE_MACHINE = {"for_identity": True, "files": "paths"}
 """The same with whole paths of files, whose contents nobody looks at."""
-
-
-def is_none(value: object) -> bool:
-    """For `exclude_if`: leaves what is not given out of every dump."""
-    return value is None
-
-
 NOT_IDENTITY = object()
 """Marks a field that changes no result: `Annotated[str, NOT_IDENTITY]`."""
 FILE_IDENTITY = object()
@@ -71,17 +64,11 @@ class StrictModel(BaseModel):
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
         values: dict[str, object] = dump(self)
-        if info.context in (FOR_IDENTITY, OF_ONE_MACHINE):
-            marks = {name: field.metadata for name, field in type(self).model_fields.items()}
-
-            def is_moved(name: str) -> bool:
-                return FILE_IDENTITY in marks.get(name, ()) and info.context == FOR_IDENTITY
-
-            return {
-                name: Path(str(value)).name if is_moved(name) else value
-                for name, value in values.items()
-                if NOT_IDENTITY not in marks.get(name, ())
-            }
+        for name, field in type(self).model_fields.items() if info.context in (FOR_IDENTITY, OF_ONE_MACHINE) else ():
+            if NOT_IDENTITY in field.metadata:
+                values.pop(name, None)
+            elif FILE_IDENTITY in field.metadata and info.context == FOR_IDENTITY:
+                values[name] = Path(str(values[name])).name
         return values
 
 

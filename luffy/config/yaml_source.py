@@ -7,7 +7,7 @@ mappings goes by its `name`; one without a name goes by its index.
 import difflib
 import re
 import tomllib
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, cast
@@ -193,14 +193,6 @@ def _record_lines(node: yaml.Node, prefix: KeyPath, path: Path, origins: dict[Ke
         for index, value in enumerate(node.value):
             origins[*prefix, str(index)] = f"{path}:{value.start_mark.line + 1}"
             _record_lines(value, (*prefix, str(index)), path, origins)
-
-
-def key_paths(value: Value, above: KeyPath = ()) -> Iterator[KeyPath]:
-    """Path of every key and list element below `value`, parents first."""
-    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in below:
-        yield (*above, str(key))
-        yield from key_paths(part, (*above, str(key)))
 
 
 def child(value: Value, key: str) -> Value:

@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import cast
 
 from tokenizers import Tokenizer
@@ -293,19 +293,11 @@ def cut(start: str, count: int, unit: str, end: str) -> str:
 def is_cut_from(shown: str, whole: str) -> bool:
     """Whether `shown` is `whole` without its middle. White space and Unicode forms, which decoding may change, are not
     compared."""
-    composed = (unicodedata.normalize("NFC", text) for text in (shown, whole))
-    return _is_cut_from(shown, whole) or _is_cut_from(*composed)
-
-
-def _is_cut_from(shown: str, whole: str) -> bool:
-    text = _without_space(whole)
-    for mark in _MARKED.finditer(shown):
-        start = _without_space(shown[: mark.start(1)]).rstrip(_BROKEN)
-        end = _without_space(shown[mark.end(1) :]).lstrip(_BROKEN)
-        if text.startswith(start) and text[len(start) :].endswith(end):
-            return True
+    for form in (str, partial(unicodedata.normalize, "NFC")):
+        cut_text, text = form(shown), "".join(form(whole).split())
+        for mark in _MARKED.finditer(cut_text):
+            start = "".join(cut_text[: mark.start(1)].split()).rstrip(_BROKEN)
+            end = "".join(cut_text[mark.end(1) :].split()).lstrip(_BROKEN)
+            if text.startswith(start) and text[len(start) :].endswith(end):
+                return True
     return False
-
-
-def _without_space(text: str) -> str:
-    return "".join(text.split())

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from luffy.config.answers import KeepAnswers
-from luffy.data.overlap import Hashes, run_hashes, word_hashes, words
+from luffy.data.overlap import Hashes, word_triples
 from luffy.types import FinishReason, Outcome, Trace
 
 UNDECODED = "\ufffd"
-_RUN = 3
-"""Words in a row that are compared."""
 
 
 def may_be_kept(text: str, outcome: Outcome, reason: FinishReason) -> bool:
@@ -45,10 +43,9 @@ def farthest_first(texts: Sequence[str], count: int) -> list[int]:
     """Indices of `count` texts: the first, then always the one whose nearest chosen text is farthest away.
 
     Farthest-first traversal (Gonzalez 1985), which is within a factor of two of the largest possible least distance.
-    The distance is Jaccard's over the sets of word triples, without case and punctuation; a text of fewer words than
-    three is one run. Ties go to the earlier text.
+    The distance is Jaccard's over the sets of word triples, without case and punctuation. Ties go to the earlier text.
     """
-    runs = [_runs(text) for text in texts]
+    runs = [word_triples(text) for text in texts]
     nearest = [np.inf] * len(runs)  # distance of each text from those chosen
     chosen: list[int] = []
     while len(chosen) < min(count, len(runs)):
@@ -56,11 +53,6 @@ def farthest_first(texts: Sequence[str], count: int) -> list[int]:
         chosen.append(found)
         nearest = [min(before, _distance(own, runs[found])) for before, own in zip(nearest, runs, strict=True)]
     return chosen
-
-
-def _runs(text: str) -> Hashes:
-    hashes = word_hashes(words(text), {})
-    return np.unique(run_hashes(hashes, min(_RUN, max(len(hashes), 1))))
 
 
 def _distance(one: Hashes, other: Hashes) -> float:

@@ -70,10 +70,15 @@ _FACTORS = _RNG.integers(0, 2**63, NUM_HASHES, dtype=np.uint64) * np.uint64(2) +
 _SHIFTS = _RNG.integers(0, 2**63, NUM_HASHES, dtype=np.uint64)
 
 
-def signature(text: str) -> Signatures:
-    """Return the `(NUM_HASHES,)` signature of a problem; a text of fewer than three words is a single item."""
+def word_triples(text: str) -> Hashes:
+    """Return the hashes of a text's distinct word triples; a text of fewer than three words is a single one."""
     hashes = word_hashes(words(text), {})
-    items = np.unique(run_hashes(hashes, min(_TRIPLE, max(len(hashes), 1))))
+    return np.unique(run_hashes(hashes, min(_TRIPLE, max(len(hashes), 1))))
+
+
+def signature(text: str) -> Signatures:
+    """Return the `(NUM_HASHES,)` signature of a problem."""
+    items = word_triples(text)
     if not len(items):
         items = np.zeros(1, dtype=np.uint64)
     mixed = items[:, None] * _FACTORS + _SHIFTS

@@ -26,7 +26,7 @@ from luffy.data.schema import (
     prompt_from_row,
     record_batch,
 )
-from luffy.errors import DataError
+from luffy.errors import DataError, first_line
 from luffy.files import replacing
 from luffy.json_text import parse_json
 from luffy.types import Prompt
@@ -53,11 +53,17 @@ _OWN_COLUMNS = tuple(name for name in COLUMNS if name != "target")  # it only re
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> int:
     """Write the prompts to `path` with `SCHEMA`; returns how many. A reader sees the whole file or none of it."""
+    return write_tables(path, map(record_batch, chunked(prompts, text_size)))
+
+
+def write_tables(path: Path, tables: Iterable[pa.Table | pa.RecordBatch], schema: pa.Schema = SCHEMA) -> int:
+    """Write the rows of `tables` in the same way, a row group each; returns how many."""
     count = 0
-    with replacing(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-        for chunk in chunked(prompts, text_size):
-            writer.write_batch(record_batch(chunk))
-            count += len(chunk)
+    with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for table in tables:
+            if table.num_rows:
+                writer.write(table)
+                count += table.num_rows
     return count
 
 
@@ -114,12 +120,9 @@ def read_rows(
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: is no readable parquet file ({_first_line(error)})") from None
-    missing = [name for name in required if name not in names]
-    if missing:
-        hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
-        found = ", ".join(names)
-        raise DataError(f"{path}: column {', '.join(missing)} missing; found {found} ({hint})")
+        raise DataError(f"{path}: is no readable parquet file ({first_line(error)})") from None
+    hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
+    require_columns(required, names, str(path), f" ({hint})")
     present = names if columns is None else present_columns(columns, names)
     count = 0
     with file:
@@ -132,7 +135,13 @@ def read_rows(
                     yield from decoded(batch)
                     count += batch.num_rows
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: cannot be read after row {count} ({_first_line(error)})") from None
+            raise DataError(f"{path}: cannot be read after row {count} ({first_line(error)})") from None
+
+
+def require_columns(required: Sequence[str], found: Sequence[str], where: str, hint: str = "") -> None:
+    """Raise DataError, which begins with `where`, if a required column is not among those that were found."""
+    if missing := [name for name in required if name not in found]:
+        raise DataError(f"{where}: column {', '.join(missing)} missing; found {', '.join(found)}{hint}")
 
 
 def decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
@@ -198,10 +207,6 @@ def _rows_at_once(path: Path, group: pq.RowGroupMetaData, columns: Sequence[str]
             )
         largest = max(largest, distinct, size // max(group.num_rows, 1))
     return min(_READ_ROWS, max(1, _READ_BYTES // max(largest, 1)))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 VALIDATION_FILE = f"{VALIDATION}.parquet"

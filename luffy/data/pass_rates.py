@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from luffy.config.answers import DifficultyConfig, SampleConfig
 from luffy.files import replacing
@@ -285,8 +286,7 @@ def sample_card(policy: str, number: int, config: SampleConfig, rates: RateSumma
 
 def read_sample_card(path: Path) -> SampleCard:
     """The card that `card_json` wrote."""
-    values = json.loads(path.read_text(encoding="utf-8"))
-    return SampleCard(**{**values, "rates": RateSummary(**values["rates"]), "kept": KeptCount(**values["kept"])})
+    return TypeAdapter(SampleCard).validate_json(path.read_bytes())
 
 
 def sample_card_markdown(card: SampleCard) -> str:

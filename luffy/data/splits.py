@@ -26,16 +26,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from luffy.config.data import DataConfig
-from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts
-from luffy.data.schema import SCHEMA, problem_key
+from luffy.data.parquet import iterate_prompts, read_prompts, write_prompts, write_tables
+from luffy.data.schema import problem_key
 from luffy.data.selection import Mask, PassedRows, Selection
 from luffy.data.shards import digest, finished_shards
 from luffy.errors import DataError
-from luffy.files import link_or_copy, replacing
+from luffy.files import link_or_copy
 from luffy.seeds import derive_seed
-from luffy.types import Message, Origin, Prompt, Trace
+from luffy.types import Origin, Prompt, Trace
 
 MERGED = ".merged.parquet"
 _SPILL = ".spill.jsonl"
@@ -75,12 +76,10 @@ def write_merged(folder: Path, rows: PassedRows, selection: Selection) -> None:
 
 def _with_spilled(path: Path, spill: Path) -> Iterator[Prompt]:
     arrived: dict[int, list[Trace]] = defaultdict(list)
+    spilled = TypeAdapter(tuple[int, Trace])
     with spill.open(encoding="utf-8") as lines:
-        for line in lines:
-            row, values = json.loads(line)
-            logprobs, turns = values.pop("logprobs"), [Message(**turn) for turn in values.pop("turns")]
-            logprobs = None if logprobs is None else tuple(logprobs)
-            arrived[row].append(Trace(**values, logprobs=logprobs, turns=tuple(turns)))
+        for row, trace in map(spilled.validate_json, lines):
+            arrived[row].append(trace)
     for row, prompt in enumerate(iterate_prompts(path.with_suffix(".parquet"))):
         yield dataclasses.replace(prompt, traces=(*prompt.traces, *arrived[row])) if row in arrived else prompt
 
@@ -105,7 +104,7 @@ LUFFY_SCHEMA = pa.schema(
 
 def write_rows(path: Path, folder: Path, kept: Mask) -> int:
     """Write the rows of the shards under `folder` that `kept` selects; returns how many."""
-    return _write(path, (pq.read_table(file).filter(pa.array(mask)) for file, mask in _shards(folder, kept)))
+    return write_tables(path, (pq.read_table(file).filter(pa.array(mask)) for file, mask in _shards(folder, kept)))
 
 
 def write_correct(path: Path, folder: Path, kept: Mask) -> int:
@@ -161,17 +160,7 @@ def write_luffy(path: Path, prepared: Path) -> int:
             yield pa.Table.from_pylist(rows, LUFFY_SCHEMA)
 
     with pq.ParquetFile(prepared) as file:
-        return _write(path, tables(file), LUFFY_SCHEMA)
-
-
-def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema = SCHEMA) -> int:
-    count = 0
-    with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for table in tables:
-            if len(table):
-                writer.write_table(table)
-                count += len(table)
-    return count
+        return write_tables(path, tables(file), LUFFY_SCHEMA)
 
 
 def _shards(folder: Path, kept: Mask) -> Iterator[tuple[Path, Mask]]:

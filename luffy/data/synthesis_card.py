@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from luffy.files import write_atomic
 from luffy.markdown_text import markdown_cell
 
@@ -126,10 +128,7 @@ def write_synthesis_card(out: Path, card: SynthesisCard) -> None:
 
 def read_synthesis_card(path: Path) -> SynthesisCard:
     """The card in a `card.json`."""
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    teachers = {name: TeacherCard(**teacher) for name, teacher in fields.pop("teachers").items()}
-    without, never_asked = tuple(fields.pop("without")), tuple(fields.pop("never_asked"))
-    return SynthesisCard(**fields, without=without, never_asked=never_asked, teachers=teachers)
+    return TypeAdapter(SynthesisCard).validate_json(path.read_bytes())
 
 
 def _counted(counts: Mapping[str, int]) -> str:

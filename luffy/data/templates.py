@@ -15,7 +15,7 @@ from typing import cast
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from luffy.errors import DataError
+from luffy.errors import DataError, first_line
 from luffy.types import Message
 
 PLAIN_TEMPLATE = (
@@ -167,10 +167,9 @@ def prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Seq
         # transformers runs it in Jinja's immutable sandbox.
         return cast(list[str], tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
     except Exception as error:  # noqa: BLE001 - a template is a program of the model's authors, which may raise anything
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise DataError(
-            f"{tokenizer.name_or_path}: the chat template cannot write a conversation ({reason}); give another one as "
-            "model.chat_template"
+            f"{tokenizer.name_or_path}: the chat template cannot write a conversation ({first_line(error)}); give "
+            "another one as model.chat_template"
         ) from None
 
 

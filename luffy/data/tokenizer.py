@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 from luffy.config.model import GGUF, locate, model_files
 from luffy.config.shipped import template_file
 from luffy.data.templates import PLAIN_TEMPLATE, add_stop_tokens, prompt_texts, stop_token_ids
-from luffy.errors import DataError
+from luffy.errors import DataError, first_line
 from luffy.files import refuse_special
 from luffy.json_text import parse_json
 from luffy.model_shape import num_embeddings
@@ -99,8 +99,7 @@ def adapt_tokenizer(
     except ImportError as error:
         raise DataError(f"{setting}: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
     except Exception as error:  # noqa: BLE001 - a file that is no tokenizer raises anything in transformers and tokenizers
-        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        raise DataError(f"{setting}: no tokenizer at {model_path!r}: {reason}") from None
+        raise DataError(f"{setting}: no tokenizer at {model_path!r}: {first_line(error)}") from None
     if chat_template is not None:
         file = template_file(chat_template)
         try:

@@ -78,29 +78,22 @@ def _strict(answer: str, gold: str, context: str) -> Verdict:
     return outcome, reason, None
 
 
-def _custom(answer: str, gold: str, context: str) -> Verdict:
-    path, _, rest = context.partition("\n")
-    return call(path, answer, gold, rest)
-
-
-CHECKS: dict[str, Callable[[str, str, str], Verdict]] = {MATH: _math, STRICT: _strict, CUSTOM: _custom}
-
-
 class UnusableFunction(Exception):
     """The import path does not lead to a function that can be called as a grader."""
 
 
-def call(path: str, response: str, gold: str, context: str) -> Verdict:
-    """Return (outcome, reason, score); UnusableFunction where the path is wrong.
+def _custom(response: str, gold: str, context: str) -> Verdict:
+    """Call the function that `context` names; UnusableFunction where its path is wrong.
 
-    `context`: JSON text with `data_source`, `question`, `extra_info`, `completion` (messages or text) and
-    `correct_from`.
+    `context`: the path, and on the next line JSON text with `data_source`, `question`, `extra_info`, `completion`
+    (messages or text) and `correct_from`.
     """
-    function, style = loaded(path)
-    known = json.loads(context)
+    path, _, rest = context.partition("\n")
+    function, mark = loaded(path)
+    known = json.loads(rest)
     question, source, info = known["question"], known["data_source"], known["extra_info"]
     arguments = {"data_source": source, "solution_str": response, "ground_truth": gold, "extra_info": info}
-    if style == "verifiers":
+    if mark == "completion":
         arguments = {"completion": response, "prompt": question, "answer": gold, "info": info, "task": source}
         if known["completion"] == "messages":
             arguments["completion"] = [{"role": "assistant", "content": response}]
@@ -111,7 +104,11 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
     try:
         result = function(**arguments)
         if inspect.isawaitable(result):
-            result = asyncio.run(_awaited(result))
+
+            async def awaited(result: Awaitable[object] = result) -> object:
+                return await result
+
+            result = asyncio.run(awaited())
     except Exception as error:  # noqa: BLE001 - an exception of the function fails this answer, not the pool
         return Outcome.CRASHED, f"{path} raised {type(error).__name__}: {str(error)[:200]}", 0.0
     score = result.get("score") if isinstance(result, Mapping) else result
@@ -126,13 +123,12 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
     return Outcome.CORRECT if right else Outcome.WRONG, f"{path} gave {score:g}", score
 
 
-async def _awaited(result: Awaitable[object]) -> object:
-    return await result
+CHECKS: dict[str, Callable[[str, str, str], Verdict]] = {MATH: _math, STRICT: _strict, CUSTOM: _custom}
 
 
 @functools.cache
 def loaded(path: str) -> tuple[Function, str]:
-    """Return the function and its signature's style; a call in advance keeps the import out of a time limit."""
+    """The function, and the parameter that tells its signature; a call in advance keeps its import out of a limit."""
     try:
         function = imported(path)
     except NotImported as error:
@@ -143,8 +139,8 @@ def loaded(path: str) -> tuple[Function, str]:
         named = inspect.signature(function).parameters
     except ValueError:
         raise UnusableFunction(f"{path} does not tell its parameters; call it in a function of your own") from None
-    style = next((style for style, parameter in _MARKS.items() if parameter in named), None)
-    if style is None:
+    mark = next((parameter for parameter in _PROVIDED if parameter in named), None)
+    if mark is None:
         raise UnusableFunction(
             f"{path} takes ({', '.join(named)}); a grader takes (data_source, solution_str, ground_truth, "
             "extra_info=None) or keywords with `completion`"
@@ -153,21 +149,20 @@ def loaded(path: str) -> tuple[Function, str]:
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise UnusableFunction(f"{path} takes `{parameter.name}` by position alone; a grader is called by keywords")
         name, is_variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if parameter.default is not parameter.empty or is_variadic or name in _PROVIDED[style]:
+        if parameter.default is not parameter.empty or is_variadic or name in _PROVIDED[mark]:
             continue
-        why = f", which no grader is given: there are {', '.join(_PROVIDED[style])}; give it a default"
+        why = f", which no grader is given: there are {', '.join(_PROVIDED[mark])}; give it a default"
         if name in _VERIFIERS_ONLY:
             why = f", {_VERIFIERS_ONLY[name]}; take what it needs from `completion`, or give `{name}` a default"
         raise UnusableFunction(f"{path} needs `{name}`{why}")
-    return function, style
+    return function, mark
 
 
-_MARKS = {"verl": "solution_str", "verifiers": "completion"}
-"""Parameter by which each signature is recognised."""
 _PROVIDED = {
-    "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
-    "verifiers": ("completion", "prompt", "answer", "info", "task"),
+    "solution_str": ("data_source", "solution_str", "ground_truth", "extra_info"),
+    "completion": ("completion", "prompt", "answer", "info", "task"),
 }
+"""The arguments of each signature, verl's and verifiers', by the parameter that tells it."""
 _VERIFIERS_ONLY = {
     "parser": "which belongs to a rubric of verifiers, and there is none here",
     "state": "which an environment of verifiers fills, and there is none here",

@@ -82,8 +82,11 @@ def _phrases(reply: str, labels: str, problem: Problem) -> Iterator[tuple[str, s
     last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
     if _BARE.fullmatch(_bare(last)) or (len(lines) == 1 and _LABELLED.match(_bare(last))):
         yield "the last line", last
-    if right := _called_right(reply):
-        yield "'is correct'", right
+    # The only label after the last cue that a statement calls right.
+    cues = list(_CUE.finditer(reply))
+    right = {match["label"] for match in _CALLED_RIGHT.finditer(reply, cues[-1].end() if cues else 0)}
+    if len(right) == 1:
+        yield "'is correct'", right.pop()
 
 
 def _last_cue(reply: str, labels: str, options: Sequence[str]) -> str:
@@ -95,13 +98,6 @@ def _last_cue(reply: str, labels: str, options: Sequence[str]) -> str:
         if text and (is_cue or _label_in(text, labels, options) is not None):
             return text
     return ""
-
-
-def _called_right(reply: str) -> str:
-    """The only label after the last cue that a statement calls right."""
-    cues = list(_CUE.finditer(reply))
-    found = {match["label"] for match in _CALLED_RIGHT.finditer(reply, cues[-1].end() if cues else 0)}
-    return found.pop() if len(found) == 1 else ""
 
 
 _LABELLED = re.compile(r"\(?[A-Z0-9](?:\)|[.:]\s)")

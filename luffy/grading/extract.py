@@ -157,17 +157,14 @@ def _last_formula(text: str) -> str | None:
     opened, found = None, None
     for dollar in _DOLLAR.finditer(text):
         inside = "" if opened is None else text[opened : dollar.start()]
-        if opened is None or _is_amount(inside, text[dollar.end() : dollar.end() + 1]):
+        # A dollar sign may begin an amount of money, as in `$5 and $6` or `$2*3=$6`, and no formula.
+        is_prose = inside[-1:].isspace() and _WORD.search(inside) is not None
+        is_counted = text[dollar.end() : dollar.end() + 1].isdigit()
+        if opened is None or (_AMOUNT.match(inside) is not None and (is_counted or is_prose)):
             opened = dollar.end()
         else:
             opened, found = None, inside.strip() or found
     return found if opened is None else None
-
-
-def _is_amount(inside: str, after: str) -> bool:
-    """Whether a dollar sign begins an amount of money, as in `$5 and $6` or `$2*3=$6`, and no formula."""
-    is_prose = inside[-1:].isspace() and _WORD.search(inside) is not None
-    return _AMOUNT.match(inside) is not None and (after.isdigit() or is_prose)
 
 
 def final_reply(response: str) -> str | None:

@@ -118,26 +118,21 @@ class _Judge:
             return _grade(known, request)
         async with self._slots:
             started = time.monotonic()
-            try:
-                word = await self._verdict(body)
-            except _Failed as error:
-                # A reply without a verdict is final: the same request would get the same reply.
-                is_unjudged, seconds = error.outcome is not Outcome.UNPARSABLE, time.monotonic() - started
-                return Grade(error.outcome, request.answer, f"judge: {error}", seconds, is_unjudged=is_unjudged)
+            for attempt in range(kind.retries + 1):
+                try:
+                    word = await self._ask(body)
+                    break
+                except _Failed as error:
+                    waits_too_long = isinstance(error.cause, Answer) and error.cause.asks_for_too_long
+                    if waits_too_long or attempt == kind.retries:
+                        # A reply without a verdict is final: the same request would get the same reply.
+                        is_unjudged, seconds = error.outcome is not Outcome.UNPARSABLE, time.monotonic() - started
+                        return Grade(error.outcome, request.answer, f"judge: {error}", seconds, is_unjudged=is_unjudged)
+                    await self.client.pause(attempt, error.cause)
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(file, json.dumps({"verdict": word}))
             return _grade(word, request, time.monotonic() - started)
-
-    async def _verdict(self, body: Mapping[str, object]) -> str:
-        for attempt in range(self._kind.retries):
-            try:
-                return await self._ask(body)
-            except _Failed as error:
-                if isinstance(error.cause, Answer) and error.cause.asks_for_too_long:
-                    raise
-                await self.client.pause(attempt, error.cause)
-        return await self._ask(body)
 
     async def _ask(self, body: Mapping[str, object]) -> str:
         try:

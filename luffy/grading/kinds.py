@@ -32,8 +32,7 @@ from luffy.config.grading import (
     parts_of,
 )
 from luffy.grading.choice import grade_choice
-from luffy.grading.equivalence.certain import WRAPPERS, refusal, settle
-from luffy.grading.equivalence.labels import by_label
+from luffy.grading.equivalence.certain import WRAPPERS, by_label, refusal, settle
 from luffy.grading.extract import (
     BOX,
     THINK_CLOSE,
@@ -53,8 +52,6 @@ from luffy.types import Message, Outcome
 
 Step = Grade | Verification | JudgeRequest | RewardRequest
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
-_FAILED = Grade(Outcome.CRASHED, None, "the environment failed")
-_NO_REFERENCE = Grade(Outcome.UNPARSABLE, None, "the reference states no answer")
 _SCORED_BY_GYM = "luffy.grading.reasoning_gym_score:score"
 _ANNOUNCED = re.compile("answer|solution", re.IGNORECASE)
 _EDGES = " \t\n\"'`*$“”‘’"
@@ -67,12 +64,11 @@ _TAGS: dict[ResponseForm, tuple[str, ...]] = {
     "r1_zero": (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>"),
     "luffy": (THINK_OPEN, THINK_CLOSE),
 }
-_NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
-_NO_TAG = Grade(Outcome.NO_ANSWER, None, "no closed <answer>, and no box")
 
 
 def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
-    return [_FAILED if request.has_failed else _LEAVES[leaf.kind](leaf, request) for leaf in leaves(kind)]
+    failed = Grade(Outcome.CRASHED, None, "the environment failed")
+    return [failed if request.has_failed else _LEAVES[leaf.kind](leaf, request) for leaf in leaves(kind)]
 
 
 def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
@@ -102,18 +98,28 @@ def functions_of(kind: GraderKind) -> list[str]:
     return own + [_SCORED_BY_GYM for leaf in leaves(kind) if isinstance(leaf, ReasoningGymGrader)]
 
 
-def _math(kind: MathGrader, request: GradeRequest) -> Step:
-    found = _found(request, plain_answer if kind.boxed == "preferred" else None)
+def _math(kind: MathGrader | StrictMathGrader, request: GradeRequest) -> Step:
+    is_strict = isinstance(kind, StrictMathGrader)
+    found = _found(request, plain_answer if not is_strict and kind.boxed == "preferred" else None)
     if isinstance(found, Grade):
         return found
-    answer, note = found.answer, "" if found.sign == BOX else f"no box: read from {found.sign}"
-    gold = read_reference(request.ground_truth)
+    answer, gold = found.answer, read_reference(request.ground_truth)
     if gold is None:
-        return _NO_REFERENCE
-    settled = settle(answer, gold)
-    if settled is not None:
+        return Grade(Outcome.UNPARSABLE, None, "the reference states no answer")
+    note = "" if is_strict or found.sign == BOX else f"no box: read from {found.sign}"
+    if is_strict and answer == gold:
+        return Grade(Outcome.CORRECT, answer, "the same text")
+    if not is_strict and (settled := settle(answer, gold)) is not None:
         return Grade(settled, answer, _SETTLED[settled]).saying(note)
-    return _compared("math", answer, gold, note)
+    for side, text in (("", answer), ("the reference: ", gold)):
+        reason = refusal(text)
+        if reason is not None:
+            return Grade(Outcome.UNPARSABLE, answer, f"{side}{reason}")
+    chosen = by_label(answer, gold)
+    if isinstance(chosen, tuple):
+        return Verification(kind.kind, *chosen, note=note)
+    outcome, reason = (Outcome.CORRECT, "the same option") if chosen else (Outcome.WRONG, "another option")
+    return Grade(outcome, answer, reason).saying(note)
 
 
 def _found(request: GradeRequest, unmarked: Callable[[str], Extracted | None] | None) -> Extracted | Grade:
@@ -125,32 +131,9 @@ def _found(request: GradeRequest, unmarked: Callable[[str], Extracted | None] | 
     if found is None and unmarked is not None:
         found = unmarked(reply)
     if found is None:
-        return _NO_TAG if request.problem.in_tag else _NO_BOX
+        why = "no closed <answer>, and no box" if request.problem.in_tag else "no box, or an empty one"
+        return Grade(Outcome.NO_ANSWER, None, why)
     return found
-
-
-def _compared(check: str, answer: str, gold: str, note: str) -> Step:
-    for side, text in (("", answer), ("the reference: ", gold)):
-        reason = refusal(text)
-        if reason is not None:
-            return Grade(Outcome.UNPARSABLE, answer, f"{side}{reason}")
-    chosen = by_label(answer, gold)
-    if isinstance(chosen, tuple):
-        return Verification(check, *chosen, note=note)
-    outcome, reason = (Outcome.CORRECT, "the same option") if chosen else (Outcome.WRONG, "another option")
-    return Grade(outcome, answer, reason).saying(note)
-
-
-def _math_strict(kind: StrictMathGrader, request: GradeRequest) -> Step:
-    found = _found(request, None)
-    if isinstance(found, Grade):
-        return found
-    answer, gold = found.answer, read_reference(request.ground_truth)
-    if gold is None:
-        return _NO_REFERENCE
-    if answer == gold:
-        return Grade(Outcome.CORRECT, answer, "the same text")
-    return _compared("math_strict", answer, gold, "")
 
 
 def _exact(kind: ExactGrader, request: GradeRequest) -> Grade:
@@ -267,7 +250,7 @@ def _code(kind: CodeGrader, request: GradeRequest) -> Step:
 
 _LEAVES: dict[str, Callable[..., Step]] = {
     "math": _math,
-    "math_strict": _math_strict,
+    "math_strict": _math,
     "choice": lambda kind, request: grade_choice(request),
     "exact": _exact,
     "format": _format,

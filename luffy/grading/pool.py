@@ -22,6 +22,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING
 
 from luffy.config.execution import ExecutionConfig
@@ -114,7 +115,7 @@ class JobQueue:
             overtaken = bool(self._waiting) and self._waiting[0][0] < due
             if self._closed or not overtaken or self._num_aside >= most:
                 return False
-            worker.pause()
+            worker.signal(Signals.SIGSTOP)
             job.worker = worker
             self._num_aside += 1
             self._push(due, job)
@@ -413,7 +414,7 @@ class GraderPool:
             worker, job.worker = job.worker, None
             try:
                 if worker is not None:  # it was paused
-                    worker.resume()
+                    worker.signal(Signals.SIGCONT)
                 else:
                     worker = self._workers.take(fresh=job.deaths + job.losses > 0)
                     worker.begin(job.work)

@@ -17,6 +17,7 @@ import ast
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import re
 import threading
@@ -146,17 +147,14 @@ def same_value(found: Any, expected: Any) -> bool:
 
 def same_output(found: str, expected: str) -> bool:
     """Whether two outputs agree line by line, blanks at the ends aside: as texts, or word by word as numbers."""
-    pairs = [text.rstrip().splitlines() or [""] for text in (found, expected)]
-    return len(pairs[0]) == len(pairs[1]) and all(map(_same_line, *pairs))
-
-
-def _same_line(found: str, expected: str) -> bool:
-    words, wanted = found.split(), expected.split()
-    return words == wanted or (len(words) == len(wanted) and all(map(_same_word, words, wanted)))
+    lines, wanted = ([line.split() for line in text.rstrip().splitlines()] or [[]] for text in (found, expected))
+    return [*map(len, lines)] == [*map(len, wanted)] and all(
+        map(_same_word, itertools.chain(*lines), itertools.chain(*wanted))
+    )
 
 
 def _same_word(found: str, expected: str) -> bool:
-    if _NUMBER.fullmatch(found) is None or _NUMBER.fullmatch(expected) is None:
+    if found == expected or _NUMBER.fullmatch(found) is None or _NUMBER.fullmatch(expected) is None:
         return found == expected
     try:
         one, other = Decimal(found), Decimal(expected)

@@ -21,7 +21,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import RewardModelGrader
 from luffy.config.model import check_classifier
-from luffy.errors import ConfigError, DataError
+from luffy.errors import ConfigError, DataError, first_line
 from luffy.grading.request import Grade, RewardRequest
 from luffy.types import Message, Outcome
 
@@ -44,7 +44,7 @@ class RewardModel:
             )  # fmt: skip
             model, loaded = cast(Any, found)  # its annotation knows the model alone
         except Exception as error:  # noqa: BLE001 - a folder with senseless contents raises anything in transformers
-            raise DataError(f"{where}: is no model that can be loaded ({_first_line(error)})") from None
+            raise DataError(f"{where}: is no model that can be loaded ({first_line(error)})") from None
         if lacking := sorted(loaded["missing_keys"]):
             raise DataError(f"{where}: lacks {len(lacking)} weights of its model, the first is {lacking[0]}")
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -52,7 +52,7 @@ class RewardModel:
             self._model = model.eval().to(self._device)
         except (AssertionError, RuntimeError) as error:  # also out of memory
             raise ConfigError(
-                f"{where}: cannot be put on {self._device} ({_first_line(error)}); set execution.reward_device to cpu "
+                f"{where}: cannot be put on {self._device} ({first_line(error)}); set execution.reward_device to cpu "
                 "or another GPU, its dtype to bfloat16, or lower execution.vllm.gpu_memory_utilization"
             ) from None
         config = model.config.get_text_config()
@@ -76,7 +76,7 @@ class RewardModel:
             text = self._tokenizer.apply_chat_template([*before, reply], tokenize=False)
         except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
             raise DataError(
-                f"{self._where}: its chat template cannot write a conversation ({_first_line(error)})"
+                f"{self._where}: its chat template cannot write a conversation ({first_line(error)})"
             ) from None
         ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         return ids[-(self._positions or len(ids)) :], len(ids)
@@ -128,7 +128,13 @@ class RewardModels:
                 encoded = [model.encode(request.messages) for request in of_kind]
                 scores = model.scores([ids for ids, _ in encoded], self._execution.micro_batch_tokens)
                 for request, (ids, total), score in zip(of_kind, encoded, scores, strict=True):
-                    grades[request] = _grade(kind, score, len(ids), total)
+                    outcome = Outcome.CORRECT if score >= kind.correct_from else Outcome.WRONG
+                    grade = Grade(outcome, None, f"the reward model gives {score:.6g}", own_reward=score)
+                    if not math.isfinite(score):
+                        grade = Grade(Outcome.CRASHED, None, f"the reward model gives {score}", own_reward=0.0)
+                    elif len(ids) < total:
+                        grade = grade.saying(f"its last {len(ids)} of {total} tokens")
+                    grades[request] = grade
         return grades
 
     def close(self) -> None:
@@ -139,15 +145,3 @@ class RewardModels:
                 gc.collect()
                 if torch.cuda.is_initialized():
                     torch.cuda.empty_cache()
-
-
-def _grade(kind: RewardModelGrader, score: float, seen: int, total: int) -> Grade:
-    if not math.isfinite(score):
-        return Grade(Outcome.CRASHED, None, f"the reward model gives {score}", own_reward=0.0)
-    outcome = Outcome.CORRECT if score >= kind.correct_from else Outcome.WRONG
-    grade = Grade(outcome, None, f"the reward model gives {score:.6g}", own_reward=score)
-    return grade.saying(f"its last {seen} of {total} tokens" if seen < total else "")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

@@ -6,7 +6,6 @@ more.
 """
 
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from multiprocessing import Pipe
 from pathlib import Path
+from signal import Signals
 
 import psutil
 
@@ -81,7 +81,7 @@ class ForkServer:
                 self._kill()
                 code = None if process is None else process.returncode
                 why = f"a grading worker did not start (exit code {code}: {error})"
-                if code == -signal.SIGKILL:  # by something else, or just now, since it was silent
+                if code == -Signals.SIGKILL:  # by something else, or just now, since it was silent
                     raise LostError(f"{why}; is this machine short of memory? The same command continues") from None
                 raise LuffyError(
                     f"{why}; check that `python -c 'import math_verify'` works in this environment"
@@ -200,28 +200,18 @@ class WorkerProcess:
             return 0.0
         return float(times.user + times.system)
 
-    def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let a paused worker go on."""
-        self._signal(signal.SIGCONT)
-
     def kill(self) -> None:
         """End the process, and what it started, with SIGKILL and collect it; may be called again."""
         self.is_gone = True
         with self._ending:
             if not self._is_collected:
-                signal_group(self.pid, signal.SIGKILL)
+                signal_group(self.pid, Signals.SIGKILL)
                 self.is_lost = not self._server.collect(self.pid, self._start)
                 self._is_collected = True
         self._connection.close()
 
-    def interrupt(self) -> None:
-        """Send SIGKILL from another thread; `reply` then sees the worker die."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, sent: signal.Signals) -> None:
+    def signal(self, sent: Signals) -> None:
+        """Signal the group, from any thread: SIGSTOP pauses it, and of SIGKILL `reply` then sees the worker die."""
         # Until the process is reaped, its process id, which names its group, is not reused, even if it is dead.
         with self._ending:
             if not self._is_collected:
@@ -252,7 +242,7 @@ class Workers:
             self._live.add(worker)
             closing = self._closing
         if closing:
-            worker.interrupt()
+            worker.signal(Signals.SIGKILL)
         try:
             worker.wait_until_ready()
         except LuffyError:
@@ -286,7 +276,7 @@ class Workers:
             live = list(self._live)
         self._server.interrupt_loading()
         for worker in live:
-            worker.interrupt()
+            worker.signal(Signals.SIGKILL)
 
     def close(self) -> None:
         """End all processes. Nobody uses them any more."""

@@ -41,7 +41,7 @@ from luffy.config.model import (
     model_files,
     refuse_code,
 )
-from luffy.errors import DataError
+from luffy.errors import DataError, first_line
 from luffy.files import clone_or_copy, link_or_copy, refuse_special
 from luffy.json_text import parse_json
 from luffy.model_shape import num_embeddings
@@ -136,7 +136,7 @@ def dequantise(file: Path, out: Path) -> None:
     except ImportError as error:
         raise DataError(f"model.path: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
     except Exception as error:  # noqa: BLE001 - a file that is no model raises anything in transformers and gguf
-        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        reason = first_line(error)
         raise DataError(f"model.path: {file} is no whole {GGUF} file ({reason}); download it again") from None
     if lacking := sorted(loaded["missing_keys"]):
         raise DataError(f"model.path: {file} lacks {len(lacking)} weights of its model, the first is {lacking[0]}")
@@ -319,7 +319,7 @@ class StoredWeights:
                         outline = empty_model(config, "float32")
                     lacking, misshapen = _unfit(outline, self.shapes)
         except Exception as error:  # noqa: BLE001 - a configuration with senseless values raises anything in transformers
-            reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+            reason = first_line(error)
             raise DataError(
                 f"{self.setting}: {self.folder}: config.json describes no model that can be built ({reason})"
             ) from None

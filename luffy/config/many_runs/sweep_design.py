@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveI
 
 from luffy.config.evaluation import VALIDATION
 from luffy.config.load import FileKind
-from luffy.config.strict import RunName, StrictModel, is_none
+from luffy.config.strict import RunName, StrictModel
 from luffy.config.yaml_source import flow_yaml
 from luffy.seeds import derive_seed
 
@@ -93,10 +93,10 @@ class BudgetConfig(StrictModel):
     """Optimizer steps after the base policy, those of SFT (in all of its rounds) and of RL together."""
     rollouts: PositiveInt | None = None
     """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
-    tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    tokens: PositiveInt | None = None
     """Tokens sampled and response tokens learned from, those of SFT and of RL together, so that a cheap method makes
     more steps. An arm ends after the step that reaches the number."""
-    max_optimizer_steps: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    max_optimizer_steps: PositiveInt | None = None
     """With `tokens`: an arm that has not reached them ends after this many optimizer steps of SFT, or of RL."""
 
     def _complaints(self) -> Iterator[str]:
@@ -136,7 +136,7 @@ class ArmConfig(StrictModel):
     """A preset of `exp_configs/methods/`; in a chain with RL, the method of RL."""
     sft_steps: PositiveInt | None = None
     """Optimizer steps of SFT, in all rounds, where RL follows; None: there is none before RL, or by `sft_tokens`."""
-    sft_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    sft_tokens: PositiveInt | None = None
     """The share of `budget.tokens` that SFT learns from where RL follows."""
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for this arm alone."""

@@ -57,25 +57,21 @@ def listed_options(
         if listed is None or len(listed) != len(options):
             raise RowError(field.labels, f"must be a list of {len(options)} labels, one for each option")
         labels = [str(as_text(label)).strip() for label in listed]
-    right = _place(answer, answer_column, options, labels, field)
+    if field.answer_is == "index":
+        if not answer.isdecimal() or int(answer) >= len(options):
+            raise RowError(answer_column, f"must be an index from 0 to {len(options) - 1}")
+        right = int(answer)
+    else:
+        named, wanted = (options, answer) if field.answer_is == "text" else (labels, answer.strip(" ()."))
+        if named.count(wanted) != 1:
+            raise RowError(answer_column, "names none of the options, or several")
+        right = named.index(wanted)
     kept = [place for place, option in enumerate(options) if option not in field.fillers]
     if not 2 <= len(kept) <= len(LABELS):
         raise RowError(column, f"must hold 2 to {len(LABELS)} options, found {len(kept)}")
     if right not in kept:
         raise RowError(answer_column, "names an option that is a filler")
     return [options[place] for place in kept], LABELS[kept.index(right)]
-
-
-def _place(answer: str, column: str, options: Sequence[str], labels: Sequence[str], field: ChoicesField) -> int:
-    if field.answer_is == "index":
-        if not answer.isdecimal() or int(answer) >= len(options):
-            raise RowError(column, f"must be an index from 0 to {len(options) - 1}")
-        return int(answer)
-    named = options if field.answer_is == "text" else labels
-    wanted = answer if field.answer_is == "text" else answer.strip(" ().")
-    if list(named).count(wanted) != 1:
-        raise RowError(column, "names none of the options, or several")
-    return list(named).index(wanted)
 
 
 def _text(value: object, column: str) -> str:
@@ -112,6 +108,7 @@ def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: 
             ground_truth = LABELS[options.index(correct)]
         messages = with_options(messages, options)
         extra |= {OPTIONS: options, NUM_OPTIONS: len(options)}
+    grader = fields.grader or (None if choices is None else "choice")
     number = "" if fields.id is None else f"#{checked_text(as_text(value_at(row, fields.id)), fields.id)}"
     return Prompt(
         uid=prompt_uid(fields.data_source + number, messages),
@@ -121,7 +118,7 @@ def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: 
         traces=tuple(trace for field in fields.traces for trace in _traces(row, field, author)),
         ability=fields.ability,
         extra_info=extra,
-        grader=fields.row_grader,
+        grader=None if grader == "rule" else grader,
     )
 
 

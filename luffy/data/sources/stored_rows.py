@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from luffy.confidential import CONFIDENTIAL
 from luffy.config.data import FileSource, HubSource
 from luffy.config.shipped import expand_pattern
-from luffy.data.parquet import decoded, read_rows
+from luffy.data.parquet import decoded, read_rows, require_columns
 from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, RowError, as_text, present_columns, prompt_from_row, value_at
 from luffy.data.sources import QuarantinedRow, Row
 from luffy.data.sources.column_mapping import columns_of, prompt_from_fields, recognised
@@ -193,10 +193,7 @@ def _csv_rows(path: Path, wanted: Sequence[str] | None, required: Sequence[str])
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             reader = csv.DictReader(file, strict=True)
-            missing = [name for name in required if name not in (reader.fieldnames or ())]
-            if missing:
-                found = ", ".join(reader.fieldnames or ())
-                raise DataError(f"{path}: column {', '.join(missing)} missing; found {found}")
+            require_columns(required, reader.fieldnames or (), str(path))
             for number, row in enumerate(reader, start=1):
                 if None in row:
                     yield number, RowError("(row)", "has more values than the header has columns")
@@ -238,12 +235,7 @@ class HubPrompts:
         where = f"data.{purpose}: {source.path}"
         self._source = source = with_fields(source, (dict(row) for row in self._dataset), source.path, where)
         wanted, required = columns_to_read(source)
-        missing = [name for name in required if name not in found]
-        if missing:
-            raise DataError(
-                f"data.{purpose}: {source.path}: column {', '.join(missing)} missing; found {', '.join(found)}; map "
-                "them with fields"
-            )
+        require_columns(required, found, where, "; map them with fields")
         self._columns = present_columns(wanted, found)
 
     def inputs(self) -> dict[str, str]:

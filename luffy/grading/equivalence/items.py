@@ -18,7 +18,7 @@ from luffy.grading.equivalence.expression import Apply, Expression, Variable, re
 from luffy.grading.equivalence.numeric import proportional, same
 from luffy.grading.equivalence.statement import Item, Statement, top_level
 from luffy.grading.equivalence.text import canonical_unit, compact, units_differ
-from luffy.grading.equivalence.values import Compound, Value, are_far, expansions, matched, same_values, scaled, value
+from luffy.grading.equivalence.values import Compound, are_far, expansions, matched, same_values, scaled, value
 
 _FUNCTION = re.compile(
     r"(?P<head>\\?[A-Za-z]+(?:_\{?[A-Za-z0-9]+\}?)?)\s*\((?P<bound>[A-Za-z](?:\s*,\s*[A-Za-z]){0,3})\)"
@@ -65,7 +65,9 @@ def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, 
 
 def differ(left: Item, right: Item) -> bool:
     """Whether two items certainly differ: in their units, or as constants that no rounding makes equal."""
-    return units_differ(left.noun, right.noun) or are_far(_value(left), _value(right))
+    return units_differ(left.noun, right.noun) or are_far(
+        scaled(left.body, left.scale), scaled(right.body, right.scale)
+    )
 
 
 def _is_equation(answer: Item, reference: Item) -> bool:
@@ -108,12 +110,9 @@ def definition(label: str) -> tuple[str, tuple[str, ...]] | None:
     return (match["head"], bound) if len(set(bound)) == len(bound) else None
 
 
-def _value(item: Item) -> Value:
-    return scaled(item.body, item.scale)
-
-
 def _same_bodies(left: Item, right: Item, domains: tuple[Domains, Domains]) -> bool:
-    return same_values(_value(left), _value(right), lambda one, other: _same_but_for_parameter(one, other, domains))
+    mine, yours = (scaled(item.body, item.scale) for item in (left, right))
+    return same_values(mine, yours, lambda one, other: _same_but_for_parameter(one, other, domains))
 
 
 def _same_but_for_parameter(left: Expression, right: Expression, domains: tuple[Domains, Domains]) -> bool:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from mpmath import mp, mpc, mpf
@@ -230,35 +231,26 @@ def _binomial(above: Value, below: Value) -> Value:
     return mp.binomial(inexact(above), inexact(below))
 
 
-def _common(function: Callable[..., int]) -> Callable[..., Value]:
-    def apply(*values: Value) -> Value:
-        for value in values:
-            if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= 5000:
-                raise NoValueError("no integer")
-        return Fraction(function(*map(int, values)))
-
-    return apply
+def _of_integers(function: Callable[..., int], *values: Value) -> Value:
+    for value in values:
+        if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= 5000:
+            raise NoValueError("no integer")
+    return Fraction(function(*map(int, values)))
 
 
-def _rounded(exactly: Callable[[Fraction], int], function: Callable[[Value], Value]) -> Callable[[Value], Value]:
-    def apply(value: Value) -> Value:
-        if isinstance(value, Fraction):
-            return Fraction(exactly(value))
-        if isinstance(value, mpc):
-            raise NoValueError("a complex number is not rounded")
-        return function(value)
-
-    return apply
+def _rounded(exactly: Callable[[Fraction], int], function: Callable[[Value], Value], value: Value) -> Value:
+    if isinstance(value, Fraction):
+        return Fraction(exactly(value))
+    if isinstance(value, mpc):
+        raise NoValueError("a complex number is not rounded")
+    return function(value)
 
 
-def _analytic(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
-    def apply(value: Value) -> Value:
-        number = inexact(value)
-        if not abs(number) < _MAX_ARGUMENT:
-            raise NoValueError("an argument too large")
-        return function(number)
-
-    return apply
+def _analytic(function: Callable[[Value], Value], value: Value) -> Value:
+    number = inexact(value)
+    if not abs(number) < _MAX_ARGUMENT:
+        raise NoValueError("an argument too large")
+    return function(number)
 
 
 def _logarithm(value: Value, base: Value | None = Fraction(10)) -> Value:
@@ -289,16 +281,16 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "root": _root,
     "abs": abs,
     "factorial": _factorial,
-    "double factorial": _common(lambda number: math.prod(range(number, 0, -2))),
+    "double factorial": partial(_of_integers, lambda number: math.prod(range(number, 0, -2))),
     "binomial": _binomial,
-    "gcd": _common(math.gcd),
-    "lcm": _common(math.lcm),
+    "gcd": partial(_of_integers, math.gcd),
+    "lcm": partial(_of_integers, math.lcm),
     "max": lambda *values: max(values, key=inexact),
     "min": lambda *values: min(values, key=inexact),
-    "floor": _rounded(math.floor, mp.floor),
-    "ceiling": _rounded(math.ceil, mp.ceil),
+    "floor": partial(_rounded, math.floor, mp.floor),
+    "ceiling": partial(_rounded, math.ceil, mp.ceil),
     "ln": lambda value: _logarithm(value, None),
     "log": _logarithm,
     "lg": _logarithm,
-    **{name: _analytic(function) for name, function in _FUNCTIONS.items()},
+    **{name: partial(_analytic, function) for name, function in _FUNCTIONS.items()},
 }

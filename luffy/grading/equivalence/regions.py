@@ -95,8 +95,15 @@ def same_regions(left: str, right: str) -> bool | None:
             if mine.integers is not None or yours.integers is not None:
                 return _finite(mine) is not None and _finite(mine) == _finite(yours)
             return _combined([mine.region, yours.region], lambda inside: inside[0] != inside[1]).inside == (False,)
-        except NoRegionError:
-            return _same_symbolically(one, other)
+        except NoRegionError:  # two intervals, perhaps with variables in their ends
+            left_ends, right_ends = _ends(one), _ends(other)
+        if left_ends is None or right_ends is None or left_ends.kind != right_ends.kind:
+            return None
+        if left_ends.name and right_ends.name and left_ends.name != right_ends.name:
+            return None
+        pairs = ((left_ends.low, right_ends.low), (left_ends.high, right_ends.high))
+        read = [(read_or_none(a), read_or_none(b)) for a, b in pairs]
+        return all(a is not None and b is not None and same(a, b) for a, b in read)
 
 
 def _finite(found: NamedRegion) -> frozenset[int] | None:
@@ -296,15 +303,6 @@ class _Ends(NamedTuple):
     kind: str
     low: str
     high: str
-
-
-def _same_symbolically(left: str, right: str) -> bool | None:
-    """Whether two intervals with variables in their ends are one; None where they are not one interval each."""
-    one, other = _ends(left), _ends(right)
-    if one is None or other is None or one.kind != other.kind or (one.name and other.name and one.name != other.name):
-        return None
-    pairs = [(read_or_none(a), read_or_none(b)) for a, b in ((one.low, other.low), (one.high, other.high))]
-    return all(a is not None and b is not None and same(a, b) for a, b in pairs)
 
 
 def _ends(text: str) -> _Ends | None:

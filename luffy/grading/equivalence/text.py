@@ -137,7 +137,7 @@ def _peeled(text: str) -> str:
     if tick := _TICK.search(text):
         return re.sub(_SPACE + r"\Z", "", text[: tick.start()])
     around = _AROUND.match(text)
-    if around is not None and _closes_at_the_end(text, around.end()):
+    if around is not None and closes_at_the_end(text, around.end()):
         inside = text[around.end() : -1].strip()
         # Underlined letters are the digits of a number, and not their product.
         return text if around["line"] and _LETTER.search(inside) else inside
@@ -145,13 +145,14 @@ def _peeled(text: str) -> str:
     return text[switch.end() :].strip() if switch is not None else text
 
 
-def _closes_at_the_end(text: str, start: int) -> bool:
-    """Whether the group whose content begins at `start` ends with the text."""
+def closes_at_the_end(text: str, start: int, opening: str = "{", closing: str = "}") -> bool:
+    """Whether the group whose content begins at `start` ends with the text; escaped braces are not counted."""
+    marks = _BRACE if opening == "{" else re.compile(f"{re.escape(opening)}|{re.escape(closing)}")
     depth = 1
-    for brace in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+    for mark in marks.finditer(text, start):
+        depth += {opening: 1, closing: -1}.get(mark[0], 0)
         if depth == 0:
-            return brace.end() == len(text)
+            return mark.end() == len(text)
     return False
 
 

@@ -23,7 +23,15 @@ from luffy.grading.equivalence.expression import (
 )
 from luffy.grading.equivalence.numeric import close, constant_value, is_decimal, rounded_decimal, same
 from luffy.grading.equivalence.statement import bases, brackets, top_level
-from luffy.grading.equivalence.text import QUALIFIERS, compact, number, split_noun, units_differ, words
+from luffy.grading.equivalence.text import (
+    QUALIFIERS,
+    closes_at_the_end,
+    compact,
+    number,
+    split_noun,
+    units_differ,
+    words,
+)
 
 MAX_SIGNS = 4
 _MATRIX = re.compile(
@@ -73,7 +81,7 @@ def value(text: str) -> Value:
             return Compound("column", tuple(row.parts[0] for row in rows))
         return Compound("matrix", tuple(rows))
     for opening, closing in (("\\langle", "\\rangle"), ("\\{", "\\}")):
-        if text.startswith(opening) and text.endswith(closing) and _is_whole(text, opening, closing):
+        if text.startswith(opening) and closes_at_the_end(text, len(opening), opening, closing):
             return _compound("()" if opening == "\\langle" else "\\{\\}", text[len(opening) : -len(closing)])
     found = value(text[1:]) if text.startswith("-") else None
     if isinstance(found, Compound) and found.kind in ("()", "column", "row"):
@@ -150,16 +158,6 @@ def _signed(text: str, signs: Sequence[str]) -> str:
     remaining = iter(signs)
     replaced = _SIGN.sub(lambda match: next(remaining), text)
     return re.sub(r"(^|[(,=\[{])\s*\+", r"\1", replaced).strip()
-
-
-def _is_whole(text: str, opening: str, closing: str) -> bool:
-    """Whether the first bracket of `text` is closed by its last."""
-    depth = 0
-    for match in re.finditer(f"{re.escape(opening)}|{re.escape(closing)}", text):
-        depth += 1 if match[0] == opening else -1
-        if depth == 0:
-            return match.end() == len(text)
-    return False
 
 
 def _compound(kind: str, inside: str) -> Compound:

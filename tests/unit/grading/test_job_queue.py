@@ -1,6 +1,7 @@
 """The order of verifications, without processes."""
 
 from concurrent.futures import Future
+from signal import Signals
 from typing import cast
 
 import pytest
@@ -16,8 +17,8 @@ class Paused:
     def __init__(self) -> None:
         self.num_pauses = 0
 
-    def pause(self) -> None:
-        self.num_pauses += 1
+    def signal(self, sent: Signals) -> None:
+        self.num_pauses += sent is Signals.SIGSTOP
 
 
 def job(name: str, submitted: float = 0.0) -> Job:

@@ -3,7 +3,7 @@
 import pytest
 
 from luffy.config.grading import MathGrader, StrictMathGrader
-from luffy.grading.equivalence.labels import by_label
+from luffy.grading.equivalence.certain import by_label
 from luffy.grading.pool import GraderPool
 from luffy.types import Outcome
 
