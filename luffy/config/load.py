@@ -270,11 +270,14 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | N
     if is_path:
         raise ConfigError(
             f"{where or experiment}: {kind.removesuffix('s')}: {name}: no such file; "
+            f"{nearest(name, [file.name for file in start.glob('*.y*ml')], 'did you mean {!r}? ')}"
             f"give a path from {start.resolve()}, or a shipped name: {', '.join(names)}"
         )
+    known = [*names, *(file.name for file in (start / f"{name}.yaml", start / f"{name}.yml") if file.is_file())]
     raise ConfigError(
         f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/; "
-        f"{nearest(name, names, 'did you mean {!r}? ')}there are {', '.join(names)} (or give the path of a .yaml file)"
+        f"{nearest(name, reversed(known), 'did you mean {!r}? ')}"
+        f"there are {', '.join(names)} (or give the path of a .yaml file)"
     )
 
 
@@ -421,9 +424,10 @@ def _is_new(elements: list[Value], name: str, override: Override) -> bool:
     if missing := [key for key in needed if key not in (*override.value, "name")]:
         names = [str(element["name"]) for element in named]
         hint = nearest(name, names, "did you mean {!r}? ", cutoff=0.5)
+        lacking = ", ".join(key + nearest(key, override.value, " in place of {!r}") for key in missing)
         raise ConfigError(
             f"{override.origin}: {'.'.join(override.path)}: no element {name!r} in this list; {hint}there are "
-            f"{', '.join(names)}, and a new one also needs {', '.join(missing)}"
+            f"{', '.join(names)}, and a new one also needs {lacking}"
         )
     return True
 
