@@ -273,10 +273,10 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | N
             f"{nearest(name, [file.name for file in start.glob('*.y*ml')], 'did you mean {!r}? ')}"
             f"give a path from {start.resolve()}, or a shipped name: {', '.join(names)}"
         )
-    known = [*names, *(file.name for file in (start / f"{name}.yaml", start / f"{name}.yml") if file.is_file())]
+    own = [f"{name}{end}" for end in (".yaml", ".yml") if (start / f"{name}{end}").is_file()]
     raise ConfigError(
         f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/; "
-        f"{nearest(name, reversed(known), 'did you mean {!r}? ')}"
+        f"{nearest(name, own or names, 'did you mean {!r}? ', cutoff=0.0 if own else 0.6)}"
         f"there are {', '.join(names)} (or give the path of a .yaml file)"
     )
 

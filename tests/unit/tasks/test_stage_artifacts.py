@@ -57,7 +57,6 @@ def test_a_stage_has_one_page_with_all_that_it_shows(chain):
     headings = re.findall(r"^## (.*)", page.data, re.MULTILINE)
     assert headings[0].startswith("Metrics of rl (now: step 40")
     assert headings[1:] == ["rl over its steps", "Newest rollouts of rl, with their grades"]
-    assert "## " not in stage_page(plan(chain, "prepare_data")).data.partition("\n")[0][2:]
 
 
 def test_the_table_of_metrics_has_the_newest_step_an_earlier_one_and_the_first(chain):
