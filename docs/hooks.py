@@ -1,6 +1,8 @@
-"""Pages of the site that are not in docs/: every configuration field and command, and files of other folders."""
+"""Pages of the site that are not Markdown in docs/: every configuration field and command, notebooks, other folders."""
 
 import inspect
+import json
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +41,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to the site."""
     files.append(File.generated(config, "reference/configuration.md", content=configuration_page()))
     files.append(File.generated(config, "reference/commands.md", content=commands_page()))
+    for notebook in sorted(Path(config.docs_dir).glob("notebooks/*.ipynb")):
+        content = notebook_page(notebook.read_text(encoding="utf-8"), notebook.name)
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=content))
     for source, page in ELSEWHERE.items():
         text = (Path(config.docs_dir).parent / source).read_text(encoding="utf-8")
         for prefix in ("", "../", "../../"):
@@ -48,10 +53,32 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Lead links to files outside of docs/, which work in a repository, to their pages of the site."""
+    """Lead links that work in a repository, to notebooks and to files outside of docs/, to their pages of the site."""
+    markdown = re.sub(r"\]\((notebooks/\w+)\.ipynb\)", r"](\1.md)", markdown)
     for source, page in ELSEWHERE.items():
         markdown = markdown.replace(f"](../{source}", f"]({page}")
     return markdown
+
+
+def notebook_page(text: str, name: str) -> str:
+    """An executed notebook with its outputs, as Markdown."""
+    blocks = list[str]()
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        blocks.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            kind = next(each for each in ("image/png", "text/html", "text/plain") if each in data)
+            shown = "".join(data[kind]).strip()
+            if kind == "image/png":
+                shown = f"![Output of the cell above](data:image/png;base64,{shown})"
+            elif kind == "text/html":  # without its own style, and without empty lines, which would end it
+                shown = re.sub(r"<style.*?</style>|(?<=<table)[^>]*|\n\s*(?=\n)", "", shown, flags=re.DOTALL)
+            else:
+                shown = f"```text\n{shown}\n```"
+            blocks.append(shown)
+    first, *rest = blocks
+    return "\n\n".join([first, f"[The notebook]({name}), with its outputs:", *rest]) + "\n"
 
 
 def configuration_page() -> str:

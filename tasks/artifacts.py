@@ -1,7 +1,8 @@
 """The artifacts of a stage in the Prefect UI, made from the files in its directory, and their way there.
 
-The same function serves running, finished and reused stages. This module does not use Prefect: whoever makes a
-`Publisher` gives it a function that writes.
+A stage has two: its progress, which Prefect shows with the run alone, and a page, which is also in the list of all
+artifacts. The same function serves running, finished and reused stages. This module does not use Prefect: whoever makes
+a `Publisher` gives it a function that writes.
 """
 
 import contextvars
@@ -28,7 +29,7 @@ from luffy.pipeline.plan import StagePlan
 from luffy.report.cells import Table, table
 from luffy.report.curves import headline_charts, headlines_first
 from luffy.report.figures import Chart, colored, picture_url
-from luffy.report.page import fenced
+from luffy.report.page import fenced, markdown_table
 from luffy.tracking.metrics import METRICS_FILE, Json, read_last_lines, read_lines, read_metrics
 from luffy.tracking.tracker import SAMPLES_FILE
 
@@ -56,21 +57,14 @@ class Artifact:
     description: str
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """A kind of artifact that a stage has."""
-
-    name: str
-    """The last part of its key."""
-    every_s: float
-    """Seconds between updates while the stage runs."""
-    make: Callable[[StagePlan], Artifact | None]
-    """Returns None while there is nothing to show."""
-
-
-def views_of(stage: str) -> tuple[View, ...]:
-    """The views of `stage` besides its progress."""
-    return tuple(_VIEWS[name] for name in STAGE_KINDS[stage].views)
+def stage_page(plan: StagePlan) -> Artifact | None:
+    """Everything that a stage shows of what it has made; None while there is nothing."""
+    views = (_VIEWS[name](plan) for name in STAGE_KINDS[plan.node.stage].views)
+    made = [view for view in views if view is not None]
+    if len(made) <= 1:
+        return next(iter(made), None)
+    text = "\n\n".join(f"## {view.description}\n\n{view.data}" for view in made)
+    return Artifact("markdown", text, made[0].description)
 
 
 def newest_metrics(plan: StagePlan) -> Artifact | None:
@@ -84,7 +78,8 @@ def newest_metrics(plan: StagePlan) -> Artifact | None:
     shown = {"now": rows[-1], "before": rows[max(len(rows) - 1 - _STEPS_BACK, 0)], "first": first}
     values = ((name, *(_number(row, name) for row in shown.values())) for name in headlines_first(rows[-1]))
     steps = (f"{when}: step {_step(row)}" for when, row in shown.items())
-    return table_artifact(table(("metric", *shown), values), f"Metrics of {plan.node.name} ({', '.join(steps)})")
+    words = f"Metrics of {plan.node.name} ({', '.join(steps)})"
+    return Artifact("markdown", markdown_table(table(("metric", *shown), values)), words)
 
 
 def training_curves(plan: StagePlan) -> Artifact | None:
@@ -126,7 +121,7 @@ def accuracies(plan: StagePlan) -> Artifact | None:
     cells = _accuracies(plan)
     if not cells:
         return None
-    return table_artifact(accuracy_table(cells), "Accuracy in % with its interval")
+    return Artifact("markdown", markdown_table(accuracy_table(cells)), "Accuracy in % with its interval")
 
 
 def accuracy_curves(plan: StagePlan) -> Artifact | None:
@@ -156,18 +151,18 @@ def report_page(plan: StagePlan) -> Artifact | None:
     return _file(plan.directory / "report.md", f"{way}\n\n", "Report")
 
 
-_VIEWS: Mapping[ViewName, View] = {
-    "accuracies": View("accuracy", 60.0, accuracies),
-    "accuracy_curves": View("accuracy-curves", 60.0, accuracy_curves),
-    "data_card": View("card", 60.0, partial(card, "The sources of the data, and what was removed")),
-    "difficulty_card": View("card", 60.0, partial(card, "Pass rates of the training prompts")),
-    "evaluated_samples": View("samples", 60.0, evaluated_samples),
-    "metrics": View("metrics", 10.0, newest_metrics),
-    "report_page": View("page", 60.0, report_page),
-    "rollout_samples": View("samples", 20.0, rollout_samples),
-    "synthesis_card": View("card", 60.0, partial(card, "Traces made by teachers")),
-    "sample_card": View("card", 60.0, partial(card, "Sampled traces")),
-    "training_curves": View("curves", 15.0, training_curves),
+_VIEWS: Mapping[ViewName, Callable[[StagePlan], Artifact | None]] = {
+    "accuracies": accuracies,
+    "accuracy_curves": accuracy_curves,
+    "data_card": partial(card, "The sources of the data, and what was removed"),
+    "difficulty_card": partial(card, "Pass rates of the training prompts"),
+    "evaluated_samples": evaluated_samples,
+    "metrics": newest_metrics,
+    "report_page": report_page,
+    "rollout_samples": rollout_samples,
+    "synthesis_card": partial(card, "Traces made by teachers"),
+    "sample_card": partial(card, "Sampled traces"),
+    "training_curves": training_curves,
 }
 
 
@@ -228,7 +223,8 @@ class Slot:
     """One artifact of one task run, created once and then updated."""
 
     task_run: UUID
-    key: str
+    key: str | None
+    """None: Prefect shows it with its run alone, and not in the list of all artifacts."""
 
 
 Writer = Callable[[Slot, Artifact, UUID | None], UUID]
@@ -298,7 +294,7 @@ class Publisher:
                 make, place.make = place.make, None
             assert make is not None
             began = time.thread_time()
-            with tolerating_prefect(f"the artifact {slot.key} could not be written") as faults:
+            with tolerating_prefect(f"the artifact {slot.key or 'of a progress'} could not be written") as faults:
                 if (artifact := make()) is not None:
                     place.identifier = self._write(slot, artifact, place.identifier)
             spent, now = time.thread_time() - began, time.monotonic()

@@ -38,12 +38,13 @@ from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
 from luffy.report.cells import duration
-from luffy.tasks.artifacts import Artifact, Publisher, Slot, Writer, tolerating_prefect, views_of
+from luffy.tasks.artifacts import Artifact, Publisher, Slot, Writer, stage_page, tolerating_prefect
 
 HOST_TAG = "host:"
 """Begins the tag of a flow run that names the host on which it runs, so that a server knows which runs are its own."""
 _LEVELS: dict[EventKind, int] = {"failed": logging.ERROR, "waiting": logging.WARNING}
 _PROGRESS_INTERVAL_S = 2.0
+_PAGE_INTERVAL_S = 15.0
 _LOG_INTERVAL_S = 30.0
 _REQUEST_TIMEOUT_S = 60.0
 _POLL_S = 3.0
@@ -203,7 +204,7 @@ class PrefectObserver(StageObserver):
         if event.kind == "progress":
             words = progress_words(self._line)
             self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
-            self._offer_views(plan, running=True)
+            self._offer_page(plan, running=True)
             if (now := time.monotonic()) - self._logged >= _LOG_INTERVAL_S:
                 self._logged = now
                 self._logger.info("%s", words)
@@ -222,7 +223,7 @@ class PrefectObserver(StageObserver):
         self._display.finished(plan, manifest)
         took = duration(self._line.seconds(time.time()) or 0.0)
         self._show_progress(plan, 100.0, "reused" if plan.action == "reuse" else f"finished in {took}")
-        self._offer_views(plan)
+        self._offer_page(plan)
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
         execution = self._config.execution
@@ -238,15 +239,11 @@ class PrefectObserver(StageObserver):
 
     def _show_progress(self, plan: StagePlan, percent: float, words: str, *, every_s: float = 0.0) -> None:
         artifact = Artifact("progress", percent, f"{plan.node.name}: {words}")
-        self._publisher.offer(self._slot(plan, "progress"), lambda: artifact, every_s=every_s)
+        self._publisher.offer(Slot(self._task_run, None), lambda: artifact, every_s=every_s)
 
-    def _offer_views(self, plan: StagePlan, *, running: bool = False) -> None:
-        for view in views_of(plan.node.stage):
-            make, every_s = functools.partial(view.make, plan), view.every_s if running else 0.0
-            self._publisher.offer(self._slot(plan, view.name), make, every_s=every_s)
-
-    def _slot(self, plan: StagePlan, name: str) -> Slot:
-        return Slot(self._task_run, artifact_key(self._config.name, plan.node.name, name))
+    def _offer_page(self, plan: StagePlan, *, running: bool = False) -> None:
+        slot = Slot(self._task_run, artifact_key(self._config.name, plan.node.name))
+        self._publisher.offer(slot, functools.partial(stage_page, plan), every_s=_PAGE_INTERVAL_S if running else 0.0)
 
 
 def _writer(flow_run: UUID, labels: list[str]) -> Writer:

@@ -217,9 +217,12 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     if not isinstance(job.settings, RLSettings | SFTSettings):
         raise DataError(f"{stage}: only checkpoints of sft and rl can be exported, this is {job.stage}")
     checkpoints = complete_checkpoints(stage)
-    if not checkpoints or (step is not None and step not in checkpoints):
-        there = ", ".join(map(str, sorted(checkpoints))) or "none"
-        raise DataError(f"{stage}: no checkpoint of step {step if step is not None else 'any'}; there are: {there}")
+    if not checkpoints:
+        raise DataError(
+            f"{stage}: {job.stage} has no policy yet; give an earlier stage, or a run that has finished (luffy show)"
+        )
+    if step is not None and step not in checkpoints:
+        raise DataError(f"{stage}: no checkpoint of step {step}; there are: {', '.join(map(str, sorted(checkpoints)))}")
     chosen = max(checkpoints) if step is None else step
     from luffy.training.checkpoint import export_checkpoint  # torch: only when it is needed
 

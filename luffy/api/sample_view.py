@@ -98,7 +98,9 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
 
 def _logged(file: Path) -> Iterator[ShownSample]:
     if not file.is_file():
-        raise DataError(f"{file.parent}: has no {file.name}; give --stage rl or an evaluation")
+        raise DataError(
+            f"{file.parent}: has no {file.name}, or none yet; give --stage rl or an evaluation of a finished run"
+        )
     for step, row in reversed(list(read_samples(file))):
         hint = "" if row.hint_level is None else f", hint of level {row.hint_level}"
         heading = f"step {step}, {row.source}{hint}, reward {row.reward:g} ({row.outcome}), {row.uid}"

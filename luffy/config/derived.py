@@ -233,7 +233,8 @@ def given_model(model: str, option: str = "--model") -> str:
         raise ConfigError(f"{option}: {model} is a file; give a Hugging Face model folder, a {GGUF} file or a hub id")
     if folder is None and not path.exists() and _HUB_ID.fullmatch(model) is None:
         raise ConfigError(
-            f"{option}: {model}: no such folder; relative paths start at {Path.cwd()}, and a hub id is OWNER/NAME"
+            f"{option}: {model}: no such folder; relative paths start at {Path.cwd()}, a run's policy is in "
+            "workspace/runs/RUN/stages/rl, and a hub id is OWNER/NAME"
         )
     return folder or model
 

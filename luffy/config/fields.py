@@ -260,6 +260,12 @@ def _in_place_of(path: KeyPath, root: type[BaseModel], location: tuple[int | str
         {name for model in chosen or models for name in model.model_fields}
         | ({"extends"} if len(path) == 1 and path[0] != "extends" else set())
     )
+    below = {key: models_at((*path[:-1], key), root) for key in allowed}
+    inside = [
+        f"{key}.{path[-1]}" for key, found in below.items() if any(path[-1] in each.model_fields for each in found)
+    ]
+    if inside:
+        return f"; did you mean {' or '.join(inside)}?"
     if hint := nearest(path[-1], allowed, cutoff=0.65):
         return hint
     name = path[0]

@@ -199,7 +199,8 @@ def _element(elements: Given, key: str, part: Given, path: KeyPath) -> tuple[str
         missing = [field for field in shared if field not in (*part.value, "name")]
         if not missing:
             return key, replace(part, value={"name": Given(key, part.origin), **part.value})
-        needs = f", and a new one also needs {', '.join(missing)}"
+        lacking = (field + nearest(field, part.value, " in place of {!r}") for field in missing)
+        needs = f", and a new one also needs {', '.join(lacking)}"
     hint = nearest(key, names, "did you mean {!r}? ", cutoff=0.5)
     there = ", ".join(names) or "none"
     raise ConfigError(f"{where}: no element {key!r} in this list; {hint}there are {there}{needs}")
@@ -325,11 +326,14 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str = "
     if is_path:
         raise ConfigError(
             f"{where or experiment}: {kind.removesuffix('s')}: {name}: no such file; "
+            f"{nearest(name, [file.name for file in start.glob('*.y*ml')], 'did you mean {!r}? ')}"
             f"give a path from {start.resolve()}, or a shipped name: {', '.join(names)}"
         )
+    own = [f"{name}{end}" for end in (".yaml", ".yml") if (start / f"{name}{end}").is_file()]
     raise ConfigError(
         f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/; "
-        f"{nearest(name, names, 'did you mean {!r}? ')}there are {', '.join(names)} (or give the path of a .yaml file)"
+        f"{nearest(name, own or names, 'did you mean {!r}? ', cutoff=0.0 if own else 0.6)}"
+        f"there are {', '.join(names)} (or give the path of a .yaml file)"
     )
 
 

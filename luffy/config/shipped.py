@@ -54,6 +54,11 @@ def named_file(text: str, beside: Path, where: str, kind: PresetKind | None = No
         return path
     if len(Path(text).parts) == 1 and shipped.is_file():
         return shipped
+    if kind is None and text in available_presets("methods"):
+        raise ConfigError(
+            f"{where}: {text} is a method, not an experiment; to run a method of your own: luffy run EXPERIMENT "
+            "method=FILE.yaml"
+        )
     names = experiment_names() if kind is None else available_presets(kind)
     raise ConfigError(
         f"{where}: {text}: no such file; {nearest(Path(text).stem, names, _QUESTION)}give a path from "

@@ -178,7 +178,7 @@ _KINDS = (
         requires=("evaluation",),
         reads_all=True,
         rooms=(*_GRADED, "config/many_runs", "data", "evaluation", "report", "statistics", "tracking"),
-        views=("accuracies", "accuracy_curves", "report_page"),
+        views=("accuracy_curves", "report_page"),
         pages=("report.html", "report.md"),
     ),
     StageKind(

@@ -223,5 +223,6 @@ def dotted(path: KeyPath, values: Value) -> str:
 
 def nearest(name: str, names: Iterable[str], question: str = "; did you mean {!r}?", cutoff: float = 0.6) -> str:
     """The question with the name that is closest to `name`; empty if none is close."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
-    return question.format(close[0]) if close else ""
+    by_small = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(name.lower(), by_small, n=1, cutoff=cutoff)
+    return question.format(by_small[close[0]]) if close else ""

@@ -1,7 +1,7 @@
 """Files outside the workspace that a stage's settings refer to; their contents are part of its identity."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from luffy.config.data import CustomSource, FileSource, HubSource
@@ -71,6 +71,7 @@ def _named(settings: StageSettings) -> Iterator[Named]:
 def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
     """The files of the modules that hold the user's own functions and classes, and the folders of reward models."""
     imports: Iterable[tuple[str, str]] = ()
+    options: Collection[str] | None = None
     match value:
         case RewardModelGrader(path=path):
             where, folder = ".".join((*field, "path")), Path(path).expanduser()
@@ -78,7 +79,9 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
             yield where, path, folder
         case CustomSource(factory=path) | CustomEnvironment(factory=path):
             imports = [("factory", path)]
-        case CustomGrader(function=path) | CustomLoss(function=path) | CustomAdvantage(function=path):
+        case CustomLoss(function=path, options=options) | CustomAdvantage(function=path, options=options):
+            imports = [("function", path)]
+        case CustomGrader(function=path):
             imports = [("function", path)]
         case ToolsEnvironment(tools=tools):
             imports = [("tools", tool) for tool in tools if ":" in tool]
@@ -86,7 +89,7 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
             imports = [(name, path) for name, path in {**measures, **of_groups}.items() if isinstance(path, str)]
     for key, path in imports:
         where = ".".join((*field, key))
-        if (file := module_file(path, where)) is not None:
+        if (file := module_file(path, where, options)) is not None:
             yield where, path, file
     below: Iterable[tuple[object, object]] = ()
     if isinstance(value, StrictModel):
@@ -94,7 +97,7 @@ def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
     elif isinstance(value, Mapping):
         below = value.items()
     elif isinstance(value, list | tuple):
-        below = enumerate(value)
+        below = ((getattr(each, "name", index), each) for index, each in enumerate(value))
     for name, each in below:
         yield from _modules(each, (*field, str(name)))
 

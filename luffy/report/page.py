@@ -127,11 +127,10 @@ def _blocks(section: Section, level: int) -> Iterator[str]:
         *map(markdown_cell, (*section.notes, *section.text)),
     ]
     for table in section.tables:
-        rows = [table.header, ["---"] * len(table.header), *table.texts]
         contents += [
             f"{'#' * (level + 1)} {markdown_cell(table.title)}" if table.title else "",
             markdown_cell(table.note),
-            "\n".join("|" + "".join(f" {markdown_cell(text)} |" for text in row) for row in rows),
+            markdown_table(table),
         ]
     for sample in section.samples:
         contents += [markdown_cell(" · ".join(sample.badges)), fenced(sample.text)]
@@ -141,6 +140,12 @@ def _blocks(section: Section, level: int) -> Iterator[str]:
         heading = f"{section.title}: {section.aside}" if section.aside else section.title
         yield f"{'#' * level} {markdown_cell(heading)}" if heading else ""
         yield from contents
+
+
+def markdown_table(table: Table) -> str:
+    """The rows of a table, without its title and note."""
+    rows = [table.header, ["---"] * len(table.header), *table.texts]
+    return "\n".join("|" + "".join(f" {markdown_cell(text)} |" for text in row) for row in rows)
 
 
 def fenced(text: str) -> str:

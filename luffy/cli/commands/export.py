@@ -77,6 +77,8 @@ def export(
         if hidden:
             say(f"{hidden} prompts are confidential and were left out")
         return EXIT_OK
+    if target.suffix in (".json", ".jsonl"):
+        raise ConfigError(f"{target}: data are written as {' or '.join(_DATA_FILES)}, and a policy to a folder")
     if author:
         raise ConfigError(f"--author: chooses traces, and {target} does not end in {' or '.join(_DATA_FILES)}")
     if push_to_hub is not None:

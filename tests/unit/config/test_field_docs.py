@@ -66,3 +66,9 @@ def test_the_reference_page_has_them() -> None:
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
     assert " ".join(field_docs(VLLMConfig)["max_num_seqs"].split()) in hooks.configuration_page()
+    notebook = Path(__file__).parents[3] / "docs" / "notebooks" / "two_methods.ipynb"
+    page = hooks.notebook_page(notebook.read_text(), notebook.name)
+    assert all(
+        shown in page for shown in ("# Two methods on one task", "```python\nimport luffy", "base64,", "<table>")
+    )
+    assert "<style" not in page

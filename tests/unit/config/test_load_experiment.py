@@ -30,6 +30,10 @@ def child(tmp_path):
     ("override", "message"),
     {
         "rl.stepz=3": "rl.stepz: unknown key; did you mean 'steps'?",
+        "steps=3": "steps: unknown key; did you mean base.steps or rl.steps or sft.steps?",
+        "objective.terms.off_policy.loss.gamma=1": "loss.gamma: unknown key; did you mean shaping.gamma?",
+        "objective.terms.off_policy.loss.kind=NLL": "unknown kind 'NLL'; did you mean 'nll'?",
+        "objective.terms.x={select: response, loss: {}, normalizer: {}}": "normaliser in place of 'normalizer'",
         "rl.steps=1.5": "rl.steps: must be a whole number, found 1.5",
         "rl.steps=0": "rl.steps: must be greater than 0, found 0",
         "seed=yes": "seed: must be a whole number, found true",
@@ -178,6 +182,9 @@ def test_a_method_of_ones_own_is_found_from_the_working_directory(own_method, mo
     assert load_experiment("smoke", ["method=own.yaml"]).objective.group.size == 4
     monkeypatch.chdir(own_method.parent)
     assert load_experiment("smoke", ["method=mine/own.yaml"]).objective.group.size == 4
+    assert "no preset 'mine/own' in exp_configs/methods/; did you mean 'mine/own.yaml'?" in complaint(
+        "smoke", ["method=mine/own"]
+    )
     found = complaint("smoke", ["method=own.yaml"])
     assert f"command line: method: own.yaml: no such file; give a path from {own_method.parent}, or a" in found
 
@@ -190,6 +197,10 @@ def test_a_method_that_a_file_names_is_found_from_its_folder(own_method, child):
 def test_a_shipped_experiment_is_extended_by_its_name_and_one_that_does_not_exist_is_named_with_its_line(tmp_path):
     path = write(tmp_path / "own.yaml", "name: own\nextends: smoke\n")
     assert load_experiment(path) == load_experiment(SMOKE, ["name=own"])
+    path = write(tmp_path / "own.yaml", "name: own\nextends: luffy\n")
+    assert f"{path}:2: extends: luffy is a method, not an experiment; to run a method of your own: luffy" in complaint(
+        path
+    )
     path = write(tmp_path / "own.yaml", "name: own\nextends: smok.yaml\n")
     expected = f"{path}:2: extends: smok.yaml: no such file; did you mean 'smoke'? give a path from {tmp_path}"
     assert expected in complaint(path)

@@ -105,6 +105,36 @@ def test_own_code_that_is_not_there_is_told_before_anything_runs(opened, tmp_pat
         opened(chosen)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("plain", "", "needs gamma; give it as options: {gamma: VALUE}"),
+        ("plain", "gama: 1", "takes no argument 'gama', which options names; did you mean 'gamma'"),
+        ("named", "gamma: 1, low: 0", "takes no argument 'low', which options names"),
+        ("named", "high: 1", "needs gamma; give"),
+        ("plain", "gamma: 1", None),
+        ("named", "gamma: 1, high: 0", None),
+        ("any_of_them", "low: 1", None),
+        ("wrapped", "low: 1", None),
+    ],
+)
+def test_arguments_of_a_loss_of_ones_own_are_checked_before_anything_runs(
+    opened, tmp_path, monkeypatch, name, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_code.py").write_text(
+        "def plain(tokens, gamma, low=0): ...\ndef named(tokens, *, gamma, high=1): ...\n"
+        "def any_of_them(tokens, **options): ...\n@print\ndef wrapped(tokens): ...\n"
+    )
+    chosen = f"objective.terms.on_policy.loss={{kind: custom, function: 'my_code:{name}', options: {{{options}}}}}"
+    if message is None:
+        opened(chosen)
+    else:
+        with pytest.raises(ConfigError) as caught:
+            opened(chosen)
+        assert f"objective.terms.on_policy.loss.function: my_code:{name} {message}" in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["score", "there", "b", "c", "d", "os"])
 def test_own_code_that_is_there_in_whatever_way_is_found(opened, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -12,10 +12,10 @@ import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
 from synthetic.result_rows import sample_record
 
-from luffy.config import STAGE_ORDER
+from luffy.config import STAGE_KINDS, STAGE_ORDER
 from luffy.evaluation.sample_files import write_sample_records
 from luffy.tasks import artifacts
-from luffy.tasks.artifacts import views_of
+from luffy.tasks.artifacts import stage_page
 from luffy.tasks.session import artifact_key, run_name, tags_of
 from luffy.tracking import metrics as metric_lines
 
@@ -44,13 +44,24 @@ def words(svg):
     return [text.text for text in svg.iter(f"{SVG}text")]
 
 
-def test_every_stage_has_something_to_show():
-    assert all(views_of(stage) for stage in STAGE_ORDER)
+def rows_of(artifact):
+    """The rows of a Markdown table as mappings."""
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in artifact.data.splitlines())
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_a_stage_has_one_page_with_all_that_it_shows(chain):
+    assert all(STAGE_KINDS[stage].views for stage in STAGE_ORDER)
+    page = stage_page(plan(chain, "rl"))
+    assert (page.kind, page.data.count("data:image/svg+xml")) == ("markdown", 1)
+    headings = re.findall(r"^## (.*)", page.data, re.MULTILINE)
+    assert headings[0].startswith("Metrics of rl (now: step 40")
+    assert headings[1:] == ["rl over its steps", "Newest rollouts of rl, with their grades"]
 
 
 def test_the_table_of_metrics_has_the_newest_step_an_earlier_one_and_the_first(chain):
     artifact = artifacts.newest_metrics(plan(chain, "rl"))
-    rows = json.loads(artifact.data)
+    rows = rows_of(artifact)
     written = [json.loads(line) for line in (chain[1]["rl"] / "metrics.jsonl").read_text().splitlines()]
     written = written[1:]  # without the validation before training
     assert rows[0] == {
@@ -93,7 +104,7 @@ def test_accuracies_run_from_checkpoint_to_checkpoint(chain):
     assert {"accuracy, greedy", "accuracy, sampled", "base", "sft", "rl", "longer"} <= set(words(svg))
     lines = [path for path in svg.iter(f"{SVG}path") if "fill: none; stroke: #" in path.get("style", "")]
     assert len([path for path in lines if "#e6e6e2" not in path.attrib["style"]]) == 2 * 4  # without the grid
-    table = json.loads(artifacts.accuracies(plan(chain, "report", **inputs)).data)
+    table = rows_of(artifacts.accuracies(plan(chain, "report", **inputs)))
     assert {"suite", "decoding", "base", "sft", "rl"} == set(table[0])
 
 
@@ -138,11 +149,11 @@ def test_nothing_of_a_confidential_benchmark_is_shown(tmp_path, mark):
 def test_a_stage_that_has_written_nothing_yet_shows_nothing(tmp_path):
     for stage in STAGE_ORDER:
         empty = SimpleNamespace(directory=tmp_path, inputs={}, node=SimpleNamespace(name=stage, stage=stage))
-        assert [view.make(empty) for view in views_of(stage)] == [None] * len(views_of(stage))
+        assert stage_page(empty) is None
 
 
 def test_keys_and_names_say_experiment_and_method(chain):
-    assert artifact_key("qwen2.5_math", "evaluate_rl", "accuracy") == "qwen2-5-math-evaluate-rl-accuracy"
+    assert artifact_key("qwen2.5_math", "evaluate_rl") == "qwen2-5-math-evaluate-rl"
     assert run_name("exp_configs/smoke.yaml", ["method=on_policy", "rl.steps=8"]) == "smoke on_policy rl.steps=8"
     assert run_name("none.yaml", ["a=1"]) == "none a=1"
     assert tags_of(chain[0]) == ["experiment:arithmetic", "method:luffy", "chain:sft_then_luffy"]
