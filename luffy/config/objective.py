@@ -18,6 +18,7 @@ from luffy.config.group import (
 from luffy.config.strict import StrictModel
 from luffy.config.terms import (
     AdaptiveValue,
+    ClippedSurrogateLoss,
     CustomLoss,
     DivergenceLoss,
     EntropyLoss,
@@ -41,12 +42,19 @@ class SupervisedObjectiveConfig(StrictModel):
     def depends_on_length(self) -> bool:
         return any(depends_on_length(term.coefficient) for term in self.terms)
 
+    @property
+    def compares_with_old(self) -> bool:
+        """Whether a term has a ratio to the policy of some steps before; every token's advantage is then 1."""
+        return any(isinstance(term.loss, ClippedSurrogateLoss) for term in self.terms)
+
     def _complaints(self) -> Iterator[str]:
         yield from complaints_about(self.terms)
-        supervised = NegativeLogLikelihoodLoss | EntropyLoss | CustomLoss
+        supervised = NegativeLogLikelihoodLoss | EntropyLoss | CustomLoss | ClippedSurrogateLoss
         wrong = [term.name for term in self.terms if not isinstance(term.loss, supervised) or _needs_rollouts(term)]
         if wrong := wrong or [term.name for term in self.terms if term.select == "on_policy"]:
             yield f"terms {', '.join(wrong)}: SFT has neither rollouts nor rewards; use nll or entropy"
+        if isinstance(self, InterleavedSFTConfig) and self.compares_with_old:
+            yield "a single SFT step has no earlier policy for the ratio of clipped_surrogate; use nll"
         if any(term.gate is not None for term in self.terms):
             yield "a gate looks at rollouts, and SFT has none; remove it"
         if any(isinstance(term.coefficient, AdaptiveValue) for term in self.terms):
