@@ -143,8 +143,8 @@ class ObjectiveConfig(StrictModel):
     def depends_on_length(self) -> bool:
         interleaved = self.interleaved_sft is not None and self.interleaved_sft.depends_on_length
         scheduled = interleaved or any(depends_on_length(term.coefficient) for term in self.terms)
-        prefix, hint = self.group.prefix, self.group.hint
-        return scheduled or (prefix is not None and prefix.depends_on_length) or (hint is not None and hint.after > 0)
+        guides = (self.group.prefix, self.group.hint)
+        return scheduled or any(guide is not None and guide.depends_on_length for guide in guides)
 
     def _complaints(self) -> Iterator[str]:
         yield from complaints_about(self.terms)

@@ -112,10 +112,12 @@ def _number_as_constant(value: object) -> object:
     return {"kind": "constant", "value": value} if type(value) in (int, float) else value
 
 
-_Scheduled = ConstantValue | LinearValue | CosineValue | WarmupCosineValue
-ScheduledValue = Annotated[_Scheduled, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
+Scheduled = ConstantValue | LinearValue | CosineValue | WarmupCosineValue
+scheduled = BeforeValidator(_number_as_constant)
+"""Lets a plain number stand for a constant."""
+ScheduledValue = Annotated[Scheduled, Field(discriminator="kind"), scheduled]
 """A pure function of the step."""
-Coefficient = Annotated[_Scheduled | AdaptiveValue, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
+Coefficient = Annotated[Scheduled | AdaptiveValue, Field(discriminator="kind"), scheduled]
 """Coefficient of a term: a schedule, or a number that reacts to the policy."""
 
 
@@ -123,12 +125,12 @@ def constant(value: float) -> ConstantValue:
     return ConstantValue(kind="constant", value=value)
 
 
-def depends_on_length(value: _Scheduled | AdaptiveValue) -> bool:
+def depends_on_length(value: Scheduled | AdaptiveValue) -> bool:
     """Whether the value at a step changes when the stage is made longer."""
     return not isinstance(value, ConstantValue | AdaptiveValue)
 
 
-def bounds(value: _Scheduled) -> tuple[float, float]:
+def bounds(value: Scheduled) -> tuple[float, float]:
     """Smallest and largest value the schedule takes."""
     if isinstance(value, ConstantValue):
         return value.value, value.value

@@ -139,7 +139,7 @@ def on_policy(rows: Rows) -> Tensor:
 
 
 def ppo(rows: Rows) -> Tensor:
-    """PPO clip 0.2, token mean."""
+    """PPO clip 0.2, token mean; also QuestA's (2507.13266) and POPE's (2601.18779), whose hints are in the prompt."""
     return mean(_own(rows, clipped))
 
 
@@ -455,6 +455,8 @@ REFERENCES: dict[str, Reference] = {
     "stephint": Reference("guided", estimators.standardised, stephint),
     "guide": Reference("hinted", estimators.standardised, guide),
     "scaf_grpo": Reference("rollouts", estimators.standardised, scaf_grpo),
+    "questa": Reference("rollouts", estimators.standardised, ppo),
+    "pope": Reference("rollouts", estimators.standardised, ppo),
     "uft": Reference("all_guided", estimators.standardised, uft),
     "bread": Reference("all_guided", estimators.standardised, bread),
 }
