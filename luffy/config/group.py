@@ -9,7 +9,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from luffy.config.strict import Fraction, ImportPath, PositiveShare, Share, ShareBelowOne, StrictModel
-from luffy.config.terms import ConstantValue, Scheduled, ScheduledValue, Written, bounds, depends_on_length, scheduled
+from luffy.config.terms import (
+    HintLevel,
+    LevelByHistory,
+    ScheduledValue,
+    Written,
+    bounds,
+    constant,
+    depends_on_length,
+)
 
 
 class _Advantage(Written):
@@ -248,33 +256,12 @@ class GuidanceConfig(StrictModel):
     """Weight of the previous running pass rate when a new group's is averaged in; 0: only the last group counts."""
 
 
-class LevelByHistory(Written):
-    """A level for each prompt, which its hinted groups move one by one from the lowest on: POPE (arXiv 2601.18779)
-    looks for the shortest hint under which a prompt is ever solved."""
-
-    kind: Literal["by_history"]
-    more_below: PositiveShare
-    """Share of correct rows of a hinted group below which the prompt's next one has the next higher level."""
-    fewer_above: ShareBelowOne | None = None
-    """Share above which it has the next lower level; None: levels only rise."""
-
-    def _complaints(self) -> Iterator[str]:
-        if self.fewer_above is not None and self.fewer_above < self.more_below:
-            yield f"fewer_above {self.fewer_above:g} must not be below more_below {self.more_below:g}"
-
-    def formula(self) -> str:
-        down = "" if self.fewer_above is None else f", one down where it is above {self.fewer_above:g}"
-        return f"of each prompt: one up where the share of correct rows was below {self.more_below:g}{down}"
-
-
 class HintedGroupsConfig(StrictModel):
     """Whole groups under a hint, beside groups of the bare prompt: QuestA (arXiv 2507.13266), POPE (2601.18779)."""
 
     share: PositiveShare = 1.0
     """Probability that a group is hinted."""
-    level: Annotated[Scheduled | LevelByHistory, Field(discriminator="kind"), scheduled] = ConstantValue(
-        kind="constant", value=1.0
-    )
+    level: HintLevel = constant(1.0)
     """Number of the level, from 1; a schedule is rounded."""
 
 
@@ -325,8 +312,7 @@ class HintConfig(StrictModel):
 
     @property
     def depends_on_length(self) -> bool:
-        level = None if self.groups is None else self.groups.level
-        return self.after > 0 or not (level is None or isinstance(level, ConstantValue | LevelByHistory))
+        return self.after > 0 or (self.groups is not None and depends_on_length(self.groups.level))
 
 
 class AnchorConfig(StrictModel):

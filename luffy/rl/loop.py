@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from luffy.cluster.local import Cluster
-from luffy.config.group import LevelByHistory
 from luffy.config.model import DType
 from luffy.config.settings import RLSettings
+from luffy.config.terms import LevelByHistory
 from luffy.errors import CheckpointError, NumericalError
 from luffy.rl.groups import GroupCollector, kept_groups, needs_more
 from luffy.rl.prompts import NEVER_DRAWN, HintLevels, PromptHistory, fresh_uids, open_sampler

@@ -14,8 +14,8 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any
 
-from luffy.config.group import LevelByHistory
 from luffy.config.settings import RLSettings
+from luffy.config.terms import LevelByHistory
 from luffy.config.training import CurriculumSampling, PoolSampling
 from luffy.data.sources import mixed_in
 from luffy.errors import DataError

@@ -15,12 +15,12 @@ from luffy.config.group import (
     BinomialLength,
     EvenlySpacedLength,
     HintConfig,
-    LevelByHistory,
     PrefixConfig,
     SuccessLadder,
     UniformLength,
     fill_slots,
 )
+from luffy.config.terms import LevelByHistory
 from luffy.objectives.schedules import value_at
 from luffy.rl.rows import Demonstration, HintedPrompt, RolloutTask, Visit
 from luffy.seeds import derive_seed, uniform

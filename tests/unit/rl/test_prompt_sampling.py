@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from synthetic.settings import rl_settings
 from synthetic.trajectories import row_of
 
-from luffy.config.group import LevelByHistory
 from luffy.config.settings import RLSettings
+from luffy.config.terms import LevelByHistory
 from luffy.data.sources import MIXTURE
 from luffy.errors import DataError
 from luffy.grading.request import Problem
